@@ -1,0 +1,93 @@
+# Decides whether ggml's CUDA backend is built: sets SPAC_WITH_CUDA, and defines spac_link_cuda().
+#
+# The CUDA runtime is linked statically and the driver not at all (cudart opens it), so that the library loads where there
+# is no GPU. cuBLAS, too large to carry, stays a shared library, found when spac is loaded (spac/_library.py).
+
+set(SPAC_CUDA auto CACHE STRING "build the CUDA backend: auto (when the toolkit and cuBLAS are found), on, off")
+set_property(CACHE SPAC_CUDA PROPERTY STRINGS auto on off)
+set(SPAC_CUDA_ARCHITECTURES "" CACHE STRING
+    "CUDA architectures, as CMAKE_CUDA_ARCHITECTURES takes them (default: this machine's GPUs)")
+set(SPAC_CUBLAS_ROOT "" CACHE PATH "folder with cuBLAS's include/ and lib/, when the toolkit comes without it")
+
+# Sets `result` to a folder with cuBLAS in it: the option, or PyPI's nvidia-cublas beside this Python; empty if none.
+function(spac_find_cublas_root result)
+    file(GLOB candidates "${Python_SITEARCH}/nvidia/cu*")
+    foreach(root IN LISTS SPAC_CUBLAS_ROOT candidates)
+        file(GLOB libraries "${root}/lib*/libcublas.so*")
+        if(libraries AND EXISTS "${root}/include/cublas_v2.h")
+            set(${result} "${root}" PARENT_SCOPE)
+            return()
+        endif()
+    endforeach()
+    set(${result} "" PARENT_SCOPE)
+endfunction()
+
+# Sets `result` to what keeps CUDA from being built, empty if nothing does.
+macro(spac_find_cuda result)
+    set(${result} "")
+    spac_find_cublas_root(_cublas_root)
+    if(_cublas_root)
+        foreach(_library cublas cublasLt)
+            file(GLOB _found "${_cublas_root}/lib*/lib${_library}.so*")
+            list(GET _found 0 _found)
+            set(CUDA_${_library}_LIBRARY "${_found}" CACHE FILEPATH "" FORCE) # FindCUDAToolkit's own names
+        endforeach()
+    endif()
+    find_package(CUDAToolkit QUIET)
+    if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_NVCC_EXECUTABLE)
+        set(${result} "no CUDA toolkit with nvcc was found")
+    elseif(NOT TARGET CUDA::cublas)
+        set(${result} "the CUDA toolkit ${CUDAToolkit_VERSION} comes without cuBLAS (-DSPAC_CUBLAS_ROOT=FOLDER names one)")
+    endif()
+endmacro()
+
+# Sets `result` to the compute capabilities of this machine's GPUs, or to intermediate code for all from Turing on.
+function(spac_cuda_architectures result)
+    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+        RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(status EQUAL 0 AND output MATCHES "^[0-9.\n]+$")
+        string(REPLACE "." "" output "${output}")
+        string(REPLACE "\n" ";" output "${output}")
+        list(REMOVE_DUPLICATES output)
+        list(TRANSFORM output APPEND "-real")
+        set(${result} "${output}" PARENT_SCOPE)
+    else()
+        set(${result} "75-virtual;80-virtual;90-virtual" PARENT_SCOPE)
+    endif()
+endfunction()
+
+string(TOLOWER "${SPAC_CUDA}" _cuda)
+set(SPAC_WITH_CUDA OFF)
+if(NOT _cuda MATCHES "^(auto|on|off)$")
+    message(FATAL_ERROR "SPAC_CUDA=${SPAC_CUDA}: it must be auto, on or off")
+elseif(NOT _cuda STREQUAL "off")
+    spac_find_cuda(_missing)
+    if(NOT _missing)
+        set(SPAC_WITH_CUDA ON)
+    elseif(_cuda STREQUAL "on")
+        message(FATAL_ERROR "SPAC_CUDA=on, but ${_missing}")
+    else()
+        message(STATUS "spac: without CUDA: ${_missing}")
+    endif()
+endif()
+
+if(SPAC_WITH_CUDA)
+    if(SPAC_CUDA_ARCHITECTURES)
+        set(CMAKE_CUDA_ARCHITECTURES "${SPAC_CUDA_ARCHITECTURES}")
+    else()
+        spac_cuda_architectures(CMAKE_CUDA_ARCHITECTURES)
+    endif()
+    if(NOT CMAKE_CUDA_COMPILER)
+        set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}")
+    endif()
+    if(_cublas_root)
+        include_directories(SYSTEM "${_cublas_root}/include")
+    endif()
+    set(GGML_CUDA_NO_VMM ON) # its memory pool would make the driver a link-time dependency
+    set(GGML_CUDA_NCCL OFF)
+    message(STATUS "spac: with CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+endif()
+
+function(spac_link_cuda target)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::cublas)
+endfunction()

@@ -1,0 +1,43 @@
+# Compiles llama.cpp as static, position-independent libraries whose objects Library.cmake links into one shared library.
+# Options that change results stay at upstream's defaults.
+
+set(BUILD_SHARED_LIBS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # plain variables below override upstream's options without entering the cache
+set(LLAMA_BUILD_COMMON ON)
+foreach(_part TESTS TOOLS EXAMPLES SERVER APP UI MTMD)
+    set(LLAMA_BUILD_${_part} OFF)
+endforeach()
+set(LLAMA_OPENSSL OFF)
+set(GGML_CCACHE OFF)  # a compiler launcher is the user's choice
+set(GGML_OPENMP OFF)  # its threads spin, and a second OpenMP runtime (PyTorch's) may live in the process
+set(GGML_CUDA ${SPAC_WITH_CUDA})
+option(GGML_NATIVE "compile for this machine's CPU (OFF: for the instruction sets that the GGML_… options name)" ON)
+
+# Upstream asks git for its version: around our build folder that would be another project's, so it gets no git.
+set(LLAMA_BUILD_NUMBER 0)
+set(LLAMA_BUILD_COMMIT "llama-cpp-python-${SPAC_LLAMA_CPP_PYTHON_VERSION}")
+set(CMAKE_DISABLE_FIND_PACKAGE_Git ON)
+find_program(SPAC_TRUE true)
+mark_as_advanced(SPAC_TRUE)
+set(GIT_EXECUTABLE "${SPAC_TRUE}")
+
+# Upstream's own warnings are not ours to read.
+set(LLAMA_ALL_WARNINGS OFF)
+set(_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
+if(NOT _log_level)
+    set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
+endif()
+add_subdirectory("${SPAC_LLAMA_SOURCE}" "${CMAKE_CURRENT_BINARY_DIR}/llama" EXCLUDE_FROM_ALL)
+set(CMAKE_MESSAGE_LOG_LEVEL "${_log_level}")
+
+# The static libraries whose objects go into the shared one, whole. cpp-httplib is common's downloader: it stays an
+# archive, from which the linker takes what common refers to.
+set(SPAC_LLAMA_TARGETS llama llama-common llama-common-base ggml ggml-base ggml-cpu)
+if(SPAC_WITH_CUDA)
+    list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)
+endif()
+
+set(SPAC_GGML_INCLUDES "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/ggml/src")
+set(SPAC_LLAMA_INCLUDES "${SPAC_LLAMA_SOURCE}/include" "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/common"
+    "${SPAC_LLAMA_SOURCE}/vendor")

@@ -1,0 +1,210 @@
+#include "backend/block.h"
+
+#include "backend/store.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace spac {
+namespace {
+
+bool reads_ids(const ggml_tensor * node) {
+    return node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_ADD_ID;
+}
+
+// Ops that compute each row of dims 1 and 2 from the same rows of their sources.
+bool is_row_wise(const ggml_tensor * node) {
+    switch (node->op) {
+    case GGML_OP_MUL:
+    case GGML_OP_ADD:
+    case GGML_OP_SUB:
+    case GGML_OP_SCALE:
+    case GGML_OP_CLAMP:
+    case GGML_OP_SQR:
+    case GGML_OP_UNARY:
+    case GGML_OP_GLU:
+    case GGML_OP_VIEW:
+    case GGML_OP_CONT:
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool same_rows(const ggml_tensor * t, const ggml_tensor * ids) {
+    return t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && t->ne[3] == 1;
+}
+
+using TensorSet = std::unordered_set<const ggml_tensor *>;
+
+class Finder {
+  public:
+    explicit Finder(const ggml_cgraph * graph) : graph_(graph) {}
+
+    std::vector<Block> find() {
+        std::unordered_map<const ggml_tensor *, size_t> by_ids;
+        for (int i = 0; i < graph_->n_nodes; ++i) {
+            ggml_tensor * node = graph_->nodes[i];
+            if (store_weight(node) == nullptr) {
+                continue;
+            }
+            const auto [it, is_new] = by_ids.emplace(node->src[2], blocks_.size());
+            if (is_new) {
+                blocks_.emplace_back();
+                blocks_.back().first = i;
+                blocks_.back().ids   = node->src[2];
+            }
+            blocks_[it->second].last = i;
+        }
+        std::vector<Block> result;
+        for (Block & block : blocks_) {
+            if (trace(block)) {
+                result.push_back(std::move(block));
+            } else {
+                one_by_one(block, result);
+            }
+        }
+        std::sort(result.begin(), result.end(), [](auto & a, auto & b) { return a.first < b.first; });
+        return result;
+    }
+
+  private:
+    // Follows the chain from the first to the last node of the block; false when rows cannot be split.
+    bool trace(Block & block) {
+        TensorSet members;
+        for (int i = block.first; i <= block.last; ++i) {
+            ggml_tensor * node = graph_->nodes[i];
+            if (!belongs(block, members, node)) {
+                if (touches(members, node) || computes(node)) {
+                    return false;
+                }
+                continue;
+            }
+            if (!same_rows(node, block.ids) || (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 ||
+                !take_sources(block, members, node)) {
+                return false;
+            }
+            members.insert(node);
+            block.chain.push_back(node);
+        }
+        block.out = block.chain.back();
+        if (block.input == nullptr || !ggml_is_contiguous(block.out) || !ggml_is_contiguous(block.input) ||
+            block.input->type != GGML_TYPE_F32 || block.out->type != GGML_TYPE_F32 || block.input->ne[3] != 1) {
+            return false;
+        }
+        if (escapes(block, members) || interleaved(block)) {
+            return false;
+        }
+        block.splittable = true;
+        return true;
+    }
+
+    static bool belongs(const Block & block, const TensorSet & members, const ggml_tensor * node) {
+        if (store_weight(node) != nullptr) {
+            return node->src[2] == block.ids;
+        }
+        return !reads_ids(node) && is_row_wise(node) && touches(members, node);
+    }
+
+    // Foreign nodes that compute inside the range would have to keep their place among the chain's copies (the
+    // allocator counts on the order of nodes); llama.cpp builds none, so they are not provided for.
+    static bool computes(const ggml_tensor * node) {
+        return node->op != GGML_OP_NONE && node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE &&
+               node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
+    }
+
+    static bool touches(const TensorSet & members, const ggml_tensor * node) {
+        for (const ggml_tensor * src : node->src) {
+            if (src != nullptr && members.count(src) != 0) {
+                return true;
+            }
+        }
+        return node->view_src != nullptr && members.count(node->view_src) != 0;
+    }
+
+    // Notes weights and the block's input; false when the node reads anything else from outside, or writes to it.
+    static bool take_sources(Block & block, const TensorSet & members, ggml_tensor * node) {
+        const ggml_tensor * weight = store_weight(node);
+        if (node->view_src != nullptr && members.count(node->view_src) == 0) {
+            return false;
+        }
+        for (ggml_tensor * src : node->src) {
+            if (src == nullptr || members.count(src) != 0) {
+                continue;
+            }
+            if (src == weight) {
+                block.weights.push_back(weight);
+            } else if (weight != nullptr && src == block.ids) {
+                continue;
+            } else if (node->op == GGML_OP_MUL_MAT_ID && src == node->src[1] &&
+                       (block.input == nullptr || block.input == src)) {
+                block.input = src;
+            } else {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // Whether a node outside reads the chain elsewhere than at its end.
+    bool escapes(const Block & block, const TensorSet & members) const {
+        for (int i = block.first; i < graph_->n_nodes; ++i) {
+            const ggml_tensor * node = graph_->nodes[i];
+            if (members.count(node) != 0) {
+                continue;
+            }
+            for (const ggml_tensor * src : node->src) {
+                if (src != nullptr && src != block.out && members.count(src) != 0) {
+                    return true;
+                }
+            }
+            if (node->view_src != nullptr && node->view_src != block.out && members.count(node->view_src) != 0) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // Whether another block begins inside this one.
+    bool interleaved(const Block & block) const {
+        return std::any_of(blocks_.begin(), blocks_.end(), [&](const Block & other) {
+            return &other != &block && other.first >= block.first && other.first <= block.last;
+        });
+    }
+
+    void one_by_one(const Block & block, std::vector<Block> & result) const {
+        for (int i = block.first; i <= block.last; ++i) {
+            ggml_tensor * node = graph_->nodes[i];
+            if (store_weight(node) == nullptr || node->src[2] != block.ids) {
+                continue;
+            }
+            Block single;
+            single.first = single.last = i;
+            single.chain               = {node};
+            single.ids                 = block.ids;
+            single.input               = node->op == GGML_OP_MUL_MAT_ID ? node->src[1] : node->src[0];
+            single.out                 = node;
+            single.weights             = {store_weight(node)};
+            result.push_back(std::move(single));
+        }
+    }
+
+    const ggml_cgraph * graph_;
+    std::vector<Block>  blocks_;
+};
+
+} // namespace
+
+const ggml_tensor * store_weight(const ggml_tensor * node) {
+    const ggml_tensor * weight = node->op == GGML_OP_MUL_MAT_ID ? node->src[0]
+                                 : node->op == GGML_OP_ADD_ID   ? node->src[1]
+                                                                : nullptr;
+    return weight != nullptr && in_store(weight) ? weight : nullptr;
+}
+
+std::vector<Block> find_blocks(const ggml_cgraph * graph) {
+    return Finder(graph).find();
+}
+
+} // namespace spac

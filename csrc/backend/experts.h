@@ -1,0 +1,108 @@
+// The experts of one loaded model, as the policy sees them: layers, slots, residency, demand.
+//
+// This header and device.h are the backend's public face. They name no ggml type, so that bindings and the session can
+// include them alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace spac {
+
+// One MoE layer, in the order in which layers run.
+struct LayerInfo {
+    std::string name;         // the name of its down projection's tensor, as the file has it
+    int         n_expert;     // experts of this layer
+    int         n_used;       // experts per token, as last seen in a graph (0 before the first one)
+    size_t      expert_bytes; // bytes of one expert: all its matrices and biases
+    int         pool;         // layers whose experts have equal shapes and types share a pool of slots
+};
+
+// Counters since the model was loaded (monotonic). Bytes and nanoseconds are totals over all layers and steps.
+struct ExpertStats {
+    uint64_t activations;     // (token, expert) pairs that decoding asked for
+    uint64_t activations_hit; // of these, computed on the device
+    uint64_t distinct;        // distinct (layer, expert) per step, summed over steps
+    uint64_t distinct_hit;    // of these, resident
+    uint64_t blocks;          // MoE blocks executed
+    uint64_t blocks_device;   // of these, wholly on the device (no wait for the host's part)
+    uint64_t blocks_host;     // of these, wholly on the host
+    uint64_t uploads;         // experts copied into slots
+    uint64_t upload_bytes;    // bytes of these copies
+    uint64_t upload_failures; // copies that failed (the expert stays on the CPU)
+    uint64_t evictions;       // experts that lost their slot
+    uint64_t host_waits;      // times the host waited for ids and input of a block
+    uint64_t host_wait_ns;    // time spent in these waits
+    uint64_t host_compute_ns; // time the CPU spent computing experts
+    uint64_t download_bytes;  // ids and block inputs, device to host
+    uint64_t join_bytes;      // rows computed on the host, host to device
+};
+
+struct SlotStats {
+    int    n_slots;    // slots allocated
+    int    n_resident; // experts in them
+    size_t bytes;      // device memory of the slots
+};
+
+// One model's experts: owned by the model's store buffers and by whoever holds this handle. Every method may be called
+// from any thread, at any time between the model's first context and the handle's end; after the model is freed the
+// slots are gone, and methods that would touch the device do nothing.
+class Experts {
+  public:
+    virtual ~Experts() = default;
+
+    // Layers are known once the first context of the model exists (they are found in its graph); before, n_layer() is
+    // 0.
+    virtual int       n_layer() const     = 0;
+    virtual int       n_expert() const    = 0; // the maximum over layers: the N of all [L, N] arrays
+    virtual LayerInfo layer(int il) const = 0;
+
+    // Allocates `n_slots` slots on the device, shared out over the pools by their layers' numbers of experts; replaces
+    // and empties what was there. Throws MemoryError naming how many would fit.
+    virtual void attach_slots(int n_slots) = 0;
+    // How many slots fit into the device's free memory less `margin` bytes.
+    virtual int       slots_that_fit(size_t margin) const = 0;
+    virtual SlotStats slots() const                       = 0;
+    // Slots of every pool, [n_pool].
+    virtual std::vector<int> pool_slots() const = 0;
+
+    // The plan: the state the slots are driven toward, from now on, in the background. priority[L * N] and
+    // threshold[L]: an expert is wanted when priority >= threshold of its layer; the highest priority is loaded first,
+    // and a load never evicts equal or higher priority.
+    virtual void submit(const int32_t * priority, const int32_t * threshold) = 0;
+    // Returns when no wanted expert could be loaded any more, or after `timeout_s`; true in the first case.
+    virtual bool settle(double timeout_s) = 0;
+    // slot_of[L * N]: the slot of every expert in its pool, -1 when not resident.
+    virtual void residency(int32_t * slot_of) const = 0;
+
+    // Whether decodes from now on count as demand. Off while a prompt is read and while the library warms up.
+    virtual void set_counting(bool counting) = 0;
+    // demand[L * N]: activations since the last call, then zeroed. Returns the steps (graphs) they stem from.
+    virtual int take_demand(int32_t * demand) = 0;
+    // Batches with more tokens than this bypass counting whatever set_counting says (prompts); default 64.
+    virtual void set_step_tokens(int n_max) = 0;
+
+    virtual ExpertStats stats() const = 0;
+};
+
+// Models loaded on this thread while the scope lives have their experts in `experts()`. Scopes nest; each is used for
+// one model. Without a scope, a model's experts are kept all the same, and nobody has a handle on them (all on the
+// CPU).
+class LoadScope {
+  public:
+    LoadScope();
+    ~LoadScope();
+    LoadScope(const LoadScope &)             = delete;
+    LoadScope & operator=(const LoadScope &) = delete;
+
+    std::shared_ptr<Experts> experts() const;
+
+  private:
+    std::shared_ptr<Experts> experts_;
+    LoadScope *              outer_;
+};
+
+} // namespace spac

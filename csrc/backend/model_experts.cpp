@@ -1,0 +1,392 @@
+#include "backend/model_experts.h"
+
+#include "backend/reconciler.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace spac {
+
+ModelExperts::ModelExperts() = default;
+
+ModelExperts::~ModelExperts() {
+    detach();
+}
+
+void ModelExperts::set_device(ggml_backend_dev_t inner) {
+    const std::lock_guard lock(mutex_);
+    device_ = inner;
+}
+
+void ModelExperts::store_gone() {
+    detach();
+    const std::lock_guard lock(mutex_);
+    gone_   = true;
+    frozen_ = true;
+}
+
+// Ends the reconciler and empties all masks; slots live on until the last launch that reads them is over.
+void ModelExperts::detach() {
+    std::unique_ptr<Reconciler>              reconciler;
+    std::vector<std::shared_ptr<const Mask>> retired;
+    {
+        const std::lock_guard lock(mutex_);
+        reconciler.swap(reconciler_);
+    }
+    reconciler.reset(); // joins: needs the mutex to be free
+    {
+        const std::lock_guard lock(mutex_);
+        retired.swap(masks_);
+        storage_.reset();
+        table_.reset();
+        returns_.reset();
+        plan_version_ = 0;
+        ++storage_generation_;
+    }
+}
+
+// ---- layers
+
+int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used) {
+    const std::lock_guard lock(mutex_);
+    for (size_t il = 0; il < layers_.size(); ++il) {
+        const auto & known = layers_[il].weights;
+        if (known.size() == weights.size() &&
+            std::equal(known.begin(), known.end(), weights.begin(), [](auto & a, auto * b) { return a.tensor == b; })) {
+            layers_[il].info.n_used = std::min(n_used, layers_[il].info.n_expert);
+            return static_cast<int>(il);
+        }
+    }
+    if (frozen_) {
+        return -1;
+    }
+    Layer layer = {};
+    for (const ggml_tensor * t : weights) {
+        const bool bias = t->ne[2] == 1;
+        layer.weights.push_back({t, bias ? t->nb[1] : t->nb[2]});
+        layer.info.expert_bytes += layer.weights.back().bytes;
+        if (!bias) {
+            layer.info.name     = t->name;
+            layer.info.n_expert = layer.weights.back().n_expert();
+        }
+    }
+    layer.info.n_used = n_used;
+    // layers with equal shapes share a pool
+    layer.info.pool = n_pool_;
+    for (const Layer & other : layers_) {
+        if (other.weights.size() == layer.weights.size() &&
+            std::equal(other.weights.begin(), other.weights.end(), layer.weights.begin(),
+                       [](auto & a, auto & b) { return a.same_shape(b); })) {
+            layer.info.pool = other.info.pool;
+        }
+    }
+    n_pool_ = std::max(n_pool_, layer.info.pool + 1);
+    layers_.push_back(std::move(layer));
+    return static_cast<int>(layers_.size()) - 1;
+}
+
+void ModelExperts::freeze_locked() const {
+    frozen_ = frozen_ || !layers_.empty();
+}
+
+int ModelExperts::n_layer() const {
+    const std::lock_guard lock(mutex_);
+    freeze_locked();
+    return static_cast<int>(layers_.size());
+}
+
+int ModelExperts::n_expert() const {
+    const std::lock_guard lock(mutex_);
+    int                   n = 0;
+    for (const Layer & layer : layers_) {
+        n = std::max(n, layer.info.n_expert);
+    }
+    return n;
+}
+
+LayerInfo ModelExperts::layer(int il) const {
+    const std::lock_guard lock(mutex_);
+    if (il < 0 || il >= static_cast<int>(layers_.size())) {
+        throw InputError("layer " + std::to_string(il) + " is out of range: the model has " +
+                         std::to_string(layers_.size()) + " MoE layers");
+    }
+    return layers_[il].info;
+}
+
+int ModelExperts::pool_of(int il) const {
+    const std::lock_guard lock(mutex_);
+    return layers_[il].info.pool;
+}
+
+std::vector<std::vector<ExpertWeight>> ModelExperts::prototypes_locked() const {
+    std::vector<std::vector<ExpertWeight>> prototypes(n_pool_);
+    for (const Layer & layer : layers_) {
+        prototypes[layer.info.pool] = layer.weights;
+    }
+    return prototypes;
+}
+
+std::vector<SlotTable::Layer> ModelExperts::table_layers_locked() const {
+    std::vector<SlotTable::Layer> layers;
+    for (const Layer & layer : layers_) {
+        layers.push_back({layer.info.n_expert, layer.info.pool});
+    }
+    return layers;
+}
+
+// ---- slots
+
+void ModelExperts::attach_slots(int n_slots) {
+    if (n_slots < 0) {
+        throw InputError("the number of slots must not be negative, not " + std::to_string(n_slots));
+    }
+    detach();
+    std::unique_lock lock(mutex_);
+    if (gone_ || layers_.empty() || device_ == nullptr) {
+        throw InputError("no expert layers to give slots to: create a context of a model with experts first");
+    }
+    freeze_locked();
+    const auto layers     = table_layers_locked();
+    const auto pools      = share_out(n_slots, layers, n_pool_);
+    const auto prototypes = prototypes_locked();
+    lock.unlock();
+    std::shared_ptr<const SlotStorage> storage;
+    try {
+        storage = std::make_shared<SlotStorage>(device_, prototypes, pools);
+    } catch (const MemoryError & error) {
+        throw MemoryError(std::string(error.what()) + ": " + std::to_string(n_slots) + " were asked for, about " +
+                          std::to_string(slots_that_fit(0)) + " would fit");
+    }
+    lock.lock();
+    storage_ = std::move(storage);
+    table_   = std::make_unique<SlotTable>(layers, pools);
+    returns_ = std::make_shared<SlotReturns>();
+    skip_.clear();
+    for (const Layer & layer : layers_) {
+        auto mask     = std::make_shared<Mask>();
+        mask->version = ++mask_version_;
+        mask->slot_of.assign(layer.info.n_expert, -1);
+        mask->leases.resize(layer.info.n_expert);
+        masks_.push_back(std::move(mask));
+        skip_.emplace_back(layer.info.n_expert, 0);
+    }
+    ++storage_generation_;
+    reconciler_ = std::make_unique<Reconciler>(*this, device_);
+}
+
+int ModelExperts::slots_that_fit(size_t margin) const {
+    const std::lock_guard lock(mutex_);
+    if (device_ == nullptr || layers_.empty()) {
+        return 0;
+    }
+    size_t free = 0, total = 0, bytes = 0, experts = 0;
+    ggml_backend_dev_memory(device_, &free, &total);
+    for (const Layer & layer : layers_) {
+        bytes += layer.info.expert_bytes * layer.info.n_expert;
+        experts += layer.info.n_expert;
+    }
+    // slots that are attached now would be given back first
+    free += storage_ ? storage_->bytes() : 0;
+    if (free <= margin) {
+        return 0;
+    }
+    const double share = static_cast<double>(free - margin) / static_cast<double>(bytes);
+    return static_cast<int>(std::min(1.0, share) * static_cast<double>(experts));
+}
+
+SlotStats ModelExperts::slots() const {
+    const std::lock_guard lock(mutex_);
+    SlotStats             stats = {};
+    if (table_) {
+        stats.n_slots = table_->n_slots();
+        stats.bytes   = storage_->bytes();
+        for (const auto & mask : masks_) {
+            stats.n_resident += mask->n_resident;
+        }
+    }
+    return stats;
+}
+
+std::vector<int> ModelExperts::pool_slots() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<int>      slots(n_pool_, 0);
+    if (table_) {
+        slots = share_out(table_->n_slots(), table_layers_locked(), n_pool_);
+    }
+    return slots;
+}
+
+void ModelExperts::submit(const int32_t * priority, const int32_t * threshold) {
+    std::shared_ptr<SlotReturns> returns;
+    {
+        const std::lock_guard lock(mutex_);
+        if (!table_) {
+            return;
+        }
+        int n_expert = 0;
+        for (const Layer & layer : layers_) {
+            n_expert = std::max(n_expert, layer.info.n_expert);
+        }
+        plan_.n_layer  = static_cast<int>(layers_.size());
+        plan_.n_expert = n_expert;
+        plan_.priority.assign(priority, priority + static_cast<size_t>(plan_.n_layer) * n_expert);
+        plan_.threshold.assign(threshold, threshold + plan_.n_layer);
+        ++plan_version_;
+        for (auto & row : skip_) {
+            std::fill(row.begin(), row.end(), 0);
+        }
+        reconciler_->wanted();
+        returns = returns_;
+    }
+    returns->wake();
+}
+
+bool ModelExperts::settle(double timeout_s) {
+    std::unique_lock lock(mutex_);
+    return settled_.wait_for(lock, std::chrono::duration<double>(timeout_s),
+                             [&] { return !reconciler_ || reconciler_->idle(); });
+}
+
+void ModelExperts::residency(int32_t * slot_of) const {
+    const int             n = n_expert();
+    const std::lock_guard lock(mutex_);
+    std::fill(slot_of, slot_of + static_cast<size_t>(n) * layers_.size(), -1);
+    for (size_t il = 0; il < masks_.size(); ++il) {
+        std::copy(masks_[il]->slot_of.begin(), masks_[il]->slot_of.end(), slot_of + il * n);
+    }
+}
+
+std::shared_ptr<const Mask> ModelExperts::mask(int il) const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<size_t>(il) < masks_.size() ? masks_[il] : nullptr;
+}
+
+std::shared_ptr<const SlotStorage> ModelExperts::storage() const {
+    const std::lock_guard lock(mutex_);
+    return storage_;
+}
+
+std::shared_ptr<const Mask> ModelExperts::publish_locked(int il, int expert, int slot) {
+    auto next     = std::make_shared<Mask>(*masks_[il]);
+    next->version = ++mask_version_;
+    next->n_resident += slot >= 0 ? 1 : -1;
+    next->slot_of[expert] = slot;
+    next->leases[expert].reset();
+    if (slot >= 0) {
+        const int pool       = layers_[il].info.pool;
+        next->leases[expert] = std::make_shared<const SlotLease>(
+            [returns = returns_, storage = storage_, pool, slot] { returns->give_back(pool, slot); });
+    }
+    std::shared_ptr<const Mask> before = std::move(masks_[il]);
+    masks_[il]                         = std::move(next);
+    return before;
+}
+
+// ---- demand
+
+void ModelExperts::set_counting(bool counting) {
+    const std::lock_guard lock(demand_mutex_);
+    counting_ = counting;
+}
+
+void ModelExperts::set_step_tokens(int n_max) {
+    const std::lock_guard lock(demand_mutex_);
+    step_tokens_ = n_max;
+}
+
+bool ModelExperts::counts(int n_used, int n_tokens, int n_expert) const {
+    const std::lock_guard lock(demand_mutex_);
+    // llama.cpp warms up with all experts at once: no demand
+    return counting_ && n_tokens <= step_tokens_ && (n_used < n_expert || n_expert == 1);
+}
+
+void ModelExperts::count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, const Mask & mask) {
+    const std::lock_guard lock(demand_mutex_);
+    if (static_cast<size_t>(il) >= demand_.size()) {
+        demand_.resize(il + 1);
+    }
+    auto & row = demand_[il];
+    row.resize(mask.slot_of.size(), 0);
+    seen_.assign(mask.slot_of.size(), 0);
+    for (int t = 0; t < n_tokens; ++t) {
+        const auto * token = reinterpret_cast<const int32_t *>(reinterpret_cast<const char *>(ids) + t * stride);
+        for (int u = 0; u < n_used; ++u) {
+            const int32_t e        = token[u];
+            const bool    resident = mask.slot_of[e] >= 0;
+            ++row[e];
+            ++activations_;
+            activations_hit_ += resident;
+            distinct_ += !seen_[e];
+            distinct_hit_ += !seen_[e] && resident;
+            seen_[e] = 1;
+        }
+    }
+}
+
+void ModelExperts::end_step() {
+    const std::lock_guard lock(demand_mutex_);
+    ++n_steps_;
+}
+
+int ModelExperts::take_demand(int32_t * demand) {
+    const int             n      = n_expert();
+    const int             n_rows = n_layer();
+    const std::lock_guard lock(demand_mutex_);
+    std::fill(demand, demand + static_cast<size_t>(n) * n_rows, 0);
+    for (size_t il = 0; il < demand_.size() && il < static_cast<size_t>(n_rows); ++il) {
+        std::copy(demand_[il].begin(), demand_[il].end(), demand + il * n);
+        std::fill(demand_[il].begin(), demand_[il].end(), 0);
+    }
+    return std::exchange(n_steps_, 0);
+}
+
+ExpertStats ModelExperts::stats() const {
+    ExpertStats s = {};
+    {
+        const std::lock_guard lock(demand_mutex_);
+        s.activations     = activations_;
+        s.activations_hit = activations_hit_;
+        s.distinct        = distinct_;
+        s.distinct_hit    = distinct_hit_;
+    }
+    s.blocks          = counters.blocks;
+    s.blocks_device   = counters.blocks_device;
+    s.blocks_host     = counters.blocks_host;
+    s.uploads         = counters.uploads;
+    s.upload_bytes    = counters.upload_bytes;
+    s.upload_failures = counters.upload_failures;
+    s.evictions       = counters.evictions;
+    s.host_waits      = counters.host_waits;
+    s.host_wait_ns    = counters.host_wait_ns;
+    s.host_compute_ns = counters.host_compute_ns;
+    s.download_bytes  = counters.download_bytes;
+    s.join_bytes      = counters.join_bytes;
+    return s;
+}
+
+// ---- the scope of a load
+
+namespace {
+thread_local LoadScope * open_scope = nullptr;
+}
+
+LoadScope::LoadScope() : experts_(std::make_shared<ModelExperts>()), outer_(open_scope) {
+    open_scope = this;
+}
+
+LoadScope::~LoadScope() {
+    open_scope = outer_;
+}
+
+std::shared_ptr<Experts> LoadScope::experts() const {
+    return experts_;
+}
+
+std::shared_ptr<ModelExperts> experts_for_load() {
+    return open_scope ? std::static_pointer_cast<ModelExperts>(open_scope->experts())
+                      : std::make_shared<ModelExperts>();
+}
+
+} // namespace spac

@@ -1,0 +1,160 @@
+// The implementation of Experts: what a model's store, its SPAC streams and its reconciler share.
+//
+// Threads: the policy calls the Experts interface from any thread; SPAC streams (one per context) call the execution
+// side; the reconciler's worker calls the residency side. One mutex guards all state; nothing waits while it holds it,
+// and no device call is made under it.
+#pragma once
+
+#include "backend/experts.h"
+#include "backend/slot_storage.h"
+#include "core/mask.h"
+#include "core/plan.h"
+#include "core/slot_table.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+namespace spac {
+
+class Reconciler;
+
+// Where slots come back to when the last mask version that names them dies, and what wakes the reconciler. Outlives the
+// model, since the last mask may.
+class SlotReturns {
+  public:
+    uint64_t ticket() const {
+        const std::lock_guard lock(mutex_);
+        return ticket_;
+    }
+    void give_back(int pool, int slot) {
+        const std::lock_guard lock(mutex_);
+        slots_.emplace_back(pool, slot);
+        ++ticket_;
+        changed_.notify_all();
+    }
+    void wake() {
+        const std::lock_guard lock(mutex_);
+        ++ticket_;
+        changed_.notify_all();
+    }
+    std::vector<std::pair<int, int>> take() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(slots_, {});
+    }
+    // Returns when anything happened since `ticket` was read, so that no wake-up is lost.
+    void wait_past(uint64_t ticket) const {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return ticket_ != ticket; });
+    }
+
+  private:
+    mutable std::mutex               mutex_;
+    mutable std::condition_variable  changed_;
+    uint64_t                         ticket_ = 0;
+    std::vector<std::pair<int, int>> slots_; // (pool, slot)
+};
+
+class ModelExperts : public Experts, public std::enable_shared_from_this<ModelExperts> {
+  public:
+    ModelExperts();
+    ~ModelExperts() override;
+
+    // ---- Experts
+    int              n_layer() const override;
+    int              n_expert() const override;
+    LayerInfo        layer(int il) const override;
+    void             attach_slots(int n_slots) override;
+    int              slots_that_fit(size_t margin) const override;
+    SlotStats        slots() const override;
+    std::vector<int> pool_slots() const override;
+    void             submit(const int32_t * priority, const int32_t * threshold) override;
+    bool             settle(double timeout_s) override;
+    void             residency(int32_t * slot_of) const override;
+    void             set_counting(bool counting) override;
+    int              take_demand(int32_t * demand) override;
+    void             set_step_tokens(int n_max) override;
+    ExpertStats      stats() const override;
+
+    // ---- the store's side: the inner device that slots live on, and the end of the weights
+    void set_device(ggml_backend_dev_t inner);
+    void store_gone();
+
+    // ---- the execution side
+    // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
+    // -1 when it is not part of the list.
+    int                                find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used);
+    std::shared_ptr<const Mask>        mask(int il) const;
+    std::shared_ptr<const SlotStorage> storage() const; // null without slots
+    uint64_t                           storage_generation() const {
+                                  return storage_generation_.load();
+    }
+    int pool_of(int il) const;
+
+    // Counts one execution of a block: ids[t][u] of n_tokens x n_used, rows `stride` bytes apart.
+    void count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, const Mask & mask);
+    // Whether a block counts as demand in a graph of n_tokens.
+    bool counts(int n_used, int n_tokens, int n_expert) const;
+    void end_step(); // a graph that counted has ended
+    void set_cursor(int il) {
+        cursor_ = il;
+    }
+
+    struct Counters {
+        std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
+        std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, evictions{0};
+        std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
+    };
+    Counters counters;
+
+  private:
+    friend class Reconciler;
+
+    struct Layer {
+        LayerInfo                 info;
+        std::vector<ExpertWeight> weights;
+    };
+
+    void                                   freeze_locked() const;
+    std::vector<std::vector<ExpertWeight>> prototypes_locked() const;
+    std::vector<SlotTable::Layer>          table_layers_locked() const;
+    void                                   detach();
+    // Publishes a new version of the layer's mask with one expert's slot changed (-1 takes it out) and returns the
+    // version before. That one must die outside the mutex: its end may return slots.
+    std::shared_ptr<const Mask> publish_locked(int il, int expert, int slot);
+
+    mutable std::mutex      mutex_;
+    std::condition_variable settled_; // the reconciler became idle
+    std::vector<Layer>      layers_;
+    mutable bool            frozen_ = false; // the policy has seen the list: later layers run on the host
+    int                     n_pool_ = 0;
+
+    ggml_backend_dev_t                       device_ = nullptr;
+    bool                                     gone_   = false;
+    std::shared_ptr<const SlotStorage>       storage_;
+    std::atomic<uint64_t>                    storage_generation_{0};
+    std::unique_ptr<SlotTable>               table_;
+    std::vector<std::shared_ptr<const Mask>> masks_; // by layer
+    uint64_t                                 mask_version_ = 0;
+    std::shared_ptr<SlotReturns>             returns_;
+
+    Plan                           plan_;
+    uint64_t                       plan_version_ = 0;
+    std::vector<std::vector<char>> skip_; // experts whose copy failed under this plan
+    std::atomic<int>               cursor_{0};
+    std::unique_ptr<Reconciler>    reconciler_;
+
+    mutable std::mutex                demand_mutex_;
+    bool                              counting_    = true;
+    int                               step_tokens_ = 64;
+    std::vector<std::vector<int32_t>> demand_; // [L][n_expert of the layer]
+    int                               n_steps_     = 0;
+    uint64_t                          activations_ = 0, activations_hit_ = 0, distinct_ = 0, distinct_hit_ = 0;
+    std::vector<char>                 seen_; // scratch of count()
+};
+
+// The handle of the scope that is open on this thread, or a new one that nobody else holds.
+std::shared_ptr<ModelExperts> experts_for_load();
+
+} // namespace spac

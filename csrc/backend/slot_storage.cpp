@@ -1,0 +1,48 @@
+#include "backend/slot_storage.h"
+
+#include "core/error.h"
+
+#include <algorithm>
+
+namespace spac {
+
+bool ExpertWeight::same_shape(const ExpertWeight & other) const {
+    return tensor->type == other.tensor->type && is_bias() == other.is_bias() && tensor->ne[0] == other.tensor->ne[0] &&
+           (is_bias() || tensor->ne[1] == other.tensor->ne[1]);
+}
+
+SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
+                         const std::vector<int> & n_slots) {
+    size_t n_tensors = 0;
+    bool   any       = false;
+    for (const auto & weights : prototypes) {
+        n_tensors += weights.size();
+    }
+    ctx_.reset(ggml_init({(n_tensors + 1) * ggml_tensor_overhead(), nullptr, true}));
+    tensors_.resize(prototypes.size());
+    for (size_t p = 0; p < prototypes.size(); ++p) {
+        for (const ExpertWeight & weight : prototypes[p]) {
+            const ggml_tensor * t = weight.tensor;
+            if (n_slots[p] == 0) {
+                tensors_[p].push_back(nullptr);
+            } else if (weight.is_bias()) {
+                tensors_[p].push_back(ggml_new_tensor_2d(ctx_.get(), t->type, t->ne[0], n_slots[p]));
+            } else {
+                tensors_[p].push_back(ggml_new_tensor_3d(ctx_.get(), t->type, t->ne[0], t->ne[1], n_slots[p]));
+            }
+            any = any || n_slots[p] > 0;
+        }
+    }
+    if (!any) {
+        return;
+    }
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device)));
+    if (!buffer_) {
+        throw MemoryError(std::string("device ") + ggml_backend_dev_name(device) + " has no room for the expert slots");
+    }
+    // some kernels read a little past a row's end: what they find there must be finite
+    ggml_backend_buffer_clear(buffer_.get(), 0);
+    ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+}
+
+} // namespace spac

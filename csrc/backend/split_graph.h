@@ -1,0 +1,131 @@
+// A graph prepared for split execution: the graph's blocks, and for each the nodes that each side runs.
+//
+// Built once per graph (graphs that llama.cpp reuses keep their uid) and executed many times by a SplitStream. Device
+// nodes are copies of the chain's nodes that read slots through slot ids and write where the originals would; host
+// nodes are copies that read the store and live in the stream's host arena. Shapes are those of the graph, except in
+// compact form.
+#pragma once
+
+#include "backend/block.h"
+#include "backend/slot_storage.h"
+
+#include <memory>
+#include <vector>
+
+namespace spac {
+
+class ModelExperts;
+
+// Bump allocation inside a fixed range, or (base null) a measurement of what would be needed.
+class Arena {
+  public:
+    explicit Arena(void * base = nullptr) : base_(static_cast<char *>(base)) {}
+    char * take(size_t bytes) {
+        char * p = base_ + used_; // with a null base: an offset that nobody follows
+        used_ += (bytes + 127) / 128 * 128;
+        return p;
+    }
+    size_t used() const {
+        return used_;
+    }
+    void rewind(size_t mark) {
+        used_ = mark;
+    }
+
+  private:
+    char * base_;
+    size_t used_ = 0;
+};
+
+// Memory that a stream lends to the blocks of its graphs. Blocks run one after the other and share it.
+struct Staging {
+    // host, pinned where the device can: ids as the graph has them, the block's input, the rows that go back and their
+    // indices
+    char * ids;
+    char * input;
+    char * rows;
+    int32_t *
+        index; // four lists of all pairs: of the join; in compact form rows of the input, of the output, and slots
+    // host: ids of the host's part, the chain's intermediate results
+    int32_t * host_ids;
+    // device: the same rows and indices, slot ids of the device's part
+    char * device_rows;
+    char * device_index;
+    char * device_ids;
+    // device, compact form: rows of the block's input and of its output, and their indices
+    char * compact_input;
+    char * compact_output;
+    char * compact_index;
+};
+
+struct SplitBlock {
+    Block                         block;
+    std::shared_ptr<ModelExperts> experts;
+    int                           layer    = -1; // in experts; -1: always on the host
+    int                           n_expert = 0;
+    size_t                        ids_span = 0; // bytes from the first id to the last
+
+    std::vector<ggml_tensor *> before; // [0] is the join of the block before, then the dense nodes up to this block
+
+    // The host's part.
+    ggml_cgraph * host_graph = nullptr;
+    ggml_tensor * host_input = nullptr;
+    ggml_tensor * host_out   = nullptr;
+
+    // The device's part, made when slots are there and again when they were replaced.
+    uint64_t                           storage_generation = 0;
+    std::shared_ptr<const SlotStorage> storage;
+    ggml_context_ptr                   device_ctx;
+    std::vector<ggml_tensor *>         device_nodes;
+    std::vector<ggml_tensor *>         device_chain; // the chain's copies among them
+    ggml_tensor *                      slot_lookup     = nullptr;
+    ggml_tensor *                      compact_ids     = nullptr;
+    ggml_tensor *                      compact_gather  = nullptr;
+    ggml_tensor *                      compact_scatter = nullptr;
+    bool                               device_can      = false; // the device has kernels for all of the chain
+
+    // Puts the host's rows into the block's output: set_rows(out, rows, index).
+    ggml_tensor * join       = nullptr;
+    ggml_tensor * join_rows  = nullptr;
+    ggml_tensor * join_index = nullptr;
+
+    // Where the ids of a block that ran wholly on the device land, to be counted later.
+    char * late_ids = nullptr;
+};
+
+struct SplitGraph {
+    uint64_t                                 uid     = 0;
+    int                                      n_nodes = 0;
+    const ggml_tensor *                      first   = nullptr;
+    uint64_t                                 used    = 0; // for the least recently used one to go
+    ggml_context_ptr                         ctx;
+    std::vector<std::unique_ptr<SplitBlock>> blocks;
+    std::vector<Staging>                     staging;      // by block
+    int                                      n_tokens = 0; // of the largest block: the last layer may compute fewer
+    std::vector<ggml_tensor *>               tail;         // [0] is the join of the last block
+    std::unique_ptr<char[]>                  late_ids;
+};
+
+// Bytes of host and of device memory that the blocks of a graph share.
+struct StagingSize {
+    size_t host   = 0;
+    size_t device = 0;
+};
+StagingSize staging_size(const std::vector<Block> & blocks);
+
+// Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's.
+std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
+                                    ggml_backend_buffer_t device, std::vector<Staging> & staging);
+
+// Makes the device's part of a block for the slots in force; with `mask_row`, a tensor [1, n_expert] of slot ids on the
+// device, in masked form, else in compact form.
+void prepare_device(SplitBlock & b, const Staging & staging, ggml_backend_buffer_t scratch, ggml_backend_t inner,
+                    std::shared_ptr<const SlotStorage> storage, uint64_t generation, ggml_tensor * mask_row);
+
+// Compact form: gives the device's part `n` (token, expert) pairs.
+void set_compact_pairs(SplitBlock & b, int n);
+
+// Gives the join `n` rows.
+void set_join_rows(SplitBlock & b, int n);
+
+} // namespace spac

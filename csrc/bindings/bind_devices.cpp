@@ -1,0 +1,49 @@
+// Devices that experts can be put on, and the stand-in's settings.
+#include "backend/device.h"
+#include "bindings/bindings.h"
+
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+void bind_devices(py::module_ & m) {
+    using spac::DeviceInfo;
+    py::class_<DeviceInfo>(m, "DeviceInfo", "A device that experts can be put on.")
+        .def_readonly("name", &DeviceInfo::name)
+        .def_readonly("description", &DeviceInfo::description)
+        .def_readonly("memory_free", &DeviceInfo::memory_free, "bytes")
+        .def_readonly("memory_total", &DeviceInfo::memory_total, "bytes")
+        .def_readonly("is_stand_in", &DeviceInfo::is_stand_in)
+        .def("__repr__", [](const DeviceInfo & info) { return "DeviceInfo(name='" + info.name + "')"; });
+
+    m.def("devices", &spac::devices, "All devices that can be chosen, real ones first.");
+    m.def(
+        "device_handle",
+        [](const std::string & name) { return reinterpret_cast<std::uintptr_t>(spac::device_handle(name)); },
+        py::arg("name"), "The ggml_backend_dev_t for llama_model_params.devices, as an integer.");
+    m.def("set_default_device", &spac::set_default_device, py::arg("name"));
+    m.def("default_device", &spac::default_device);
+
+    const spac::StandInSettings preset;
+    m.def(
+        "set_stand_in",
+        [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads) {
+            spac::set_stand_in({ upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads });
+        },
+        py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
+        py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
+        py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
+        "Sets the stand-in's speed and faults, from now on.");
+    m.def("stand_in", [] {
+        const auto settings = spac::stand_in();
+        py::dict   result;
+        result["upload_gb_s"]  = settings.upload_gb_s;
+        result["latency_us"]   = settings.latency_us;
+        result["delay_us"]     = settings.delay_us;
+        result["memory_mb"]    = settings.memory_mb;
+        result["fail_uploads"] = settings.fail_uploads;
+        result["n_threads"]    = settings.n_threads;
+        return result;
+    });
+    m.def("set_fault", &spac::set_fault, py::arg("fault"), "Faults for negative controls in tests; \"\": none.");
+}

@@ -1,0 +1,36 @@
+// spac's C++ exceptions become those of spac.errors. That module is imported when the first error is raised: it belongs to
+// the package that imports this one.
+#include "bindings/bindings.h"
+#include "core/error.h"
+#include "session/session.h"
+
+namespace py = pybind11;
+
+static void raise(const char * type, const std::exception & error) {
+    const py::object python_type = py::module_::import("spac.errors").attr(type);
+    PyErr_SetString(python_type.ptr(), error.what());
+}
+
+static void translate(std::exception_ptr pointer) {
+    try {
+        if (pointer) {
+            std::rethrow_exception(pointer);
+        }
+    } catch (const spac::InputError & error) {
+        raise("InputError", error);
+    } catch (const spac::MemoryError & error) {
+        raise("OutOfMemoryError", error);
+    } catch (const spac::DeviceError & error) {
+        raise("DeviceError", error);
+    } catch (const spac::InternalError & error) {
+        raise("InternalError", error);
+    } catch (const spac::Cancelled & error) {
+        raise("Cancelled", error);
+    } catch (const spac::Error & error) {
+        raise("SpacError", error);
+    }
+}
+
+void bind_errors(py::module_ &) {
+    py::register_local_exception_translator(&translate);
+}

@@ -1,0 +1,132 @@
+// The experts of a model: layers, slots, plan, demand.
+#include "backend/experts.h"
+#include "bindings/bindings.h"
+#include "core/error.h"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+
+namespace py = pybind11;
+using spac::Experts;
+using spac::bindings::int32_data;
+
+namespace {
+
+py::dict stats_dict(const spac::ExpertStats & stats) {
+    py::dict result;
+#define SPAC_STAT(name) result[#name] = stats.name
+    SPAC_STAT(activations);
+    SPAC_STAT(activations_hit);
+    SPAC_STAT(distinct);
+    SPAC_STAT(distinct_hit);
+    SPAC_STAT(blocks);
+    SPAC_STAT(blocks_device);
+    SPAC_STAT(blocks_host);
+    SPAC_STAT(uploads);
+    SPAC_STAT(upload_bytes);
+    SPAC_STAT(upload_failures);
+    SPAC_STAT(evictions);
+    SPAC_STAT(host_waits);
+    SPAC_STAT(host_wait_ns);
+    SPAC_STAT(host_compute_ns);
+    SPAC_STAT(download_bytes);
+    SPAC_STAT(join_bytes);
+#undef SPAC_STAT
+    return result;
+}
+
+std::vector<spac::LayerInfo> layers(const Experts & experts) {
+    std::vector<spac::LayerInfo> result;
+    for (int il = 0; il < experts.n_layer(); ++il) {
+        result.push_back(experts.layer(il));
+    }
+    return result;
+}
+
+void submit(Experts & experts, const py::object & priority, const py::object & threshold) {
+    const auto n_layer  = experts.n_layer();
+    const auto n_expert = experts.n_expert();
+    const auto * p      = int32_data(priority, "priority", { n_layer, n_expert });
+    const auto * t      = int32_data(threshold, "threshold", { n_layer });
+
+    const py::gil_scoped_release release;
+    experts.submit(p, t);
+}
+
+py::array_t<int32_t> residency(const Experts & experts) {
+    py::array_t<int32_t> slot_of({ experts.n_layer(), experts.n_expert() });
+    experts.residency(slot_of.mutable_data());
+    return slot_of;
+}
+
+py::tuple take_demand(Experts & experts) {
+    py::array_t<int32_t> demand({ experts.n_layer(), experts.n_expert() });
+    const int            n_steps = experts.take_demand(demand.mutable_data());
+    return py::make_tuple(demand, n_steps);
+}
+
+// A LoadScope between __enter__ and __exit__; the handle stays.
+struct PyLoadScope {
+    std::optional<spac::LoadScope> scope;
+    std::shared_ptr<Experts>       experts;
+
+    void enter() {
+        if (scope) {
+            throw spac::InputError("the LoadScope is entered already: use one for each model");
+        }
+        scope.emplace();
+    }
+    void exit() {
+        experts = get();
+        scope.reset();
+    }
+    std::shared_ptr<Experts> get() const { return scope ? scope->experts() : experts; }
+};
+
+void bind_infos(py::module_ & m) {
+    using spac::LayerInfo;
+    py::class_<LayerInfo>(m, "LayerInfo", "One MoE layer, in the order in which layers run.")
+        .def_readonly("name", &LayerInfo::name)
+        .def_readonly("n_expert", &LayerInfo::n_expert)
+        .def_readonly("n_used", &LayerInfo::n_used)
+        .def_readonly("expert_bytes", &LayerInfo::expert_bytes)
+        .def_readonly("pool", &LayerInfo::pool);
+    using spac::SlotStats;
+    py::class_<SlotStats>(m, "SlotStats")
+        .def_readonly("n_slots", &SlotStats::n_slots)
+        .def_readonly("n_resident", &SlotStats::n_resident)
+        .def_readonly("bytes", &SlotStats::bytes);
+}
+
+} // namespace
+
+void bind_experts(py::module_ & m) {
+    bind_infos(m);
+    using Release = py::call_guard<py::gil_scoped_release>;
+    py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts", "The experts of one loaded model.")
+        .def_property_readonly("n_layer", &Experts::n_layer)
+        .def_property_readonly("n_expert", &Experts::n_expert)
+        .def_property_readonly("layers", &layers)
+        .def("attach_slots", &Experts::attach_slots, py::arg("n_slots"), Release())
+        .def("slots_that_fit", &Experts::slots_that_fit, py::arg("margin_bytes") = 0)
+        .def_property_readonly("slots", &Experts::slots)
+        .def_property_readonly("pool_slots", &Experts::pool_slots)
+        .def("submit", &submit, py::arg("priority"), py::arg("threshold"))
+        .def("settle", &Experts::settle, py::arg("timeout_s"), Release())
+        .def("residency", &residency)
+        .def("set_counting", &Experts::set_counting, py::arg("counting"))
+        .def("take_demand", &take_demand)
+        .def("set_step_tokens", &Experts::set_step_tokens, py::arg("n_max"))
+        .def_property_readonly("stats", [](const Experts & experts) { return stats_dict(experts.stats()); });
+
+    py::class_<PyLoadScope>(m, "LoadScope", "Models loaded on this thread in the scope have their experts in `experts`.")
+        .def(py::init<>())
+        .def("__enter__",
+             [](py::object self) {
+                 self.cast<PyLoadScope &>().enter();
+                 return self;
+             })
+        .def("__exit__", [](PyLoadScope & self, const py::args &) { self.exit(); })
+        .def_property_readonly("experts", &PyLoadScope::get);
+}

@@ -1,0 +1,267 @@
+// The speculative session: its calls without the GIL, its events with it.
+#include "bindings/bindings.h"
+#include "bindings/session_config.h"
+#include "session/session.h"
+
+#include <pybind11/stl.h>
+
+#include <map>
+
+namespace py = pybind11;
+using spac::Session;
+using spac::Step;
+using spac::bindings::int32_view;
+
+namespace {
+
+struct DraftToken {
+    int32_t token;
+    int     index;
+};
+
+struct DraftEnd {
+    py::array_t<int32_t> tokens;
+    int64_t              draft_ns;
+};
+
+using Callbacks = std::map<std::string, py::object>;
+
+// A session and the Python objects that it needs: the owner of the contexts, and the callbacks.
+class PySession {
+  public:
+    PySession(const spac::SessionConfig & config, py::object owner) : owner_(std::move(owner)) {
+        const py::gil_scoped_release release;
+        session_ = std::make_unique<Session>(config);
+        session_->set_listeners(listeners({}));
+    }
+
+    Session & get() const {
+        if (session_ == nullptr) {
+            throw spac::InputError("the session is closed");
+        }
+        return *session_;
+    }
+
+    void on(const std::string & event, const py::object & callback) {
+        static const char * const known[] = { "draft_token", "draft_end", "verify_end" };
+        if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
+            throw spac::InputError("unknown event '" + event + "', known are draft_token, draft_end, verify_end");
+        }
+        if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
+            throw spac::InputError("the callback of " + event + " is " + spac::bindings::describe(callback) +
+                                   ", expected something to call, or None");
+        }
+        Callbacks callbacks = callbacks_;
+        callbacks.erase(event);
+        if (!callback.is_none()) {
+            callbacks[event] = callback;
+        }
+        get().set_listeners(listeners(callbacks)); // throws while a call runs
+        callbacks_.swap(callbacks);
+    }
+
+    void prefill(const std::vector<int32_t> & tokens, const py::object & progress) {
+        Session & session = get();
+        auto      with    = listeners(callbacks_);
+        if (!progress.is_none()) {
+            with.prefill_piece = [&progress](int n_done, int n_total) {
+                const py::gil_scoped_acquire acquire;
+                progress(n_done, n_total);
+            };
+        }
+        session.set_listeners(with);
+        const auto without = listeners(callbacks_);
+        struct Restore {
+            Session &               session;
+            const spac::Listeners & listeners;
+            ~Restore() { session.set_listeners(listeners); }
+        };
+        const Restore                restore{ session, without };
+        const py::gil_scoped_release release;
+        session.prefill(tokens.data(), tokens.size());
+    }
+
+    Step step() {
+        Session &                    session = get();
+        const py::gil_scoped_release release;
+        return session.step();
+    }
+
+    // Lets go of the contexts. Throws while another thread uses the session.
+    void close() {
+        if (session_ == nullptr) {
+            return;
+        }
+        session_->set_listeners({});
+        session_.reset();
+        callbacks_.clear();
+        owner_ = py::none();
+    }
+
+    int traverse(visitproc visit, void * arg) const {
+        Py_VISIT(owner_.ptr());
+        for (const auto & entry : callbacks_) {
+            Py_VISIT(entry.second.ptr());
+        }
+        return 0;
+    }
+
+    // The garbage collector has found that only the callbacks keep the session.
+    void clear() {
+        callbacks_.clear();
+        owner_ = py::none();
+    }
+
+  private:
+    // Listeners only for events that somebody asked for: the others cost nothing.
+    static spac::Listeners listeners(const Callbacks & callbacks) {
+        spac::Listeners result;
+        const auto      find = [&](const char * event) {
+            const auto found = callbacks.find(event);
+            return found == callbacks.end() ? py::handle() : py::handle(found->second);
+        };
+        if (const auto callback = find("draft_token")) {
+            result.draft_token = [callback](int32_t token, int index) {
+                const py::gil_scoped_acquire acquire;
+                callback(DraftToken{ token, index });
+            };
+        }
+        if (const auto callback = find("draft_end")) {
+            result.draft_end = [callback](const std::vector<int32_t> & draft, int64_t ns) {
+                const py::gil_scoped_acquire acquire;
+                callback(DraftEnd{ py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns });
+            };
+        }
+        if (const auto callback = find("verify_end")) {
+            result.verify_end = [callback](const Step & step) {
+                const py::gil_scoped_acquire acquire;
+                callback(step);
+            };
+        }
+        result.interrupt_check = [] {
+            const py::gil_scoped_acquire acquire;
+            if (PyErr_CheckSignals() != 0) {
+                throw py::error_already_set();
+            }
+        };
+        return result;
+    }
+
+    py::object               owner_;
+    Callbacks                callbacks_;
+    std::unique_ptr<Session> session_; // before the others go: it may still use the contexts
+};
+
+void * context_pointer(const py::object & address, const char * name) {
+    if (address.is_none()) {
+        return nullptr;
+    }
+    if (!py::isinstance<py::int_>(address)) {
+        throw spac::InputError(std::string(name) + " is " + spac::bindings::describe(address) +
+                               ", expected the address of a llama_context as an int, or None");
+    }
+    return PyLong_AsVoidPtr(address.ptr());
+}
+
+std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
+                                        std::shared_ptr<spac::Experts> experts, py::object owner,
+                                        const py::kwargs & keywords) {
+    spac::SessionConfig config;
+    config.target_ctx = context_pointer(target_ctx, "target_ctx");
+    config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
+    config.experts    = std::move(experts);
+    spac::bindings::apply_keywords(keywords, config);
+    return std::make_unique<PySession>(config, std::move(owner));
+}
+
+void bind_step(py::module_ & m) {
+    py::class_<Step>(m, "Step", "What one step did.")
+        .def_property_readonly("tokens",
+                               [](const py::object & self) {
+                                   const auto & tokens = self.cast<const Step &>().tokens;
+                                   return int32_view(tokens.data(), { static_cast<py::ssize_t>(tokens.size()) }, self);
+                               })
+        .def_property_readonly("demand",
+                               [](const Step & self) {
+                                   return int32_view(self.demand, { self.n_layer, self.n_expert });
+                               })
+        .def_readonly("n_drafted", &Step::n_drafted)
+        .def_readonly("n_accepted", &Step::n_accepted)
+        .def_readonly("n_verified", &Step::n_verified)
+        .def_readonly("draft_ns", &Step::draft_ns)
+        .def_readonly("verify_ns", &Step::verify_ns)
+        .def_readonly("sample_ns", &Step::sample_ns)
+        .def_property_readonly("reason", [](const Step & self) { return spac::to_string(self.reason); });
+
+    py::class_<DraftToken>(m, "DraftToken", "The event of one drafted token.")
+        .def_readonly("token", &DraftToken::token)
+        .def_readonly("index", &DraftToken::index);
+    py::class_<DraftEnd>(m, "DraftEnd", "The event of a finished draft, before it is verified.")
+        .def_readonly("tokens", &DraftEnd::tokens)
+        .def_readonly("draft_ns", &DraftEnd::draft_ns);
+}
+
+// The callbacks usually belong to the object that holds the session: such a ring must be visible to the collector.
+void collectable(PyHeapTypeObject * heap_type) {
+    auto * type    = &heap_type->ht_type;
+    type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type->tp_traverse = [](PyObject * self, visitproc visit, void * arg) {
+        Py_VISIT(Py_TYPE(self));
+        if (!py::detail::is_holder_constructed(self)) {
+            return 0;
+        }
+        return py::cast<PySession &>(py::handle(self)).traverse(visit, arg);
+    };
+    type->tp_clear = [](PyObject * self) {
+        if (py::detail::is_holder_constructed(self)) {
+            py::cast<PySession &>(py::handle(self)).clear();
+        }
+        return 0;
+    };
+}
+
+} // namespace
+
+void bind_session(py::module_ & m) {
+    bind_step(m);
+    py::class_<PySession>(m, "Session", "One sequence of tokens, drafted and verified.",
+                          py::custom_type_setup(&collectable))
+        .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
+             py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none())
+        .def(
+            "prefill",
+            [](PySession & self, const py::object & tokens, const py::object & progress) {
+                self.prefill(spac::bindings::token_list(tokens, "tokens"), progress);
+            },
+            py::arg("tokens"), py::arg("progress") = py::none())
+        .def("step", &PySession::step)
+        .def_property_readonly("last_step", [](const PySession & self) { return self.get().last_step(); })
+        .def("on", &PySession::on, py::arg("event"), py::arg("callback"))
+        .def("reset", [](const PySession & self) { self.get().reset(); })
+        .def("cancel", [](const PySession & self) { self.get().cancel(); })
+        .def("close", &PySession::close)
+        .def("__enter__", [](py::object self) { return self; })
+        .def("__exit__", [](PySession & self, const py::args &) { self.close(); })
+        .def("set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
+        .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
+        .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
+        .def_property_readonly("n_past", [](const PySession & self) { return self.get().n_past(); })
+        .def_property_readonly("n_ctx", [](const PySession & self) { return self.get().n_ctx(); })
+        .def_property_readonly("tokens", [](const PySession & self) {
+            const auto tokens = self.get().tokens();
+            return py::array_t<int32_t>(static_cast<py::ssize_t>(tokens.size()), tokens.data());
+        });
+
+    m.def(
+        "vocab_mismatch",
+        [](const py::object & target_model, const py::object & draft_model) {
+            return spac::vocab_mismatch(context_pointer(target_model, "target_model"),
+                                        context_pointer(draft_model, "draft_model"));
+        },
+        py::arg("target_model"), py::arg("draft_model"),
+        "Why the draft model's tokens do not mean the same to the target (one line), or None.");
+    m.def("draft_types", &spac::draft_types, "The draft types that llama.cpp knows, by its names.");
+    m.def("needs_draft_context", &spac::needs_draft_context, py::arg("draft_type"));
+    m.def("set_common_verbosity", &spac::set_common_verbosity, py::arg("level"),
+          "Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all.");
+}

@@ -1,0 +1,38 @@
+// What the binding files share: one function per room, and checked numpy arrays.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+void bind_library(pybind11::module_ & m);
+void bind_errors(pybind11::module_ & m);
+void bind_devices(pybind11::module_ & m);
+void bind_experts(pybind11::module_ & m);
+void bind_session(pybind11::module_ & m);
+
+namespace spac::bindings {
+
+using Shape = std::vector<pybind11::ssize_t>;
+
+// The data of an int32 array of exactly this shape, in C order. Throws InputError naming `name`, what was expected and
+// what was given. The array keeps the data.
+const int32_t * int32_data(const pybind11::object & object, const char * name, const Shape & shape);
+
+// The tokens in a one-dimensional int32 array, or in any sequence of integers. Throws InputError.
+std::vector<int32_t> token_list(const pybind11::object & object, const char * name);
+
+// A read-only array on data that `owner` keeps alive.
+pybind11::array_t<int32_t> int32_view(const int32_t * data, const Shape & shape, const pybind11::object & owner);
+
+// A read-only array on a shared buffer. An empty one where there is none.
+pybind11::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>> data, const Shape & shape);
+
+// What an argument is, for messages: "int32[2, 3]" for arrays, else the type's name.
+std::string describe(pybind11::handle object);
+
+} // namespace spac::bindings

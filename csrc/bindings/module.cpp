@@ -1,0 +1,11 @@
+// spac._core: a table of contents.
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+    m.doc() = "The mechanism of spac: devices, experts, sessions.";
+    bind_errors(m);
+    bind_library(m);
+    bind_devices(m);
+    bind_experts(m);
+    bind_session(m);
+}

@@ -1,0 +1,182 @@
+#include "core/slot_table.h"
+
+#include "core/error.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace spac {
+
+SlotTable::SlotTable(std::vector<Layer> layers, std::vector<int> pool_slots) : layers_(std::move(layers)) {
+    pools_.resize(pool_slots.size());
+    for (size_t p = 0; p < pools_.size(); ++p) {
+        SPAC_CHECK(pool_slots[p] >= 0, p, pool_slots[p]);
+        pools_[p].holder.resize(pool_slots[p]);
+        pools_[p].leaving.assign(pool_slots[p], 0);
+        pools_[p].free.resize(pool_slots[p]);
+        // a stack: slot 0 is handed out first
+        std::iota(pools_[p].free.rbegin(), pools_[p].free.rend(), 0);
+    }
+    slot_of_.reserve(layers_.size());
+    for (const Layer & layer : layers_) {
+        SPAC_CHECK(layer.pool >= 0 && layer.pool < n_pool(), layer.pool, n_pool());
+        slot_of_.emplace_back(layer.n_expert, -1);
+    }
+}
+
+int SlotTable::n_slots() const {
+    int n = 0;
+    for (const Pool & pool : pools_) {
+        n += static_cast<int>(pool.holder.size());
+    }
+    return n;
+}
+
+int SlotTable::n_held() const {
+    int n = 0;
+    for (const Pool & pool : pools_) {
+        n += static_cast<int>(
+            std::count_if(pool.holder.begin(), pool.holder.end(), [](auto & h) { return h.has_value(); }));
+    }
+    return n;
+}
+
+int SlotTable::acquire(ExpertId id) {
+    Pool & pool = pools_[layers_[id.layer].pool];
+    SPAC_CHECK(slot_of(id) < 0, id.layer, id.expert);
+    SPAC_CHECK(!pool.free.empty(), id.layer, id.expert);
+    const int slot = pool.free.back();
+    pool.free.pop_back();
+    pool.holder[slot]             = id;
+    slot_of_[id.layer][id.expert] = slot;
+    return slot;
+}
+
+int SlotTable::evict(ExpertId id) {
+    const int slot = slot_of(id);
+    SPAC_CHECK(slot >= 0, id.layer, id.expert);
+    Pool & pool = pools_[layers_[id.layer].pool];
+    pool.holder[slot].reset();
+    pool.leaving[slot]            = 1;
+    slot_of_[id.layer][id.expert] = -1;
+    return slot;
+}
+
+void SlotTable::release(int pool, int slot) {
+    Pool & p = pools_[pool];
+    SPAC_CHECK(p.leaving[slot] && !p.holder[slot], pool, slot);
+    p.leaving[slot] = 0;
+    p.free.push_back(slot);
+}
+
+int SlotTable::distance(int layer, int cursor) const {
+    const int n = n_layer();
+    return ((layer - cursor) % n + n) % n;
+}
+
+std::vector<SlotTable::Action> SlotTable::toward(const Plan & plan, int cursor,
+                                                 const std::vector<std::vector<char>> & skip) const {
+    SPAC_CHECK(plan.n_layer == n_layer(), plan.n_layer, n_layer());
+    struct Entry {
+        ExpertId id;
+        int32_t  priority;
+        int      distance;
+    };
+    std::vector<Entry>              wanted;
+    std::vector<std::vector<Entry>> victims(pools_.size());
+    for (int il = 0; il < n_layer(); ++il) {
+        const int d = distance(il, cursor);
+        for (int e = 0; e < layers_[il].n_expert; ++e) {
+            const Entry entry = {{il, e}, plan.of(il, e), d};
+            if (slot_of_[il][e] >= 0) {
+                victims[layers_[il].pool].push_back(entry);
+            } else if (plan.wants(il, e) && (skip.empty() || !skip[il][e])) {
+                wanted.push_back(entry);
+            }
+        }
+    }
+    const auto first_wanted = [](const Entry & a, const Entry & b) {
+        return a.priority != b.priority ? a.priority > b.priority : a.distance < b.distance;
+    };
+    const auto first_victim = [](const Entry & a, const Entry & b) {
+        return a.priority != b.priority ? a.priority < b.priority : a.distance > b.distance;
+    };
+    std::stable_sort(wanted.begin(), wanted.end(), first_wanted);
+    for (auto & list : victims) {
+        std::stable_sort(list.begin(), list.end(), first_victim);
+    }
+
+    std::vector<Action> actions;
+    std::vector<int>    n_free(pools_.size()), n_leaving(pools_.size());
+    std::vector<size_t> next_victim(pools_.size(), 0);
+    for (size_t p = 0; p < pools_.size(); ++p) {
+        n_free[p]    = static_cast<int>(pools_[p].free.size());
+        n_leaving[p] = static_cast<int>(std::count(pools_[p].leaving.begin(), pools_[p].leaving.end(), 1));
+    }
+    for (const Entry & entry : wanted) {
+        const int p = layers_[entry.id.layer].pool;
+        if (n_free[p] > 0) {
+            --n_free[p];
+            actions.push_back({entry.id, Action::use_free, {}});
+        } else if (n_leaving[p] > 0) {
+            --n_leaving[p];
+            actions.push_back({entry.id, Action::wait, {}});
+        } else if (next_victim[p] < victims[p].size() && victims[p][next_victim[p]].priority < entry.priority) {
+            actions.push_back({entry.id, Action::use_evicted, victims[p][next_victim[p]++].id});
+        }
+    }
+    return actions;
+}
+
+void SlotTable::check_integrity() const {
+    for (size_t p = 0; p < pools_.size(); ++p) {
+        const Pool &     pool = pools_[p];
+        std::vector<int> seen(pool.holder.size(), 0);
+        for (const int slot : pool.free) {
+            SPAC_CHECK(slot >= 0 && slot < static_cast<int>(seen.size()), p, slot);
+            ++seen[slot];
+        }
+        for (size_t slot = 0; slot < pool.holder.size(); ++slot) {
+            seen[slot] += pool.leaving[slot] + (pool.holder[slot].has_value() ? 1 : 0);
+            SPAC_CHECK(seen[slot] == 1, p, slot, seen[slot]);
+            if (pool.holder[slot]) {
+                const ExpertId id = *pool.holder[slot];
+                SPAC_CHECK(slot_of(id) == static_cast<int>(slot), id.layer, id.expert, slot);
+                SPAC_CHECK(layers_[id.layer].pool == static_cast<int>(p), id.layer, p);
+            }
+        }
+    }
+    for (int il = 0; il < n_layer(); ++il) {
+        for (int e = 0; e < layers_[il].n_expert; ++e) {
+            const int slot = slot_of_[il][e];
+            SPAC_CHECK(slot < 0 || pools_[layers_[il].pool].holder[slot] == (ExpertId{il, e}), il, e, slot);
+        }
+    }
+}
+
+std::vector<int> share_out(int n_slots, const std::vector<SlotTable::Layer> & layers, int n_pool) {
+    std::vector<int64_t> experts(n_pool, 0);
+    for (const auto & layer : layers) {
+        experts[layer.pool] += layer.n_expert;
+    }
+    const int64_t    total = std::accumulate(experts.begin(), experts.end(), int64_t{0});
+    std::vector<int> shares(n_pool, 0);
+    if (total == 0) {
+        return shares;
+    }
+    const int64_t                        wanted = std::min<int64_t>(n_slots, total);
+    std::vector<std::pair<int64_t, int>> remainders;
+    int64_t                              given = 0;
+    for (int p = 0; p < n_pool; ++p) {
+        shares[p] = static_cast<int>(wanted * experts[p] / total);
+        given += shares[p];
+        remainders.emplace_back(-(wanted * experts[p] % total), p);
+    }
+    std::sort(remainders.begin(), remainders.end());
+    for (size_t i = 0; given < wanted; ++i, ++given) {
+        ++shares[remainders[i % remainders.size()].second];
+    }
+    return shares;
+}
+
+} // namespace spac

@@ -1,0 +1,173 @@
+// The speculative session: one sequence of tokens on a target context, drafted by whatever llama.cpp's `common` library
+// knows (a draft model, n-grams, …), verified by the target, sampled losslessly.
+//
+// This header is the room's public face: it names no llama.cpp type, so that the bindings can include it alone. Contexts
+// arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
+#pragma once
+
+#include "backend/experts.h"
+#include "core/error.h"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace spac {
+
+// A call was stopped by cancel(). The session is consistent: the same call can be made again and goes on where it was.
+class Cancelled : public Error {
+  public:
+    using Error::Error;
+};
+
+// How drafts are made. Names and defaults are llama.cpp's.
+struct DraftConfig {
+    std::vector<std::string> types;              // "draft-simple", "ngram-simple", …; empty or "none": no speculation
+    int                      n_max         = 16; // the longest draft, and the draft length at first
+    int                      n_min         = 0;  // shorter drafts are not used
+    float                    p_min         = 0;  // a draft model stops at a token that it holds less probable
+    int                      ngram_size_n  = 12; // ngram-simple, ngram-map-*: tokens to look up
+    int                      ngram_size_m  = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
+    int                      ngram_min_hits    = 1;
+    int                      ngram_mod_n_match = 24;
+    int                      ngram_mod_n_min   = 48;
+    int                      ngram_mod_n_max   = 64;
+};
+
+// How the target's tokens are chosen. Names and defaults are llama.cpp's; temp <= 0 is greedy.
+struct SamplingConfig {
+    std::optional<uint32_t>                 seed; // none: a random one
+    float                                   temp               = 0.8f;
+    int                                     top_k              = 40;
+    float                                   top_p              = 0.95f;
+    float                                   min_p              = 0.05f;
+    float                                   typ_p              = 1.0f;
+    float                                   top_n_sigma        = -1.0f;
+    float                                   xtc_probability    = 0.0f;
+    float                                   xtc_threshold      = 0.1f;
+    float                                   dynatemp_range     = 0.0f;
+    float                                   dynatemp_exponent  = 1.0f;
+    int                                     repeat_last_n      = 64; // -1: the context
+    float                                   repeat_penalty     = 1.0f;
+    float                                   frequency_penalty  = 0.0f;
+    float                                   presence_penalty   = 0.0f;
+    float                                   dry_multiplier     = 0.0f;
+    float                                   dry_base           = 1.75f;
+    int                                     dry_allowed_length = 2;
+    int                                     dry_penalty_last_n = 64; // -1: the context
+    int                                     mirostat           = 0;
+    float                                   mirostat_lr        = 0.1f;
+    float                                   mirostat_ent       = 5.0f;
+    std::string                             grammar; // GBNF
+    std::map<int32_t, float>                logit_bias;
+    bool                                    ignore_eos = false;
+    std::optional<std::vector<std::string>> samplers; // none: llama.cpp's order
+};
+
+// The caller owns the contexts and keeps them and their models alive until the session is gone. They belong to the
+// session meanwhile: it clears their memory at the start and sets their abort callbacks.
+struct SessionConfig {
+    void *                   target_ctx = nullptr; // llama_context *
+    void *                   draft_ctx  = nullptr; // llama_context * or null
+    std::shared_ptr<Experts> experts;              // the target's, or null: no demand
+    DraftConfig              draft;
+    SamplingConfig           sampling;
+};
+
+enum class StopReason {
+    none,
+    stop,   // the last token ends the generation
+    length, // the context is full: no further token fits
+};
+
+const char * to_string(StopReason reason); // "", "stop", "length"
+
+// What one step did.
+struct Step {
+    std::vector<int32_t> tokens;         // accepted draft tokens, then the target's own
+    int                  n_drafted  = 0; // draft tokens that were verified
+    int                  n_accepted = 0; // of these, accepted
+    int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
+    int64_t              draft_ns   = 0;
+    int64_t              verify_ns  = 0;
+    int64_t              sample_ns  = 0;
+    StopReason           reason     = StopReason::none;
+    // demand[n_layer * n_expert] of this verification, in the session's one buffer: its next step overwrites it. Null
+    // without experts.
+    std::shared_ptr<const std::vector<int32_t>> demand;
+    int                                         n_layer  = 0;
+    int                                         n_expert = 0;
+};
+
+// Called on the thread that runs the session. A listener may throw: the exception leaves step(), and the session stays
+// consistent (see Session::step). It may call set_draft_length() and cancel(), nothing else.
+struct Listeners {
+    // A draft token, as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone that is while
+    // the draft model still drafts; other types draft in one call, and their tokens come together after it.
+    std::function<void(int32_t token, int index)>                        draft_token;
+    std::function<void(const std::vector<int32_t> & draft, int64_t ns)>  draft_end;
+    std::function<void(const Step & step)>                               verify_end;
+    // Progress of prefill(), in tokens.
+    std::function<void(int n_done, int n_total)>                         prefill_piece;
+    // Called now and then while the library works, so that the host language can see signals; throwing stops the call.
+    std::function<void()>                                                interrupt_check;
+};
+
+// Not for two threads at a time: a call made while another runs throws InputError. cancel() is the exception.
+class Session {
+  public:
+    // Throws InputError for contexts, draft types or sampling parameters that cannot work together.
+    explicit Session(const SessionConfig & config);
+    ~Session();
+    Session(const Session &)             = delete;
+    Session & operator=(const Session &) = delete;
+
+    // Makes `tokens` (all of the sequence, at least one) the context of what is generated next. Evaluates all but the
+    // last, which the next step verifies; what the memory already holds of it is kept. Starts the sampler anew. If
+    // cancelled, what was evaluated stays, and the next prefill or step goes on from there.
+    void prefill(const int32_t * tokens, size_t n_tokens);
+
+    // Drafts, verifies, accepts. At least one token, unless the reason is `length`. An exception before verification
+    // (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end listener comes after the
+    // tokens were committed: they are in last_step(). The reference is valid until the next step.
+    const Step & step();
+    const Step & last_step() const;
+
+    // Forgets all tokens, and a cancel() that was not seen yet.
+    void reset();
+
+    // Stops the call that runs (at the next node of a CPU graph, else between pieces), or the next one if none does: it
+    // throws Cancelled. From any thread, also from a signal handler.
+    void cancel() noexcept;
+
+    // From the next step on; 0: plain decoding. Throws InputError beyond [0, draft_max].
+    void set_draft_length(int n);
+    int  draft_length() const;
+    int  draft_max() const;
+
+    void set_listeners(const Listeners & listeners);
+
+    int                  n_past() const; // tokens in the target's memory
+    int                  n_ctx() const;
+    std::vector<int32_t> tokens() const; // the whole sequence, also those not evaluated yet
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+// One line that says why drafts of `draft_model` cannot be verified by `target_model` (both llama_model *), or none.
+std::optional<std::string> vocab_mismatch(const void * target_model, const void * draft_model);
+
+// The draft types that llama.cpp knows, and which of them need a draft context.
+std::vector<std::string> draft_types();
+bool                     needs_draft_context(const std::string & type);
+
+// Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3 information, 5 all.
+void set_common_verbosity(int level);
+
+} // namespace spac

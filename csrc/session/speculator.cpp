@@ -1,0 +1,201 @@
+#include "session/speculator.h"
+
+#include "session/draft_types.h"
+#include "session/interrupt.h"
+
+#include <algorithm>
+
+namespace spac {
+
+Speculator::Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx,
+                       Interrupt & interrupt)
+    : config_(config), target_(target), interrupt_(interrupt) {
+    params_      = speculative_params(config);
+    model_type_  = draft_model_type(params_.types);
+    check_draft_context(model_type_, target, draft_ctx, config.n_max);
+
+    params_.draft.ctx_tgt = target.get();
+    if (model_type_) {
+        draft_.emplace(draft_ctx, "draft");
+        params_.draft.ctx_dft = draft_ctx;
+        reads_states_         = *model_type_ != COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE;
+        stepwise_             = !reads_states_ && params_.types.size() == 1;
+        draft_->clear();
+        interrupt_.attach(draft_ctx);
+    }
+    rebuild();
+}
+
+Speculator::~Speculator() {
+    spec_.reset(); // it may still take its samplers out of the draft context
+    if (draft_) {
+        interrupt_.detach(draft_->get());
+    }
+}
+
+// Makes common's state anew: it has no way to forget (the n-gram caches only grow, and assume that history is appended to).
+void Speculator::rebuild() {
+    spec_.reset();
+    try {
+        spec_.reset(common_speculative_init(params_, 1));
+    } catch (const std::exception & error) {
+        throw InputError(std::string("speculation cannot start: ") + error.what());
+    }
+    SPAC_CHECK(spec_ != nullptr, params_.types.size());
+    n_max_ = std::min(config_.n_max, common_speculative_n_max(spec_.get()));
+}
+
+int Speculator::n_batch() const {
+    return draft_ ? std::min(draft_->n_batch(), target_.n_batch()) : target_.n_batch();
+}
+
+void Speculator::cut(const llama_tokens & tokens, int n) {
+    if (draft_) {
+        draft_->keep_prefix(tokens, n);
+    }
+    rebuild();
+}
+
+void Speculator::begin(const llama_tokens & prompt, bool drafting) {
+    if (drafting && draft_ && !reads_states_) {
+        catch_up(prompt);
+    }
+    common_speculative_begin(spec_.get(), 0, prompt);
+}
+
+void Speculator::clear() {
+    if (draft_) {
+        draft_->clear();
+    }
+    rebuild();
+}
+
+// Hands tokens to common as a batch of the target's. Ids that the draft model does not have (vocabularies may differ in
+// size) are replaced: common would abort, and a guess made after such a token is as good as any.
+void Speculator::feed(const llama_token * tokens, int n, int pos) {
+    common_batch batch(draft_->get());
+    const int    n_vocab = draft_->n_vocab();
+    for (int i = 0; i < n; ++i) {
+        batch.add(tokens[i] < n_vocab ? tokens[i] : 0, pos + i, 0, false);
+    }
+    if (!common_speculative_process(spec_.get(), batch)) {
+        draft_->trim(draft_->n_past());
+        interrupt_.raise_if_stopped();
+        throw DeviceError("llama.cpp could not evaluate " + std::to_string(n) +
+                          " tokens on the draft context at position " + std::to_string(pos));
+    }
+}
+
+void Speculator::catch_up(const llama_tokens & tokens) {
+    draft_->keep_prefix(tokens, static_cast<int>(tokens.size()));
+    while (draft_->n_past() < static_cast<int>(tokens.size())) {
+        const int pos = draft_->n_past();
+        const int n   = std::min(draft_->n_batch(), static_cast<int>(tokens.size()) - pos);
+        feed(tokens.data() + pos, n, pos);
+        draft_->adopt(llama_tokens(tokens.begin(), tokens.begin() + pos + n));
+        interrupt_.raise_if_stopped();
+    }
+}
+
+void Speculator::observe(const common_batch & batch) {
+    if (!reads_states_) {
+        return;
+    }
+    // Positions decide what is replaced: a draft made before was dropped from the memory already.
+    if (!common_speculative_process(spec_.get(), batch)) {
+        interrupt_.raise_if_stopped();
+        throw DeviceError("llama.cpp could not evaluate " + std::to_string(batch.size()) + " tokens on the draft context");
+    }
+    draft_->adopt(target_.tokens());
+}
+
+llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, int n_max,
+                               const std::function<void(llama_token, int)> & on_token) {
+    if (draft_ && !reads_states_) {
+        catch_up(tokens);
+    }
+    if (draft_ && last >= draft_->n_vocab()) {
+        return {};
+    }
+    llama_tokens result;
+    if (stepwise_) {
+        result = draft_stepwise(tokens, last, n_max, on_token);
+    } else {
+        result = draft_once(tokens, last, static_cast<llama_pos>(tokens.size()), n_max);
+        if (draft_) {
+            draft_->adopt(tokens);
+        }
+    }
+    // A draft ends before a token that the target does not have, and before the end of generation: what the target says
+    // after that is no part of the text.
+    const auto end = std::find_if(result.begin(), result.end(), [&](llama_token token) {
+        return token >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), token);
+    });
+    result.erase(end, result.end());
+    if (static_cast<int>(result.size()) < config_.n_min) {
+        result.clear();
+    }
+    if (!stepwise_ && on_token) {
+        for (size_t i = 0; i < result.size(); ++i) {
+            on_token(result[i], static_cast<int>(i));
+        }
+    }
+    return result;
+}
+
+// One call of common_speculative_draft.
+llama_tokens Speculator::draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max) {
+    llama_tokens result;
+    auto &       request = common_speculative_get_draft_params(spec_.get(), 0);
+    request              = { true, n_max, pos, last, &tokens, &result };
+    common_speculative_draft(spec_.get());
+    request.prompt = nullptr;
+    request.result = nullptr;
+    interrupt_.raise_if_stopped();
+    if (static_cast<int>(result.size()) > n_max) {
+        result.resize(static_cast<size_t>(n_max));
+    }
+    return result;
+}
+
+// The draft model's tokens one call each: the same decodes and the same result as one call for all (it drafts greedily, and
+// the memory carries over), but every token is known as soon as it exists, and a request to stop is seen in between.
+llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
+                                        const std::function<void(llama_token, int)> & on_token) {
+    llama_tokens result;
+    llama_tokens held = tokens; // what the draft's memory holds
+    const auto   settle = [&] { draft_->adopt(held); };
+    try {
+        llama_token previous = last;
+        while (static_cast<int>(result.size()) < n_max) {
+            held.push_back(previous);
+            const auto next =
+                draft_once(tokens, previous, static_cast<llama_pos>(tokens.size() + result.size()), 1);
+            if (next.empty()) {
+                break;
+            }
+            previous = next.front();
+            if (previous >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), previous)) {
+                break;
+            }
+            result.push_back(previous);
+            if (on_token) {
+                on_token(previous, static_cast<int>(result.size()) - 1);
+            }
+        }
+    } catch (...) {
+        settle();
+        throw;
+    }
+    settle();
+    return result;
+}
+
+void Speculator::accept(int n, const llama_tokens & tokens) {
+    common_speculative_accept(spec_.get(), 0, static_cast<uint16_t>(n));
+    if (reads_states_) {
+        draft_->keep_prefix(tokens, static_cast<int>(tokens.size()));
+    }
+}
+
+} // namespace spac

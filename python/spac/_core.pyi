@@ -1,0 +1,314 @@
+"""The mechanism of spac: devices, experts, sessions (csrc/bindings). Arrays are numpy; int32 unless stated.
+
+Every function may raise the errors of spac.errors; InputError for arguments that cannot be used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+__version__: str
+llama_cpp_python_version: str
+"""The version of llama-cpp-python that the library's llama.cpp comes from."""
+
+def llama_decode_address() -> int:
+    """The address of llama_decode as calls inside the library reach it."""
+
+def ggml_version() -> str: ...
+def system_info() -> str:
+    """llama.cpp's line on instruction sets and backends compiled in."""
+
+# Devices
+
+class DeviceInfo:
+    """A device that experts can be put on."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def memory_free(self) -> int:
+        """Bytes."""
+    @property
+    def memory_total(self) -> int:
+        """Bytes."""
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it is the CPU playing a GPU."""
+
+def devices() -> list[DeviceInfo]:
+    """All devices that can be chosen, real ones first. Never raises: a missing driver yields no device."""
+
+def device_handle(name: str) -> int:
+    """The ggml_backend_dev_t for llama_model_params.devices. Raises InputError naming the known devices."""
+
+def set_default_device(name: str) -> None:
+    """What models use that name no device. To be called before the first model is loaded."""
+
+def default_device() -> str: ...
+def set_stand_in(
+    *,
+    upload_gb_s: float = 0,
+    latency_us: float = 0,
+    delay_us: float = 0,
+    memory_mb: int = 0,
+    fail_uploads: int = 0,
+    n_threads: int = 1,
+) -> None:
+    """Sets the stand-in's speed and faults, from now on. What is not given returns to its default."""
+
+def stand_in() -> dict[str, float]:
+    """The stand-in's settings, by the names of set_stand_in()."""
+
+def set_fault(fault: str) -> None:
+    """Faults for negative controls in tests: "" (none), "swap-slots", "drop-join"; "compact" is another way, no fault."""
+
+# Experts
+
+class LayerInfo:
+    """One MoE layer, in the order in which layers run."""
+
+    @property
+    def name(self) -> str:
+        """The name of its down projection's tensor."""
+    @property
+    def n_expert(self) -> int: ...
+    @property
+    def n_used(self) -> int:
+        """Experts per token, as last seen in a graph (0 before the first one)."""
+    @property
+    def expert_bytes(self) -> int: ...
+    @property
+    def pool(self) -> int:
+        """Layers with experts of equal shapes and types share a pool of slots."""
+
+class SlotStats:
+    @property
+    def n_slots(self) -> int: ...
+    @property
+    def n_resident(self) -> int: ...
+    @property
+    def bytes(self) -> int:
+        """Device memory of the slots."""
+
+class Experts:
+    """The experts of one loaded model; L layers, N experts in the largest of them. Any thread may call anything."""
+
+    @property
+    def n_layer(self) -> int:
+        """L: known once the model's first context exists, 0 before."""
+    @property
+    def n_expert(self) -> int:
+        """N."""
+    @property
+    def layers(self) -> list[LayerInfo]: ...
+    def attach_slots(self, n_slots: int) -> None:
+        """Allocates slots on the device; replaces and empties what was there. Raises OutOfMemoryError."""
+    def slots_that_fit(self, margin_bytes: int = 0) -> int: ...
+    @property
+    def slots(self) -> SlotStats: ...
+    @property
+    def pool_slots(self) -> list[int]: ...
+    def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
+        """The plan from now on: priority int32[L, N], threshold int32[L], both in C order; they are copied."""
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until no wanted expert can be loaded any more; False when that took longer."""
+    def residency(self) -> Int32Array:
+        """int32[L, N]: the slot of every expert in its pool, -1 when not resident. A copy."""
+    def set_counting(self, counting: bool) -> None: ...
+    def take_demand(self) -> tuple[Int32Array, int]:
+        """int32[L, N] activations since the last call (a copy; they are zeroed), and the graphs they stem from."""
+    def set_step_tokens(self, n_max: int) -> None: ...
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
+
+class LoadScope:
+    """Models loaded on this thread inside `with LoadScope() as scope:` have their experts in `scope.experts`."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    @property
+    def experts(self) -> Experts | None: ...
+
+# The session
+
+class Step:
+    """What one step did."""
+
+    @property
+    def tokens(self) -> Int32Array:
+        """int32[n]: the accepted draft tokens, then the target's own. Read-only."""
+    @property
+    def n_drafted(self) -> int:
+        """Draft tokens that were verified."""
+    @property
+    def n_accepted(self) -> int: ...
+    @property
+    def n_verified(self) -> int:
+        """Tokens in the verification batch: n_drafted + 1."""
+    @property
+    def demand(self) -> Int32Array:
+        """int32[L, N]: how often this verification wanted every expert; [0, 0] without experts.
+
+        A read-only view on the session's one buffer: the next step overwrites it.
+        """
+    @property
+    def draft_ns(self) -> int: ...
+    @property
+    def verify_ns(self) -> int: ...
+    @property
+    def sample_ns(self) -> int: ...
+    @property
+    def reason(self) -> Literal["", "stop", "length"]:
+        """Why generation ends here: an end-of-generation token came, or no further token fits into the context."""
+
+class DraftToken:
+    """Event "draft_token": a draft token, as soon as it is known."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def index(self) -> int:
+        """From 0, in this draft."""
+
+class DraftEnd:
+    """Event "draft_end": the draft that is about to be verified, possibly empty."""
+
+    @property
+    def tokens(self) -> Int32Array:
+        """int32[n_drafted]. A copy."""
+    @property
+    def draft_ns(self) -> int: ...
+
+class Session:
+    """One sequence of tokens, drafted and verified.
+
+    The library works without the GIL. One call at a time: a second one raises InputError, but for cancel() and
+    set_draft_length(), which any thread and any callback may call. Ctrl-C is seen while a call runs: what the signal
+    handler raises leaves the call, and the session can go on.
+    """
+
+    def __init__(
+        self,
+        target_ctx: int,
+        draft_ctx: int | None = None,
+        experts: Experts | None = None,
+        *,
+        owner: object = None,
+        draft_types: Sequence[str] = (),
+        draft_max: int = 16,
+        draft_min: int = 0,
+        p_min: float = 0.0,
+        ngram_size_n: int = 12,
+        ngram_size_m: int = 48,
+        ngram_min_hits: int = 1,
+        ngram_mod_n_match: int = 24,
+        ngram_mod_n_min: int = 48,
+        ngram_mod_n_max: int = 64,
+        seed: int | None = None,
+        temp: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typ_p: float = 1.0,
+        top_n_sigma: float = -1.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        repeat_last_n: int = 64,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = 64,
+        mirostat: int = 0,
+        mirostat_lr: float = 0.1,
+        mirostat_ent: float = 5.0,
+        grammar: str = "",
+        logit_bias: Mapping[int, float] = ...,
+        ignore_eos: bool = False,
+        samplers: Sequence[str] | None = None,
+    ) -> None:
+        """Contexts are the addresses of llama_contexts. They belong to the session until it is closed: it clears their
+        memory and sets their abort callbacks. Close it before they are freed; `owner` is kept alive until then.
+
+        `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly. The first
+        draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed None a random one.
+        """
+    def prefill(
+        self, tokens: Int32Array | Sequence[int], progress: Callable[[int, int], object] | None = None
+    ) -> None:
+        """Makes `tokens` (the whole sequence, at least one) the context of what is generated next.
+
+        Evaluates all but the last in pieces of n_batch, after each of which `progress(n_done, n_total)` is called; what
+        the memory holds of it already is kept. Starts the sampler anew. None of it counts as demand. When it is stopped
+        (Cancelled, or an exception of `progress`), the next prefill or step goes on from there.
+        """
+    def step(self) -> Step:
+        """Drafts, verifies, accepts: at least one token, unless the context is full.
+
+        An exception before the verification ended (Cancelled, or one of a callback) leaves the sequence as it was. One
+        of the "verify_end" callback comes after the tokens became part of it: they are in `last_step`.
+        """
+    @property
+    def last_step(self) -> Step: ...
+    @overload
+    def on(self, event: Literal["draft_token"], callback: Callable[[DraftToken], object] | None) -> None: ...
+    @overload
+    def on(self, event: Literal["draft_end"], callback: Callable[[DraftEnd], object] | None) -> None: ...
+    @overload
+    def on(self, event: Literal["verify_end"], callback: Callable[[Step], object] | None) -> None: ...
+    @overload
+    def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
+        """Calls `callback` at the event, in place of the one before; None: no more.
+
+        With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts; other types draft in one
+        call, and their tokens come together after it.
+        """
+    def reset(self) -> None:
+        """Forgets all tokens, and a cancel() that no call has seen yet."""
+    def cancel(self) -> None:
+        """Stops the call that runs, or the next one if none does: it raises Cancelled. From any thread."""
+    def close(self) -> None:
+        """Lets go of the contexts. The session cannot be used afterwards."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def set_draft_length(self, n: int) -> None:
+        """From the next step on, 0 to draft_max."""
+    @property
+    def draft_length(self) -> int: ...
+    @property
+    def draft_max(self) -> int: ...
+    @property
+    def n_past(self) -> int:
+        """Tokens in the target's memory: all of the sequence but the last, between steps."""
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def tokens(self) -> Int32Array:
+        """int32[n]: the whole sequence. A copy."""
+
+def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
+    """Why the draft model's tokens do not mean the same to the target (one line), or None. Addresses of llama_models."""
+
+def draft_types() -> list[str]:
+    """The draft types that llama.cpp knows, by its names."""
+
+def needs_draft_context(draft_type: str) -> bool: ...
+def set_common_verbosity(level: int) -> None:
+    """Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all."""

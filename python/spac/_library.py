@@ -1,0 +1,154 @@
+"""Load spac's shared library, and see to it that llama_cpp (llama-cpp-python's Python half) runs on the
+same file.
+
+`install()` puts a finder in front of Python's import system that loads nothing until somebody imports
+`spac._core` or `llama_cpp`; then the library comes first, so that both find the one that is already in the
+process. Whatever is wrong ends in an ImportError of one line.
+"""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from spac import env
+
+# Modules of llama_cpp that load further libraries, which would bring a llama.cpp of their own.
+REFUSED = {
+    "llama_cpp.mtmd_cpp": "multimodal models are not supported: spac's library comes without libmtmd",
+    "llama_cpp.llava_cpp": "multimodal models are not supported: spac's library comes without libllava",
+    "llama_cpp._ggml": "llama_cpp._ggml is not supported: spac's library holds ggml, there is no libggml beside it",
+}
+# PyPI packages with the libraries that a CUDA build needs, by the start of the file name.
+PACKAGES = {"libcublas": "nvidia-cublas"}
+
+_handle: ctypes.CDLL | None = None
+
+
+def library_path() -> Path:
+    """The file lib/libllama.so beside the module spac._core, wherever that was installed.
+
+    An editable install has the module in site-packages and this file in the source tree. Raises ImportError
+    when the module is missing.
+    """
+    package = sys.modules["spac"].__path__
+    # The finders behind ours only: this is called while ours is at work.
+    for finder in sys.meta_path:
+        spec = None if isinstance(finder, _Finder) else finder.find_spec("spac._core", package, None)
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin).parent / "lib" / "libllama.so"
+    raise ImportError(
+        "spac is not built: its module spac._core is missing; run `pip install .` in its source tree"
+    )
+
+
+def load() -> Path:
+    """Load the library (once), point llama_cpp at it, and return its path.
+
+    Raises ImportError, in one line, when it is missing or cannot be loaded, or when llama_cpp is already
+    there with another library.
+    """
+    global _handle
+    path = library_path()
+    if _handle is None:
+        _refuse_other_library(path)
+        _handle = _open(path)
+        env.set_lib_path(path.parent)
+    return path
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """dlopen `path`, with shared libraries that it lacks taken from Python packages (cuBLAS)."""
+    tried: set[str] = set()
+    while True:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            match = re.match(r"(\S+\.so[.\d]*): cannot open shared object file", str(error))
+            missing = match[1] if match else ""
+            if not missing or os.path.sep in missing or missing in tried:
+                raise ImportError(f"spac's library cannot be loaded: {error}") from None
+            tried.add(missing)
+            found = _in_packages(missing)
+            if found is None:
+                package = PACKAGES.get(missing.partition(".")[0])
+                remedy = f": install it, for example with `pip install {package}`" if package else ""
+                raise ImportError(
+                    f"spac's library needs {missing}, which is not on this machine{remedy}"
+                ) from None
+            ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+
+
+def _in_packages(name: str) -> Path | None:
+    """The file `name` in the lib folders of NVIDIA's Python packages (nvidia/<package>/lib)."""
+    for folder in sys.path:
+        for found in Path(folder or ".").glob(f"nvidia/*/lib/{name}"):
+            return found
+    return None
+
+
+def _refuse_other_library(path: Path) -> None:
+    """Raise ImportError when llama_cpp was imported before spac and loaded another file."""
+    module = sys.modules.get("llama_cpp.llama_cpp")
+    if module is None:
+        return
+    loaded = str(getattr(getattr(module, "_lib", None), "_name", ""))
+    if not (os.path.exists(loaded) and os.path.samefile(loaded, path)):
+        raise ImportError(
+            f"llama_cpp is already loaded on {loaded or 'another library'}: import spac before llama_cpp"
+        )
+
+
+def _version_of(spec: importlib.machinery.ModuleSpec) -> str:
+    """The version that a llama_cpp package states, without importing it."""
+    try:
+        text = Path(spec.origin or "").read_text(encoding="utf-8")
+    except OSError:
+        return "of unknown version"
+    match = re.search(r"""^__version__\s*=\s*["'](.+?)["']""", text, re.MULTILINE)
+    return match[1] if match else "of unknown version"
+
+
+def _check_llama_cpp(path: Sequence[str] | None) -> None:
+    """Raise ImportError unless the llama_cpp that would be imported has the version the library was built
+    from."""
+    from spac import _core
+
+    pinned = _core.llama_cpp_python_version
+    command = f'CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install "llama-cpp-python=={pinned}"'
+    spec = importlib.machinery.PathFinder.find_spec("llama_cpp", path)
+    if spec is None:
+        raise ImportError(f"llama-cpp-python is not installed: run `{command}`")
+    found = _version_of(spec)
+    if found != pinned:
+        raise ImportError(
+            f"llama-cpp-python {found} is installed, but spac runs with {pinned} only: "
+            f"run `{command}`, best in a fresh environment"
+        )
+
+
+class _Finder:
+    """A meta path finder that finds nothing itself: it prepares what the finders behind it will find."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name == "spac._core":
+            load()
+        elif name == "llama_cpp":
+            load()
+            _check_llama_cpp(path)
+        elif name in REFUSED:
+            raise ImportError(REFUSED[name])
+        return None
+
+
+def install() -> None:
+    """Put the finder in front (once)."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

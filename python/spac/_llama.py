@@ -1,0 +1,202 @@
+"""Models and contexts of llama.cpp, owned by Python through llama-cpp-python's ctypes functions.
+
+Every object closes what it owns once, in `close()`; a context must be closed before its model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+import numpy as np
+import numpy.typing as npt
+
+from spac.errors import InputError, SpacError
+
+TokenArray = npt.NDArray[np.int32]
+Progress = Callable[[float], bool]
+"""Called with 0 to 1 while a model loads; returns False to stop."""
+
+log = logging.getLogger("spac.llama")
+log.addHandler(logging.NullHandler())
+
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+_recent_errors: deque[str] = deque(maxlen=8)
+
+
+@api.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _user_data: object) -> None:
+    """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next."""
+    line = text.decode("utf-8", "replace").rstrip("\n")
+    if not line.strip(" ."):
+        return
+    if level == 4:
+        _recent_errors.append(line.strip())
+    log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+# The callback is a module global: the library may log until the process ends.
+api.llama_log_set(_on_log, ctypes.c_void_p(0))
+api.llama_backend_init()
+
+
+def last_error() -> str:
+    """The library's first error line since the last call, as a clause for a message; "" for none."""
+    # The first one names the cause; those after it only say that something above failed.
+    cause = _recent_errors[0].split(": ", 1)[-1] if _recent_errors else ""
+    _recent_errors.clear()
+    return cause
+
+
+def _apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
+    known = [name for name, *_ in params._fields_]
+    for name, value in values.items():
+        if name not in known:
+            raise InputError(f"{type(params).__name__} has no '{name}'; it knows: {', '.join(known)}")
+        setattr(params, name, value)
+
+
+class _Report:
+    """The progress callback. What it raises (Ctrl-C) cannot cross the library: it is kept, loading stops."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.error: BaseException | None = None
+
+    def __call__(self, done: float, _user_data: object) -> bool:
+        try:
+            return self._progress is None or self._progress(done)
+        except BaseException as error:
+            self.error = error
+            return False
+
+
+class _Owned:
+    """A pointer of the library's, freed once; using it afterwards is an error and not a crash."""
+
+    _pointer: Any = None
+
+    @property
+    def pointer(self) -> Any:
+        if not self._pointer:
+            raise InputError(f"the {type(self).__name__.lower()} is closed")
+        return self._pointer
+
+    @property
+    def address(self) -> int:
+        """The pointer as an integer, for `spac._core`."""
+        return int(ctypes.cast(self.pointer, ctypes.c_void_p).value or 0)
+
+    def close(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        if pointer:
+            self._free(pointer)
+
+    def _free(self, pointer: Any) -> None:
+        raise NotImplementedError
+
+
+class Model(_Owned):
+    """A loaded GGUF. Raises SpacError with the library's own reason when it cannot be loaded."""
+
+    def __init__(
+        self,
+        path: Path,
+        devices: Sequence[int],
+        params: Mapping[str, Any],
+        progress: Progress | None = None,
+    ) -> None:
+        self.path = path
+        values = api.llama_model_default_params()
+        handles = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        values.devices = ctypes.cast(handles, ctypes.c_void_p).value
+        values.n_gpu_layers = -1 if devices else 0
+        report = _Report(progress)
+        values.progress_callback = callback = api.llama_progress_callback(report)
+        _apply(values, params)
+        last_error()
+        self._pointer = api.llama_model_load_from_file(os.fsencode(path), values)
+        del callback
+        if report.error is not None:
+            self.close()
+            raise report.error
+        if not self.pointer:
+            raise SpacError(
+                f"{path}: llama.cpp could not load the model: {last_error() or 'no reason given'}"
+            )
+
+    def _free(self, pointer: Any) -> None:
+        api.llama_model_free(pointer)
+
+    @property
+    def _vocab(self) -> Any:
+        return api.llama_model_get_vocab(self.pointer)
+
+    @property
+    def trained_context(self) -> int:
+        return int(api.llama_model_n_ctx_train(self.pointer))
+
+    @property
+    def description(self) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        api.llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def has_encoder(self) -> bool:
+        return bool(api.llama_model_has_encoder(self.pointer))
+
+    def tokenize(self, text: str, *, special: bool = True) -> TokenArray:
+        """int32 tokens of `text`, with the model's beginning token; `special` reads control tokens."""
+        data = text.encode()
+        room = len(data) + 8
+        for _ in range(2):
+            tokens = (api.llama_token * room)()
+            count = api.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
+            if count >= 0:
+                return np.array(tokens[:count], dtype=np.int32)
+            room = -count
+        raise SpacError("llama.cpp could not tokenize the prompt")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; empty for control tokens."""
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = api.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+        return bool(api.llama_vocab_is_eog(self._vocab, token))
+
+
+class Context(_Owned):
+    """A context of a model. Raises SpacError when it cannot be made."""
+
+    def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
+        values = api.llama_context_default_params()
+        _apply(values, params)
+        last_error()
+        self._pointer = api.llama_init_from_model(model.pointer, values)
+        if not self._pointer:
+            raise SpacError(
+                f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens: "
+                f"{last_error() or 'no reason given'}"
+            )
+
+    def _free(self, pointer: Any) -> None:
+        api.llama_free(pointer)
+
+    @property
+    def size(self) -> int:
+        """Tokens that fit."""
+        return int(api.llama_n_ctx(self.pointer))

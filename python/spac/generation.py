@@ -1,0 +1,184 @@
+"""One generation: the loop over steps, from a prompt to pieces of text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spac._llama import Model, TokenArray
+from spac.errors import Cancelled, InputError
+from spac.stats import Meter, RunStats, Setting
+from spac.text import TextStream
+
+if TYPE_CHECKING:
+    from spac import _core
+
+
+class Generation(Iterator[str]):
+    """The text of one generation, piece by piece; made by `Engine.generate`.
+
+    Iterating does the work. `stats` may be read at any time, `cancel` called from any thread. A generation
+    that is not read to its end simply stops there.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        session: _core.Session,
+        experts: _core.Experts | None,
+        setting: Setting,
+        prompt: TokenArray,
+        max_tokens: int | None,
+        stop: Sequence[str],
+    ) -> None:
+        if prompt.size == 0:
+            raise InputError("the prompt is empty: give at least one token of text")
+        if prompt.size > setting.context:
+            raise InputError(
+                f"the prompt has {prompt.size} tokens and the context holds {setting.context}: raise --ctx"
+            )
+        if max_tokens is not None and max_tokens < 0:
+            raise InputError(f"max_tokens must be at least 0, not {max_tokens}")
+        self.tokens: list[int] = []
+        """The tokens generated so far, without the one that ended the text."""
+        self._model, self._session, self._experts = model, session, experts
+        self._setting, self._meter = setting, Meter(prompt_tokens=int(prompt.size))
+        self._limit = max_tokens
+        self._text = TextStream(stop)
+        self._cancelled = False
+        self._running = False  # in a call of the session, which cancel() then stops
+        self._pieces: Iterator[str] = self._run(prompt)
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def cancel(self) -> None:
+        """Stop as soon as the running graph ends; what was generated so far remains. From any thread."""
+        self._cancelled = True
+        if self._running:
+            self._session.cancel()
+        elif not self._meter.reason:
+            self._meter.reason = "cancelled"
+
+    def retire(self) -> None:
+        """End here: the engine has other plans for the session."""
+        self._meter.reason = self._meter.reason or "cancelled"
+        self._pieces = iter(())
+
+    @property
+    def reason(self) -> str:
+        """Why it ended: "stop" (end token or stop string), "length", "cancelled"; "" while it runs."""
+        return self._meter.reason
+
+    @property
+    def stats(self) -> RunStats:
+        """The figures so far."""
+        return RunStats.of(self._setting, self._meter)
+
+    def _run(self, prompt: TokenArray) -> Iterator[str]:
+        try:
+            self._prefill(prompt)
+            while not self._meter.reason:
+                text = self._step()
+                if text:
+                    yield text
+        except Cancelled:
+            self._meter.reason = "cancelled"
+        tail = self._text.finish()
+        if tail:
+            yield tail
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Around a call of the session, so that cancel() never stops a later generation's."""
+        self._running = True
+        try:
+            if self._cancelled:
+                raise Cancelled("cancelled")
+            yield
+        finally:
+            self._running = False
+
+    def _prefill(self, prompt: TokenArray) -> None:
+        meter = self._meter
+        if self._limit == 0:
+            meter.reason = "length"
+            return
+        kept = _common_prefix(self._session.tokens, prompt[:-1])
+        started = time.perf_counter()
+        try:
+            with self._call():
+                self._session.prefill(prompt)
+        finally:
+            meter.prefill_s = time.perf_counter() - started
+            meter.prefilled_tokens = max(0, self._session.n_past - kept)
+        self._counts = self._counts_before = self._read_counts()
+
+    def _step(self) -> str:
+        """One draft and verification. Only the time spent here counts, not that of who reads the pieces."""
+        meter = self._meter
+        started = time.perf_counter()
+        with self._call():
+            step = self._session.step()
+        text = "".join(self._accept(int(token)) for token in step.tokens)
+        meter.decode_s += time.perf_counter() - started
+        if not meter.steps:
+            meter.first_token_s = meter.prefill_s + meter.decode_s
+        meter.steps += 1
+        meter.step_tokens += len(step.tokens)
+        meter.drafted += step.n_drafted
+        meter.accepted += step.n_accepted
+        meter.draft_s += step.draft_ns / 1e9
+        meter.verify_s += step.verify_ns / 1e9
+        meter.sample_s += step.sample_ns / 1e9
+        meter.reason = meter.reason or step.reason
+        self._count()
+        return text
+
+    def _accept(self, token: int) -> str:
+        """The text that a token makes certain; sets the reason when it is the last one."""
+        meter = self._meter
+        if meter.reason:
+            return ""
+        if self._model.is_end(token):
+            meter.reason = "stop"
+            return ""
+        self.tokens.append(token)
+        meter.generated_tokens += 1
+        text = self._text.push(self._model.piece(token))
+        if self._text.stopped:
+            meter.reason = "stop"
+        elif self._limit is not None and meter.generated_tokens >= self._limit:
+            meter.reason = "length"
+        return text
+
+    def _read_counts(self) -> dict[str, int]:
+        return dict(self._experts.stats) if self._experts is not None else {}
+
+    def _count(self) -> None:
+        if self._experts is None:
+            return
+        now, before = self._read_counts(), self._counts
+        activations = now["activations"] - before["activations"]
+        if activations:
+            hits = now["activations_hit"] - before["activations_hit"]
+            self._meter.step_hit_rates += hits / activations
+            self._meter.counted_steps += 1
+        self._counts = now
+        self._meter.experts = {name: value - self._counts_before[name] for name, value in now.items()}
+        self._meter.resident = self._experts.slots.n_resident
+
+
+def _common_prefix(a: TokenArray, b: TokenArray) -> int:
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if differ.size else size
+
+
+def as_tokens(model: Model, prompt: str | Sequence[int] | TokenArray) -> TokenArray:
+    """int32 tokens of a prompt that is text or already tokens."""
+    return model.tokenize(prompt) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int32)

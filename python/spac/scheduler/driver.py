@@ -1,0 +1,92 @@
+"""Runs a scheduler: turns the session's events into views and its plans into orders for the reconciler."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from spac.errors import InputError
+from spac.scheduler.base import Event, IntArray, Layer, Plan, Scheduler, View
+
+
+class LayerInfo(Protocol):
+    """A layer, as the mechanism describes it (`spac._core.LayerInfo`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def n_expert(self) -> int: ...
+    @property
+    def n_used(self) -> int: ...
+    @property
+    def expert_bytes(self) -> int: ...
+    @property
+    def pool(self) -> int: ...
+
+
+class Experts(Protocol):
+    """What a scheduler's driver needs of the mechanism (`spac._core.Experts`)."""
+
+    @property
+    def layers(self) -> list[LayerInfo]: ...
+    @property
+    def pool_slots(self) -> list[int]: ...
+    def residency(self) -> IntArray: ...
+    def submit(self, priority: IntArray, threshold: IntArray) -> None: ...
+
+
+class Driver:
+    """One scheduler at work on one model's experts. Not thread-safe: one caller at a time."""
+
+    def __init__(self, scheduler: Scheduler, experts: Experts) -> None:
+        self.scheduler = scheduler
+        self._experts = experts
+        self._layers = tuple(
+            Layer(info.name, info.n_expert, info.n_used, info.expert_bytes, info.pool)
+            for info in experts.layers
+        )
+        n_expert = max((layer.n_expert for layer in self._layers), default=0)
+        self._plan = Plan.nothing(len(self._layers), n_expert)
+        self._no_demand = np.zeros_like(self._plan.priority)
+        self._step = 0
+
+    def start(self) -> None:
+        """Ask for the first plan. To be called once the slots are attached."""
+        self.raised(Event.START)
+
+    def raised(
+        self,
+        event: Event,
+        demand: IntArray | None = None,
+        *,
+        n_drafted: int = 0,
+        n_verified: int = 0,
+        n_accepted: int = 0,
+    ) -> None:
+        """Pass an event on; if the scheduler answers with a plan, it holds from now on."""
+        if event in self.scheduler.events:
+            view = View(
+                layers=self._layers,
+                pool_slots=np.array(self._experts.pool_slots, np.int32),
+                slot_of=self._experts.residency(),
+                demand=self._no_demand if demand is None else demand,
+                step=self._step,
+                n_drafted=n_drafted,
+                n_verified=n_verified,
+                n_accepted=n_accepted,
+            )
+            plan = self.scheduler.on(event, view)
+            if plan is not None:
+                self._submit(plan)
+        if event == Event.VERIFY_END:
+            self._step += 1
+
+    def _submit(self, plan: Plan) -> None:
+        if plan.priority.shape != self._plan.priority.shape:
+            raise InputError(
+                f"scheduler '{self.scheduler.name}' returned a plan of shape {plan.priority.shape} "
+                f"for a model of shape {self._plan.priority.shape}"
+            )
+        self._plan = plan.over(self._plan)
+        self._experts.submit(self._plan.priority, self._plan.threshold)

@@ -1,0 +1,46 @@
+"""Least recently used, per layer: each keeps its most recently used experts within its share of the slots."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.scheduler.base import Event, IntArray, Plan, Scheduler, View, share_slots
+
+
+class LruScheduler(Scheduler):
+    """Recency of decode steps. Within a step the expert with more activations counts as the more recent one,
+    then the lower index. Experts that were never used are not fetched.
+    """
+
+    name = "lru"
+
+    def __init__(self) -> None:
+        self._used: npt.NDArray[np.int64] = np.zeros(
+            (0, 0), np.int64
+        )  # step and count of the last use, 0 = never
+        self._share: IntArray = np.zeros(0, np.int32)
+        self._step = 0
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.START:
+            self._used = np.zeros((view.n_layer, view.n_expert), np.int64)
+            self._share = share_slots(view.layers, view.pool_slots)
+            self._step = 0
+            return Plan.nothing(view.n_layer, view.n_expert)
+        self._step += 1
+        used_now = view.demand > 0
+        if not used_now.any():
+            return None
+        np.copyto(self._used, (self._step << 32) + view.demand.astype(np.int64), where=used_now)
+        return self._plan()
+
+    def _plan(self) -> Plan:
+        """Wanted experts rank above every unwanted one: a load always finds its victim in the same pool."""
+        n_layer, n_expert = self._used.shape
+        order = np.argsort(-self._used, axis=1, kind="stable")
+        rank = np.empty_like(order)
+        np.put_along_axis(rank, order, np.arange(n_expert)[None, :], axis=1)
+        priority = np.where(rank < self._share[:, None], 2 * n_expert - rank, n_expert - rank)
+        priority[self._used == 0] = 0
+        return Plan(priority.astype(np.int32), np.full(n_layer, n_expert + 1, np.int32))

@@ -1,0 +1,46 @@
+"""A fixed set of experts, loaded once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from spac.errors import InputError
+from spac.scheduler.base import BoolArray, Event, Plan, Scheduler, View, share_slots
+
+
+class StaticScheduler(Scheduler):
+    """Keeps `experts`, pairs (layer, expert); by default the first of every layer, as many as its share."""
+
+    name = "static"
+    events = frozenset({Event.START})
+
+    def __init__(self, experts: Iterable[tuple[int, int]] | None = None) -> None:
+        self._experts = None if experts is None else tuple(experts)
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        wanted = self._default(view) if self._experts is None else self._explicit(view)
+        return Plan(wanted.astype(np.int32), np.ones(view.n_layer, np.int32))
+
+    @staticmethod
+    def _default(view: View) -> BoolArray:
+        shares = share_slots(view.layers, view.pool_slots)
+        return np.asarray(np.arange(view.n_expert)[None, :] < shares[:, None])
+
+    def _explicit(self, view: View) -> BoolArray:
+        wanted = np.zeros((view.n_layer, view.n_expert), np.bool_)
+        for layer, expert in self._experts or ():
+            if not (0 <= layer < view.n_layer and 0 <= expert < view.layers[layer].n_expert):
+                raise InputError(
+                    f"the static set names expert {expert} of layer {layer}, which the model does not have"
+                )
+            wanted[layer, expert] = True
+        for pool, n_slots in enumerate(view.pool_slots):
+            members = [i for i, layer in enumerate(view.layers) if layer.pool == pool]
+            n_wanted = int(wanted[members].sum())
+            if n_wanted > n_slots:
+                raise InputError(
+                    f"the static set has {n_wanted} experts for the {n_slots} slots of pool {pool}"
+                )
+        return wanted

@@ -1,0 +1,136 @@
+"""Splitting experts over device and CPU changes no bit of any logit, whatever is resident and while it changes.
+
+One worker process runs all cases on the stock library, one on spac's; every test looks at one run of the results.
+tests/compare/README.md says what the reference is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.compare import Case, Job, Run, Settings, compare, run_worker
+from tests.compare.driver import Result, first_difference
+from tests.conftest import TinyModel
+from tests.models import Shape
+
+MODELS: dict[str, tuple[str, Shape]] = {
+    "qwen3moe F32": ("qwen3moe", Shape()),
+    "qwen3moe Q4_0": ("qwen3moe", Shape(n_layer=4, n_expert=8, n_used=3, types={"*": "Q4_0"})),
+    "qwen3moe Q4_K M": (
+        "qwen3moe",
+        Shape(
+            n_embd=256,
+            n_head=8,
+            n_ff_exp=256,
+            types={"*": "Q4_K", "ffn_down_exps": "Q6_K", "blk.1.ffn_down_exps": "Q4_K", "output": "Q6_K"},
+        ),
+    ),
+    "qwen3moe mixed": (
+        "qwen3moe",
+        Shape(types={"*": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16", "blk.2.ffn_up_exps": "Q5_1"}),
+    ),
+    "deepseek2": ("deepseek2", Shape(n_layer=4, types={"*": "Q8_0"})),
+    "deepseek2 merged": ("deepseek2", Shape(types={"*_exps": "Q4_0"}, options={"merged": 1, "q_rank": 32})),
+    "deepseek2 groups": (
+        "deepseek2",
+        Shape(n_expert=8, n_group=4, n_group_used=2, n_used=3, options={"merged": 1, "sigmoid": 1}),
+    ),
+    "gpt-oss": ("gpt-oss", Shape(types={"*_exps": "MXFP4"})),
+    "gpt-oss odd": ("gpt-oss", Shape(n_layer=5, n_expert=7, n_used=4, types={"*": "Q8_0", "*_exps": "MXFP4"})),
+}
+# The same model under other settings of the context.
+SETTINGS: dict[str, tuple[str, Settings]] = {
+    "flash attention": ("qwen3moe Q4_0", Settings(flash_attn=True)),
+    "flash attention, biases": ("gpt-oss", Settings(flash_attn=True)),
+    "small ubatch": ("deepseek2 merged", Settings(n_batch=128, n_ubatch=24)),
+    "two threads": ("qwen3moe Q4_K M", Settings(n_threads=2)),
+}
+RUNS = (
+    Run("none resident", 0.0),
+    Run("a quarter", 0.25, seed=1),
+    Run("another quarter", 0.25, seed=2),
+    Run("all", 1.0, seed=3),
+    Run("moving", 0.5, seed=4, moving=True),
+    Run("compacted", 0.25, seed=5, fault="compact"),
+)
+CONTROLS = (Run("slots swapped", 0.5, seed=6, fault="swap-slots"), Run("join dropped", 0.25, seed=7, fault="drop-join"))
+CASES = [*MODELS, *SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def cases(tiny_model: TinyModel) -> dict[str, Case]:
+    made = {
+        name: Case(name, str(tiny_model(family, shape)), runs=(*RUNS, *CONTROLS))
+        for name, (family, shape) in MODELS.items()
+    }
+    for name, (model, settings) in SETTINGS.items():
+        made[name] = replace(made[model], name=name, settings=settings)
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    job = Job(tuple(replace(case, runs=(Run(),)) for case in cases.values()))
+    return run_worker("reference", job, tmp_path_factory.mktemp("reference"), lib_path=reference_lib)
+
+
+@pytest.fixture(scope="module")
+def ours(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_worker("spac", Job(tuple(cases.values())), tmp_path_factory.mktemp("spac"))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@pytest.mark.parametrize("case", CASES)
+def test_every_logit_equals_the_reference(case: str, run: Run, ours: Result, reference: Result) -> None:
+    difference = first_difference(case, run.name, ours.logits[case, run.name], reference.logits[case, "reference"])
+    assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda run: run.name)
+@pytest.mark.parametrize("case", CASES)
+def test_the_comparison_sees_errors(case: str, control: Run, ours: Result, reference: Result) -> None:
+    steps = ours.logits[case, control.name]
+    assert first_difference(case, control.name, steps, reference.logits[case, "reference"]) is not None
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@pytest.mark.parametrize("case", CASES)
+def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
+    """The equality above would also hold if nothing ever ran on the device."""
+    meta = ours.meta[f"{case}|{run.name}"]
+    stats = meta["stats"]
+    assert isinstance(stats, dict)
+    resident = meta["resident"]
+    assert isinstance(resident, int)
+    n_experts = n_experts_of(case)
+    assert resident == round(run.share * n_experts)
+    if run.share == 0.0:
+        assert stats["blocks_host"] == stats["blocks"] > 0
+    elif run.share == 1.0:
+        assert stats["blocks_device"] == stats["blocks"] > 0
+        assert stats["activations_hit"] == stats["activations"] > 0
+    else:
+        assert 0 < stats["activations_hit"] < stats["activations"]
+    if run.moving:
+        assert stats["uploads"] > resident
+        assert stats["evictions"] > 0
+
+
+def n_experts_of(case: str) -> int:
+    """Experts of a case's model over all its MoE layers."""
+    family, shape = MODELS[SETTINGS[case][0] if case in SETTINGS else case]
+    return (shape.n_layer - (shape.n_dense if family == "deepseek2" else 0)) * shape.n_expert
+
+
+def test_a_slow_device_changes_nothing(
+    cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Random delays before every queued operation shake out what only holds when copies and launches are instant."""
+    runs = (Run("moving", 0.5, seed=8, moving=True), Run("a quarter", 0.25, seed=9))
+    chosen = [replace(cases[name], runs=runs) for name in ("qwen3moe Q4_0", "gpt-oss")]
+    job = Job(tuple(chosen), stand_in={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})
+    result = run_worker("spac", job, tmp_path_factory.mktemp("slow"))
+    assert [str(d) for case in chosen for d in compare(case, result, reference)] == []

@@ -1,0 +1,68 @@
+"""`python -m spac.run` as a user starts it: another process, its exit code, its two streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 120
+ONE_THREAD = ("--threads", "1")  # llama.cpp's threads spin: with others at work on the same cores they crawl
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that a failing run may write."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, f"one line was promised, not:\n{self.err}"
+        assert "Traceback" not in self.err
+        return lines[0]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a run: as here, with threads that do not spin while idle."""
+    return {**os.environ, "OMP_WAIT_POLICY": "passive", **extra}
+
+
+@pytest.fixture
+def spac_run(tmp_path: Path) -> Callable[..., Outcome]:
+    """`spac_run("--temp", "0", stdin="text")`; runs in a folder of its own, never in the source tree."""
+
+    def run(*arguments: object, stdin: str | None = None, env: Mapping[str, str] | None = None) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-m", "spac.run", *ONE_THREAD, *map(str, arguments)],
+            input=None if stdin is None else stdin.encode(),
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            cwd=tmp_path,
+            env=environment(**(env or {})),
+        )
+        return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def target(tiny_model: Callable[..., Path]) -> Path:
+    """A tiny target: 3 layers of 5 experts."""
+    return tiny_model("qwen3moe")
+
+
+@pytest.fixture(scope="session")
+def draft(tiny_model: Callable[..., Path]) -> Path:
+    """A dense draft with the target's vocabulary."""
+    return tiny_model("qwen3", n_layer=1)

@@ -1,0 +1,95 @@
+"""Options that cannot be: one line with what is accepted, exit code 2. And llama.cpp's spellings."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--temp", "101"], "0 to 100"),
+        (["--temp", "warm"], "0 to 100"),
+        (["--top-p", "1.5"], "0 to 1"),
+        (["--min-p", "-1"], "0 to 1"),
+        (["--top-k", "2.5"], "whole number"),
+        (["--seed", "-2"], "-1 to 4294967294"),
+        (["--threads", "-1"], "0 to 512"),
+        (["--ctx", "-5"], "0 to 2147483647"),
+        (["--batch", "0"], "1 to 1048576"),
+        (["--max-tokens", "-2"], "-1 to 2147483647"),
+        (["--draft-length", "64"], "0 to 63"),
+        (["--draft-type", "guess"], "ngram-simple"),
+        (["--slots", "150%"], "0 to 1"),
+        (["--slots", "many"], "'auto', a count (64), or a share"),
+        (["--slots", "-3"], "negative"),
+        (["--scheduler", "belady"], "lru"),
+        (["--device", "CUDA7"], "stand-in"),
+        (["--stats", "xml"], "json"),
+        (["--what"], "--what"),
+        (["-p", "a", "-f", "b"], "not allowed with"),
+        (["--draft-type", "draft-simple"], "--draft FILE"),
+    ],
+)
+def test_an_option_that_cannot_be_says_what_is_accepted(spac_run, target, arguments, said):
+    prompt = [] if "-p" in arguments else ["-p", "x"]
+    outcome = spac_run("-m", target, *prompt, *arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert said in outcome.error
+
+
+def test_a_draft_without_a_target(spac_run, draft):
+    outcome = spac_run("-md", draft, "-p", "x")
+    assert outcome.code == 2
+    assert "--target" in outcome.error
+
+
+def test_no_prompt(spac_run, target):
+    outcome = spac_run("-m", target)
+    assert outcome.code == 2
+    assert "--prompt" in outcome.error
+
+
+def test_a_prompt_file_that_is_missing(spac_run, target, tmp_path):
+    outcome = spac_run("-m", target, "-f", tmp_path / "no.txt")
+    assert outcome.code == 2
+    assert "no.txt" in outcome.error
+
+
+def test_an_empty_prompt(spac_run, target):
+    outcome = spac_run("-m", target, "-p", "")
+    assert outcome.code == 2
+    assert "prompt is empty" in outcome.err
+
+
+def test_a_prompt_that_does_not_fit(spac_run, target):
+    outcome = spac_run("-m", target, "-p", "abc " * 300, "-c", "256", "-q")
+    assert outcome.code == 2
+    assert "256" in outcome.error
+
+
+def test_the_help_fits_on_a_terminal(spac_run):
+    outcome = spac_run("--help", env={"COLUMNS": "100"})
+    assert outcome.code == 0
+    for option in (
+        "--target",
+        "--draft",
+        "--slots",
+        "--scheduler",
+        "--device",
+        "--draft-length",
+        "--stats",
+        "--seed",
+    ):
+        assert option in outcome.out
+
+
+def test_spellings_of_llama_cpp_are_understood(spac_run, target, draft):
+    outcome = spac_run(
+        "--model", target, "--model-draft", draft, "--draft-max", 4, "--ctx-size", 512, "-n", 4, "-t", 1,
+        "-b", 64, "-ub", 64, "--temperature", 0, "-s", 1, "--prompt", "def", "-dev", "stand-in",
+        "--n-predict", 3,
+    )  # fmt: skip
+    assert outcome.code == 0
+    assert "3 tokens" in outcome.err

@@ -1,0 +1,109 @@
+"""A context of the library that llama_cpp has loaded, behind the script's protocol.
+
+Works on llama_cpp's ctypes functions and not on its `Llama` class: batches, logits flags and positions are the subject
+here. The same code drives both libraries, so that nothing but the library differs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+
+import llama_cpp as ll
+import numpy as np
+import numpy.typing as npt
+
+from tests.compare.job import Case, Settings
+
+
+class Model:
+    """A loaded model; on a spac device if `device` is one, else on the CPU alone."""
+
+    def __init__(self, case: Case, *, on_device: bool) -> None:
+        params = ll.llama_model_default_params()
+        if not hasattr(params, "use_extra_bufts"):
+            raise RuntimeError("this llama_cpp does not know use_extra_bufts")
+        params.n_gpu_layers = -1 if on_device else 0
+        # spac's expert store is an extra buffer type, so the default stands there.
+        params.use_extra_bufts = on_device or case.repack
+        self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
+        if not self.pointer:
+            raise RuntimeError(f"{case.model} does not load")
+        self._adapter = ll.llama_adapter_lora_init(self.pointer, case.lora.encode()) if case.lora else None
+        self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.pointer))
+
+    def context(self, settings: Settings) -> Context:
+        """A new context of this model."""
+        return Context(self, settings, self._adapter)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ll.llama_model_free(self.pointer)
+
+
+class Context:
+    """A `Decoder` over one context and one batch that is reused."""
+
+    def __init__(self, model: Model, settings: Settings, adapter: object) -> None:
+        params = ll.llama_context_default_params()
+        params.n_ctx = settings.n_ctx
+        params.n_batch = settings.n_batch
+        params.n_ubatch = settings.n_ubatch
+        params.n_threads = params.n_threads_batch = settings.n_threads
+        params.flash_attn_type = int(settings.flash_attn)  # 0 and 1: never and always, not the device's choice
+        self._settings = settings
+        self.n_vocab = model.n_vocab
+        self.pointer = ll.llama_init_from_model(model.pointer, params)
+        if not self.pointer:
+            raise RuntimeError("no context")
+        if adapter:
+            adapters = (ctypes.c_void_p * 1)(adapter)
+            scales = (ctypes.c_float * 1)(1.0)
+            if ll.llama_set_adapters_lora(self.pointer, adapters, 1, scales):
+                raise RuntimeError("the adapter does not apply")
+        self._batch = ll.llama_batch_init(settings.n_batch, 0, 1)
+
+    def decode(
+        self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]
+    ) -> npt.NDArray[np.float32]:
+        """See `Decoder.decode`; more tokens than n_batch go in pieces, as a program would send a long prompt."""
+        rows: list[npt.NDArray[np.float32]] = []
+        for start in range(0, len(tokens), self._settings.n_batch):
+            piece = tokens[start : start + self._settings.n_batch]
+            batch = self._batch
+            batch.n_tokens = len(piece)
+            for i, token in enumerate(piece):
+                batch.token[i] = int(token)
+                batch.pos[i] = position + start + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
+                batch.logits[i] = start + i in wanted
+            result = ll.llama_decode(self.pointer, batch)
+            if result != 0:
+                raise RuntimeError(f"llama_decode returned {result} at position {position + start}")
+            for i in range(len(piece)):
+                if batch.logits[i]:
+                    row = ll.llama_get_logits_ith(self.pointer, i)
+                    rows.append(np.ctypeslib.as_array(row, (self.n_vocab,)).copy())
+        return np.stack(rows)
+
+    def rewind(self, position: int) -> None:
+        """See `Decoder.rewind`."""
+        memory = ll.llama_get_memory(self.pointer)
+        if position == 0:
+            ll.llama_memory_clear(memory, False)
+        elif not ll.llama_memory_seq_rm(memory, 0, position, -1):
+            raise RuntimeError(f"cannot rewind to {position}")
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ll.llama_batch_free(self._batch)
+        ll.llama_free(self.pointer)

@@ -1,0 +1,90 @@
+"""What a worker is asked to do, as data that goes through a JSON file, and what a comparison finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a context: the same for both libraries, or a comparison means nothing."""
+
+    n_ctx: int = 1024
+    n_batch: int = 512
+    n_ubatch: int = 256
+    n_threads: int = 1
+    flash_attn: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass of the script over a case. A reference ignores everything but `name`.
+
+    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first step; with
+    `moving`, a new plan is submitted before every step and nobody waits for it. `fault` is one of `_core.set_fault`.
+    """
+
+    name: str = "reference"
+    share: float = 0.0
+    seed: int = 0
+    moving: bool = False
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model file, the settings of its context, and the runs over it, all in one process with one loaded model."""
+
+    name: str
+    model: str
+    settings: Settings = field(default_factory=Settings)
+    runs: tuple[Run, ...] = (Run(),)
+    repack: bool = False  # reference only: let the library repack weights (its default)
+    lora: str = ""  # an adapter to apply, or none
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cases for one worker process; `stand_in` are arguments of `_core.set_stand_in`."""
+
+    cases: tuple[Case, ...]
+    stand_in: dict[str, float] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        data: dict[str, Any] = json.loads(path.read_text())
+        cases = tuple(
+            Case(
+                **{
+                    **case,
+                    "settings": Settings(**case["settings"]),
+                    "runs": tuple(Run(**run) for run in case["runs"]),
+                }
+            )
+            for case in data["cases"]
+        )
+        return Job(cases, data["stand_in"])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step at which two runs of a case differ, and by how much."""
+
+    case: str
+    run: str
+    step: str
+    row: int
+    largest: float  # of |a - b| over the step's logits; inf where shapes differ or a number is not finite
+    steps_equal: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.case}, {self.run}: {self.steps_equal} steps equal, then {self.step} differs in row {self.row} "
+            f"by up to {self.largest:.3g}"
+        )

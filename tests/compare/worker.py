@@ -1,0 +1,124 @@
+"""``python -m tests.compare.worker reference|spac JOB.json OUT.npz``: runs a job with one library in this process.
+
+The library is the one that LLAMA_CPP_LIB_PATH names for "reference", and spac's own for "spac". OUT.npz has an array
+"case|run|step" [rows, n_vocab] for every step, and "meta", JSON with what each run observed (residency, statistics).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.compare.job import Case, Job, Run
+from tests.compare.script import run_script
+
+Arrays = dict[str, Any]
+
+
+def _quiet_log() -> object:
+    import llama_cpp as ll
+
+    @ll.llama_log_callback  # type: ignore[untyped-decorator]
+    def log(level: int, text: bytes, _user: object) -> None:
+        if level == 4:  # GGML_LOG_LEVEL_ERROR
+            sys.stderr.write(text.decode(errors="replace"))
+
+    ll.llama_log_set(log, None)
+    return log  # whoever holds it keeps it alive
+
+
+def _announce(case: Case, run: Run) -> None:
+    """On stderr, so that a process that dies has said where."""
+    print(f"{case.name}, {run.name}", file=sys.stderr, flush=True)
+
+
+def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
+    """All cases on the stock library, on the CPU."""
+    import llama_cpp as ll
+
+    from tests.compare.decoder import Model
+
+    _log = _quiet_log()
+    ll.llama_backend_init()
+    arrays: Arrays = {}
+    for case in job.cases:
+        with Model(case, on_device=False) as model, model.context(case.settings) as context:
+            for run in case.runs:
+                _announce(case, run)
+                steps = run_script(context, lambda: None)
+                arrays.update({f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()})
+    return arrays, {}
+
+
+def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
+    """All cases and runs on spac's library, experts split over the stand-in and the CPU."""
+    import spac  # noqa: F401  # before llama_cpp: it chooses the library
+    from spac import _core
+
+    from tests.compare.decoder import Model
+
+    import llama_cpp as ll
+
+    _core.set_default_device("stand-in")
+    _core.set_stand_in(**job.stand_in)
+    _log = _quiet_log()
+    ll.llama_backend_init()
+    arrays: Arrays = {}
+    meta: dict[str, Any] = {}
+    for case in job.cases:
+        with _core.LoadScope() as scope, Model(case, on_device=True) as model:
+            experts = scope.experts
+            with model.context(case.settings) as context:
+                for run in case.runs:
+                    _announce(case, run)
+                    before = dict(experts.stats)
+                    resident, mover = _place(experts, run)
+                    _core.set_fault(run.fault)
+                    try:
+                        steps = run_script(context, mover)
+                    finally:
+                        _core.set_fault("")
+                    after = dict(experts.stats)
+                    arrays.update({f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()})
+                    meta[f"{case.name}|{run.name}"] = {
+                        "n_layer": experts.n_layer,
+                        "n_expert": experts.n_expert,
+                        "resident": resident,
+                        "stats": {key: int(after[key]) - int(before[key]) for key in after},
+                    }
+    return arrays, meta
+
+
+def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
+    """Fills the slots as the run asks; returns how many experts are resident, and what to call before every step."""
+    shape = (experts.n_layer, experts.n_expert)
+    rng = np.random.default_rng(run.seed)
+    n_real = sum(layer.n_expert for layer in experts.layers)
+    experts.attach_slots(round(run.share * n_real))
+    threshold = np.zeros(shape[0], np.int32)
+
+    def submit() -> None:
+        experts.submit(rng.permutation(np.arange(np.prod(shape), dtype=np.int32)).reshape(shape), threshold)
+
+    submit()
+    if not experts.settle(30.0):
+        raise RuntimeError(f"{run.name}: the plan did not settle")
+    return int((experts.residency() >= 0).sum()), submit if run.moving else (lambda: None)
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or lets the exception end the process: the driver shows its text."""
+    library, job_path, out_path = argv
+    job = Job.read(Path(job_path))
+    arrays, meta = run_spac(job) if library == "spac" else run_reference(job)
+    np.savez(out_path, meta=np.array(json.dumps(meta)), **arrays)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""The stock library over the batches of a recorded run: `python -m tests.engine.replay JOB.json OUT.json`.
+
+The library is the one that LLAMA_CPP_LIB_PATH names. JOB has a model, a context's settings, a prompt and the
+drafts of every step; OUT the tokens that greedy verification of these very batches gives. JOB may also ask
+for `gaps`: by how much the logit of one token exceeds another's after some tokens, evaluated one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.compare import Case, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a run of the engine did; the drafts include those that were rejected."""
+
+    model: str
+    prompt: list[int]
+    drafts: list[list[int]] = field(default_factory=list)
+    gaps: list[tuple[list[int], int, int]] = field(default_factory=list)  # (tokens, one token, another)
+
+
+def replay(recording: Recording, settings: Settings, library: Path, folder: Path) -> dict[str, Any]:
+    """Runs a replay in a process of its own: {"tokens": [...], "gaps": [...]}."""
+    job, out = folder / "job.json", folder / "out.json"
+    job.write_text(json.dumps({**asdict(recording), "settings": asdict(settings)}))
+    env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.engine.replay", str(job), str(out)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def verify(context: Any, prompt: list[int], drafts: list[list[int]], ends: list[int]) -> list[int]:
+    """Greedy speculative decoding with given drafts and no end: the tokens after the prompt."""
+    if len(prompt) > 1:
+        context.decode(np.array(prompt[:-1], np.int32), 0, [len(prompt) - 2])
+    position, last = len(prompt) - 1, prompt[-1]
+    tokens: list[int] = []
+    for draft in drafts:
+        batch = np.array([last, *draft], np.int32)
+        logits = context.decode(batch, position, list(range(len(batch))))
+        logits[:, ends] = -np.inf
+        chosen = logits.argmax(axis=1).tolist()
+        kept = 0
+        while kept < len(draft) and draft[kept] == chosen[kept]:
+            kept += 1
+        tokens += chosen[: kept + 1]
+        position, last = position + kept + 1, chosen[kept]
+        context.rewind(position)
+    return tokens
+
+
+def gap(context: Any, tokens: list[int], one: int, other: int) -> float:
+    """logit(one) - logit(other) after `tokens`."""
+    context.rewind(0)
+    for position, token in enumerate(tokens):
+        logits = context.decode(np.array([token], np.int32), position, [0])
+    return float(logits[0, one] - logits[0, other])
+
+
+def main(job_path: str, out_path: str) -> None:
+    import llama_cpp as ll
+
+    from tests.compare.decoder import Model
+
+    quiet = ll.llama_log_callback(lambda *_: None)
+    ll.llama_log_set(quiet, None)
+    ll.llama_backend_init()
+    job = json.loads(Path(job_path).read_text())
+    case = Case("replay", job["model"])
+    with Model(case, on_device=False) as model, model.context(Settings(**job["settings"])) as context:
+        vocab = ll.llama_model_get_vocab(model.pointer)
+        ends = [token for token in range(model.n_vocab) if ll.llama_vocab_is_eog(vocab, token)]
+        tokens = verify(context, job["prompt"], job["drafts"], ends)
+        gaps = [gap(context, *asked) for asked in job["gaps"]]
+    Path(out_path).write_text(json.dumps({"tokens": tokens, "gaps": gaps}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,223 @@
+"""An engine in an app writer's hands: what lives, what ends, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError, SpacError
+from spac.scheduler import Event, Plan, Scheduler
+
+GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
+
+
+def config(target, **options):
+    defaults = {"device": "stand-in", "threads": 1, "ctx": 512, "sampling": GREEDY}
+    return EngineConfig(target=target, **{**defaults, **options})
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model):
+    return tiny_model("qwen3moe")
+
+
+@pytest.fixture
+def engine(target):
+    with Engine(config(target)) as engine:
+        yield engine
+
+
+def n_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_an_engine_leaves_no_thread_behind(target):
+    with Engine(config(target)) as engine:  # the first one may start what the process keeps
+        "".join(engine.generate("x", 4))
+    before = n_threads()
+    for _ in range(3):
+        with Engine(config(target)) as engine:
+            "".join(engine.generate("x", 4))
+    assert n_threads() <= before
+
+
+def test_closing_twice_and_using_it_afterwards(target):
+    engine = Engine(config(target))
+    generation = engine.generate("x", 10)
+    next(generation)
+    engine.close()
+    engine.close()
+    assert list(generation) == []
+    assert generation.reason == "cancelled"
+    with pytest.raises(SpacError, match="closed"):
+        engine.generate("x", 10)
+
+
+def test_two_engines_do_not_meet(target, tiny_model):
+    other = tiny_model("deepseek2")
+    with Engine(config(target)) as a:
+        alone = "".join(a.generate("def f(", 16))
+    with Engine(config(target)) as a, Engine(config(other, slots=0.5)) as b:
+        first, second = a.generate("def f(", 16), b.generate("def f(", 16)
+        text = ""
+        for piece in first:
+            text += piece
+            next(second, None)
+        assert text == alone
+        assert a.n_experts != b.n_experts
+
+
+def test_an_engine_generates_again_and_keeps_what_it_has_read(engine):
+    prompt = "def add(a, b):\n    return a + b\n"
+    first = engine.generate(prompt, 8)
+    text = "".join(first)
+    second = engine.generate(
+        prompt, 8, sampling=SamplingConfig(temp=0.0, ignore_eos=True, seed=first.stats.seed)
+    )
+    assert "".join(second) == text
+    assert second.stats.prefilled_tokens == 0 < first.stats.prefilled_tokens
+
+
+def test_a_new_generation_ends_the_one_before(engine):
+    first = engine.generate("def f(", 50)
+    next(first)
+    second = engine.generate("def g(", 5)
+    assert list(first) == []
+    assert first.reason == "cancelled"
+    "".join(second)
+    assert second.reason == "length"
+    assert len(second.tokens) == 5
+
+
+def test_tokens_are_as_good_as_text(engine):
+    tokens = engine.tokenize("def f(")
+    assert tokens.dtype == np.int32
+    texts = {"".join(engine.generate(prompt, 8)) for prompt in ("def f(", tokens, tokens.tolist())}
+    assert len(texts) == 1
+
+
+def test_a_seed_repeats_the_text(engine):
+    hot = SamplingConfig(temp=2.0, seed=3)
+    assert len({"".join(engine.generate("def f(", 16, sampling=hot)) for _ in range(2)}) == 1
+    other = SamplingConfig(temp=2.0, seed=4)
+    assert "".join(engine.generate("def f(", 16, sampling=other)) != "".join(
+        engine.generate("def f(", 16, sampling=hot)
+    )
+
+
+def test_cancel_comes_from_any_thread(engine):
+    generation = engine.generate("def f(", None)
+    next(generation)
+    canceller = threading.Timer(0.05, generation.cancel)
+    canceller.start()
+    started = time.perf_counter()
+    list(generation)
+    canceller.join()
+    assert generation.reason in ("cancelled", "length")  # a fast machine fills the context first
+    assert time.perf_counter() - started < 10
+    assert "".join(engine.generate("def f(", 4)) != ""
+
+
+def test_cancel_before_the_first_piece(engine):
+    generation = engine.generate("def f(", 10)
+    generation.cancel()
+    assert list(generation) == []
+    assert generation.reason == "cancelled"
+    assert "".join(engine.generate("def f(", 4)) != ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fault"),
+    [
+        ("", 1, "empty"),
+        ([], 1, "empty"),
+        ("x" * 3000, 1, "raise --ctx"),
+        ("x", -1, "max_tokens"),
+        ([99999], 1, "vocab"),
+    ],
+)
+def test_prompts_that_cannot_be_are_refused(engine, prompt, max_tokens, fault):
+    with pytest.raises(InputError, match=fault):
+        "".join(engine.generate(prompt, max_tokens))
+    assert "".join(engine.generate("x", 2)) != ""
+
+
+def test_no_tokens_asked_for(engine):
+    generation = engine.generate("x", 0)
+    assert list(generation) == []
+    assert generation.reason == "length"
+
+
+@pytest.mark.parametrize("room", ["model_params", "context_params"])
+def test_an_unknown_parameter_of_llama_cpp_names_the_known(target, room):
+    with pytest.raises(InputError, match=r"n_gpu_layers|n_ubatch"):
+        Engine(config(target, **{room: {"n_gpu_layer": 1}}))
+
+
+def test_parameters_of_llama_cpp_are_reachable(target):
+    with Engine(config(target, context_params={"n_ctx": 256})) as engine:
+        assert engine.generate("x", 1).stats.context == 256
+
+
+class Greedy(Scheduler):
+    """Wants whatever was wanted last, and notes what it is shown."""
+
+    name = "greedy"
+    events = frozenset(Event)
+
+    def __init__(self):
+        self.seen = []
+
+    def on(self, event, view):
+        self.seen.append((event, int(view.demand.sum()), view.n_drafted, view.n_verified, view.n_accepted))
+        assert view.slot_of.shape == view.demand.shape == (view.n_layer, view.n_expert)
+        only_first = np.arange(view.n_layer) == 0
+        return Plan(view.demand.copy(), np.ones(view.n_layer, np.int32), only_first)
+
+
+def test_a_scheduler_sees_every_step(target, tiny_model):
+    scheduler = Greedy()
+    draft = tiny_model("qwen3", n_layer=1)
+    with Engine(config(target, draft=draft, draft_length=3, slots=0.4, scheduler=scheduler)) as engine:
+        generation = engine.generate("def f(", 8)
+        list(generation)
+        layers = engine.experts.residency() >= 0
+    kinds = [event for event, *_ in scheduler.seen]
+    stats = generation.stats
+    assert kinds[0] == Event.START
+    assert kinds.count(Event.VERIFY_END) == kinds.count(Event.DRAFT_END) == stats.steps
+    assert kinds.count(Event.DRAFT_TOKEN) >= stats.drafted_tokens
+    steps = [seen for seen in scheduler.seen if seen[0] == Event.VERIFY_END]
+    assert all(verified == drafted + 1 for _, _, drafted, verified, _ in steps)
+    assert sum(demand for _, demand, *_ in steps) == stats.activations
+    assert not layers[1:].any()
+
+
+def test_a_scheduler_that_fails_is_heard(target):
+    class Broken(Greedy):
+        def on(self, event, view):
+            if event == Event.VERIFY_END:
+                raise ZeroDivisionError("broken")
+
+    broken = config(target, scheduler=Broken(), slots=3)
+    with Engine(broken) as engine, pytest.raises(ZeroDivisionError):
+        list(engine.generate("x", 3))
+
+
+def test_progress_is_reported_and_can_stop(target):
+    seen = []
+    with Engine(config(target), progress=lambda path, done: seen.append((path, done)) or True):
+        pass
+    assert seen[-1] == (target, 1.0)
+
+    def impatient(path, done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Engine(config(target), progress=impatient)

@@ -1,0 +1,13 @@
+"""Tiny random-weight GGUFs of llama.cpp's architectures, made by the tests.
+
+    from tests.models import Shape, write_model
+    write_model("tiny.gguf", "qwen3moe", Shape(n_layer=3, n_expert=5, types={"*_exps": "Q8_0"}))
+
+or ``python -m tests.models qwen3moe tiny.gguf --layers 3 --experts 5 --type '*_exps=Q8_0'``.
+"""
+
+from tests.models.families import FAMILIES
+from tests.models.shape import Shape
+from tests.models.writer import write_model
+
+__all__ = ["FAMILIES", "Shape", "write_model"]

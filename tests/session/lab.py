@@ -1,0 +1,116 @@
+"""Contexts and sessions on tiny models, closed in the right order when a test ends."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from spac import _core
+
+import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+
+Tokens = npt.NDArray[np.int32]
+GREEDY: dict[str, Any] = {"temp": 0.0}
+
+
+@api.llama_log_callback
+def _silent(_level: int, _text: bytes, _data: object) -> None:
+    """The library's chatter is no part of a test's output."""
+
+
+class Lab:
+    """Owns models, contexts and sessions; frees them last to first."""
+
+    def __init__(self) -> None:
+        self._closing = ExitStack()
+        self._models: dict[Path, int] = {}
+        self.handles: dict[Path, _core.Experts | None] = {}
+        api.llama_log_set(_silent, ctypes.c_void_p(0))
+        api.llama_backend_init()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def model(self, path: Path) -> int:
+        """The llama_model of this file, loaded once, its experts on the CPU until slots are attached."""
+        if path not in self._models:
+            params = api.llama_model_default_params()
+            with _core.LoadScope() as scope:
+                model = api.llama_model_load_from_file(str(path).encode(), params)
+                self.handles[path] = scope.experts
+            assert model, f"{path} did not load"
+            self._closing.callback(api.llama_model_free, model)
+            self._models[path] = model
+        return self._models[path]
+
+    def context(self, path: Path, **params: Any) -> int:
+        """A new llama_context of this file's model, with small defaults."""
+        model = self.model(path)
+        values = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "no_perf": True} | params
+        settings = api.llama_context_default_params()
+        for name, value in values.items():
+            setattr(settings, name, value)
+        context = api.llama_init_from_model(model, settings)
+        assert context, f"no context for {path}"
+        self._closing.callback(api.llama_free, context)
+        return context
+
+    def experts(self, path: Path) -> _core.Experts | None:
+        """The handle on the experts of a model that is loaded."""
+        return self.handles[path]
+
+    def session(
+        self, target: int, draft: int | None = None, experts: _core.Experts | None = None, **params: Any
+    ) -> _core.Session:
+        """A session that is closed before its contexts are. A draft context means "draft-simple" by default."""
+        if draft is not None:
+            params.setdefault("draft_types", ["draft-simple"])
+        session = _core.Session(target, draft, experts, **params)
+        self._closing.callback(session.close)
+        return session
+
+    def plain(self, path: Path, **params: Any) -> _core.Session:
+        """A session without speculation on a context of its own."""
+        return self.session(self.context(path), **params)
+
+
+def prompt(n: int, seed: int = 0) -> Tokens:
+    """`n` random ordinary tokens of the tests' tokenizer."""
+    return np.random.default_rng(seed).integers(0, 256, n).astype(np.int32)
+
+
+def take(session: _core.Session, n: int) -> list[int]:
+    """At least `n` more tokens, cut to `n`; fewer when the context is full. End-of-generation tokens do not end it."""
+    tokens: list[int] = []
+    while len(tokens) < n:
+        step = session.step()
+        tokens += step.tokens.tolist()
+        if step.reason == "length":
+            break
+    return tokens[:n]
+
+
+def generate(session: _core.Session, tokens: Tokens, n: int) -> list[int]:
+    """`n` tokens that follow a new prompt."""
+    session.prefill(tokens)
+    return take(session, n)
+
+
+def logits_after(lab: Lab, path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
+    """The model's logits for what follows `tokens`, by llama.cpp's C interface alone: float32[n_vocab]."""
+    context = lab.context(path)
+    data = (ctypes.c_int32 * len(tokens))(*tokens.tolist())  # the batch points into it
+    batch = api.llama_batch_get_one(data, len(tokens))
+    assert api.llama_decode(context, batch) == 0
+    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(lab.model(path)))
+    return np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy()
