@@ -87,6 +87,14 @@ int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & wei
     return static_cast<int>(layers_.size()) - 1;
 }
 
+void ModelExperts::note_unsplit(const char * weight) {
+    if (!unsplit_noted_.exchange(true)) {
+        GGML_LOG_WARN("spac: the block around %s cannot be split (an adapter, or an op that spac does not know): "
+                      "such blocks run on the CPU\n",
+                      weight);
+    }
+}
+
 void ModelExperts::freeze_locked() const {
     frozen_ = frozen_ || !layers_.empty();
 }

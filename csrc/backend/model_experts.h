@@ -97,6 +97,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Whether a block counts as demand in a graph of n_tokens.
     bool counts(int n_used, int n_tokens, int n_expert) const;
     void end_step(); // a graph that counted has ended
+    // A block that cannot be split was met: says so, once per model.
+    void note_unsplit(const char * weight);
     void set_cursor(int il) {
         cursor_ = il;
     }
@@ -143,6 +145,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     uint64_t                       plan_version_ = 0;
     std::vector<std::vector<char>> skip_; // experts whose copy failed under this plan
     std::atomic<int>               cursor_{0};
+    std::atomic<bool>              unsplit_noted_{false};
     std::unique_ptr<Reconciler>    reconciler_;
 
     mutable std::mutex                demand_mutex_;

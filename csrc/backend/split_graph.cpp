@@ -147,7 +147,11 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         next        = block.last + 1;
         b->experts  = experts_of(block.weights.front());
         b->n_expert = ExpertWeight{block.weights.front(), 0}.n_expert();
-        b->layer    = block.splittable ? b->experts->find_or_add_layer(block.weights, block.n_used()) : -1;
+        if (block.splittable) {
+            b->layer = b->experts->find_or_add_layer(block.weights, block.n_used());
+        } else {
+            b->experts->note_unsplit(block.weights.front()->name);
+        }
         b->block    = std::move(block);
         g->n_tokens = std::max(g->n_tokens, b->block.n_tokens());
 

@@ -28,8 +28,8 @@ std::string describe(py::handle object) {
         return py::str(py::type::handle_of(object).attr("__name__"));
     }
     const auto        array = py::reinterpret_borrow<py::array>(object);
-    const std::string text  = std::string(py::str(array.dtype())) +
-                              shape_text(array.shape(), static_cast<size_t>(array.ndim()));
+    const std::string text =
+        std::string(py::str(array.dtype())) + shape_text(array.shape(), static_cast<size_t>(array.ndim()));
     return (array.flags() & py::array::c_style) != 0 ? text : text + " not in C order";
 }
 
@@ -48,7 +48,7 @@ std::vector<int32_t> token_list(const py::object & object, const char * name) {
     if (py::array_t<int32_t, py::array::c_style>::check_(object)) {
         const auto array = py::reinterpret_borrow<py::array_t<int32_t>>(object);
         if (array.ndim() == 1) {
-            return { array.data(), array.data() + array.size() };
+            return {array.data(), array.data() + array.size()};
         }
     } else if (!py::isinstance<py::array>(object) && py::isinstance<py::sequence>(object)) {
         try {
@@ -72,8 +72,8 @@ py::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>> data
     if (data == nullptr || data->empty()) {
         return read_only(py::array_t<int32_t>(shape));
     }
-    using Holder       = std::shared_ptr<const std::vector<int32_t>>;
-    const auto *  ptr  = data->data();
+    using Holder          = std::shared_ptr<const std::vector<int32_t>>;
+    const auto *      ptr = data->data();
     const py::capsule owner(new Holder(std::move(data)), [](void * holder) { delete static_cast<Holder *>(holder); });
     return read_only(py::array_t<int32_t>(shape, ptr, owner));
 }

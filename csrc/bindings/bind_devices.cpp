@@ -28,7 +28,7 @@ void bind_devices(py::module_ & m) {
     m.def(
         "set_stand_in",
         [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads) {
-            spac::set_stand_in({ upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads });
+            spac::set_stand_in({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads});
         },
         py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,

@@ -45,23 +45,23 @@ std::vector<spac::LayerInfo> layers(const Experts & experts) {
 }
 
 void submit(Experts & experts, const py::object & priority, const py::object & threshold) {
-    const auto n_layer  = experts.n_layer();
-    const auto n_expert = experts.n_expert();
-    const auto * p      = int32_data(priority, "priority", { n_layer, n_expert });
-    const auto * t      = int32_data(threshold, "threshold", { n_layer });
+    const auto   n_layer  = experts.n_layer();
+    const auto   n_expert = experts.n_expert();
+    const auto * p        = int32_data(priority, "priority", {n_layer, n_expert});
+    const auto * t        = int32_data(threshold, "threshold", {n_layer});
 
     const py::gil_scoped_release release;
     experts.submit(p, t);
 }
 
 py::array_t<int32_t> residency(const Experts & experts) {
-    py::array_t<int32_t> slot_of({ experts.n_layer(), experts.n_expert() });
+    py::array_t<int32_t> slot_of({experts.n_layer(), experts.n_expert()});
     experts.residency(slot_of.mutable_data());
     return slot_of;
 }
 
 py::tuple take_demand(Experts & experts) {
-    py::array_t<int32_t> demand({ experts.n_layer(), experts.n_expert() });
+    py::array_t<int32_t> demand({experts.n_layer(), experts.n_expert()});
     const int            n_steps = experts.take_demand(demand.mutable_data());
     return py::make_tuple(demand, n_steps);
 }
@@ -81,7 +81,9 @@ struct PyLoadScope {
         experts = get();
         scope.reset();
     }
-    std::shared_ptr<Experts> get() const { return scope ? scope->experts() : experts; }
+    std::shared_ptr<Experts> get() const {
+        return scope ? scope->experts() : experts;
+    }
 };
 
 void bind_infos(py::module_ & m) {
@@ -120,7 +122,8 @@ void bind_experts(py::module_ & m) {
         .def("set_step_tokens", &Experts::set_step_tokens, py::arg("n_max"))
         .def_property_readonly("stats", [](const Experts & experts) { return stats_dict(experts.stats()); });
 
-    py::class_<PyLoadScope>(m, "LoadScope", "Models loaded on this thread in the scope have their experts in `experts`.")
+    py::class_<PyLoadScope>(m, "LoadScope",
+                            "Models loaded on this thread in the scope have their experts in `experts`.")
         .def(py::init<>())
         .def("__enter__",
              [](py::object self) {

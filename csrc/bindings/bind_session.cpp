@@ -43,7 +43,7 @@ class PySession {
     }
 
     void on(const std::string & event, const py::object & callback) {
-        static const char * const known[] = { "draft_token", "draft_end", "verify_end" };
+        static const char * const known[] = {"draft_token", "draft_end", "verify_end"};
         if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
             throw spac::InputError("unknown event '" + event + "', known are draft_token, draft_end, verify_end");
         }
@@ -74,9 +74,11 @@ class PySession {
         struct Restore {
             Session &               session;
             const spac::Listeners & listeners;
-            ~Restore() { session.set_listeners(listeners); }
+            ~Restore() {
+                session.set_listeners(listeners);
+            }
         };
-        const Restore                restore{ session, without };
+        const Restore                restore{session, without};
         const py::gil_scoped_release release;
         session.prefill(tokens.data(), tokens.size());
     }
@@ -123,13 +125,13 @@ class PySession {
         if (const auto callback = find("draft_token")) {
             result.draft_token = [callback](int32_t token, int index) {
                 const py::gil_scoped_acquire acquire;
-                callback(DraftToken{ token, index });
+                callback(DraftToken{token, index});
             };
         }
         if (const auto callback = find("draft_end")) {
             result.draft_end = [callback](const std::vector<int32_t> & draft, int64_t ns) {
                 const py::gil_scoped_acquire acquire;
-                callback(DraftEnd{ py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns });
+                callback(DraftEnd{py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns});
             };
         }
         if (const auto callback = find("verify_end")) {
@@ -179,11 +181,11 @@ void bind_step(py::module_ & m) {
         .def_property_readonly("tokens",
                                [](const py::object & self) {
                                    const auto & tokens = self.cast<const Step &>().tokens;
-                                   return int32_view(tokens.data(), { static_cast<py::ssize_t>(tokens.size()) }, self);
+                                   return int32_view(tokens.data(), {static_cast<py::ssize_t>(tokens.size())}, self);
                                })
         .def_property_readonly("demand",
                                [](const Step & self) {
-                                   return int32_view(self.demand, { self.n_layer, self.n_expert });
+                                   return int32_view(self.demand, {self.n_layer, self.n_expert});
                                })
         .def_readonly("n_drafted", &Step::n_drafted)
         .def_readonly("n_accepted", &Step::n_accepted)
@@ -203,7 +205,7 @@ void bind_step(py::module_ & m) {
 
 // The callbacks usually belong to the object that holds the session: such a ring must be visible to the collector.
 void collectable(PyHeapTypeObject * heap_type) {
-    auto * type    = &heap_type->ht_type;
+    auto * type = &heap_type->ht_type;
     type->tp_flags |= Py_TPFLAGS_HAVE_GC;
     type->tp_traverse = [](PyObject * self, visitproc visit, void * arg) {
         Py_VISIT(Py_TYPE(self));
@@ -242,7 +244,8 @@ void bind_session(py::module_ & m) {
         .def("close", &PySession::close)
         .def("__enter__", [](py::object self) { return self; })
         .def("__exit__", [](PySession & self, const py::args &) { self.close(); })
-        .def("set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
+        .def(
+            "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
         .def_property_readonly("n_past", [](const PySession & self) { return self.get().n_past(); })
@@ -262,6 +265,7 @@ void bind_session(py::module_ & m) {
         "Why the draft model's tokens do not mean the same to the target (one line), or None.");
     m.def("draft_types", &spac::draft_types, "The draft types that llama.cpp knows, by its names.");
     m.def("needs_draft_context", &spac::needs_draft_context, py::arg("draft_type"));
-    m.def("set_common_verbosity", &spac::set_common_verbosity, py::arg("level"),
-          "Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all.");
+    m.def(
+        "set_common_verbosity", &spac::set_common_verbosity, py::arg("level"),
+        "Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all.");
 }

@@ -13,6 +13,7 @@ void bind_library(pybind11::module_ & m);
 void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);
 void bind_experts(pybind11::module_ & m);
+void bind_slot_table(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 
 namespace spac::bindings {

@@ -7,5 +7,6 @@ PYBIND11_MODULE(_core, m) {
     bind_library(m);
     bind_devices(m);
     bind_experts(m);
+    bind_slot_table(m);
     bind_session(m);
 }

@@ -39,8 +39,8 @@ template <typename T> const char * python_name() {
 
 template <typename T> void assign(const char * name, py::handle value, T & field) {
     // A string is a sequence of strings to Python, which is never what was meant.
-    const bool is_list = std::is_same_v<T, std::vector<std::string>> ||
-                         std::is_same_v<T, std::optional<std::vector<std::string>>>;
+    const bool is_list =
+        std::is_same_v<T, std::vector<std::string>> || std::is_same_v<T, std::optional<std::vector<std::string>>>;
     try {
         if (!(is_list && py::isinstance<py::str>(value))) {
             field = value.cast<T>();
@@ -54,7 +54,9 @@ template <typename T> void assign(const char * name, py::handle value, T & field
 
 const std::map<std::string, Setter> & setters() {
 #define SPAC_KEY(key, field)                                                                                           \
-    { key, [](SessionConfig & config, py::handle value) { assign(key, value, config.field); } }
+    {                                                                                                                  \
+        key, [](SessionConfig & config, py::handle value) { assign(key, value, config.field); }                        \
+    }
     static const std::map<std::string, Setter> table = {
         SPAC_KEY("draft_types", draft.types),
         SPAC_KEY("draft_max", draft.n_max),

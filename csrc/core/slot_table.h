@@ -46,6 +46,10 @@ class SlotTable {
         return layers_[layer].pool;
     }
 
+    int n_expert(int layer) const {
+        return layers_[layer].n_expert;
+    }
+
     // The slot of an expert in its layer's pool, -1 when it has none.
     int slot_of(ExpertId id) const {
         return slot_of_[id.layer][id.expert];

@@ -9,9 +9,30 @@
 namespace spac {
 
 int common_prefix(const llama_tokens & a, const llama_tokens & b, int n_max) {
-    const auto limit = std::min({ a.size(), b.size(), static_cast<size_t>(std::max(n_max, 0)) });
+    const auto limit = std::min({a.size(), b.size(), static_cast<size_t>(std::max(n_max, 0))});
     const auto end   = a.begin() + static_cast<std::ptrdiff_t>(limit);
     return static_cast<int>(std::mismatch(a.begin(), end, b.begin()).first - a.begin());
+}
+
+llama_context * Context::checked_target(void * ctx) {
+    if (ctx == nullptr) {
+        throw InputError("the target context is a null pointer");
+    }
+    auto *       target = static_cast<llama_context *>(ctx);
+    const auto * model  = llama_get_model(target);
+    if (llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
+        throw InputError("the target is an encoder model: a session generates with decoder-only models");
+    }
+    if (llama_model_is_diffusion(model)) {
+        throw InputError("the target is a diffusion model: a session generates one token after another");
+    }
+    if (llama_get_memory(target) == nullptr) {
+        throw InputError("the target keeps no memory of a sequence (an embedding model?) and cannot generate");
+    }
+    if (llama_vocab_n_tokens(llama_model_get_vocab(model)) < 1) {
+        throw InputError("the target has no vocabulary, so its tokens cannot be sampled");
+    }
+    return target;
 }
 
 Context::Context(llama_context * ctx, const char * role) : ctx_(ctx), role_(role) {}
@@ -69,13 +90,17 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
     if (status == 2) {
         interrupt.raise_if_stopped();
     }
-    const auto what = std::string("llama.cpp could not evaluate ") + std::to_string(batch.size()) +
-                      " tokens on the " + role_ + " context at position " + std::to_string(n_past());
+    const auto what = std::string("llama.cpp could not evaluate ") + std::to_string(batch.size()) + " tokens on the " +
+                      role_ + " context at position " + std::to_string(n_past());
     switch (status) {
-        case 1: throw InternalError(what + ": no free place in its memory, although it has room for them");
-        case -2: throw MemoryError(what + ": out of memory; use a smaller n_ubatch");
-        case -3: throw DeviceError(what + ": the computation failed");
-        default: throw InternalError(what + ": status " + std::to_string(status));
+    case 1:
+        throw InternalError(what + ": no free place in its memory, although it has room for them");
+    case -2:
+        throw MemoryError(what + ": out of memory; use a smaller n_ubatch");
+    case -3:
+        throw DeviceError(what + ": the computation failed");
+    default:
+        throw InternalError(what + ": status " + std::to_string(status));
     }
 }
 

@@ -49,9 +49,9 @@ void check_config(const DraftConfig & config) {
 }
 
 void check_target_layers(const char * name, const Context & target, const llama_model * draft) {
-    const int  n_layer = llama_model_n_layer(target.model());
-    const auto n_ids   = llama_model_target_layer_ids_n(draft);
-    const auto * ids   = llama_model_target_layer_ids(draft);
+    const int    n_layer = llama_model_n_layer(target.model());
+    const auto   n_ids   = llama_model_target_layer_ids_n(draft);
+    const auto * ids     = llama_model_target_layer_ids(draft);
     if (n_ids == 0 || ids == nullptr) {
         throw InputError(std::string(name) + ": the draft model names no layers of a target, so it is of another kind");
     }
@@ -67,26 +67,32 @@ void check_target_layers(const char * name, const Context & target, const llama_
 void check_draft_model(common_speculative_type type, const Context & target, const Context & draft) {
     const auto name = common_speculative_type_to_str(type);
     switch (type) {
-        case COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE:
-            if (const auto reason = vocab_mismatch(target.model(), draft.model())) {
-                throw InputError("the draft's vocabulary does not fit the target's: " + *reason);
-            }
-            if (common_context_can_seq_rm(draft.get()) != COMMON_CONTEXT_SEQ_RM_TYPE_PART) {
-                throw InputError("the draft model's memory is recurrent and cannot take back rejected tokens: choose a "
-                                 "draft model with attention only, or an n-gram draft type");
-            }
-            break;
-        case COMMON_SPECULATIVE_TYPE_DRAFT_MTP:
-            if (llama_model_n_embd_out(draft.model()) != llama_model_n_embd_out(target.model())) {
-                throw InputError(name + ": the draft's embeddings have width " +
-                                 std::to_string(llama_model_n_embd_out(draft.model())) + ", the target's " +
-                                 std::to_string(llama_model_n_embd_out(target.model())));
-            }
-            break;
-        case COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3:
-        case COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH:
-        case COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK: check_target_layers(name.c_str(), target, draft.model()); break;
-        default: break;
+    case COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE:
+        if (const auto reason = vocab_mismatch(target.model(), draft.model())) {
+            throw InputError("the draft's vocabulary does not fit the target's: " + *reason);
+        }
+        if (common_context_can_seq_rm(draft.get()) != COMMON_CONTEXT_SEQ_RM_TYPE_PART) {
+            throw InputError("the draft model's memory is recurrent and cannot take back rejected tokens: choose a "
+                             "draft model with attention only, or an n-gram draft type");
+        }
+        break;
+    case COMMON_SPECULATIVE_TYPE_DRAFT_MTP:
+        if (llama_model_n_layer_nextn(draft.model()) < 1 && llama_get_ctx_other(draft.get()) != target.get()) {
+            throw InputError(name + ": the draft model predicts no further tokens (it has no MTP layers)");
+        }
+        if (llama_model_n_embd_out(draft.model()) != llama_model_n_embd_out(target.model())) {
+            throw InputError(name + ": the draft's embeddings have width " +
+                             std::to_string(llama_model_n_embd_out(draft.model())) + ", the target's " +
+                             std::to_string(llama_model_n_embd_out(target.model())));
+        }
+        break;
+    case COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3:
+    case COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH:
+    case COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK:
+        check_target_layers(name.c_str(), target, draft.model());
+        break;
+    default:
+        break;
     }
 }
 
@@ -122,16 +128,16 @@ common_params_speculative speculative_params(const DraftConfig & config) {
         throw InputError("the draft types " + common_speculative_type_name_str(params.types) +
                          " would share one draft context: name one of the draft-* types");
     }
-    params.draft.n_max     = config.n_max;
-    params.draft.n_min     = 0; // ours to apply: see Speculator::draft
-    params.draft.p_min     = config.p_min;
-    const common_params_speculative_ngram_map map = { static_cast<uint16_t>(config.ngram_size_n),
-                                                      static_cast<uint16_t>(config.ngram_size_m),
-                                                      static_cast<uint16_t>(config.ngram_min_hits) };
-    params.ngram_simple  = map;
-    params.ngram_map_k   = map;
-    params.ngram_map_k4v = map;
-    params.ngram_mod     = { config.ngram_mod_n_match, config.ngram_mod_n_max, config.ngram_mod_n_min };
+    params.draft.n_max                            = config.n_max;
+    params.draft.n_min                            = 0; // ours to apply: see Speculator::draft
+    params.draft.p_min                            = config.p_min;
+    const common_params_speculative_ngram_map map = {static_cast<uint16_t>(config.ngram_size_n),
+                                                     static_cast<uint16_t>(config.ngram_size_m),
+                                                     static_cast<uint16_t>(config.ngram_min_hits)};
+    params.ngram_simple                           = map;
+    params.ngram_map_k                            = map;
+    params.ngram_map_k4v                          = map;
+    params.ngram_mod = {config.ngram_mod_n_match, config.ngram_mod_n_max, config.ngram_mod_n_min};
     return params;
 }
 
@@ -165,27 +171,29 @@ void check_draft_context(std::optional<common_speculative_type> type, const Cont
                          std::to_string(target.n_ctx()) + ": make the draft's n_ctx at least as large");
     }
     if (draft.n_batch() < n_max + 1) {
-        throw InputError("a draft of " + std::to_string(n_max) + " tokens needs a draft context with n_batch of at least " +
-                         std::to_string(n_max + 1) + ", it has " + std::to_string(draft.n_batch()));
+        throw InputError("a draft of " + std::to_string(n_max) +
+                         " tokens needs a draft context with n_batch of at least " + std::to_string(n_max + 1) +
+                         ", it has " + std::to_string(draft.n_batch()));
     }
     check_draft_model(*type, target, draft);
 }
 
 void check_rollback(const Context & target, int n_max) {
     switch (common_context_can_seq_rm(target.get())) {
-        case COMMON_CONTEXT_SEQ_RM_TYPE_PART: return;
-        case COMMON_CONTEXT_SEQ_RM_TYPE_RS: {
-            const int n_rs = static_cast<int>(llama_n_rs_seq(target.get()));
-            if (n_rs < n_max) {
-                throw InputError("the target's recurrent memory can take back " + std::to_string(n_rs) +
-                                 " tokens: make the context with n_rs_seq of at least the longest draft, " +
-                                 std::to_string(n_max));
-            }
-            return;
+    case COMMON_CONTEXT_SEQ_RM_TYPE_PART:
+        return;
+    case COMMON_CONTEXT_SEQ_RM_TYPE_RS: {
+        const int n_rs = static_cast<int>(llama_n_rs_seq(target.get()));
+        if (n_rs < n_max) {
+            throw InputError("the target's recurrent memory can take back " + std::to_string(n_rs) +
+                             " tokens: make the context with n_rs_seq of at least the longest draft, " +
+                             std::to_string(n_max));
         }
-        default:
-            throw InputError("the target's memory is recurrent and cannot take back rejected tokens: use draft length 0, "
-                             "or n_rs_seq where the model supports it");
+        return;
+    }
+    default:
+        throw InputError("the target's memory is recurrent and cannot take back rejected tokens: use draft length 0, "
+                         "or n_rs_seq where the model supports it");
     }
 }
 

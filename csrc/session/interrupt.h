@@ -11,19 +11,23 @@ struct llama_context;
 
 namespace spac {
 
-// Hangs itself into contexts as their abort callback, which llama.cpp asks between the nodes of a CPU graph. The callback
-// may come from other threads than the session's; the interrupt check is called on the session's thread alone.
+// Hangs itself into contexts as their abort callback, which llama.cpp asks between the nodes of a CPU graph. The
+// callback may come from other threads than the session's; the interrupt check is called on the session's thread alone.
 class Interrupt {
   public:
-    Interrupt() = default;
+    Interrupt()                              = default;
     Interrupt(const Interrupt &)             = delete;
     Interrupt & operator=(const Interrupt &) = delete;
 
     void attach(llama_context * ctx);
     void detach(llama_context * ctx);
 
-    void set_check(std::function<void()> check) { check_ = std::move(check); }
-    void cancel() noexcept { cancelled_.store(true); }
+    void set_check(std::function<void()> check) {
+        check_ = std::move(check);
+    }
+    void cancel() noexcept {
+        cancelled_.store(true);
+    }
     void clear() noexcept;
 
     // Marks the calling thread as the session's, for one call.
@@ -35,10 +39,10 @@ class Interrupt {
     static bool abort_callback(void * self) noexcept;
     void        poll() noexcept;
 
-    std::atomic<bool>                     cancelled_{ false };
+    std::atomic<bool>                     cancelled_{false};
     std::function<void()>                 check_;
     std::exception_ptr                    error_; // written and read on the session's thread
-    std::atomic<bool>                     has_error_{ false };
+    std::atomic<bool>                     has_error_{false};
     std::atomic<std::thread::id>          runner_{};
     std::chrono::steady_clock::time_point next_check_{};
 };

@@ -44,7 +44,7 @@ std::vector<common_sampler_type> sampler_types(const std::vector<std::string> & 
     std::vector<common_sampler_type> types;
     for (const auto & name : names) {
         // One name at a time: common drops the names that it does not know.
-        const auto found = common_sampler_types_from_names({ name });
+        const auto found = common_sampler_types_from_names({name});
         if (found.empty()) {
             throw InputError("unknown sampler '" + name +
                              "', known are penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, "
@@ -62,12 +62,12 @@ void add_logit_bias(const SamplingConfig & config, const llama_vocab * vocab, co
             throw InputError("logit_bias names token " + std::to_string(token) + ", the vocabulary has tokens 0 to " +
                              std::to_string(n_vocab - 1));
         }
-        params.logit_bias.push_back({ token, bias });
+        params.logit_bias.push_back({token, bias});
     }
     if (config.ignore_eos) {
         for (llama_token token = 0; token < n_vocab; ++token) {
             if (llama_vocab_is_eog(vocab, token)) {
-                params.logit_bias.push_back({ token, -INFINITY });
+                params.logit_bias.push_back({token, -INFINITY});
             }
         }
     }

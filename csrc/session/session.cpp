@@ -1,46 +1,19 @@
 #include "session/session.h"
 
 #include "log.h"
+#include "session/clock.h"
 #include "session/context.h"
 #include "session/draft_types.h"
 #include "session/interrupt.h"
-#include "session/sampler.h"
 #include "session/speculator.h"
+#include "session/verifier.h"
 
 #include <atomic>
-#include <chrono>
 #include <mutex>
 
 namespace spac {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-int64_t since(Clock::time_point start) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-}
-
-llama_context * checked_target(void * ctx) {
-    if (ctx == nullptr) {
-        throw InputError("the target context is a null pointer");
-    }
-    auto *       target = static_cast<llama_context *>(ctx);
-    const auto * model  = llama_get_model(target);
-    if (llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
-        throw InputError("the target is an encoder model: a session generates with decoder-only models");
-    }
-    if (llama_model_is_diffusion(model)) {
-        throw InputError("the target is a diffusion model: a session generates one token after another");
-    }
-    if (llama_get_memory(target) == nullptr) {
-        throw InputError("the target keeps no memory of a sequence (an embedding model?) and cannot generate");
-    }
-    if (llama_vocab_n_tokens(llama_model_get_vocab(model)) < 1) {
-        throw InputError("the target has no vocabulary, so its tokens cannot be sampled");
-    }
-    return target;
-}
 
 // common logs through a thread of its own, to stderr. Errors reach the caller as exceptions anyway.
 std::once_flag default_verbosity;
@@ -54,9 +27,12 @@ void set_common_verbosity(int level) {
 
 const char * to_string(StopReason reason) {
     switch (reason) {
-        case StopReason::stop: return "stop";
-        case StopReason::length: return "length";
-        default: return "";
+    case StopReason::stop:
+        return "stop";
+    case StopReason::length:
+        return "length";
+    default:
+        return "";
     }
 }
 
@@ -69,12 +45,15 @@ struct Session::Impl {
       public:
         explicit Use(Impl & impl) : impl_(impl) {
             if (impl_.busy.exchange(true)) {
-                throw InputError("the session is in use: one call at a time, and none but set_draft_length() and cancel() "
-                                 "from a callback");
+                throw InputError(
+                    "the session is in use: one call at a time, and none but set_draft_length() and cancel() "
+                    "from a callback");
             }
             impl_.interrupt.enter();
         }
-        ~Use() { impl_.busy.store(false); }
+        ~Use() {
+            impl_.busy.store(false);
+        }
         Use(const Use &)             = delete;
         Use & operator=(const Use &) = delete;
 
@@ -85,18 +64,16 @@ struct Session::Impl {
     void         evaluate_prompt();
     int          next_draft_length() const;
     void         draft();
-    llama_tokens verify_and_sample();
-    void         verify();
-    void         take_demand();
+    llama_tokens verify();
     llama_tokens sample();
     void         commit(const llama_tokens & accepted);
-    int          n_pending() const { return static_cast<int>(history.size()) - target.n_past(); }
+    int          n_pending() const {
+                 return static_cast<int>(history.size()) - target.n_past();
+    }
 
     Interrupt                   interrupt; // outlives the contexts' use of it: declared first
     Context                     target;
-    std::shared_ptr<Experts>    experts;
-    common_params_sampling      sampling;
-    common_sampler_ptr          sampler;
+    Verifier                    verifier;
     std::unique_ptr<Speculator> speculator;
     common_batch                batch;
     Listeners                   listeners;
@@ -108,27 +85,21 @@ struct Session::Impl {
     bool         has_prompt = false;
     bool         has_begun  = false; // the speculator knows of the prompt
 
-    llama_tokens         drafted;
-    Step                 result;
-    std::shared_ptr<std::vector<int32_t>> demand = std::make_shared<std::vector<int32_t>>();
-    std::atomic<int>     draft_length{ 0 };
-    int                  draft_max = 0;
-    std::atomic<bool>    busy{ false };
+    llama_tokens      drafted;
+    Step              result;
+    std::atomic<int>  draft_length{0};
+    int               draft_max = 0;
+    std::atomic<bool> busy{false};
 };
 
 Session::Impl::Impl(const SessionConfig & config)
-    : target(checked_target(config.target_ctx), "target"), experts(config.experts), batch(target.get()) {
+    : target(Context::checked_target(config.target_ctx), "target"),
+      verifier(target, config.experts, config.sampling, interrupt), batch(target.get()) {
     std::call_once(default_verbosity, [] { common_log_set_verbosity_thold(-1); });
 
-    sampling = sampling_params(config.sampling, target.model(), target.n_ctx());
-    sampler  = make_sampler(target.model(), sampling);
-
-    if (experts) {
-        experts->set_counting(false);
-    }
     target.clear();
-    const bool speculates = config.draft.n_max > 0 && !speculative_params(config.draft).types.empty();
-    if (speculates) {
+    const auto types = speculative_params(config.draft).types;
+    if (config.draft.n_max > 0 && !types.empty()) {
         if (target.n_batch() < config.draft.n_max + 1) {
             throw InputError("a draft of " + std::to_string(config.draft.n_max) +
                              " tokens needs a target context with n_batch of at least " +
@@ -140,10 +111,7 @@ Session::Impl::Impl(const SessionConfig & config)
         draft_max  = config.draft.n_max;
         draft_length.store(draft_max);
     }
-    if (experts) {
-        experts->set_step_tokens(std::max(64, draft_max + 1));
-        take_demand();
-    }
+    verifier.set_step_tokens(draft_max + 1);
     interrupt.attach(target.get());
 }
 
@@ -182,7 +150,7 @@ void Session::Impl::evaluate_prompt() {
 // The draft and the token before it must fit into the context.
 int Session::Impl::next_draft_length() const {
     const int room = target.n_ctx() - static_cast<int>(history.size()) - 1;
-    return speculator ? std::min({ draft_length.load(), speculator->n_max(), room }) : 0;
+    return speculator ? std::min({draft_length.load(), speculator->n_max(), room}) : 0;
 }
 
 void Session::Impl::draft() {
@@ -199,67 +167,27 @@ void Session::Impl::draft() {
     }
 }
 
-void Session::Impl::verify() {
-    interrupt.raise_if_stopped();
-    int pos = target.n_past();
-    batch.clear();
-    batch.add(last, pos++, 0, true);
-    for (const auto token : drafted) {
-        batch.add(token, pos++, 0, true);
-    }
-    const auto start = Clock::now();
-    if (experts) {
-        experts->set_counting(true);
-    }
-    try {
-        target.decode(batch, interrupt);
-    } catch (...) {
-        take_demand(); // not to be mistaken for the next verification's
-        throw;
-    }
-    take_demand();
-    result.verify_ns  = since(start);
-    result.n_verified = batch.size();
-}
-
-void Session::Impl::take_demand() {
-    if (!experts) {
-        return;
-    }
-    experts->set_counting(false);
-    const size_t n = static_cast<size_t>(experts->n_layer()) * static_cast<size_t>(experts->n_expert());
-    if (n != demand->size()) {
-        demand = std::make_shared<std::vector<int32_t>>(n); // the layers became known with the first graph
-    }
-    experts->take_demand(demand->data());
-    result.n_layer  = experts->n_layer();
-    result.n_expert = experts->n_expert();
-    result.demand   = demand;
-}
-
-llama_tokens Session::Impl::sample() {
-    const auto start = Clock::now();
-    try {
-        auto accepted    = common_sampler_sample_and_accept_n(sampler.get(), target.get(), drafted);
-        result.sample_ns = since(start);
-        return accepted;
-    } catch (const std::exception & error) {
-        has_prompt = false; // the sampler may have taken some of the tokens: only a new prompt makes it whole
-        throw InternalError(std::string("the sampler failed, prefill the session anew: ") + error.what());
-    }
-}
-
 // The accepted tokens and the target's own. Until they are committed, an exception leaves the sequence as it was.
-llama_tokens Session::Impl::verify_and_sample() {
+llama_tokens Session::Impl::verify() {
+    interrupt.raise_if_stopped();
     try {
-        verify();
+        const auto & verified = verifier.verify(last, drafted, result);
         if (speculator) {
-            speculator->observe(batch);
+            speculator->observe(verified);
         }
         return sample();
     } catch (...) {
         target.trim(static_cast<int>(history.size()));
         throw;
+    }
+}
+
+llama_tokens Session::Impl::sample() {
+    try {
+        return verifier.sample(drafted, result);
+    } catch (const std::exception & error) {
+        has_prompt = false; // the sampler may have taken some of the tokens: only a new prompt makes it whole
+        throw InternalError(std::string("the sampler failed, prefill the session anew: ") + error.what());
     }
 }
 
@@ -300,9 +228,9 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens) {
         }
     }
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
-    const bool         extends = std::equal(impl.history.begin(), impl.history.end(), wanted.begin(),
-                                            wanted.begin() + static_cast<std::ptrdiff_t>(
-                                                                 std::min(impl.history.size(), wanted.size())));
+    const bool         extends =
+        std::equal(impl.history.begin(), impl.history.end(), wanted.begin(),
+                   wanted.begin() + static_cast<std::ptrdiff_t>(std::min(impl.history.size(), wanted.size())));
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
     if (impl.speculator && !extends) {
         impl.speculator->cut(wanted, impl.target.n_past());
@@ -312,10 +240,7 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens) {
     impl.has_prompt = true;
     impl.has_begun  = false;
 
-    impl.sampler = make_sampler(impl.target.model(), impl.sampling);
-    for (size_t i = 0; i < n_tokens; ++i) {
-        common_sampler_accept(impl.sampler.get(), tokens[i], false);
-    }
+    impl.verifier.begin(tokens, n_tokens);
     impl.evaluate_prompt();
 }
 
@@ -333,7 +258,7 @@ const Step & Session::step() {
     }
     impl.result = Step{};
     impl.draft();
-    impl.commit(impl.verify_and_sample());
+    impl.commit(impl.verify());
     if (impl.speculator && !impl.drafted.empty()) {
         impl.speculator->accept(impl.result.n_accepted, impl.history);
     }

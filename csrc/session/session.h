@@ -1,8 +1,8 @@
 // The speculative session: one sequence of tokens on a target context, drafted by whatever llama.cpp's `common` library
 // knows (a draft model, n-grams, …), verified by the target, sampled losslessly.
 //
-// This header is the room's public face: it names no llama.cpp type, so that the bindings can include it alone. Contexts
-// arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
+// This header is the room's public face: it names no llama.cpp type, so that the bindings can include it alone.
+// Contexts arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
 #pragma once
 
 #include "backend/experts.h"
@@ -26,12 +26,12 @@ class Cancelled : public Error {
 
 // How drafts are made. Names and defaults are llama.cpp's.
 struct DraftConfig {
-    std::vector<std::string> types;              // "draft-simple", "ngram-simple", …; empty or "none": no speculation
-    int                      n_max         = 16; // the longest draft, and the draft length at first
-    int                      n_min         = 0;  // shorter drafts are not used
-    float                    p_min         = 0;  // a draft model stops at a token that it holds less probable
-    int                      ngram_size_n  = 12; // ngram-simple, ngram-map-*: tokens to look up
-    int                      ngram_size_m  = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
+    std::vector<std::string> types;             // "draft-simple", "ngram-simple", …; empty or "none": no speculation
+    int                      n_max        = 16; // the longest draft, and the draft length at first
+    int                      n_min        = 0;  // shorter drafts are not used
+    float                    p_min        = 0;  // a draft model stops at a token that it holds less probable
+    int                      ngram_size_n = 12; // ngram-simple, ngram-map-*: tokens to look up
+    int                      ngram_size_m = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
     int                      ngram_min_hits    = 1;
     int                      ngram_mod_n_match = 24;
     int                      ngram_mod_n_min   = 48;
@@ -106,15 +106,15 @@ struct Step {
 // Called on the thread that runs the session. A listener may throw: the exception leaves step(), and the session stays
 // consistent (see Session::step). It may call set_draft_length() and cancel(), nothing else.
 struct Listeners {
-    // A draft token, as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone that is while
-    // the draft model still drafts; other types draft in one call, and their tokens come together after it.
-    std::function<void(int32_t token, int index)>                        draft_token;
-    std::function<void(const std::vector<int32_t> & draft, int64_t ns)>  draft_end;
-    std::function<void(const Step & step)>                               verify_end;
+    // A draft token, as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone that is
+    // while the draft model still drafts; other types draft in one call, and their tokens come together after it.
+    std::function<void(int32_t token, int index)>                       draft_token;
+    std::function<void(const std::vector<int32_t> & draft, int64_t ns)> draft_end;
+    std::function<void(const Step & step)>                              verify_end;
     // Progress of prefill(), in tokens.
-    std::function<void(int n_done, int n_total)>                         prefill_piece;
+    std::function<void(int n_done, int n_total)> prefill_piece;
     // Called now and then while the library works, so that the host language can see signals; throwing stops the call.
-    std::function<void()>                                                interrupt_check;
+    std::function<void()> interrupt_check;
 };
 
 // Not for two threads at a time: a call made while another runs throws InputError. cancel() is the exception.
@@ -132,8 +132,8 @@ class Session {
     void prefill(const int32_t * tokens, size_t n_tokens);
 
     // Drafts, verifies, accepts. At least one token, unless the reason is `length`. An exception before verification
-    // (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end listener comes after the
-    // tokens were committed: they are in last_step(). The reference is valid until the next step.
+    // (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end listener comes after
+    // the tokens were committed: they are in last_step(). The reference is valid until the next step.
     const Step & step();
     const Step & last_step() const;
 

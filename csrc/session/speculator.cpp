@@ -10,8 +10,8 @@ namespace spac {
 Speculator::Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx,
                        Interrupt & interrupt)
     : config_(config), target_(target), interrupt_(interrupt) {
-    params_      = speculative_params(config);
-    model_type_  = draft_model_type(params_.types);
+    params_     = speculative_params(config);
+    model_type_ = draft_model_type(params_.types);
     check_draft_context(model_type_, target, draft_ctx, config.n_max);
 
     params_.draft.ctx_tgt = target.get();
@@ -33,7 +33,8 @@ Speculator::~Speculator() {
     }
 }
 
-// Makes common's state anew: it has no way to forget (the n-gram caches only grow, and assume that history is appended to).
+// Makes common's state anew: it has no way to forget (the n-gram caches only grow, and assume that history is appended
+// to).
 void Speculator::rebuild() {
     spec_.reset();
     try {
@@ -104,7 +105,8 @@ void Speculator::observe(const common_batch & batch) {
     // Positions decide what is replaced: a draft made before was dropped from the memory already.
     if (!common_speculative_process(spec_.get(), batch)) {
         interrupt_.raise_if_stopped();
-        throw DeviceError("llama.cpp could not evaluate " + std::to_string(batch.size()) + " tokens on the draft context");
+        throw DeviceError("llama.cpp could not evaluate " + std::to_string(batch.size()) +
+                          " tokens on the draft context");
     }
     draft_->adopt(target_.tokens());
 }
@@ -147,7 +149,7 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
 llama_tokens Speculator::draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max) {
     llama_tokens result;
     auto &       request = common_speculative_get_draft_params(spec_.get(), 0);
-    request              = { true, n_max, pos, last, &tokens, &result };
+    request              = {true, n_max, pos, last, &tokens, &result};
     common_speculative_draft(spec_.get());
     request.prompt = nullptr;
     request.result = nullptr;
@@ -158,19 +160,19 @@ llama_tokens Speculator::draft_once(const llama_tokens & tokens, llama_token las
     return result;
 }
 
-// The draft model's tokens one call each: the same decodes and the same result as one call for all (it drafts greedily, and
-// the memory carries over), but every token is known as soon as it exists, and a request to stop is seen in between.
+// The draft model's tokens one call each: the same decodes and the same result as one call for all (it drafts greedily,
+// and the memory carries over), but every token is known as soon as it exists, and a request to stop is seen in
+// between.
 llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
                                         const std::function<void(llama_token, int)> & on_token) {
     llama_tokens result;
-    llama_tokens held = tokens; // what the draft's memory holds
+    llama_tokens held   = tokens; // what the draft's memory holds
     const auto   settle = [&] { draft_->adopt(held); };
     try {
         llama_token previous = last;
         while (static_cast<int>(result.size()) < n_max) {
             held.push_back(previous);
-            const auto next =
-                draft_once(tokens, previous, static_cast<llama_pos>(tokens.size() + result.size()), 1);
+            const auto next = draft_once(tokens, previous, static_cast<llama_pos>(tokens.size() + result.size()), 1);
             if (next.empty()) {
                 break;
             }

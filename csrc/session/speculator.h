@@ -14,9 +14,9 @@ namespace spac {
 class Interrupt;
 
 // Two families of draft types need different care. Most know the sequence by its tokens alone (a draft model, n-grams):
-// they are brought up to date just before they draft, and what a draft model evaluated while it drafted is kept as far as
-// it was accepted. The others (MTP, EAGLE-3, DFlash, …) read the target's hidden states: they must see every batch right
-// after the target decoded it.
+// they are brought up to date just before they draft, and what a draft model evaluated while it drafted is kept as far
+// as it was accepted. The others (MTP, EAGLE-3, DFlash, …) read the target's hidden states: they must see every batch
+// right after the target decoded it.
 class Speculator {
   public:
     // Throws InputError for types, contexts and sizes that do not fit.
@@ -28,7 +28,9 @@ class Speculator {
     // The most tokens that may be given to observe() at once.
     int n_batch() const;
     // The longest draft that the types can make.
-    int n_max() const { return n_max_; }
+    int n_max() const {
+        return n_max_;
+    }
 
     // The sequence is cut to its first `n` tokens, or begins anew: what common learnt from the rest is forgotten.
     void cut(const llama_tokens & tokens, int n);
@@ -37,8 +39,8 @@ class Speculator {
     void begin(const llama_tokens & prompt, bool drafting);
     // The target has decoded `batch`.
     void observe(const common_batch & batch);
-    // Drafts at most `n_max` tokens (> 0) that may follow `tokens` and then `last`. `on_token` is called for each. Throws
-    // what stopped it.
+    // Drafts at most `n_max` tokens (> 0) that may follow `tokens` and then `last`. `on_token` is called for each.
+    // Throws what stopped it.
     llama_tokens draft(const llama_tokens & tokens, llama_token last, int n_max,
                        const std::function<void(llama_token, int)> & on_token);
     // Of the last draft, `n` tokens were accepted; the sequence is now `tokens`. Not to be called for an empty draft.
@@ -54,16 +56,16 @@ class Speculator {
     llama_tokens draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
                                 const std::function<void(llama_token, int)> & on_token);
 
-    DraftConfig                                config_;
-    const Context &                            target_;
-    std::optional<Context>                     draft_;
-    Interrupt &                                interrupt_;
-    common_params_speculative                  params_;
-    std::optional<enum common_speculative_type> model_type_;      // the one type that uses the draft context
-    bool                                       reads_states_ = false;
-    bool                                       stepwise_     = false; // "draft-simple" alone
-    int                                        n_max_        = 0;
-    common_speculative_ptr                     spec_;
+    DraftConfig                                 config_;
+    const Context &                             target_;
+    std::optional<Context>                      draft_;
+    Interrupt &                                 interrupt_;
+    common_params_speculative                   params_;
+    std::optional<enum common_speculative_type> model_type_; // the one type that uses the draft context
+    bool                                        reads_states_ = false;
+    bool                                        stepwise_     = false; // "draft-simple" alone
+    int                                         n_max_        = 0;
+    common_speculative_ptr                      spec_;
 };
 
 } // namespace spac

@@ -1,5 +1,5 @@
-// Whether a draft model's tokens mean the same to the target. llama.cpp's own check answers yes or no and tolerates what
-// its loop can stand; this one names the difference, and finds it before a session exists.
+// Whether a draft model's tokens mean the same to the target. llama.cpp's own check answers yes or no and tolerates
+// what its loop can stand; this one names the difference, and finds it before a session exists.
 #include "llama.h"
 #include "session/session.h"
 
@@ -11,20 +11,27 @@ namespace spac {
 
 namespace {
 
-// As in llama.cpp: files of one family pad their vocabularies to different sizes, and the first few ids are markers that
-// differ in text between otherwise equal vocabularies.
-constexpr int max_size_difference = 128;
+// As in llama.cpp: files of one family pad their vocabularies to different sizes, and the first few ids are markers
+// that differ in text between otherwise equal vocabularies.
+constexpr int max_size_difference  = 128;
 constexpr int first_compared_token = 5;
 
 const char * type_name(enum llama_vocab_type type) {
     switch (type) {
-        case LLAMA_VOCAB_TYPE_NONE: return "none";
-        case LLAMA_VOCAB_TYPE_SPM: return "SPM";
-        case LLAMA_VOCAB_TYPE_BPE: return "BPE";
-        case LLAMA_VOCAB_TYPE_WPM: return "WPM";
-        case LLAMA_VOCAB_TYPE_UGM: return "UGM";
-        case LLAMA_VOCAB_TYPE_RWKV: return "RWKV";
-        default: return "other";
+    case LLAMA_VOCAB_TYPE_NONE:
+        return "none";
+    case LLAMA_VOCAB_TYPE_SPM:
+        return "SPM";
+    case LLAMA_VOCAB_TYPE_BPE:
+        return "BPE";
+    case LLAMA_VOCAB_TYPE_WPM:
+        return "WPM";
+    case LLAMA_VOCAB_TYPE_UGM:
+        return "UGM";
+    case LLAMA_VOCAB_TYPE_RWKV:
+        return "RWKV";
+    default:
+        return "other";
     }
 }
 

@@ -312,3 +312,27 @@ def draft_types() -> list[str]:
 def needs_draft_context(draft_type: str) -> bool: ...
 def set_common_verbosity(level: int) -> None:
     """Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all."""
+
+# The slot table by itself
+
+class SlotTable:
+    """Which expert is in which slot: bookkeeping without a device. Experts are (layer, expert)."""
+
+    def __init__(self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int]) -> None:
+        """layers: (n_expert, pool) in the order in which they run."""
+    @property
+    def n_held(self) -> int: ...
+    def n_free(self, pool: int) -> int: ...
+    def slot_of(self, layer: int, expert: int) -> int: ...
+    def acquire(self, layer: int, expert: int) -> int: ...
+    def evict(self, layer: int, expert: int) -> int: ...
+    def release(self, pool: int, slot: int) -> None: ...
+    def toward(
+        self, priority: Int32Array, threshold: Int32Array, cursor: int
+    ) -> list[tuple[str, tuple[int, int], tuple[int, int] | None]]:
+        """Steps toward a plan, most wanted first: ("use_free" | "wait" | "use_evicted", load, evicted or None)."""
+    def check_integrity(self) -> None:
+        """Raises InternalError when the table contradicts itself."""
+
+def share_out(n_slots: int, layers: Sequence[tuple[int, int]], n_pool: int) -> list[int]:
+    """Slots of every pool, in proportion to its experts."""
