@@ -310,19 +310,20 @@ bool ModelExperts::counts(int n_used, int n_tokens, int n_expert) const {
     return counting_ && n_tokens <= step_tokens_ && (n_used < n_expert || n_expert == 1);
 }
 
-void ModelExperts::count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, const Mask & mask) {
+void ModelExperts::count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert,
+                         const Mask * mask) {
     const std::lock_guard lock(demand_mutex_);
     if (static_cast<size_t>(il) >= demand_.size()) {
         demand_.resize(il + 1);
     }
     auto & row = demand_[il];
-    row.resize(mask.slot_of.size(), 0);
-    seen_.assign(mask.slot_of.size(), 0);
+    row.resize(n_expert, 0);
+    seen_.assign(n_expert, 0);
     for (int t = 0; t < n_tokens; ++t) {
         const auto * token = reinterpret_cast<const int32_t *>(reinterpret_cast<const char *>(ids) + t * stride);
         for (int u = 0; u < n_used; ++u) {
             const int32_t e        = token[u];
-            const bool    resident = mask.slot_of[e] >= 0;
+            const bool    resident = mask != nullptr && mask->slot_of[e] >= 0;
             ++row[e];
             ++activations_;
             activations_hit_ += resident;

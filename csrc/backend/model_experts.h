@@ -92,8 +92,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     }
     int pool_of(int il) const;
 
-    // Counts one execution of a block: ids[t][u] of n_tokens x n_used, rows `stride` bytes apart.
-    void count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, const Mask & mask);
+    // Counts one execution of a block: ids[t][u] of n_tokens x n_used, rows `stride` bytes apart; `mask` null: all on
+    // the host.
+    void count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert, const Mask * mask);
     // Whether a block counts as demand in a graph of n_tokens.
     bool counts(int n_used, int n_tokens, int n_expert) const;
     void end_step(); // a graph that counted has ended

@@ -136,13 +136,11 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
 
     char * late = g->late_ids.get();
     int    next = 0;
-    auto * join = static_cast<ggml_tensor *>(nullptr);
     for (Block & block : blocks) {
         auto b      = std::make_unique<SplitBlock>();
         b->ids_span = span(block.ids);
         b->late_ids = late;
         late += b->ids_span;
-        b->before.push_back(join);
         b->before.insert(b->before.end(), graph->nodes + next, graph->nodes + block.first);
         next        = block.last + 1;
         b->experts  = experts_of(block.weights.front());
@@ -159,10 +157,8 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         staging.push_back(lay_out(b->block, host_arena, device_arena));
         make_host_part(g->ctx.get(), *b, staging.back(), host_arena);
         make_join(g->ctx.get(), *b, staging.back(), device);
-        join = b->join;
         g->blocks.push_back(std::move(b));
     }
-    g->tail.push_back(join);
     g->tail.insert(g->tail.end(), graph->nodes + next, graph->nodes + graph->n_nodes);
     return g;
 }

@@ -65,7 +65,7 @@ struct SplitBlock {
     int                           n_expert = 0;
     size_t                        ids_span = 0; // bytes from the first id to the last
 
-    std::vector<ggml_tensor *> before; // [0] is the join of the block before, then the dense nodes up to this block
+    std::vector<ggml_tensor *> before; // the dense nodes up to this block
 
     // The host's part.
     ggml_cgraph * host_graph = nullptr;
@@ -102,7 +102,7 @@ struct SplitGraph {
     std::vector<std::unique_ptr<SplitBlock>> blocks;
     std::vector<Staging>                     staging;      // by block
     int                                      n_tokens = 0; // of the largest block: the last layer may compute fewer
-    std::vector<ggml_tensor *>               tail;         // [0] is the join of the last block
+    std::vector<ggml_tensor *>               tail;         // the dense nodes behind the last block
     std::unique_ptr<char[]>                  late_ids;
 };
 

@@ -173,15 +173,14 @@ ggml_status SplitStream::compute(ggml_cgraph * graph) {
         return inner_->iface.graph_compute(inner_.get(), graph);
     }
     make_pool();
-    bool join_pending = false;
-    bool counted      = false;
+    bool counted = false;
     for (size_t k = 0; k < g.blocks.size(); ++k) {
         if (abort_ != nullptr && abort_(abort_data_)) {
             return GGML_STATUS_ABORTED;
         }
         SplitBlock &      b      = *g.blocks[k];
         const bool        counts = b.layer >= 0 && b.experts->counts(b.block.n_used(), g.n_tokens, b.n_expert);
-        const ggml_status status = run_block(b, g.staging[k], graph, counts, join_pending);
+        const ggml_status status = run_block(b, g.staging[k], graph, counts);
         if (status != GGML_STATUS_SUCCESS) {
             return status;
         }
@@ -190,22 +189,21 @@ ggml_status SplitStream::compute(ggml_cgraph * graph) {
     if (counted) {
         g.blocks.front()->experts->end_step();
     }
-    const size_t skip = join_pending ? 0 : 1;
-    return launch(g.tail.data() + skip, g.tail.size() - skip, graph);
+    return launch(g.tail.data(), g.tail.size(), graph);
 }
 
-ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts,
-                                   bool & join_pending) {
+ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts) {
     ModelExperts &              experts = *b.experts;
     std::shared_ptr<const Mask> mask    = b.layer >= 0 ? experts.mask(b.layer) : nullptr;
     const Side                  side    = side_of(b, s, mask.get());
+    if (side == Side::host) {
+        mask = nullptr; // whatever is resident: all rows are the host's
+    }
     ++experts.counters.blocks;
     if (b.layer >= 0) {
         experts.set_cursor(b.layer);
     }
-    const size_t skip   = join_pending ? 0 : 1;
-    ggml_status  status = launch(b.before.data() + skip, b.before.size() - skip, graph);
-    join_pending        = false;
+    ggml_status status = launch(b.before.data(), b.before.size(), graph);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
@@ -218,47 +216,40 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
         return launch_device_part(b, s, mask, graph);
     }
 
-    ggml_backend_tensor_get_async(inner_.get(), b.block.ids, s.ids, 0, b.ids_span);
-    ggml_backend_tensor_get_async(inner_.get(), b.block.input, s.input, 0, ggml_nbytes(b.block.input));
-    experts.counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
-    if (event_) {
-        ggml_backend_event_record(event_.get(), inner_.get());
-    }
+    fetch_ids_and_input(b, s);
     const size_t n_before = in_flight_.size();
     const bool   early = b.slot_lookup != nullptr; // the device looks the mask up itself and need not wait for the host
-    if (side == Side::both && early) {
-        status = launch_device_part(b, s, mask, graph);
-    } else if (side == Side::host) {
+    if (side == Side::host) {
         ++experts.counters.blocks_host;
+    } else if (early) {
+        status = launch_device_part(b, s, mask, graph);
+    }
+    wait_for_ids(b, n_before);
+    if (side == Side::both && !early) {
+        status = launch_device_part(b, s, mask, graph);
     }
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    wait_for_ids(b);
-    // all that was queued before the event is over
-    in_flight_.erase(in_flight_.begin(),
-                     in_flight_.begin() + static_cast<std::ptrdiff_t>(event_ ? n_before : in_flight_.size()));
-    if (side == Side::both && !early) {
-        status = launch_device_part(b, s, mask, graph);
-        if (status != GGML_STATUS_SUCCESS) {
-            return status;
-        }
-    }
     if (counts) {
-        Mask none;
-        if (!mask) {
-            none.slot_of.assign(b.n_expert, -1);
-        }
         experts.count(b.layer, ids_of(s.ids, 0, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
-                      mask ? *mask : none);
+                      b.n_expert, mask.get());
     }
-    const int n_rows = host_pairs(b, s, side == Side::host ? nullptr : mask.get());
+    const int n_rows = host_pairs(b, s, mask.get());
     if (n_rows == 0) {
         return GGML_STATUS_SUCCESS;
     }
-    status       = compute_host_part(b);
-    join_pending = status == GGML_STATUS_SUCCESS && queue_join(b, s, n_rows);
-    return status;
+    status = compute_host_part(b);
+    return status == GGML_STATUS_SUCCESS ? join(b, s, n_rows, graph) : status;
+}
+
+void SplitStream::fetch_ids_and_input(SplitBlock & b, const Staging & s) {
+    ggml_backend_tensor_get_async(inner_.get(), b.block.ids, s.ids, 0, b.ids_span);
+    ggml_backend_tensor_get_async(inner_.get(), b.block.input, s.input, 0, ggml_nbytes(b.block.input));
+    b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
+    if (event_) {
+        ggml_backend_event_record(event_.get(), inner_.get());
+    }
 }
 
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const Mask * mask) {
@@ -356,13 +347,15 @@ int SplitStream::host_pairs(const SplitBlock & b, const Staging & s, const Mask 
     return n;
 }
 
-void SplitStream::wait_for_ids(SplitBlock & b) {
+// Waits for ids and input. What was queued before them is over then: the first `n_before` things in flight are let go.
+void SplitStream::wait_for_ids(SplitBlock & b, size_t n_before) {
     const auto start = Clock::now();
     if (event_) {
         ggml_backend_event_synchronize(event_.get());
     } else {
         ggml_backend_synchronize(inner_.get());
     }
+    in_flight_.erase(in_flight_.begin(), in_flight_.begin() + static_cast<std::ptrdiff_t>(n_before));
     ++b.experts->counters.host_waits;
     b.experts->counters.host_wait_ns += ns_since(start);
 }
@@ -374,19 +367,19 @@ ggml_status SplitStream::compute_host_part(SplitBlock & b) {
     return status;
 }
 
-// Queues the host's rows toward the block's output; true when a join has to follow.
-bool SplitStream::queue_join(SplitBlock & b, const Staging & s, int n_rows) {
+// Queues the host's rows and their way into the block's output.
+ggml_status SplitStream::join(SplitBlock & b, const Staging & s, int n_rows, const ggml_cgraph * graph) {
     if (fault() == Fault::drop_join) {
-        return false;
+        return GGML_STATUS_SUCCESS;
     }
     const size_t row   = static_cast<size_t>(b.block.out->ne[0]) * sizeof(float);
     const int    pairs = b.block.n_used() * b.block.n_tokens();
+    const char * out   = static_cast<const char *>(b.host_out->data);
     b.experts->counters.join_bytes += n_rows * row;
-    const char * out = static_cast<const char *>(b.host_out->data);
     if (n_rows == pairs) {
         memcpy(s.rows, out, n_rows * row);
         ggml_backend_tensor_set_async(inner_.get(), b.block.out, s.rows, 0, n_rows * row);
-        return false;
+        return GGML_STATUS_SUCCESS;
     }
     int n = 0;
     for (int i = 0; i < pairs; ++i) {
@@ -398,7 +391,8 @@ bool SplitStream::queue_join(SplitBlock & b, const Staging & s, int n_rows) {
     set_join_rows(b, n);
     ggml_backend_tensor_set_async(inner_.get(), b.join_rows, s.rows, 0, n * row);
     ggml_backend_tensor_set_async(inner_.get(), b.join_index, s.index, 0, n * sizeof(int32_t));
-    return true;
+    // a launch of its own: its shape changes with n, and the dense nodes around it keep theirs
+    return launch(&b.join, 1, graph);
 }
 
 ggml_status SplitStream::launch(ggml_tensor ** nodes, size_t n, const ggml_cgraph * graph) {
@@ -419,7 +413,7 @@ void SplitStream::count_late() {
     for (const LateIds & late : late_) {
         const Block & block = late.b->block;
         late.b->experts->count(late.b->layer, ids_of(late.b->late_ids, 0, 0), block.ids->nb[1], block.n_used(),
-                               block.n_tokens(), *late.mask);
+                               block.n_tokens(), late.b->n_expert, late.mask.get());
     }
     late_.clear();
 }

@@ -2,12 +2,12 @@
 //
 // The hand-off, per MoE block, on the compute stream of the wrapped device (D) and on the thread that calls compute
 // (H):
-//   D  join of the block before, dense nodes up to the block
+//   D  dense nodes up to the block
 //   D  ids and input leave for host staging; event
 //   D  the device's part: slot ids by the mask, the chain on resident experts, rows of others zero
 //   H  waits for the event, counts demand, computes the other rows with the CPU backend (at the same time as D's part)
-//   H  packs its rows and indices into staging and queues their copy
-//   D  (with the next block's first launch) joins the rows into the block's output
+//   H  packs its rows and indices into staging and queues their copy and the join
+//   D  joins the rows into the block's output; dense nodes up to the next block
 // One mask version serves both sides, and is held until the launch that reads it is known to be over. Staging is one
 // set for all blocks: D writes ids and input of the next block only after everything queued before, H packs rows for
 // the next join only after the event of the next block, which lies behind the last join's copies on the same stream. A
@@ -63,17 +63,17 @@ class SplitStream {
     void         reserve(const StagingSize & size);
     MaskTable &  masks_of(ModelExperts & experts);
 
-    ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts,
-                          bool & join_pending);
+    ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
     Side        side_of(SplitBlock & b, const Staging & s, const Mask * mask);
     ggml_status launch_device_part(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                                    const ggml_cgraph * graph);
     void        refresh_mask(SplitBlock & b, const std::shared_ptr<const Mask> & mask);
     int         compact_pairs(SplitBlock & b, const Staging & s, const Mask & mask);
     int         host_pairs(const SplitBlock & b, const Staging & s, const Mask * mask);
-    void        wait_for_ids(SplitBlock & b);
+    void        fetch_ids_and_input(SplitBlock & b, const Staging & s);
+    void        wait_for_ids(SplitBlock & b, size_t n_before);
     ggml_status compute_host_part(SplitBlock & b);
-    bool        queue_join(SplitBlock & b, const Staging & s, int n_rows);
+    ggml_status join(SplitBlock & b, const Staging & s, int n_rows, const ggml_cgraph * graph);
     ggml_status launch(ggml_tensor ** nodes, size_t n, const ggml_cgraph * graph);
     void        count_late();
     void        make_pool();

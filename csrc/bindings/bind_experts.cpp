@@ -44,6 +44,13 @@ std::vector<spac::LayerInfo> layers(const Experts & experts) {
     return result;
 }
 
+// Experts' methods may wait for a lock that a computing thread holds while it asks for the GIL (to see signals): they
+// are all called without it.
+template <typename Call> auto without_gil(const Call & call) {
+    const py::gil_scoped_release release;
+    return call();
+}
+
 void submit(Experts & experts, const py::object & priority, const py::object & threshold) {
     const auto   n_layer  = experts.n_layer();
     const auto   n_expert = experts.n_expert();
@@ -56,13 +63,15 @@ void submit(Experts & experts, const py::object & priority, const py::object & t
 
 py::array_t<int32_t> residency(const Experts & experts) {
     py::array_t<int32_t> slot_of({experts.n_layer(), experts.n_expert()});
-    experts.residency(slot_of.mutable_data());
+    int32_t * const      data = slot_of.mutable_data();
+    without_gil([&] { experts.residency(data); });
     return slot_of;
 }
 
 py::tuple take_demand(Experts & experts) {
     py::array_t<int32_t> demand({experts.n_layer(), experts.n_expert()});
-    const int            n_steps = experts.take_demand(demand.mutable_data());
+    int32_t * const      data    = demand.mutable_data();
+    const int            n_steps = without_gil([&] { return experts.take_demand(data); });
     return py::make_tuple(demand, n_steps);
 }
 
@@ -107,20 +116,21 @@ void bind_experts(py::module_ & m) {
     bind_infos(m);
     using Release = py::call_guard<py::gil_scoped_release>;
     py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts", "The experts of one loaded model.")
-        .def_property_readonly("n_layer", &Experts::n_layer)
-        .def_property_readonly("n_expert", &Experts::n_expert)
-        .def_property_readonly("layers", &layers)
+        .def_property_readonly("n_layer", py::cpp_function(&Experts::n_layer, Release()))
+        .def_property_readonly("n_expert", py::cpp_function(&Experts::n_expert, Release()))
+        .def_property_readonly("layers", py::cpp_function(&layers, Release()))
         .def("attach_slots", &Experts::attach_slots, py::arg("n_slots"), Release())
-        .def("slots_that_fit", &Experts::slots_that_fit, py::arg("margin_bytes") = 0)
-        .def_property_readonly("slots", &Experts::slots)
-        .def_property_readonly("pool_slots", &Experts::pool_slots)
+        .def("slots_that_fit", &Experts::slots_that_fit, py::arg("margin_bytes") = 0, Release())
+        .def_property_readonly("slots", py::cpp_function(&Experts::slots, Release()))
+        .def_property_readonly("pool_slots", py::cpp_function(&Experts::pool_slots, Release()))
         .def("submit", &submit, py::arg("priority"), py::arg("threshold"))
         .def("settle", &Experts::settle, py::arg("timeout_s"), Release())
         .def("residency", &residency)
-        .def("set_counting", &Experts::set_counting, py::arg("counting"))
+        .def("set_counting", &Experts::set_counting, py::arg("counting"), Release())
         .def("take_demand", &take_demand)
-        .def("set_step_tokens", &Experts::set_step_tokens, py::arg("n_max"))
-        .def_property_readonly("stats", [](const Experts & experts) { return stats_dict(experts.stats()); });
+        .def("set_step_tokens", &Experts::set_step_tokens, py::arg("n_max"), Release())
+        .def_property_readonly(
+            "stats", [](const Experts & experts) { return stats_dict(without_gil([&] { return experts.stats(); })); });
 
     py::class_<PyLoadScope>(m, "LoadScope",
                             "Models loaded on this thread in the scope have their experts in `experts`.")

@@ -51,53 +51,47 @@ class PySession {
             throw spac::InputError("the callback of " + event + " is " + spac::bindings::describe(callback) +
                                    ", expected something to call, or None");
         }
-        Callbacks callbacks = callbacks_;
-        callbacks.erase(event);
-        if (!callback.is_none()) {
-            callbacks[event] = callback;
+        const Call call(*this);
+        if (callback.is_none()) {
+            callbacks_.erase(event);
+        } else {
+            callbacks_[event] = callback;
         }
-        get().set_listeners(listeners(callbacks)); // throws while a call runs
-        callbacks_.swap(callbacks);
+        call->set_listeners(listeners(callbacks_));
     }
 
     void prefill(const std::vector<int32_t> & tokens, const py::object & progress) {
-        Session & session = get();
-        auto      with    = listeners(callbacks_);
+        Session::Progress report;
         if (!progress.is_none()) {
-            with.prefill_piece = [&progress](int n_done, int n_total) {
+            report = [&progress](int n_done, int n_total) {
                 const py::gil_scoped_acquire acquire;
                 progress(n_done, n_total);
             };
         }
-        session.set_listeners(with);
-        const auto without = listeners(callbacks_);
-        struct Restore {
-            Session &               session;
-            const spac::Listeners & listeners;
-            ~Restore() {
-                session.set_listeners(listeners);
-            }
-        };
-        const Restore                restore{session, without};
+        const Call                   call(*this);
         const py::gil_scoped_release release;
-        session.prefill(tokens.data(), tokens.size());
+        call->prefill(tokens.data(), tokens.size(), report);
     }
 
     Step step() {
-        Session &                    session = get();
+        const Call                   call(*this);
         const py::gil_scoped_release release;
-        return session.step();
+        return call->step();
     }
 
-    // Lets go of the contexts. Throws while another thread uses the session.
+    void reset() {
+        const Call                   call(*this);
+        const py::gil_scoped_release release;
+        call->reset();
+    }
+
+    // Lets go of the contexts. Throws while a call runs.
     void close() {
         if (session_ == nullptr) {
             return;
         }
-        session_->set_listeners({});
-        session_.reset();
-        callbacks_.clear();
-        owner_ = py::none();
+        { const Call check(*this); }
+        clear();
     }
 
     int traverse(visitproc visit, void * arg) const {
@@ -108,13 +102,41 @@ class PySession {
         return 0;
     }
 
-    // The garbage collector has found that only the callbacks keep the session.
+    // Also when the garbage collector finds that only the callbacks keep the session. The session goes first: it uses
+    // the contexts to its end.
     void clear() {
+        session_.reset();
         callbacks_.clear();
         owner_ = py::none();
     }
 
   private:
+    // One call at a time, from before it lets go of the GIL: what runs then can be neither changed nor closed. Made and
+    // ended with the GIL held.
+    class Call {
+      public:
+        explicit Call(PySession & owner) : owner_(owner), session_(owner.get()) {
+            if (owner_.in_call_) {
+                throw spac::InputError("the session is in use: one call at a time, and none but set_draft_length() and "
+                                       "cancel() from a callback");
+            }
+            owner_.in_call_ = true;
+        }
+        ~Call() {
+            owner_.in_call_ = false;
+        }
+        Call(const Call &)             = delete;
+        Call & operator=(const Call &) = delete;
+
+        Session * operator->() const {
+            return &session_;
+        }
+
+      private:
+        PySession & owner_;
+        Session &   session_;
+    };
+
     // Listeners only for events that somebody asked for: the others cost nothing.
     static spac::Listeners listeners(const Callbacks & callbacks) {
         spac::Listeners result;
@@ -151,6 +173,7 @@ class PySession {
 
     py::object               owner_;
     Callbacks                callbacks_;
+    bool                     in_call_ = false;
     std::unique_ptr<Session> session_; // before the others go: it may still use the contexts
 };
 
@@ -162,7 +185,12 @@ void * context_pointer(const py::object & address, const char * name) {
         throw spac::InputError(std::string(name) + " is " + spac::bindings::describe(address) +
                                ", expected the address of a llama_context as an int, or None");
     }
-    return PyLong_AsVoidPtr(address.ptr());
+    void * const pointer = PyLong_AsVoidPtr(address.ptr());
+    if (PyErr_Occurred() != nullptr) {
+        PyErr_Clear();
+        throw spac::InputError(std::string(name) + " is " + std::string(py::str(address)) + ", which is no address");
+    }
+    return pointer;
 }
 
 std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
@@ -239,7 +267,7 @@ void bind_session(py::module_ & m) {
         .def("step", &PySession::step)
         .def_property_readonly("last_step", [](const PySession & self) { return self.get().last_step(); })
         .def("on", &PySession::on, py::arg("event"), py::arg("callback"))
-        .def("reset", [](const PySession & self) { self.get().reset(); })
+        .def("reset", &PySession::reset)
         .def("cancel", [](const PySession & self) { self.get().cancel(); })
         .def("close", &PySession::close)
         .def("__enter__", [](py::object self) { return self; })

@@ -61,15 +61,14 @@ struct Session::Impl {
         Impl & impl_;
     };
 
-    void         evaluate_prompt();
+    void         evaluate_prompt(const Progress & progress = {});
+    void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
     void         draft();
     llama_tokens verify();
     llama_tokens sample();
     void         commit(const llama_tokens & accepted);
-    int          n_pending() const {
-                 return static_cast<int>(history.size()) - target.n_past();
-    }
+    int          n_pending() const;
 
     Interrupt                   interrupt; // outlives the contexts' use of it: declared first
     Context                     target;
@@ -120,8 +119,12 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
+int Session::Impl::n_pending() const {
+    return static_cast<int>(history.size()) - target.n_past();
+}
+
 // Evaluates what the target's memory lacks of the history, in pieces that both contexts can take.
-void Session::Impl::evaluate_prompt() {
+void Session::Impl::evaluate_prompt(const Progress & progress) {
     const int n_batch = speculator ? speculator->n_batch() : target.n_batch();
     const int n_total = static_cast<int>(history.size());
     while (n_pending() > 0) {
@@ -133,11 +136,9 @@ void Session::Impl::evaluate_prompt() {
             batch.add(history[static_cast<size_t>(pos + i)], pos + i, 0, false);
         }
         target.decode(batch, interrupt);
-        if (speculator) {
-            speculator->observe(batch);
-        }
-        if (listeners.prefill_piece) {
-            listeners.prefill_piece(target.n_past(), n_total);
+        observe(batch, pos);
+        if (progress) {
+            progress(target.n_past(), n_total);
         }
     }
     if (speculator && !has_begun) {
@@ -145,6 +146,20 @@ void Session::Impl::evaluate_prompt() {
     }
     has_begun = true;
     interrupt.raise_if_stopped();
+}
+
+// Shows the speculator what the target has decoded at `pos`. When that fails, both forget it: they are one step apart
+// otherwise, and stay so.
+void Session::Impl::observe(const common_batch & decoded, int pos) {
+    if (!speculator) {
+        return;
+    }
+    try {
+        speculator->observe(decoded);
+    } catch (...) {
+        target.trim(pos);
+        throw;
+    }
 }
 
 // The draft and the token before it must fit into the context.
@@ -171,10 +186,7 @@ void Session::Impl::draft() {
 llama_tokens Session::Impl::verify() {
     interrupt.raise_if_stopped();
     try {
-        const auto & verified = verifier.verify(last, drafted, result);
-        if (speculator) {
-            speculator->observe(verified);
-        }
+        observe(verifier.verify(last, drafted, result), static_cast<int>(history.size()));
         return sample();
     } catch (...) {
         target.trim(static_cast<int>(history.size()));
@@ -211,7 +223,7 @@ Session::Session(const SessionConfig & config) : impl_(std::make_unique<Impl>(co
 
 Session::~Session() = default;
 
-void Session::prefill(const int32_t * tokens, size_t n_tokens) {
+void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress) {
     auto &          impl = *impl_;
     const Impl::Use use(impl);
     if (n_tokens == 0) {
@@ -241,7 +253,7 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens) {
     impl.has_begun  = false;
 
     impl.verifier.begin(tokens, n_tokens);
-    impl.evaluate_prompt();
+    impl.evaluate_prompt(progress);
 }
 
 const Step & Session::step() {

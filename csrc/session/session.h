@@ -111,8 +111,6 @@ struct Listeners {
     std::function<void(int32_t token, int index)>                       draft_token;
     std::function<void(const std::vector<int32_t> & draft, int64_t ns)> draft_end;
     std::function<void(const Step & step)>                              verify_end;
-    // Progress of prefill(), in tokens.
-    std::function<void(int n_done, int n_total)> prefill_piece;
     // Called now and then while the library works, so that the host language can see signals; throwing stops the call.
     std::function<void()> interrupt_check;
 };
@@ -126,10 +124,13 @@ class Session {
     Session(const Session &)             = delete;
     Session & operator=(const Session &) = delete;
 
+    // Called after each piece of a prompt; may throw.
+    using Progress = std::function<void(int n_done, int n_total)>;
+
     // Makes `tokens` (all of the sequence, at least one) the context of what is generated next. Evaluates all but the
     // last, which the next step verifies; what the memory already holds of it is kept. Starts the sampler anew. If
     // cancelled, what was evaluated stays, and the next prefill or step goes on from there.
-    void prefill(const int32_t * tokens, size_t n_tokens);
+    void prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress = {});
 
     // Drafts, verifies, accepts. At least one token, unless the reason is `length`. An exception before verification
     // (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end listener comes after

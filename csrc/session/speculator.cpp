@@ -104,6 +104,7 @@ void Speculator::observe(const common_batch & batch) {
     }
     // Positions decide what is replaced: a draft made before was dropped from the memory already.
     if (!common_speculative_process(spec_.get(), batch)) {
+        draft_->trim(draft_->n_past());
         interrupt_.raise_if_stopped();
         throw DeviceError("llama.cpp could not evaluate " + std::to_string(batch.size()) +
                           " tokens on the draft context");
@@ -123,10 +124,7 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
     if (stepwise_) {
         result = draft_stepwise(tokens, last, n_max, on_token);
     } else {
-        result = draft_once(tokens, last, static_cast<llama_pos>(tokens.size()), n_max);
-        if (draft_) {
-            draft_->adopt(tokens);
-        }
+        result = draft_at_once(tokens, last, n_max);
     }
     // A draft ends before a token that the target does not have, and before the end of generation: what the target says
     // after that is no part of the text.
@@ -158,6 +156,22 @@ llama_tokens Speculator::draft_once(const llama_tokens & tokens, llama_token las
         result.resize(static_cast<size_t>(n_max));
     }
     return result;
+}
+
+// All tokens in one call. Whatever a draft model then has in its memory of the draft is dropped.
+llama_tokens Speculator::draft_at_once(const llama_tokens & tokens, llama_token last, int n_max) {
+    try {
+        auto result = draft_once(tokens, last, static_cast<llama_pos>(tokens.size()), n_max);
+        if (draft_) {
+            draft_->adopt(tokens);
+        }
+        return result;
+    } catch (...) {
+        if (draft_) {
+            draft_->adopt(tokens);
+        }
+        throw;
+    }
 }
 
 // The draft model's tokens one call each: the same decodes and the same result as one call for all (it drafts greedily,

@@ -53,6 +53,7 @@ class Speculator {
     void         catch_up(const llama_tokens & tokens);
     void         feed(const llama_token * tokens, int n, int pos);
     llama_tokens draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max);
+    llama_tokens draft_at_once(const llama_tokens & tokens, llama_token last, int n_max);
     llama_tokens draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
                                 const std::function<void(llama_token, int)> & on_token);
 
