@@ -39,6 +39,8 @@ struct ExpertStats {
     uint64_t host_compute_ns; // time the CPU spent computing experts
     uint64_t download_bytes;  // ids and block inputs, device to host
     uint64_t join_bytes;      // rows computed on the host, host to device
+    uint64_t graph_ns;        // time that graphs with MoE blocks took on the calling thread, all of it
+    uint64_t queue_ns;        // of this, time inside the wrapped device's calls that queue copies and launches
 };
 
 struct SlotStats {

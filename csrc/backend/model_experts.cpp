@@ -372,6 +372,8 @@ ExpertStats ModelExperts::stats() const {
     s.host_compute_ns = counters.host_compute_ns;
     s.download_bytes  = counters.download_bytes;
     s.join_bytes      = counters.join_bytes;
+    s.graph_ns        = counters.graph_ns;
+    s.queue_ns        = counters.queue_ns;
     return s;
 }
 

@@ -108,6 +108,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
         std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
         std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, evictions{0};
         std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
+        std::atomic<uint64_t> graph_ns{0}, queue_ns{0};
     };
     Counters counters;
 

@@ -218,7 +218,6 @@ void prepare_device(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scr
             copy->data   = s.compact_output;
             copy->buffer = scratch;
         }
-        b.device_can = b.device_can && ggml_backend_supports_op(inner, copy);
         b.device_nodes.push_back(copy);
         b.device_chain.push_back(copy);
     }
@@ -232,6 +231,9 @@ void prepare_device(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scr
         b.compact_scatter->flags |= GGML_TENSOR_FLAG_COMPUTE;
         b.device_nodes.push_back(b.compact_scatter);
     }
+    b.device_can = ggml_backend_supports_op(inner, b.join) &&
+                   std::all_of(b.device_nodes.begin(), b.device_nodes.end(),
+                               [&](const ggml_tensor * node) { return ggml_backend_supports_op(inner, node); });
 }
 
 void set_compact_pairs(SplitBlock & b, int n) {

@@ -28,6 +28,21 @@ ggml_backend_buffer_type_t staging_type(ggml_backend_dev_t device) {
     return pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type();
 }
 
+// Adds the time of a scope to a counter.
+class Timer {
+  public:
+    explicit Timer(std::atomic<uint64_t> & total) : total_(total), start_(Clock::now()) {}
+    ~Timer() {
+        total_ += ns_since(start_);
+    }
+    Timer(const Timer &)             = delete;
+    Timer & operator=(const Timer &) = delete;
+
+  private:
+    std::atomic<uint64_t> & total_;
+    Clock::time_point       start_;
+};
+
 const int32_t * ids_of(const char * ids, size_t stride, int token) {
     return reinterpret_cast<const int32_t *>(ids + static_cast<size_t>(token) * stride);
 }
@@ -172,6 +187,7 @@ ggml_status SplitStream::compute(ggml_cgraph * graph) {
     if (g.blocks.empty()) {
         return inner_->iface.graph_compute(inner_.get(), graph);
     }
+    const Timer timer(g.blocks.front()->experts->counters.graph_ns);
     make_pool();
     bool counted = false;
     for (size_t k = 0; k < g.blocks.size(); ++k) {
@@ -189,7 +205,7 @@ ggml_status SplitStream::compute(ggml_cgraph * graph) {
     if (counted) {
         g.blocks.front()->experts->end_step();
     }
-    return launch(g.tail.data(), g.tail.size(), graph);
+    return launch(*g.blocks.back(), g.tail, graph);
 }
 
 ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts) {
@@ -203,14 +219,14 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     if (b.layer >= 0) {
         experts.set_cursor(b.layer);
     }
-    ggml_status status = launch(b.before.data(), b.before.size(), graph);
+    ggml_status status = launch(b, b.before, graph);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
     if (side == Side::device) {
         ++experts.counters.blocks_device;
         if (counts) {
-            ggml_backend_tensor_get_async(inner_.get(), b.block.ids, b.late_ids, 0, b.ids_span);
+            fetch(b, b.block.ids, b.late_ids, b.ids_span);
             late_.push_back({&b, mask});
         }
         return launch_device_part(b, s, mask, graph);
@@ -244,8 +260,8 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
 }
 
 void SplitStream::fetch_ids_and_input(SplitBlock & b, const Staging & s) {
-    ggml_backend_tensor_get_async(inner_.get(), b.block.ids, s.ids, 0, b.ids_span);
-    ggml_backend_tensor_get_async(inner_.get(), b.block.input, s.input, 0, ggml_nbytes(b.block.input));
+    fetch(b, b.block.ids, s.ids, b.ids_span);
+    fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     if (event_) {
         ggml_backend_event_record(event_.get(), inner_.get());
@@ -281,7 +297,7 @@ ggml_status SplitStream::launch_device_part(SplitBlock & b, const Staging & s, c
     } else if (compact_pairs(b, s, *mask) == 0) {
         return GGML_STATUS_SUCCESS;
     }
-    return launch(b.device_nodes.data(), b.device_nodes.size(), graph);
+    return launch(b, b.device_nodes, graph);
 }
 
 void SplitStream::refresh_mask(SplitBlock & b, const std::shared_ptr<const Mask> & mask) {
@@ -299,7 +315,7 @@ void SplitStream::refresh_mask(SplitBlock & b, const std::shared_ptr<const Mask>
         in_flight_.push_back(std::move(swapped));
     }
     // on the compute stream: launches before it have read the older version
-    ggml_backend_tensor_set_async(inner_.get(), table.rows[b.layer], slots->data(), 0, slots->size() * sizeof(int32_t));
+    send(b, table.rows[b.layer], slots->data(), slots->size() * sizeof(int32_t));
     table.versions[b.layer] = mask->version;
 }
 
@@ -325,9 +341,9 @@ int SplitStream::compact_pairs(SplitBlock & b, const Staging & s, const Mask & m
     if (n > 0) {
         set_compact_pairs(b, n);
         const size_t bytes = n * sizeof(int32_t);
-        ggml_backend_tensor_set_async(inner_.get(), b.compact_gather->src[1], from, 0, bytes);
-        ggml_backend_tensor_set_async(inner_.get(), b.compact_scatter->src[1], to, 0, bytes);
-        ggml_backend_tensor_set_async(inner_.get(), b.compact_ids, slots, 0, bytes);
+        send(b, b.compact_gather->src[1], from, bytes);
+        send(b, b.compact_scatter->src[1], to, bytes);
+        send(b, b.compact_ids, slots, bytes);
     }
     return n;
 }
@@ -349,7 +365,7 @@ int SplitStream::host_pairs(const SplitBlock & b, const Staging & s, const Mask 
 
 // Waits for ids and input. What was queued before them is over then: the first `n_before` things in flight are let go.
 void SplitStream::wait_for_ids(SplitBlock & b, size_t n_before) {
-    const auto start = Clock::now();
+    const Timer timer(b.experts->counters.host_wait_ns);
     if (event_) {
         ggml_backend_event_synchronize(event_.get());
     } else {
@@ -357,14 +373,11 @@ void SplitStream::wait_for_ids(SplitBlock & b, size_t n_before) {
     }
     in_flight_.erase(in_flight_.begin(), in_flight_.begin() + static_cast<std::ptrdiff_t>(n_before));
     ++b.experts->counters.host_waits;
-    b.experts->counters.host_wait_ns += ns_since(start);
 }
 
 ggml_status SplitStream::compute_host_part(SplitBlock & b) {
-    const auto        start  = Clock::now();
-    const ggml_status status = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
-    b.experts->counters.host_compute_ns += ns_since(start);
-    return status;
+    const Timer timer(b.experts->counters.host_compute_ns);
+    return ggml_backend_graph_compute(cpu_.get(), b.host_graph);
 }
 
 // Queues the host's rows and their way into the block's output.
@@ -378,7 +391,7 @@ ggml_status SplitStream::join(SplitBlock & b, const Staging & s, int n_rows, con
     b.experts->counters.join_bytes += n_rows * row;
     if (n_rows == pairs) {
         memcpy(s.rows, out, n_rows * row);
-        ggml_backend_tensor_set_async(inner_.get(), b.block.out, s.rows, 0, n_rows * row);
+        send(b, b.block.out, s.rows, n_rows * row);
         return GGML_STATUS_SUCCESS;
     }
     int n = 0;
@@ -389,23 +402,35 @@ ggml_status SplitStream::join(SplitBlock & b, const Staging & s, int n_rows, con
         }
     }
     set_join_rows(b, n);
-    ggml_backend_tensor_set_async(inner_.get(), b.join_rows, s.rows, 0, n * row);
-    ggml_backend_tensor_set_async(inner_.get(), b.join_index, s.index, 0, n * sizeof(int32_t));
+    send(b, b.join_rows, s.rows, n * row);
+    send(b, b.join_index, s.index, n * sizeof(int32_t));
     // a launch of its own: its shape changes with n, and the dense nodes around it keep theirs
-    return launch(&b.join, 1, graph);
+    return launch(b, {b.join}, graph);
 }
 
-ggml_status SplitStream::launch(ggml_tensor ** nodes, size_t n, const ggml_cgraph * graph) {
-    if (n == 0) {
+ggml_status SplitStream::launch(SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph) {
+    if (nodes.empty()) {
         return GGML_STATUS_SUCCESS;
     }
+    const Timer timer(b.experts->counters.queue_ns);
     ggml_cgraph part = {};
-    part.size = part.n_nodes = static_cast<int>(n);
-    part.nodes               = nodes;
+    part.size = part.n_nodes = static_cast<int>(nodes.size());
+    part.nodes               = const_cast<ggml_tensor **>(nodes.data()); // read only by every backend
     part.use_counts          = graph->use_counts;
     part.visited_hash_set    = graph->visited_hash_set;
     part.order               = graph->order;
     return inner_->iface.graph_compute(inner_.get(), &part);
+}
+
+// Copies between staging and the device, queued on the compute stream.
+void SplitStream::fetch(SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes) {
+    const Timer timer(b.experts->counters.queue_ns);
+    ggml_backend_tensor_get_async(inner_.get(), from, to, 0, bytes);
+}
+
+void SplitStream::send(SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes) {
+    const Timer timer(b.experts->counters.queue_ns);
+    ggml_backend_tensor_set_async(inner_.get(), to, from, 0, bytes);
 }
 
 // Counts blocks that ran wholly on the device; the stream has been synchronized.

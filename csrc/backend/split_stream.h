@@ -74,7 +74,9 @@ class SplitStream {
     void        wait_for_ids(SplitBlock & b, size_t n_before);
     ggml_status compute_host_part(SplitBlock & b);
     ggml_status join(SplitBlock & b, const Staging & s, int n_rows, const ggml_cgraph * graph);
-    ggml_status launch(ggml_tensor ** nodes, size_t n, const ggml_cgraph * graph);
+    ggml_status launch(SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph);
+    void        fetch(SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes);
+    void        send(SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes);
     void        count_late();
     void        make_pool();
 

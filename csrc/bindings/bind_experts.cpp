@@ -32,6 +32,8 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(host_compute_ns);
     SPAC_STAT(download_bytes);
     SPAC_STAT(join_bytes);
+    SPAC_STAT(graph_ns);
+    SPAC_STAT(queue_ns);
 #undef SPAC_STAT
     return result;
 }

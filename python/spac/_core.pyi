@@ -67,7 +67,7 @@ def stand_in() -> dict[str, float]:
     """The stand-in's settings, by the names of set_stand_in()."""
 
 def set_fault(fault: str) -> None:
-    """Faults for negative controls in tests: "" (none), "swap-slots", "drop-join"; "compact" is another way, no fault."""
+    """Faults for tests: "" (none), "swap-slots", "drop-join"; "compact" is another way, no fault."""
 
 # Experts
 
@@ -98,7 +98,10 @@ class SlotStats:
         """Device memory of the slots."""
 
 class Experts:
-    """The experts of one loaded model; L layers, N experts in the largest of them. Any thread may call anything."""
+    """The experts of one loaded model.
+
+    L layers, N experts in the largest of them. Any thread may call anything.
+    """
 
     @property
     def n_layer(self) -> int:
@@ -116,21 +119,21 @@ class Experts:
     @property
     def pool_slots(self) -> list[int]: ...
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
-        """The plan from now on: priority int32[L, N], threshold int32[L], both in C order; they are copied."""
+        """The plan from now on: priority int32[L, N], threshold int32[L], in C order. Both are copied."""
     def settle(self, timeout_s: float) -> bool:
         """Waits until no wanted expert can be loaded any more; False when that took longer."""
     def residency(self) -> Int32Array:
         """int32[L, N]: the slot of every expert in its pool, -1 when not resident. A copy."""
     def set_counting(self, counting: bool) -> None: ...
     def take_demand(self) -> tuple[Int32Array, int]:
-        """int32[L, N] activations since the last call (a copy; they are zeroed), and the graphs they stem from."""
+        """int32[L, N] activations since the last call (zeroed by it), and the graphs they stem from."""
     def set_step_tokens(self, n_max: int) -> None: ...
     @property
     def stats(self) -> dict[str, int]:
         """Counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
 
 class LoadScope:
-    """Models loaded on this thread inside `with LoadScope() as scope:` have their experts in `scope.experts`."""
+    """Models loaded on this thread in the `with` block have their experts in `experts`."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -170,7 +173,7 @@ class Step:
     def sample_ns(self) -> int: ...
     @property
     def reason(self) -> Literal["", "stop", "length"]:
-        """Why generation ends here: an end-of-generation token came, or no further token fits into the context."""
+        """Why generation ends: an end-of-generation token came, or the context is full."""
 
 class DraftToken:
     """Event "draft_token": a draft token, as soon as it is known."""
@@ -193,9 +196,9 @@ class DraftEnd:
 class Session:
     """One sequence of tokens, drafted and verified.
 
-    The library works without the GIL. One call at a time: a second one raises InputError, but for cancel() and
-    set_draft_length(), which any thread and any callback may call. Ctrl-C is seen while a call runs: what the signal
-    handler raises leaves the call, and the session can go on.
+    The library works without the GIL. One call at a time: a second one raises InputError, but for cancel()
+    and set_draft_length(), which any thread and any callback may call. Ctrl-C is seen while a call runs: what
+    the signal handler raises leaves the call, and the session can go on.
     """
 
     def __init__(
@@ -242,26 +245,32 @@ class Session:
         ignore_eos: bool = False,
         samplers: Sequence[str] | None = None,
     ) -> None:
-        """Contexts are the addresses of llama_contexts. They belong to the session until it is closed: it clears their
-        memory and sets their abort callbacks. Close it before they are freed; `owner` is kept alive until then.
+        """Contexts are the addresses of llama_contexts.
 
-        `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly. The first
-        draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed None a random one.
+        They belong to the session until it is closed: it clears their memory and sets their abort callbacks;
+        they must have been made with n_outputs_max 0. Close it before they are freed; `owner` is kept alive
+        until then.
+
+        `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly.
+        The first draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed
+        None a random one.
         """
     def prefill(
         self, tokens: Int32Array | Sequence[int], progress: Callable[[int, int], object] | None = None
     ) -> None:
         """Makes `tokens` (the whole sequence, at least one) the context of what is generated next.
 
-        Evaluates all but the last in pieces of n_batch, after each of which `progress(n_done, n_total)` is called; what
-        the memory holds of it already is kept. Starts the sampler anew. None of it counts as demand. When it is stopped
-        (Cancelled, or an exception of `progress`), the next prefill or step goes on from there.
+        Evaluates all but the last in pieces of n_batch, after each of which `progress(n_done, n_total)` is
+        called; what the memory holds of it already is kept. Starts the sampler anew. None of it counts as
+        demand. When it is stopped (Cancelled, or an exception of `progress`), the next prefill or step goes
+        on from there.
         """
     def step(self) -> Step:
         """Drafts, verifies, accepts: at least one token, unless the context is full.
 
-        An exception before the verification ended (Cancelled, or one of a callback) leaves the sequence as it was. One
-        of the "verify_end" callback comes after the tokens became part of it: they are in `last_step`.
+        An exception before the verification ended (Cancelled, or one of a callback) leaves the sequence as it
+        was. One of the "verify_end" callback comes after the tokens became part of it: they are in
+        `last_step`.
         """
     @property
     def last_step(self) -> Step: ...
@@ -275,8 +284,8 @@ class Session:
     def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
         """Calls `callback` at the event, in place of the one before; None: no more.
 
-        With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts; other types draft in one
-        call, and their tokens come together after it.
+        With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts; other types
+        draft in one call, and their tokens come together after it.
         """
     def reset(self) -> None:
         """Forgets all tokens, and a cancel() that no call has seen yet."""
@@ -304,14 +313,14 @@ class Session:
         """int32[n]: the whole sequence. A copy."""
 
 def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
-    """Why the draft model's tokens do not mean the same to the target (one line), or None. Addresses of llama_models."""
+    """Why the draft's tokens do not mean the same to the target, or None. Addresses of llama_models."""
 
 def draft_types() -> list[str]:
     """The draft types that llama.cpp knows, by its names."""
 
 def needs_draft_context(draft_type: str) -> bool: ...
 def set_common_verbosity(level: int) -> None:
-    """Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all."""
+    """Messages of llama.cpp's common library on stderr: -1 none (default), 1 errors, 2 warnings, 5 all."""
 
 # The slot table by itself
 
@@ -330,7 +339,7 @@ class SlotTable:
     def toward(
         self, priority: Int32Array, threshold: Int32Array, cursor: int
     ) -> list[tuple[str, tuple[int, int], tuple[int, int] | None]]:
-        """Steps toward a plan, most wanted first: ("use_free" | "wait" | "use_evicted", load, evicted or None)."""
+        """Steps toward a plan: ("use_free" | "wait" | "use_evicted", load, evicted or None)."""
     def check_integrity(self) -> None:
         """Raises InternalError when the table contradicts itself."""
 
