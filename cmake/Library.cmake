@@ -24,12 +24,7 @@ function(spac_warnings target)
 endfunction()
 
 spac_room(core)
-if(SPAC_STUB_BACKEND)
-    add_library(spac-backend OBJECT ${SPAC_STUB_BACKEND})
-    target_include_directories(spac-backend PRIVATE csrc)
-else()
-    spac_room(backend ${SPAC_GGML_INCLUDES})
-endif()
+spac_room(backend ${SPAC_GGML_INCLUDES})
 spac_room(session ${SPAC_LLAMA_INCLUDES})
 if(TARGET spac-session)
     # common's headers depend on how common itself was compiled.

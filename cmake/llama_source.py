@@ -83,7 +83,7 @@ def fetch_sdist(version: str, sha256: str, cache: Path) -> Path:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise SourceError(
                 f"pip could not download {requirement}: {last}; "
-                "check the network, or pass a llama.cpp tree of the same version with -DSPAC_LLAMA_CPP_DIR=FOLDER"
+                "check the network, or name a llama.cpp tree of that version with -DSPAC_LLAMA_CPP_DIR=FOLDER"
             )
         actual = sha256_of(found[0])
         if actual != sha256:

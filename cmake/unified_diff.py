@@ -62,7 +62,7 @@ def apply_patch(patch: str, read: Callable[[str], str]) -> dict[str, str]:
 
     Raises PatchError when it does not fit. Lines end in "\\n"; deleting and renaming files is not supported.
     """
-    lines = patch.split("\n")
+    lines = patch.removesuffix("\n").split("\n")
     result: dict[str, str] = {}
     at = 0
     while at < len(lines):

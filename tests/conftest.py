@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# Before any library starts OpenMP: its threads spin when idle, and two busy processes on two cores then slow each other
-# down a hundredfold.
+# Before any library starts OpenMP: its threads spin when idle, and two busy processes on two cores then slow
+# each other down a hundredfold.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,15 +25,15 @@ TinyModel = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """`tiny_model("qwen3moe", Shape(...))` or `tiny_model("qwen3moe", n_expert=5, types={...})`: the path of a random
-    model, written at its first use. Tests must not change the file."""
+    """`tiny_model("qwen3moe", Shape(...))` or `tiny_model("qwen3moe", n_expert=5, types={...})`: the path of
+    a random model, written at its first use. Tests must not change the file."""
     folder = tmp_path_factory.mktemp("models")
     made: dict[str, Path] = {}
 
     def make(family: str, shape: Shape | None = None, **sizes: object) -> Path:
         if shape is None:
             default = FAMILIES[family].default
-            shape = Shape(**{**vars(default), **sizes})  # type: ignore[arg-type]
+            shape = Shape(**{**vars(default), **sizes})
         key = f"{family} {shape}"
         if key not in made:
             made[key] = write_model(folder / f"{family}-{len(made)}.gguf", family, shape)
@@ -47,5 +47,7 @@ def reference_lib() -> Path:
     """The folder of the stock library; the test is skipped when there is none."""
     folder = reference_library()
     if folder is None:
-        pytest.skip("no stock library to compare with: set SPAC_REFERENCE_LIB to the folder of an unpatched build")
+        pytest.skip(
+            "no stock library to compare with: build with -DSPAC_BUILD_REFERENCE=ON or set SPAC_REFERENCE_LIB"
+        )
     return folder

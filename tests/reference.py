@@ -10,6 +10,6 @@ from spac import _library, env
 def reference_folder() -> Path | None:
     """The folder of an unpatched libllama.so of the same pin, or None: the one that the environment names,
     or the one that a build with -DSPAC_BUILD_REFERENCE=ON put beside spac's library."""
-    named = env.reference_lib()
+    named = env.REFERENCE_LIB.get()
     folder = named if named is not None else _library.library_path().parent / "reference"
     return folder if (folder / "libllama.so").is_file() else None

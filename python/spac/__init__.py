@@ -1,4 +1,4 @@
-"""spac: Mixture-of-Experts models split between a device and the CPU, with speculative decoding, on llama.cpp."""
+"""Mixture-of-Experts models split between a device and the CPU, with speculative decoding, on llama.cpp."""
 
 from spac import _library
 

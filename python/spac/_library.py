@@ -22,7 +22,7 @@ from spac import env
 REFUSED = {
     "llama_cpp.mtmd_cpp": "multimodal models are not supported: spac's library comes without libmtmd",
     "llama_cpp.llava_cpp": "multimodal models are not supported: spac's library comes without libllava",
-    "llama_cpp._ggml": "llama_cpp._ggml is not supported: spac's library holds ggml, there is no libggml beside it",
+    "llama_cpp._ggml": "llama_cpp._ggml is not supported: spac's library has ggml inside, not beside it",
 }
 # PyPI packages with the libraries that a CUDA build needs, by the start of the file name.
 PACKAGES = {"libcublas": "nvidia-cublas"}
@@ -58,7 +58,7 @@ def load() -> Path:
     if _handle is None:
         _refuse_other_library(path)
         _handle = _open(path)
-        env.set_lib_path(path.parent)
+        env.LIB_PATH.set(path.parent)
     return path
 
 

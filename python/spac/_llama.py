@@ -17,7 +17,7 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
-from spac.errors import InputError, SpacError
+from spac.errors import InputError, OutOfMemoryError, SpacError
 
 TokenArray = npt.NDArray[np.int32]
 Progress = Callable[[float], bool]
@@ -25,6 +25,9 @@ Progress = Callable[[float], bool]
 
 log = logging.getLogger("spac.llama")
 log.addHandler(logging.NullHandler())
+
+MTP = int(api.LLAMA_CONTEXT_TYPE_MTP)
+"""The type of a context that drafts with a model's extra (multi-token prediction) layers."""
 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _recent_errors: deque[str] = deque(maxlen=8)
@@ -49,9 +52,18 @@ api.llama_backend_init()
 def last_error() -> str:
     """The library's first error line since the last call, as a clause for a message; "" for none."""
     # The first one names the cause; those after it only say that something above failed.
-    cause = _recent_errors[0].split(": ", 1)[-1] if _recent_errors else ""
+    cause = (
+        _recent_errors[0].split(": ", 1)[-1].removeprefix("error loading model: ") if _recent_errors else ""
+    )
     _recent_errors.clear()
     return cause
+
+
+def _refusal(what: str) -> SpacError:
+    """The error for what the library refused; its log says whether for want of memory."""
+    cause = last_error() or "no reason given"
+    kind = OutOfMemoryError if "alloc" in cause.lower() or "memory" in cause.lower() else InputError
+    return kind(f"{what}: {cause}")
 
 
 def _apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
@@ -126,10 +138,8 @@ class Model(_Owned):
         if report.error is not None:
             self.close()
             raise report.error
-        if not self.pointer:
-            raise SpacError(
-                f"{path}: llama.cpp could not load the model: {last_error() or 'no reason given'}"
-            )
+        if not self._pointer:
+            raise _refusal(f"{path}: llama.cpp could not load the model")
 
     def _free(self, pointer: Any) -> None:
         api.llama_model_free(pointer)
@@ -149,12 +159,17 @@ class Model(_Owned):
         return buffer.value.decode("utf-8", "replace")
 
     @property
+    def has_mtp(self) -> bool:
+        """Whether it has extra layers that predict further tokens, and they are loaded."""
+        return int(api.llama_model_n_layer_nextn(self.pointer)) > 0
+
+    @property
     def has_encoder(self) -> bool:
         return bool(api.llama_model_has_encoder(self.pointer))
 
     def tokenize(self, text: str, *, special: bool = True) -> TokenArray:
         """int32 tokens of `text`, with the model's beginning token; `special` reads control tokens."""
-        data = text.encode()
+        data = text.encode("utf-8", "surrogateescape")  # arguments may hold bytes that are no UTF-8
         room = len(data) + 8
         for _ in range(2):
             tokens = (api.llama_token * room)()
@@ -188,10 +203,7 @@ class Context(_Owned):
         last_error()
         self._pointer = api.llama_init_from_model(model.pointer, values)
         if not self._pointer:
-            raise SpacError(
-                f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens: "
-                f"{last_error() or 'no reason given'}"
-            )
+            raise _refusal(f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens")
 
     def _free(self, pointer: Any) -> None:
         api.llama_free(pointer)

@@ -19,13 +19,18 @@ from spac.errors import InputError
 DRAFT_TYPES = (
     "none",
     "draft-simple",
+    "draft-mtp",
+    "draft-eagle3",
+    "draft-dflash",
+    "draft-dspark",
     "ngram-simple",
     "ngram-map-k",
     "ngram-map-k4v",
     "ngram-mod",
     "ngram-cache",
 )
-"""llama.cpp's names of the ways to draft that need no special model."""
+"""llama.cpp's names of the ways to draft. Those called draft-… have a model; draft-mtp can do with the
+target's own extra layers."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,9 @@ class _Checked:
 
 COUNT = Range(0, 2**31 - 1)
 LOOK_BACK = Range(-1, 2**31 - 1)
+CONTEXT = Range(
+    0, 2**24
+)  # more than any model knows; the library makes lists of this length before it allocates
 PROBABILITY = Range(0, 1)
 
 
@@ -258,7 +266,7 @@ class EngineConfig(_Checked):
     )
     ctx: int | None = option(
         None, "context in tokens; 0 is what the model was trained for (default: that, but 4096 at most)",
-        "--ctx", "--ctx-size", "-c", range=COUNT,
+        "--ctx", "--ctx-size", "-c", range=CONTEXT,
     )  # fmt: skip
     batch: int = option(
         2048, "tokens of a prompt evaluated at once", "--batch", "--batch-size", "-b", range=Range(1, 2**20)
@@ -281,8 +289,9 @@ class EngineConfig(_Checked):
             raise InputError(f"unknown scheduler '{self.scheduler}': choose one of {known}")
         if self.draft_min > self.draft_length:
             raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.draft_length}")
-        if "draft-simple" in self.draft_types and self.draft is None:
-            raise InputError("draft-type draft-simple needs a draft model: add --draft FILE")
+        for name in self.draft_types:
+            if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
+                raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")
         Slots.parse(self.slots)
 
     @property

@@ -1,97 +1,59 @@
 """The engine: a target, an optional draft, a device and a scheduler, ready to generate.
 
-with Engine(EngineConfig(target="model.gguf", draft="draft.gguf")) as engine:
-    for piece in engine.generate("def fibonacci(n):", max_tokens=100):
-        print(piece, end="", flush=True)
+Example:
+    with Engine(EngineConfig(target="model.gguf", draft="draft.gguf")) as engine:
+        for piece in engine.generate("def fibonacci(n):", max_tokens=100):
+            print(piece, end="", flush=True)
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
+from time import perf_counter
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from spac import _core, env
-from spac._llama import Context, Model, TokenArray
+from spac import _core
+from spac._llama import TokenArray
 from spac.config import EngineConfig, SamplingConfig, Slots
-from spac.errors import InputError, OutOfMemoryError
+from spac.errors import OutOfMemoryError
 from spac.generation import Generation, as_tokens
-from spac.gguf_check import check_model
-from spac.host import missing_features, physical_cores
+from spac.pair import LoadProgress, ModelPair
 from spac.scheduler import Event, Scheduler, make
 from spac.scheduler.driver import Driver
 from spac.stats import Setting
 
-Owned = TypeVar("Owned", Model, Context)
-
-LoadProgress = Callable[[Path, float], bool]
-"""Called with the file and 0 to 1 while it loads; returns False to stop."""
-
-DEFAULT_CONTEXT = 4096
 STAND_IN_SHARE = 0.25  # of the experts, by default: on the stand-in, slots are there to show the split
 MARGIN_SHARE = 0.05  # of the device's memory that auto leaves free
 MARGIN_LEAST = 256 << 20  # on a real device, whose libraries allocate when they are first used
 
 
 class Engine:
-    """Owns models, contexts, slots and the session. One generation at a time; engines are independent."""
+    """A model pair with slots, a scheduler and a session. One generation at a time."""
 
     def __init__(self, config: EngineConfig, *, progress: LoadProgress | None = None) -> None:
         """Loads everything. Raises InputError, OutOfMemoryError or SpacError with one line."""
-        started = time.perf_counter()
+        started = perf_counter()
         self.config = config
-        self.notes: list[str] = []
-        """What a user should know about how this engine runs, one line each."""
-        self._progress = progress
         self._generation: Generation | None = None
         self.session: _core.Session | None = None
         """The session at work, for hooks of one's own (`session.on`); None before the first generation."""
         self._sampling: SamplingConfig | None = None
-        self._driver: Driver | None = None
-        self.experts: _core.Experts | None = None
+        self._pair = ModelPair(config, progress)
+        self.device = self._pair.device
+        """The device that holds the slots; None where plain llama.cpp runs on the CPU."""
+        self.experts = self._pair.experts
         """The target's experts; None where there is nothing to split."""
-        self._closing = ExitStack()
+        self.notes = self._pair.notes
+        """What a user should know about how this engine runs, one line each."""
         try:
-            self._load(config)
-            self._load_s = time.perf_counter() - started
+            self._driver = self._attach()
         except BaseException:
             self.close()
             raise
-
-    # The life of an engine
-
-    def _load(self, config: EngineConfig) -> None:
-        target = Path(config.target)
-        draft = Path(config.draft) if config.draft and "draft-simple" in config.draft_types else None
-        check_model(target, "target")
-        if draft is not None:
-            check_model(draft, "draft")
-        self.device = choose_device(config.device)
-        if self.device is not None and self.device.is_stand_in and config.device == "auto":
-            self.notes.append(
-                "no GPU found: the split is shown on the stand-in device (the CPU playing a GPU)"
-            )
-        if self.device is not None and self.device.is_stand_in and (settings := env.STAND_IN.get()):
-            _core.set_stand_in(**settings)
-        self.notes += missing_features(_core.system_info())
-        self._target, experts = self._open(target)
-        self._draft = self._open(draft)[0] if draft is not None else None
-        self._check_vocabularies()
-        self._target_context = self._context(self._target, self._context_size())
-        self._draft_context = None
-        if self._draft is not None:
-            self._draft_context = self._context(self._draft, self._target_context.size)
-        self.experts = experts if experts is not None and experts.n_layer > 0 else None
-        if self.experts is None:
-            where = "on the CPU" if self.device is None else f"on {self.device.name}"
-            reason = "device cpu" if self.device is None else f"{target.name} has no experts"
-            self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
-        self._driver = self._attach()
+        self._load_s = perf_counter() - started
 
     def close(self) -> None:
         """Free everything, in order. The engine cannot be used afterwards; calling it again does nothing."""
@@ -100,7 +62,7 @@ class Engine:
         if self.session is not None:
             self.session.close()
         self._generation = self.session = self._driver = self.experts = None
-        self._closing.close()
+        self._pair.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,57 +71,6 @@ class Engine:
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # Loading
-
-    def _open(self, path: Path) -> tuple[Model, _core.Experts | None]:
-        progress = self._progress
-        report = None if progress is None else lambda done: progress(path, done)
-        params = dict(self.config.model_params)
-        if self.device is None:
-            return self._keep(Model(path, (), params, report)), None
-        with _core.LoadScope() as scope:
-            model = Model(path, (_core.device_handle(self.device.name),), params, report)
-            return self._keep(model), scope.experts
-
-    def _keep(self, owned: Owned) -> Owned:
-        self._closing.callback(owned.close)
-        return owned
-
-    def _check_vocabularies(self) -> None:
-        if self._target.has_encoder:
-            raise InputError(f"{self._target.path}: an encoder-decoder model; only decoders can be run")
-        if self._draft is None:
-            return
-        fault = _core.vocab_mismatch(self._target.address, self._draft.address)
-        if fault:
-            raise InputError(
-                f"the draft {self._draft.path} does not fit the target {self._target.path}: "
-                f"their vocabularies differ ({fault})"
-            )
-
-    def _context_size(self) -> int:
-        trained = self._target.trained_context
-        if self.config.ctx is None:
-            return min(DEFAULT_CONTEXT, trained)
-        return self.config.ctx or trained
-
-    def _context(self, model: Model, size: int) -> Context:
-        threads = self.threads
-        params = {
-            "n_ctx": size,
-            "n_batch": self.config.batch,
-            "n_ubatch": self.config.ubatch,
-            "n_threads": threads,
-            "n_threads_batch": threads,
-            **self.config.context_params,
-        }
-        return self._keep(Context(model, params))
-
-    @property
-    def threads(self) -> int:
-        """CPU threads that compute."""
-        return self.config.threads or physical_cores()
 
     # Slots and the scheduler
 
@@ -223,7 +134,7 @@ class Engine:
 
     def tokenize(self, text: str) -> TokenArray:
         """int32 tokens of `text`."""
-        return self._target.tokenize(text)
+        return self._pair.target.tokenize(text)
 
     def generate(
         self,
@@ -239,12 +150,14 @@ class Engine:
         context. A generation that still runs is ended: an engine has one at a time.
         Raises InputError when the prompt is empty or does not fit.
         """
-        tokens = as_tokens(self._target, prompt)
+        tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
             self._generation.retire()
         session, sampling = self._session_for(sampling or self.config.sampling)
         setting = self._setting(sampling)
-        self._generation = Generation(self._target, session, self.experts, setting, tokens, max_tokens, stop)
+        self._generation = Generation(
+            self._pair.target, session, self.experts, setting, tokens, max_tokens, stop
+        )
         return self._generation
 
     def _session_for(self, sampling: SamplingConfig) -> tuple[_core.Session, SamplingConfig]:
@@ -255,10 +168,11 @@ class Engine:
             return self.session, sampling
         if self.session is not None:
             self.session.close()
+        pair = self._pair
         options: dict[str, Any] = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
         session = _core.Session(
-            self._target_context.address,
-            self._draft_context.address if self._draft_context is not None else None,
+            pair.target_context.address,
+            pair.draft_context.address if pair.draft_context is not None else None,
             self.experts,
             draft_types=list(self.config.draft_types),
             draft_max=self.config.draft_length,
@@ -302,14 +216,14 @@ class Engine:
         config, slots = self.config, self.experts.slots if self.experts is not None else None
         return Setting(
             target=str(config.target),
-            draft=str(config.draft) if self._draft is not None else None,
+            draft=str(config.draft) if self._pair.draft is not None else None,
             device=self._device_name,
             device_is_stand_in=self.device is not None and self.device.is_stand_in,
             scheduler=self._scheduler_name if self.experts is not None else "none",
             draft_types=config.draft_types,
             draft_length=config.draft_length if config.draft_types else 0,
-            threads=self.threads,
-            context=self._target_context.size,
+            threads=self._pair.threads,
+            context=self._pair.target_context.size,
             seed=sampling.seed or 0,
             temp=sampling.temp,
             n_experts=self.n_experts,
@@ -317,16 +231,3 @@ class Engine:
             slot_bytes=slots.bytes if slots is not None else 0,
             load_s=self._load_s,
         )
-
-
-def choose_device(name: str) -> _core.DeviceInfo | None:
-    """The device of that name; for "auto" the first real one, else the stand-in; None for "cpu"."""
-    known = _core.devices()
-    wanted = name.lower()
-    if wanted == "cpu":
-        return None
-    for device in known:
-        if wanted in ("auto", device.name.lower()):
-            return device
-    names = ", ".join(["auto", *(device.name for device in known), "cpu"])
-    raise InputError(f"unknown device '{name}': choose one of {names}")

@@ -15,7 +15,7 @@ from spac.stats import Meter, RunStats, Setting
 from spac.text import TextStream
 
 if TYPE_CHECKING:
-    from spac import _core
+    import spac._core as _core
 
 
 class Generation(Iterator[str]):
@@ -112,11 +112,19 @@ class Generation(Iterator[str]):
         started = time.perf_counter()
         try:
             with self._call():
-                self._session.prefill(prompt)
+                self._prefill_session(prompt)
         finally:
             meter.prefill_s = time.perf_counter() - started
             meter.prefilled_tokens = max(0, self._session.n_past - kept)
         self._counts = self._counts_before = self._read_counts()
+
+    def _prefill_session(self, prompt: TokenArray) -> None:
+        try:
+            self._session.prefill(prompt)
+        except Cancelled:
+            if self._cancelled:
+                raise
+            self._session.prefill(prompt)  # it was a cancel() of the generation before, seen late
 
     def _step(self) -> str:
         """One draft and verification. Only the time spent here counts, not that of who reads the pieces."""
@@ -181,4 +189,9 @@ def _common_prefix(a: TokenArray, b: TokenArray) -> int:
 
 def as_tokens(model: Model, prompt: str | Sequence[int] | TokenArray) -> TokenArray:
     """int32 tokens of a prompt that is text or already tokens."""
-    return model.tokenize(prompt) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int32)
+    if isinstance(prompt, str):
+        return model.tokenize(prompt)
+    tokens = np.asarray(prompt)
+    if tokens.size and (tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer)):
+        raise InputError("a prompt is text or a sequence of token numbers")
+    return tokens.astype(np.int32)

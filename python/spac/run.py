@@ -6,20 +6,25 @@ interrupted, 141 nobody reads stdout any more, 1 a fault of spac or of the devic
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # Until the program can end in good order, Ctrl-C ends it without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import contextlib
 import importlib
 import logging
 import os
 import select
-import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from spac import interrupt
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError, OutOfMemoryError, SpacError
 from spac.options import Parser, add_config, number, read_config
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from spac.generation import Generation
     from spac.stats import RunStats
 
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE, FAULT = 2, 130, 141, 1
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE, FAULT = 2, interrupt.EXIT_CODE, 141, 1
 STDIN_PATIENCE_S = 0.5  # for a pipe that may or may not bring a prompt
 
 
@@ -71,9 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a fault in the library starts a debugger on stdout
     if options.verbose:
         logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(message)s")
     try:
+        for name in ("stdout", "stderr"):  # None where the caller has closed it
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for the process's life)
         return Run(options).run()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -112,18 +121,18 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.generation: Generation | None = None
-        self._progress_shown = False
+        self._progress = ""
 
     def run(self) -> int:
         options = self.options
         target, draft, demo = self._models()
         prompt = self._prompt(demo)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
-        signal.signal(signal.SIGINT, self._on_interrupt)
         from spac.engine import Engine  # late: it loads the library, and bad options should not wait for that
 
         quiet = options.quiet or not sys.stderr.isatty()
-        with Engine(config, progress=None if quiet else self._show_progress) as engine:
+        progress = None if quiet else self._show_progress
+        with interrupt.Interrupt(self._canceller), Engine(config, progress=progress) as engine:
             self._end_progress()
             if not options.quiet:
                 for note in engine.notes:
@@ -196,23 +205,21 @@ class Run:
             _say(stats.table())
 
     def _show_progress(self, path: Path, done: float) -> bool:
-        sys.stderr.write(f"\rloading {path.name} {done:4.0%}")
-        sys.stderr.flush()
-        self._progress_shown = True
+        line = f"\rloading {path.name} {done:4.0%}"
+        if line != self._progress:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            self._progress = line
         return True
 
     def _end_progress(self) -> None:
-        if self._progress_shown:
+        if self._progress:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
-            self._progress_shown = False
+            self._progress = ""
 
-    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """The first Ctrl-C ends the generation in good order, a second one the process."""
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if self.generation is None:
-            raise KeyboardInterrupt
-        self.generation.cancel()
+    def _canceller(self) -> Callable[[], None] | None:
+        return self.generation.cancel if self.generation is not None else None
 
 
 def _read_text(name: str) -> str:

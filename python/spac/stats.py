@@ -141,7 +141,7 @@ class RunStats:
             tokens_per_second=ratio(meter.generated_tokens, meter.decode_s),
             latency_ms_per_token=None if per_token is None else per_token * 1e3,
             latency_ms_per_step=None if per_step is None else per_step * 1e3,
-            prefill_tokens_per_second=ratio(meter.prefilled_tokens, meter.prefill_s),
+            prefill_tokens_per_second=ratio(meter.prefilled_tokens, meter.prefill_s) or None,
             time_to_first_token_s=meter.first_token_s if meter.generated_tokens else None,
             prefill_s=meter.prefill_s,
             decode_s=meter.decode_s,

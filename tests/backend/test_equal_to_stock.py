@@ -1,7 +1,8 @@
-"""Splitting experts over device and CPU changes no bit of any logit, whatever is resident and while it changes.
+"""Splitting experts over device and CPU changes no bit of any logit, whatever is resident and while it
+changes.
 
-One worker process runs all cases on the stock library, one on spac's; every test looks at one run of the results.
-tests/compare/README.md says what the reference is.
+One worker process runs all cases on the stock library, one on spac's; every test looks at one run of the
+results. tests/compare/README.md says what the reference is.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.compare import Case, Job, Run, Settings, compare, run_worker
 from tests.compare.driver import Result, first_difference
 from tests.conftest import TinyModel
-from tests.models import Shape
+from tests.models import Shape, write_adapter
 
 MODELS: dict[str, tuple[str, Shape]] = {
     "qwen3moe F32": ("qwen3moe", Shape()),
@@ -30,7 +32,14 @@ MODELS: dict[str, tuple[str, Shape]] = {
     ),
     "qwen3moe mixed": (
         "qwen3moe",
-        Shape(types={"*": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16", "blk.2.ffn_up_exps": "Q5_1"}),
+        Shape(
+            types={
+                "*": "Q8_0",
+                "blk.0.ffn_*_exps": "F16",
+                "blk.1.ffn_*_exps": "BF16",
+                "blk.2.ffn_up_exps": "Q5_1",
+            }
+        ),
     ),
     "deepseek2": ("deepseek2", Shape(n_layer=4, types={"*": "Q8_0"})),
     "deepseek2 merged": ("deepseek2", Shape(types={"*_exps": "Q4_0"}, options={"merged": 1, "q_rank": 32})),
@@ -39,7 +48,10 @@ MODELS: dict[str, tuple[str, Shape]] = {
         Shape(n_expert=8, n_group=4, n_group_used=2, n_used=3, options={"merged": 1, "sigmoid": 1}),
     ),
     "gpt-oss": ("gpt-oss", Shape(types={"*_exps": "MXFP4"})),
-    "gpt-oss odd": ("gpt-oss", Shape(n_layer=5, n_expert=7, n_used=4, types={"*": "Q8_0", "*_exps": "MXFP4"})),
+    "gpt-oss odd": (
+        "gpt-oss",
+        Shape(n_layer=5, n_expert=7, n_used=4, types={"*": "Q8_0", "*_exps": "MXFP4"}),
+    ),
 }
 # The same model under other settings of the context.
 SETTINGS: dict[str, tuple[str, Settings]] = {
@@ -55,9 +67,15 @@ RUNS = (
     Run("all", 1.0, seed=3),
     Run("moving", 0.5, seed=4, moving=True),
     Run("compacted", 0.25, seed=5, fault="compact"),
+    Run("uploads fail", 0.5, seed=6, fail_uploads=2),
 )
-CONTROLS = (Run("slots swapped", 0.5, seed=6, fault="swap-slots"), Run("join dropped", 0.25, seed=7, fault="drop-join"))
+CONTROLS = (
+    Run("slots swapped", 0.5, seed=6, fault="swap-slots"),
+    Run("join dropped", 0.25, seed=7, fault="drop-join"),
+)
 CASES = [*MODELS, *SETTINGS]
+ADAPTED = ("qwen3moe Q4_0", "deepseek2 merged", "gpt-oss")
+"""Models that also run with a LoRA adapter on experts and attention."""
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +86,17 @@ def cases(tiny_model: TinyModel) -> dict[str, Case]:
     }
     for name, (model, settings) in SETTINGS.items():
         made[name] = replace(made[model], name=name, settings=settings)
+    for name in ADAPTED:
+        path = Path(made[name].model)
+        adapter = write_adapter(path.with_suffix(".adapter"), path)
+        made[f"{name} LoRA"] = replace(made[name], name=f"{name} LoRA", lora=str(adapter), runs=RUNS[:4])
     return made
 
 
 @pytest.fixture(scope="module")
-def reference(cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+def reference(
+    cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Result:
     job = Job(tuple(replace(case, runs=(Run(),)) for case in cases.values()))
     return run_worker("reference", job, tmp_path_factory.mktemp("reference"), lib_path=reference_lib)
 
@@ -85,7 +109,9 @@ def ours(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Re
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 @pytest.mark.parametrize("case", CASES)
 def test_every_logit_equals_the_reference(case: str, run: Run, ours: Result, reference: Result) -> None:
-    difference = first_difference(case, run.name, ours.logits[case, run.name], reference.logits[case, "reference"])
+    difference = first_difference(
+        case, run.name, ours.logits[case, run.name], reference.logits[case, "reference"]
+    )
     assert difference is None, str(difference)
 
 
@@ -106,7 +132,7 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
     resident = meta["resident"]
     assert isinstance(resident, int)
     n_experts = n_experts_of(case)
-    assert resident == round(run.share * n_experts)
+    assert resident == round(run.share * n_experts) or run.fail_uploads
     if run.share == 0.0:
         assert stats["blocks_host"] == stats["blocks"] > 0
     elif run.share == 1.0:
@@ -114,9 +140,22 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
         assert stats["activations_hit"] == stats["activations"] > 0
     else:
         assert 0 < stats["activations_hit"] < stats["activations"]
+    if run.fail_uploads:
+        assert stats["upload_failures"] >= run.fail_uploads
     if run.moving:
         assert stats["uploads"] > resident
         assert stats["evictions"] > 0
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_an_adapter_on_experts(name: str, ours: Result, reference: Result) -> None:
+    case = f"{name} LoRA"
+    expected = reference.logits[case, "reference"]
+    plain = reference.logits[name, "reference"]
+    assert not np.array_equal(expected["prompt"], plain["prompt"])  # the adapter has an effect
+    for run in RUNS[:4]:
+        difference = first_difference(case, run.name, ours.logits[case, run.name], expected)
+        assert difference is None, str(difference)
 
 
 def n_experts_of(case: str) -> int:
@@ -128,7 +167,8 @@ def n_experts_of(case: str) -> int:
 def test_a_slow_device_changes_nothing(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Random delays before every queued operation shake out what only holds when copies and launches are instant."""
+    """Random delays before every queued operation shake out what only holds when copies and launches are
+    instant."""
     runs = (Run("moving", 0.5, seed=8, moving=True), Run("a quarter", 0.25, seed=9))
     chosen = [replace(cases[name], runs=runs) for name in ("qwen3moe Q4_0", "gpt-oss")]
     job = Job(tuple(chosen), stand_in={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})

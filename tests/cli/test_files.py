@@ -66,6 +66,28 @@ def test_a_router_of_a_type_that_the_library_aborts_on(spac_run, tmp_path, tiny_
     refused(spac_run, path, "F64", "ffn_gate_inp")
 
 
+def test_an_architecture_that_the_library_does_not_know(spac_run, tmp_path, target):
+    path = tmp_path / "new.gguf"
+    path.write_bytes(target.read_bytes().replace(b"qwen3moe", b"qwen9moe"))
+    refused(spac_run, path, "qwen9moe")
+
+
+def test_a_context_that_does_not_fit(spac_run, target):
+    outcome = spac_run(
+        "-m",
+        target,
+        "-p",
+        "x",
+        "-c",
+        16_000_000,
+        "--device",
+        "stand-in",
+        env={"SPAC_STAND_IN": "memory_mb=64"},
+    )
+    assert outcome.code == 2
+    assert "16000000 tokens" in outcome.error
+
+
 def test_a_file_that_may_not_be_read(spac_run, tmp_path, target):
     path = tmp_path / "secret.gguf"
     path.write_bytes(target.read_bytes())

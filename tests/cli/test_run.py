@@ -8,10 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from spac.run import main
 from tests.cli.conftest import ONE_THREAD, environment
 
 GREEDY = ("--temp", 0, "-n", 12, "--device", "stand-in")
@@ -128,6 +131,27 @@ def test_without_a_gpu_it_says_so(spac_run, target):
     assert "stand-in" in outcome.err
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_stream_that_is_closed(target, closed, tmp_path):
+    line = f'"$@" {closed}'
+    command = [sys.executable, "-m", "spac.run", *ONE_THREAD, "-m", target, "-p", "x", *GREEDY]
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *map(str, command)],
+        capture_output=True,
+        timeout=60,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    assert b"rror" not in done.stderr
+
+
+def test_a_prompt_that_is_no_utf8(spac_run, target, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"\xff\xfe")
+    assert spac_run("-m", target, "-f", tmp_path / "prompt.txt", *GREEDY).code == 0
+    assert spac_run("-m", target, "-p", b"\xff\xfe".decode("utf-8", "surrogateescape"), *GREEDY).code == 0
+
+
 def test_nothing_is_written_where_nothing_can_be(spac_run, target):
     nowhere = "/proc/nowhere"
     outcome = spac_run(
@@ -186,13 +210,13 @@ def test_slots_that_do_not_fit(spac_run, tiny_model):
     assert statistics(auto)["slots"] < 12
 
 
-def start(*arguments):
+def start(*arguments, **env):
     return subprocess.Popen(
         [sys.executable, "-m", "spac.run", *ONE_THREAD, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
+        env=environment(**env),
     )
 
 
@@ -210,17 +234,39 @@ def test_an_interrupt_ends_with_the_table(target):
     assert b"Traceback" not in err
 
 
-def test_an_interrupt_while_it_starts(target):
+@pytest.mark.parametrize("after_s", [0, 0.2, 0.4])
+def test_an_interrupt_while_it_starts(target, after_s):
     process = start("-m", target, *ENDLESS)
-    time.sleep(0.4)
+    maps = Path(f"/proc/{process.pid}/maps")
+    while "multiarray" not in maps.read_text():  # until then, it is Python that starts and not the program
+        time.sleep(0.005)
+    time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode in (
-        130,
-        -signal.SIGINT,
-    )  # the latter before Python has begun to run the program
-    if process.returncode == 130:
-        assert b"Traceback" not in err
+    assert process.returncode in (130, -signal.SIGINT)  # the latter, 130 to a shell, before it loads a model
+    assert b"Traceback" not in err
+
+
+def test_a_second_interrupt_ends_a_graph_that_takes_long(target):
+    process = start("-m", target, *ENDLESS, SPAC_STAND_IN="latency_us=5000000")
+    time.sleep(2)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    started = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - started < 3
+
+
+def test_no_thread_is_left_behind(target, capfd):
+    threads = []
+    for _ in range(2):  # the first run may start what the process keeps
+        assert main([*ONE_THREAD, "-m", str(target), "-p", "x", *map(str, GREEDY)]) == 0
+        threads.append(len(os.listdir("/proc/self/task")))
+    assert threads[0] == threads[1]
+    assert "speed" in capfd.readouterr().err
+    assert not any(thread.name.startswith("spac") for thread in threading.enumerate())
 
 
 def test_nobody_reads_the_text(target):

@@ -1,13 +1,14 @@
 """A context of the library that llama_cpp has loaded, behind the script's protocol.
 
-Works on llama_cpp's ctypes functions and not on its `Llama` class: batches, logits flags and positions are the subject
-here. The same code drives both libraries, so that nothing but the library differs.
+Works on llama_cpp's ctypes functions and not on its `Llama` class: batches, logits flags and positions are
+the subject here. The same code drives both libraries, so that nothing but the library differs.
 """
 
 from __future__ import annotations
 
 import ctypes
 from types import TracebackType
+from typing import Any
 
 import llama_cpp as ll
 import numpy as np
@@ -48,20 +49,22 @@ class Model:
 class Context:
     """A `Decoder` over one context and one batch that is reused."""
 
-    def __init__(self, model: Model, settings: Settings, adapter: object) -> None:
+    def __init__(self, model: Model, settings: Settings, adapter: Any) -> None:
         params = ll.llama_context_default_params()
         params.n_ctx = settings.n_ctx
         params.n_batch = settings.n_batch
         params.n_ubatch = settings.n_ubatch
         params.n_threads = params.n_threads_batch = settings.n_threads
-        params.flash_attn_type = int(settings.flash_attn)  # 0 and 1: never and always, not the device's choice
+        params.flash_attn_type = int(
+            settings.flash_attn
+        )  # 0 and 1: never and always, not the device's choice
         self._settings = settings
         self.n_vocab = model.n_vocab
         self.pointer = ll.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise RuntimeError("no context")
         if adapter:
-            adapters = (ctypes.c_void_p * 1)(adapter)
+            adapters = (ll.llama_adapter_lora_p_ctypes * 1)(adapter)
             scales = (ctypes.c_float * 1)(1.0)
             if ll.llama_set_adapters_lora(self.pointer, adapters, 1, scales):
                 raise RuntimeError("the adapter does not apply")
@@ -70,7 +73,8 @@ class Context:
     def decode(
         self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]
     ) -> npt.NDArray[np.float32]:
-        """See `Decoder.decode`; more tokens than n_batch go in pieces, as a program would send a long prompt."""
+        """See `Decoder.decode`; more tokens than n_batch go in pieces, as a program would send a long
+        prompt."""
         rows: list[npt.NDArray[np.float32]] = []
         for start in range(0, len(tokens), self._settings.n_batch):
             piece = tokens[start : start + self._settings.n_batch]

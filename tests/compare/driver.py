@@ -17,7 +17,7 @@ from tests.compare.script import Logits
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # a failing test would print every logit
 class Result:
     """Logits by (case, run) and step, in the script's order, and what the runs observed."""
 
@@ -26,12 +26,16 @@ class Result:
 
 
 def reference_library() -> Path | None:
-    """The folder of the unpatched build of the same pin: $SPAC_REFERENCE_LIB, or None when it names no folder."""
-    folder = os.environ.get("SPAC_REFERENCE_LIB", "")
-    return Path(folder) if folder and Path(folder).is_dir() else None
+    """The folder of the unpatched build of the same pin, or None (tests/reference.py)."""
+    # Not at the top: a worker that imports this file for the reference must not import spac.
+    from tests.reference import reference_folder
+
+    return reference_folder()
 
 
-def run_worker(library: str, job: Job, folder: Path, *, lib_path: Path | None = None, timeout: float = 300) -> Result:
+def run_worker(
+    library: str, job: Job, folder: Path, *, lib_path: Path | None = None, timeout: float = 300
+) -> Result:
     """Runs a job in a process of its own, with files in `folder`. Library "reference" needs `lib_path`.
 
     Raises RuntimeError with the end of the worker's stderr when it fails or dies.
@@ -43,7 +47,9 @@ def run_worker(library: str, job: Job, folder: Path, *, lib_path: Path | None = 
     if lib_path is not None:
         env["LLAMA_CPP_LIB_PATH"] = str(lib_path)
     command = [sys.executable, "-m", "tests.compare.worker", library, str(job_path), str(out_path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"the {library} worker ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return _read(out_path)
@@ -66,7 +72,8 @@ def _read(path: Path) -> Result:
 
 
 def compare(case: Case, ours: Result, reference: Result) -> list[Difference]:
-    """One `Difference` for every run of the case in `ours` that is not bit for bit the reference's first run."""
+    """One `Difference` for every run of the case in `ours` that is not bit for bit the reference's first
+    run."""
     expected = reference.logits[case.name, "reference"]
     differences = []
     for (name, run), steps in ours.logits.items():
@@ -75,7 +82,9 @@ def compare(case: Case, ours: Result, reference: Result) -> list[Difference]:
     return differences
 
 
-def first_difference(case: str, run: str, steps: dict[str, Logits], expected: dict[str, Logits]) -> Difference | None:
+def first_difference(
+    case: str, run: str, steps: dict[str, Logits], expected: dict[str, Logits]
+) -> Difference | None:
     """The first step with any bit different, or None."""
     if list(steps) != list(expected):
         raise ValueError(f"{case}, {run}: not the same script")

@@ -1,6 +1,8 @@
-"""``SPAC_REFERENCE_LIB=… python -m tests.compare.evidence``: the stock library against itself under other settings.
+"""``python -m tests.compare.evidence``: the stock library against itself under other
+settings.
 
-Prints the tables of README.md: which settings change a bit of the logits, and therefore have to be equal on both sides.
+Prints the tables of README.md: which settings change a bit of the logits, and therefore have to be equal on
+both sides.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from tests.models import Shape, write_model
 
 # Rows of 256 fit every type.
 WIDE = Shape(n_layer=2, n_expert=8, n_embd=256, n_head=8, n_ff_exp=256)
-TYPES = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS IQ2_XXS IQ3_S TQ2_0".split()
+TYPES = [
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ2_0"),
+]
 VARIANTS = {
     "repacked (the default)": {"repack": True},
     "2 threads": {"settings": Settings(n_threads=2)},
@@ -39,7 +44,7 @@ def cases(folder: Path) -> Iterator[tuple[str, str, Case]]:
 
 
 def describe(case: Case, base: Case, result: Result) -> str:
-    """"equal", or the step at which it first differs and by how much."""
+    """ "equal", or the step at which it first differs and by how much."""
     key = (case.name, "reference")
     found = first_difference(case.name, "", result.logits[key], result.logits[base.name, "reference"])
     return "equal" if found is None else f"{found.step}: {found.largest:.2g}"
@@ -49,7 +54,10 @@ def main() -> int:
     """Prints a Markdown table; 2 when there is no stock library."""
     library = reference_library()
     if library is None:
-        print("set SPAC_REFERENCE_LIB to the folder of an unpatched build", file=sys.stderr)
+        print(
+            "no stock library: build with -DSPAC_BUILD_REFERENCE=ON or set SPAC_REFERENCE_LIB",
+            file=sys.stderr,
+        )
         return 2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

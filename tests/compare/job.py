@@ -23,8 +23,9 @@ class Settings:
 class Run:
     """One pass of the script over a case. A reference ignores everything but `name`.
 
-    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first step; with
-    `moving`, a new plan is submitted before every step and nobody waits for it. `fault` is one of `_core.set_fault`.
+    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first step;
+    with `moving`, a new plan is submitted before every step and nobody waits for it. `fault` is one of
+    `_core.set_fault`.
     """
 
     name: str = "reference"
@@ -32,11 +33,13 @@ class Run:
     seed: int = 0
     moving: bool = False
     fault: str = ""
+    fail_uploads: int = 0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model file, the settings of its context, and the runs over it, all in one process with one loaded model."""
+    """A model file, the settings of its context, and the runs over it, all in one process with one loaded
+    model."""
 
     name: str
     model: str
@@ -85,6 +88,6 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"{self.case}, {self.run}: {self.steps_equal} steps equal, then {self.step} differs in row {self.row} "
-            f"by up to {self.largest:.3g}"
+            f"{self.case}, {self.run}: {self.steps_equal} steps equal, then {self.step} differs "
+            f"in row {self.row} by up to {self.largest:.3g}"
         )

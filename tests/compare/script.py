@@ -1,4 +1,5 @@
-"""The inputs that both libraries get: a prompt, single greedy tokens, verifications with rewinding, a long prompt.
+"""The inputs that both libraries get: a prompt, single greedy tokens, verifications with rewinding, a long
+prompt.
 
 A script works through the `Decoder` protocol only, so that it does not know which library is behind it.
 """
@@ -27,15 +28,16 @@ class Decoder(Protocol):
     n_vocab: int
 
     def decode(self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]) -> Logits:
-        """Evaluates tokens at position, position + 1, …; logits [len(wanted), n_vocab] of the tokens wanted."""
+        """Evaluates tokens at position, position + 1, …; logits [len(wanted), n_vocab] of the tokens
+        wanted."""
 
     def rewind(self, position: int) -> None:
         """Forgets everything from `position` on."""
 
 
 def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Runs the script on an empty context; logits by step's name, in order. The script's tokens depend on the model's
-    logits only where it is greedy, so one wrong logit is seen by everything after it."""
+    """Runs the script on an empty context; logits by step's name, in order. The script's tokens depend on the
+    model's logits only where it is greedy, so one wrong logit is seen by everything after it."""
     rng = np.random.default_rng(7)
     out: dict[str, Logits] = {}
 

@@ -1,12 +1,16 @@
-"""``python -m tests.compare.worker reference|spac JOB.json OUT.npz``: runs a job with one library in this process.
+"""``python -m tests.compare.worker reference|spac JOB.json OUT.npz``: runs a job with one library in this
+process.
 
-The library is the one that LLAMA_CPP_LIB_PATH names for "reference", and spac's own for "spac". OUT.npz has an array
-"case|run|step" [rows, n_vocab] for every step, and "meta", JSON with what each run observed (residency, statistics).
+The library is the one that LLAMA_CPP_LIB_PATH names for "reference", and spac's own for "spac". OUT.npz has
+an array "case|run|step" [rows, n_vocab] for every step, and "meta", JSON with what each run observed
+(residency, statistics).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,7 @@ import numpy as np
 from tests.compare.job import Case, Job, Run
 from tests.compare.script import run_script
 
+LIB_PATH = "LLAMA_CPP_LIB_PATH"
 Arrays = dict[str, Any]
 
 
@@ -43,6 +48,10 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
     from tests.compare.decoder import Model
 
+    loaded = Path(ll.llama_cpp._lib._name)
+    if "spac" in sys.modules or loaded.parent.resolve() != Path(os.environ[LIB_PATH]).resolve():
+        raise RuntimeError(f"the reference would be {loaded}")
+
     _log = _quiet_log()
     ll.llama_backend_init()
     arrays: Arrays = {}
@@ -57,26 +66,23 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
 def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     """All cases and runs on spac's library, experts split over the stand-in and the CPU."""
-    import spac  # noqa: F401  # before llama_cpp: it chooses the library
-    from spac import _core
+    from spac import _core  # before llama_cpp: importing spac chooses the library
 
-    from tests.compare.decoder import Model
-
-    import llama_cpp as ll
-
+    ll = importlib.import_module("llama_cpp")
+    decoder = importlib.import_module("tests.compare.decoder")
     _core.set_default_device("stand-in")
-    _core.set_stand_in(**job.stand_in)
     _log = _quiet_log()
     ll.llama_backend_init()
     arrays: Arrays = {}
     meta: dict[str, Any] = {}
     for case in job.cases:
-        with _core.LoadScope() as scope, Model(case, on_device=True) as model:
-            experts = scope.experts
+        with _core.LoadScope() as scope, decoder.Model(case, on_device=True) as model:
+            experts: Any = scope.experts
             with model.context(case.settings) as context:
                 for run in case.runs:
                     _announce(case, run)
                     before = dict(experts.stats)
+                    _core.set_stand_in(**job.stand_in, fail_uploads=run.fail_uploads)  # type: ignore[arg-type]
                     resident, mover = _place(experts, run)
                     _core.set_fault(run.fault)
                     try:
@@ -84,7 +90,9 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
                     finally:
                         _core.set_fault("")
                     after = dict(experts.stats)
-                    arrays.update({f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()})
+                    arrays.update(
+                        {f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()}
+                    )
                     meta[f"{case.name}|{run.name}"] = {
                         "n_layer": experts.n_layer,
                         "n_expert": experts.n_expert,
@@ -95,7 +103,8 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
-    """Fills the slots as the run asks; returns how many experts are resident, and what to call before every step."""
+    """Fills the slots as the run asks; returns how many experts are resident, and what to call before every
+    step."""
     shape = (experts.n_layer, experts.n_expert)
     rng = np.random.default_rng(run.seed)
     n_real = sum(layer.n_expert for layer in experts.layers)

@@ -140,6 +140,8 @@ def test_cancel_before_the_first_piece(engine):
         ("x" * 3000, 1, "raise --ctx"),
         ("x", -1, "max_tokens"),
         ([99999], 1, "vocab"),
+        ([[1, 2]], 1, "sequence of token numbers"),
+        ([1.5], 1, "sequence of token numbers"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(engine, prompt, max_tokens, fault):

@@ -29,8 +29,8 @@ def rewritten(
     drop: str = "",
     rename: dict[str, str] | None = None,
 ) -> Path:
-    """A copy with metadata replaced or added (None: removed), tensors dropped by pattern, tensors renamed. Keys may
-    leave out the architecture's prefix: ".expert_count"."""
+    """A copy with metadata replaced or added (None: removed), tensors dropped by pattern, tensors renamed.
+    Keys may leave out the architecture's prefix: ".expert_count"."""
     reader = GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     changes = {architecture + k if k.startswith(".") else k: v for k, v in (metadata or {}).items()}

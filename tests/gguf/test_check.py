@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+
 from spac.errors import InputError
 from spac.gguf_check import check_model
-
 from tests.conftest import TinyModel
 from tests.gguf.files import entry, offset_of, patched, raw, rewritten, split, tensor_entry, text
 from tests.models import FAMILIES, Shape
@@ -108,15 +108,28 @@ CONTENTS: dict[str, tuple[bytes, str]] = {
     "endless strings": (raw(entry("a", 9, struct.pack("<IQ", 8, 1 << 62))), "strings, more than"),
     "many strings": (raw(entry("a", 9, struct.pack("<IQ", 8, 1 << 20))), "past the end"),
     "string that runs out": (raw(entry("a", 9, struct.pack("<IQQ", 8, 1, 1 << 63))), "past the end"),
+    "token twice": (
+        raw(entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") * 2)),
+        "are the same",
+    ),
     "array of arrays": (raw(entry("a", 9, struct.pack("<IQ", 9, 1)) + bytes(99)), "array of arrays"),
     "alignment 3": (raw(entry("general.alignment", 4, struct.pack("<I", 3))), "power of two"),
     "alignment by name": (raw(entry("general.alignment", 8, text("32"))), "power of two"),
     "five dimensions": (raw(tensor_entry("t", (1,) * 5, 0, 0), n_tensors=1, n_entries=0), "5 dimensions"),
     "no dimensions": (raw(tensor_entry("t", (), 0, 0), n_tensors=1, n_entries=0), "0 dimensions"),
     "a zero dimension": (raw(tensor_entry("t", (4, 0), 0, 0), n_tensors=1, n_entries=0), "a dimension of 0"),
-    "too many elements": (raw(tensor_entry("t", (1 << 40,) * 2, 0, 0), n_tensors=1, n_entries=0), "impossibly large"),
-    "removed type": (raw(tensor_entry("t", (32,), 4, 0), n_tensors=1, n_entries=0), "unknown or removed type 4"),
-    "rows and blocks": (raw(tensor_entry("t", (33,), 2, 0), n_tensors=1, n_entries=0), "not a multiple of Q4_0's 32"),
+    "too many elements": (
+        raw(tensor_entry("t", (1 << 40,) * 2, 0, 0), n_tensors=1, n_entries=0),
+        "impossibly large",
+    ),
+    "removed type": (
+        raw(tensor_entry("t", (32,), 4, 0), n_tensors=1, n_entries=0),
+        "unknown or removed type 4",
+    ),
+    "rows and blocks": (
+        raw(tensor_entry("t", (33,), 2, 0), n_tensors=1, n_entries=0),
+        "not a multiple of Q4_0's 32",
+    ),
     "long name": (raw(tensor_entry("t" * 64, (32,), 0, 0), n_tensors=1, n_entries=0), "more than 63 bytes"),
     "tensor twice": (raw(*[tensor_entry("t", (8,), 0, 0)] * 2, n_tensors=2, n_entries=0), "two tensors 't'"),
 }
@@ -188,7 +201,9 @@ def test_other_kinds_of_file(good: Path, tmp_path: Path) -> None:
     assert "multimodal projector" in fault(rewritten(good, path, {"general.type": "mmproj"}))
     assert "type 'imatrix'" in fault(rewritten(good, path, {"general.type": "imatrix"}))
     assert "has no tensors" in fault(rewritten(good, path, drop="."))
-    assert "general.architecture is missing or not a name" in fault(rewritten(good, path, {"general.architecture": "a b"}))
+    assert "general.architecture is missing or not a name" in fault(
+        rewritten(good, path, {"general.architecture": "a b"})
+    )
 
 
 # Models that the library would abort on
@@ -208,10 +223,16 @@ METADATA: dict[str, tuple[dict[str, object], str]] = {
         "has 5 experts, and expert_count is 0",
     ),
     "as many groups as experts": ({".expert_group_count": 5}, "expert_group_count is 5"),
-    "groups that do not divide": ({".expert_group_count": 2, ".expert_group_used_count": 1}, "do not fit 2 groups"),
+    "groups that do not divide": (
+        {".expert_group_count": 2, ".expert_group_used_count": 1},
+        "do not fit 2 groups",
+    ),
     "only MTP layers": ({".nextn_predict_layers": 2}, "nextn_predict_layers is 2"),
     "negative epsilon": ({".attention.layer_norm_rms_epsilon": -1.0}, "not a small positive number"),
-    "epsilon not a number": ({".attention.layer_norm_rms_epsilon": float("nan")}, "not a small positive number"),
+    "epsilon not a number": (
+        {".attention.layer_norm_rms_epsilon": float("nan")},
+        "not a small positive number",
+    ),
     "unknown scaling": ({".rope.scaling.type": "cubic"}, "rope.scaling.type is 'cubic'"),
     "unknown gating": ({".expert_gating_func": 9}, "expert_gating_func is 9"),
     "rope wider than a head": ({".rope.dimension_count": 64}, "rope.dimension_count is 64"),
@@ -223,6 +244,36 @@ METADATA: dict[str, tuple[dict[str, object], str]] = {
 def test_metadata_that_the_library_asserts(name: str, good: Path, tmp_path: Path) -> None:
     changes, expected = METADATA[name]
     assert expected in fault(rewritten(good, tmp_path / "bad.gguf", changes))
+
+
+HEADS: dict[str, tuple[str, dict[str, object], str]] = {
+    "keys": ("gpt-oss", {".attention.key_length": 64}, "'blk.0.attn_q.weight' are not 4 heads of 64"),
+    "values": (
+        "gpt-oss",
+        {".attention.value_length": None},
+        "'blk.0.attn_v.weight' does not have the 32 rows",
+    ),
+    "heads": (
+        "qwen2moe",
+        {".attention.head_count_kv": 4},
+        "'blk.0.attn_k.weight' does not have the 128 rows",
+    ),
+    "no size": ("qwen3moe", {".attention.value_length": 0}, "4 and 2 heads of 32 and 0"),
+    "queries": ("qwen2moe", {".attention.head_count": 3}, "attn_q.weight' are not 3 heads of 32"),
+    "latent rope": ("deepseek2", {".attention.key_length_mla": 16}, "leaves nothing beside"),
+    "latent keys": (
+        "deepseek2",
+        {".attention.key_length": 64},
+        "1 heads of 64 do not fit kv_lora_rank 32",
+    ),
+    "latent heads": ("deepseek2", {".attention.head_count_kv": 2}, "2 heads of 48 do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_that_do_not_fit_the_tensors(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    family, changes, expected = HEADS[name]
+    assert expected in fault(rewritten(tiny_model(family), tmp_path / "bad.gguf", changes))
 
 
 @pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"])
@@ -245,7 +296,9 @@ def test_data_at_another_place(good: Path, tmp_path: Path) -> None:
     name = "output_norm.weight"
     at = offset_of(good, name) + 8 + len(name) + 4 + 8 + 4
     for offset in (1 << 40, 0):
-        assert f"{offset}, not at" in fault(patched(good, tmp_path / "bad.gguf", at, struct.pack("<Q", offset)))
+        assert f"{offset}, not at" in fault(
+            patched(good, tmp_path / "bad.gguf", at, struct.pack("<Q", offset))
+        )
 
 
 # Speed
@@ -255,7 +308,7 @@ def test_a_large_vocabulary_is_not_read(tmp_path: Path) -> None:
     """152,000 tokens and merges, as Qwen has: well under a second (the gguf package's reader takes ten)."""
     path = tmp_path / "large.gguf"
     n = 151_936
-    tokens = text("token") * n
+    tokens = b"".join(text(f"token {i}") for i in range(n))
     kinds = struct.pack("<I", 1) * n
     path.write_bytes(
         raw(

@@ -6,8 +6,9 @@
 or ``python -m tests.models qwen3moe tiny.gguf --layers 3 --experts 5 --type '*_exps=Q8_0'``.
 """
 
+from tests.models.adapter import write_adapter
 from tests.models.families import FAMILIES
 from tests.models.shape import Shape
 from tests.models.writer import write_model
 
-__all__ = ["FAMILIES", "Shape", "write_model"]
+__all__ = ["FAMILIES", "Shape", "write_adapter", "write_model"]

@@ -42,7 +42,12 @@ def main(argv: list[str] | None = None) -> int:
     for option, name in _SIZES.items():
         parser.add_argument(f"--{option}", dest=name, type=int, metavar="N")
     parser.add_argument(
-        "--type", action="append", default=[], type=_pair, metavar="[PATTERN=]TYPE", help="e.g. '*_exps=Q4_0'; repeat"
+        "--type",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="[PATTERN=]TYPE",
+        help="e.g. '*_exps=Q4_0'; repeat",
     )
     parser.add_argument("--set", action="append", default=[], type=_pair, metavar="OPTION=N", dest="options")
     args = parser.parse_args(argv)

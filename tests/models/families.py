@@ -16,7 +16,8 @@ Metadata = dict[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: llama.cpp's name of it, its metadata (keys without the architecture's prefix), its tensors."""
+    """One architecture: llama.cpp's name of it, its metadata (keys without the architecture's prefix), its
+    tensors."""
 
     architecture: str
     metadata: Callable[[Shape], Metadata]
@@ -49,11 +50,15 @@ def _base(s: Shape, **more: Any) -> Metadata:
 
 
 def _moe(s: Shape, **more: Any) -> Metadata:
-    return _base(s, expert_count=s.n_expert, expert_used_count=s.n_used, expert_feed_forward_length=s.n_ff_exp, **more)
+    return _base(
+        s, expert_count=s.n_expert, expert_used_count=s.n_used, expert_feed_forward_length=s.n_ff_exp, **more
+    )
 
 
 def _grouped(s: Shape) -> Metadata:
-    return {"expert_group_count": s.n_group, "expert_group_used_count": s.n_group_used} if s.n_group > 1 else {}
+    return (
+        {"expert_group_count": s.n_group, "expert_group_used_count": s.n_group_used} if s.n_group > 1 else {}
+    )
 
 
 def _latent(s: Shape) -> LatentSizes:
@@ -117,7 +122,9 @@ def _phimoe_layer(s: Shape, il: int) -> list[Tensor]:
     return [*tensors, *parts.experts(s, il, n_ff=s.n_ff), parts.bias(f"blk.{il}.ffn_norm", s.n_embd)]
 
 
-_FULL_HEADS = Shape(n_embd=128, n_head=4, head_dim=32)  # families whose heads together are as wide as the model
+_FULL_HEADS = Shape(
+    n_embd=128, n_head=4, head_dim=32
+)  # families whose heads together are as wide as the model
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", _base, lambda s, il: parts.attention(s, il) + parts.dense(s, il)),
@@ -141,8 +148,10 @@ FAMILIES: dict[str, Family] = {
     "gpt-oss": Family(
         "gpt-oss",
         lambda s: _moe(s, **{"attention.sliding_window": s.n_swa}),
-        lambda s, il: parts.attention(s, il, qkv_bias=True, out_bias=True, sinks=True)
-        + parts.experts(s, il, with_norm="post_attention_norm", biases=True),
+        lambda s, il: (
+            parts.attention(s, il, qkv_bias=True, out_bias=True, sinks=True)
+            + parts.experts(s, il, with_norm="post_attention_norm", biases=True)
+        ),
         default=Shape(types={"*_exps": "MXFP4"}),
     ),
     "mixtral": Family(
@@ -157,9 +166,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2moe": Family(
         "qwen2moe",
         lambda s: _moe(s, expert_shared_feed_forward_length=s.n_ff_exp * s.n_shared),
-        lambda s, il: parts.attention(s, il, qkv_bias=True)
-        + parts.experts(s, il)
-        + parts.shared_expert(s, il, gated=True),
+        lambda s, il: (
+            parts.attention(s, il, qkv_bias=True)
+            + parts.experts(s, il)
+            + parts.shared_expert(s, il, gated=True)
+        ),
         default=_FULL_HEADS,
     ),
     "glm4moe": Family(

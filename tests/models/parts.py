@@ -1,4 +1,5 @@
-"""The parts that architectures are put together from: lists of tensors with their shapes and how to fill them.
+"""The parts that architectures are put together from: lists of tensors with their shapes and how to fill
+them.
 
 Shapes are as numpy sees them, rows last (the reverse of ggml's `ne`): a matrix is (outputs, inputs).
 """
@@ -12,8 +13,8 @@ from tests.models.shape import Shape
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a model. `gain` is the standard deviation of its output per unit of input for a matrix (kind
-    "matrix"), of the numbers themselves for a "bias"; a "norm" lies around 1."""
+    """One tensor of a model. `gain` is the standard deviation of its output per unit of input for a matrix
+    (kind "matrix"), of the numbers themselves for a "bias"; a "norm" lies around 1."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,8 +54,8 @@ def attention(
     norm_bias: bool = False,
     sinks: bool = False,
 ) -> list[Tensor]:
-    """Grouped-query attention with its norm before. `qk_norm` is the size of the norms on queries and keys, if any;
-    for norms over all heads together use -1."""
+    """Grouped-query attention with its norm before. `qk_norm` is the size of the norms on queries and keys,
+    if any; for norms over all heads together use -1."""
     p = f"blk.{il}."
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
     tensors = [
@@ -142,8 +143,12 @@ def experts(
     """Router and experts with the norm before them; `merged`: gate and up in one tensor."""
     p = f"blk.{il}."
     n_ff = n_ff or s.n_ff_exp
-    # A router that is sure of itself: with small logits all experts weigh the same, and a wrong one is hard to see.
-    tensors = [norm(p + with_norm, s.n_embd), Tensor(p + "ffn_gate_inp.weight", (s.n_expert, s.n_embd), "router", 1.5)]
+    # A router that is sure of itself: with small logits all experts weigh the same, and a wrong one is hard
+    # to see.
+    tensors = [
+        norm(p + with_norm, s.n_embd),
+        Tensor(p + "ffn_gate_inp.weight", (s.n_expert, s.n_embd), "router", 1.5),
+    ]
     if merged:
         tensors.append(matrix(p + "ffn_gate_up_exps", s.n_expert, 2 * n_ff, s.n_embd))
     else:

@@ -13,9 +13,10 @@ from gguf import GGMLQuantizationType
 class Shape:
     """Sizes and weight types of a tiny model; every family reads the fields that it has a use for.
 
-    ``types`` maps patterns (`fnmatch`, over "blk.1.ffn_down_exps.weight" and "ffn_down_exps") to names of ggml types;
-    the last pattern that fits wins, "*" is F32 by default. Norms, biases and routers stay F32 unless a pattern names
-    them without a wildcard. ``options`` are a family's own switches (`Family.options` lists them).
+    ``types`` maps patterns (`fnmatch`, over "blk.1.ffn_down_exps.weight" and "ffn_down_exps") to names of
+    ggml types; the last pattern that fits wins, "*" is F32 by default. Norms, biases and routers stay F32
+    unless a pattern names them without a wildcard. ``options`` are a family's own switches (`Family.options`
+    lists them).
     """
 
     n_layer: int = 3

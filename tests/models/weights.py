@@ -1,8 +1,8 @@
 """Random weights in any ggml type.
 
-Types that the gguf package can quantize are quantized from normal numbers. For the others (K-quants, IQ types) random
-bytes are as good a set of quants as any: only the block's float scales must be chosen, so that the dequantized numbers
-have the standard deviation asked for.
+Types that the gguf package can quantize are quantized from normal numbers. For the others (K-quants, IQ
+types) random bytes are as good a set of quants as any: only the block's float scales must be chosen, so that
+the dequantized numbers have the standard deviation asked for.
 """
 
 from __future__ import annotations
@@ -32,12 +32,17 @@ _MIN_RATIO = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 
 
 def random_weights(
-    rng: np.random.Generator, shape: tuple[int, ...], kind: GGMLQuantizationType, std: float, mean: float = 0.0
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    kind: GGMLQuantizationType,
+    std: float,
+    mean: float = 0.0,
 ) -> npt.NDArray[np.generic]:
-    """Normal (or, for scale-only types, centred) random numbers of the given shape, rows last, in ggml type `kind`.
+    """Normal (or, for scale-only types, centred) random numbers of the given shape, rows last, in ggml type
+    `kind`.
 
-    Returns the array that `GGUFWriter.add_tensor` takes: float32/float16 for these types, else uint8 of the byte shape.
-    Raises ValueError when a row is not a whole number of blocks.
+    Returns the array that `GGUFWriter.add_tensor` takes: float32/float16 for these types, else uint8 of the
+    byte shape. Raises ValueError when a row is not a whole number of blocks.
     """
     block, _ = GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
@@ -50,9 +55,10 @@ def random_weights(
     if kind.name in ("I8", "I16", "I32", "I64"):
         return numbers.astype(kind.name.lower().replace("i", "int"))
     try:
-        return quants.quantize(numbers, kind)
+        blocks: npt.NDArray[np.generic] = quants.quantize(numbers, kind)
     except NotImplementedError:  # types that no file should have
         return np.zeros(quants.quant_shape_to_byte_shape(shape, kind), np.uint8)
+    return blocks
 
 
 def _random_blocks(

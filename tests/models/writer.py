@@ -21,8 +21,9 @@ Value = int | float | bool | str | list[int] | list[bool]
 def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None = None) -> Path:
     """Writes a random-weight GGUF of `family` (a key of `FAMILIES`) and returns its path.
 
-    The same family and shape give the same bytes; a tensor's numbers depend on the seed and its own name only, so that
-    a variant with other types or one layer more keeps what it shares. Raises ValueError for shapes that cannot be.
+    The same family and shape give the same bytes; a tensor's numbers depend on the seed and its own name
+    only, so that a variant with other types or one layer more keeps what it shares. Raises ValueError for
+    shapes that cannot be.
     """
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}; known: {', '.join(sorted(FAMILIES))}")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from spac import _core
 
+from spac import _core
+from spac.errors import Cancelled
+
+# isort: split
 import llama_cpp.llama_cpp as api  # after spac, which decides on the library
 
 Tokens = npt.NDArray[np.int32]
@@ -45,6 +50,7 @@ class Lab:
         """The llama_model of this file, loaded once, its experts on the CPU until slots are attached."""
         if path not in self._models:
             params = api.llama_model_default_params()
+            params.load_mtp = True
             with _core.LoadScope() as scope:
                 model = api.llama_model_load_from_file(str(path).encode(), params)
                 self.handles[path] = scope.experts
@@ -72,7 +78,7 @@ class Lab:
     def session(
         self, target: int, draft: int | None = None, experts: _core.Experts | None = None, **params: Any
     ) -> _core.Session:
-        """A session that is closed before its contexts are. A draft context means "draft-simple" by default."""
+        """A session, closed before its contexts are. A draft context means "draft-simple" by default."""
         if draft is not None:
             params.setdefault("draft_types", ["draft-simple"])
         session = _core.Session(target, draft, experts, **params)
@@ -90,7 +96,7 @@ def prompt(n: int, seed: int = 0) -> Tokens:
 
 
 def take(session: _core.Session, n: int) -> list[int]:
-    """At least `n` more tokens, cut to `n`; fewer when the context is full. End-of-generation tokens do not end it."""
+    """`n` more tokens; fewer when the context is full. End-of-generation tokens do not end it."""
     tokens: list[int] = []
     while len(tokens) < n:
         step = session.step()
@@ -104,6 +110,44 @@ def generate(session: _core.Session, tokens: Tokens, n: int) -> list[int]:
     """`n` tokens that follow a new prompt."""
     session.prefill(tokens)
     return take(session, n)
+
+
+@contextmanager
+def disturbed(session: _core.Session) -> Iterator[None]:
+    """Another thread calls cancel() again and again meanwhile, ever more seldom: the work must end on a slow
+    machine too. The first one comes before anything runs."""
+    done = threading.Event()
+    session.cancel()
+
+    def disturb() -> None:
+        delay_s = 0.0005
+        while not done.wait(delay_s):
+            session.cancel()
+            delay_s *= 1.1
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def persist(session: _core.Session, tokens: Tokens, n: int) -> tuple[list[int], int]:
+    """`n` tokens that follow a new prompt, whatever is cancelled on the way, and how often something was."""
+    made: list[int] = []
+    n_cancelled = 0
+    prefilled = False
+    while len(made) < n:
+        try:
+            if not prefilled:
+                session.prefill(tokens)
+                prefilled = True
+            made += session.step().tokens.tolist()
+        except Cancelled:
+            n_cancelled += 1
+    return made[:n], n_cancelled
 
 
 def logits_after(lab: Lab, path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:

@@ -1,4 +1,5 @@
-"""A tiny random Mamba: a model whose memory is a state, from which no token can be taken back."""
+"""Tiny random models whose memory is a state: Mamba, from which no token can be taken back, and LFM2, which
+keeps the states of the last few tokens where its context is told to."""
 
 from __future__ import annotations
 
@@ -9,43 +10,88 @@ from gguf import GGUFWriter
 
 from tests.models.tokenizer import write_tokenizer
 
-N_LAYER, N_EMBD, N_INNER, N_STATE, N_CONV, N_DT = 2, 32, 64, 8, 4, 4
+N_LAYER, N_EMBD, N_FF = 2, 32, 48
+N_INNER, N_STATE, N_CONV, N_DT = 64, 8, 4, 4  # Mamba's
+N_HEAD, N_HEAD_KV, L_CACHE = 4, 2, 3  # LFM2's
+
+
+class _Model:
+    """A file in the making: what both models have, and the means to add the rest."""
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        self.path = path
+        self.rng = np.random.default_rng(0)
+        self.writer = GGUFWriter(path, architecture)
+        n_vocab = write_tokenizer(self.writer)
+        self.writer.add_context_length(512)
+        self.writer.add_embedding_length(N_EMBD)
+        self.writer.add_block_count(N_LAYER)
+        self.writer.add_layer_norm_rms_eps(1e-5)
+        self.matrix("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
+
+    def matrix(self, name: str, *shape: int, scale: float = 0.3) -> None:
+        self.writer.add_tensor(name, self.rng.normal(0, scale, shape).astype(np.float32))
+
+    def norm(self, name: str, size: int) -> None:
+        self.writer.add_tensor(name, self.rng.uniform(0.8, 1.2, size).astype(np.float32))
+
+    def write(self) -> Path:
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+        return self.path
 
 
 def write_mamba(path: Path) -> Path:
     """Writes the model and returns its path."""
-    rng = np.random.default_rng(0)
-    writer = GGUFWriter(path, "mamba")
-    n_vocab = write_tokenizer(writer)
-    writer.add_context_length(512)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_block_count(N_LAYER)
-    writer.add_ssm_conv_kernel(N_CONV)
-    writer.add_ssm_inner_size(N_INNER)
-    writer.add_ssm_state_size(N_STATE)
-    writer.add_ssm_time_step_rank(N_DT)
-    writer.add_layer_norm_rms_eps(1e-5)
-
-    def add(name: str, *shape: int, scale: float = 0.3) -> None:
-        writer.add_tensor(name, rng.normal(0, scale, shape).astype(np.float32))
-
-    add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    model = _Model(path, "mamba")
+    model.writer.add_feed_forward_length(0)
+    model.writer.add_head_count(0)
+    model.writer.add_ssm_conv_kernel(N_CONV)
+    model.writer.add_ssm_inner_size(N_INNER)
+    model.writer.add_ssm_state_size(N_STATE)
+    model.writer.add_ssm_time_step_rank(N_DT)
+    model.norm("output_norm.weight", N_EMBD)
     for i in range(N_LAYER):
-        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(N_EMBD, np.float32))
-        add(f"blk.{i}.ssm_in.weight", 2 * N_INNER, N_EMBD)
-        add(f"blk.{i}.ssm_conv1d.weight", N_INNER, N_CONV)
-        add(f"blk.{i}.ssm_conv1d.bias", N_INNER)
-        add(f"blk.{i}.ssm_x.weight", N_DT + 2 * N_STATE, N_INNER)
-        add(f"blk.{i}.ssm_dt.weight", N_INNER, N_DT)
-        add(f"blk.{i}.ssm_dt.bias", N_INNER)
-        writer.add_tensor(f"blk.{i}.ssm_a", -np.exp(rng.normal(0, 0.3, (N_INNER, N_STATE))).astype(np.float32))
-        add(f"blk.{i}.ssm_d", N_INNER)
-        add(f"blk.{i}.ssm_out.weight", N_EMBD, N_INNER)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        block = f"blk.{i}"
+        model.norm(f"{block}.attn_norm.weight", N_EMBD)
+        model.matrix(f"{block}.ssm_in.weight", 2 * N_INNER, N_EMBD)
+        model.matrix(f"{block}.ssm_conv1d.weight", N_INNER, N_CONV)
+        model.matrix(f"{block}.ssm_conv1d.bias", N_INNER)
+        model.matrix(f"{block}.ssm_x.weight", N_DT + 2 * N_STATE, N_INNER)
+        model.matrix(f"{block}.ssm_dt.weight", N_INNER, N_DT)
+        model.matrix(f"{block}.ssm_dt.bias", N_INNER)
+        decay = -np.exp(model.rng.normal(0, 0.3, (N_INNER, N_STATE)))
+        model.writer.add_tensor(f"{block}.ssm_a", decay.astype(np.float32))
+        model.matrix(f"{block}.ssm_d", N_INNER)
+        model.matrix(f"{block}.ssm_out.weight", N_EMBD, N_INNER)
+    return model.write()
+
+
+def write_lfm2(path: Path) -> Path:
+    """Writes the model (a convolution layer, an attention layer) and returns its path."""
+    model = _Model(path, "lfm2")
+    head_dim = N_EMBD // N_HEAD
+    model.writer.add_feed_forward_length(N_FF)
+    model.writer.add_head_count(N_HEAD)
+    model.writer.add_head_count_kv([0, N_HEAD_KV])
+    model.writer.add_shortconv_l_cache(L_CACHE)
+    model.norm("token_embd_norm.weight", N_EMBD)
+    for i in range(N_LAYER):
+        block = f"blk.{i}"
+        model.norm(f"{block}.attn_norm.weight", N_EMBD)
+        model.norm(f"{block}.ffn_norm.weight", N_EMBD)
+        model.matrix(f"{block}.ffn_gate.weight", N_FF, N_EMBD)
+        model.matrix(f"{block}.ffn_up.weight", N_FF, N_EMBD)
+        model.matrix(f"{block}.ffn_down.weight", N_EMBD, N_FF)
+    model.matrix("blk.0.shortconv.conv.weight", N_EMBD, L_CACHE)
+    model.matrix("blk.0.shortconv.in_proj.weight", 3 * N_EMBD, N_EMBD)
+    model.matrix("blk.0.shortconv.out_proj.weight", N_EMBD, N_EMBD)
+    model.norm("blk.1.attn_q_norm.weight", head_dim)
+    model.norm("blk.1.attn_k_norm.weight", head_dim)
+    model.matrix("blk.1.attn_q.weight", N_EMBD, N_EMBD)
+    model.matrix("blk.1.attn_k.weight", N_HEAD_KV * head_dim, N_EMBD)
+    model.matrix("blk.1.attn_v.weight", N_HEAD_KV * head_dim, N_EMBD)
+    model.matrix("blk.1.attn_output.weight", N_EMBD, N_EMBD)
+    return model.write()

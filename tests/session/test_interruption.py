@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from spac import _core
 from spac.errors import Cancelled, InputError
-
-from tests.session.lab import GREEDY, Lab, generate, prompt, take
+from tests.session.lab import GREEDY, Lab, disturbed, generate, persist, prompt, take
 
 N_NEW = 40
 
@@ -51,29 +51,10 @@ def test_reset_takes_a_cancel_back(lab: Lab, target: Path) -> None:
 def test_cancel_from_another_thread(lab: Lab, target: Path, expected: list[int]) -> None:
     """Over and over, at whatever moment: the text is the undisturbed one."""
     session = speculative(lab, target)
-    session.prefill(prompt(30))
-    tokens: list[int] = []
-    n_cancelled = 0
-    done = threading.Event()
-
-    def disturb() -> None:
-        while not done.is_set():
-            session.cancel()
-            time.sleep(0.002)
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        while len(tokens) < N_NEW:
-            try:
-                tokens += session.step().tokens.tolist()
-            except Cancelled:
-                n_cancelled += 1
-    finally:
-        done.set()
-        thread.join()
+    with disturbed(session):
+        tokens, n_cancelled = persist(session, prompt(30), N_NEW)
     assert n_cancelled > 0
-    assert tokens[:N_NEW] == expected
+    assert tokens == expected
 
 
 def test_a_running_prefill_is_cancelled_and_goes_on(lab: Lab, target: Path) -> None:
@@ -154,7 +135,8 @@ def test_events_come_in_order_and_say_the_same(lab: Lab, target: Path, other: Pa
         seen.clear()
         step = session.step()
         *drafted, draft, verified = seen
-        assert isinstance(draft, _core.DraftEnd) and isinstance(verified, _core.Step)
+        assert isinstance(draft, _core.DraftEnd)
+        assert isinstance(verified, _core.Step)
         assert [event.index for event in drafted] == list(range(step.n_drafted))  # type: ignore[attr-defined]
         assert [event.token for event in drafted] == draft.tokens.tolist()  # type: ignore[attr-defined]
         assert len(draft.tokens) == step.n_drafted == verified.n_drafted
@@ -175,7 +157,12 @@ def test_draft_tokens_come_while_the_draft_model_drafts(lab: Lab, target: Path) 
 
 def test_a_callback_may_change_the_draft_length_and_nothing_else(lab: Lab, target: Path) -> None:
     session = speculative(lab, target)
-    calls: list[Callable[[], object]] = [session.step, session.reset, session.close, lambda: session.on("draft_end", None)]
+    calls: list[Callable[[], object]] = [
+        session.step,
+        session.reset,
+        session.close,
+        lambda: session.on("draft_end", None),
+    ]
 
     def callback(_step: _core.Step) -> None:
         session.set_draft_length(2)
@@ -210,6 +197,11 @@ def test_two_threads_at_a_time_are_refused(lab: Lab, target: Path) -> None:
         thread.join()
 
 
+def prefill_for_ever(session: _core.Session) -> None:
+    for seed in range(1000):
+        session.prefill(prompt(4000, seed=seed))
+
+
 def test_a_signal_handler_that_raises_stops_a_prefill(lab: Lab, target: Path) -> None:
     """Ctrl-C while the library works, without the GIL, in the main thread."""
     session = lab.session(lab.context(target, n_ctx=4096, n_batch=4096, n_ubatch=512), **GREEDY)
@@ -218,8 +210,7 @@ def test_a_signal_handler_that_raises_stops_a_prefill(lab: Lab, target: Path) ->
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            for seed in range(1000):
-                session.prefill(prompt(4000, seed=seed))
+            prefill_for_ever(session)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
 from spac import _core
 from spac.errors import InputError, SpacError
-
 from tests.session.lab import GREEDY, Lab, generate, prompt
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"draft_types": ["draft-simpel"]}, "unknown draft type 'draft-simpel', known are none, draft-simple, .*ngram-cache"),
+        (
+            {"draft_types": ["draft-simpel"]},
+            "unknown draft type 'draft-simpel', known are none, draft-simple, .*ngram-cache",
+        ),
         ({"draft_types": "draft-simple"}, "draft_types is 'draft-simple', expected a list of str"),
         ({"draft_types": ["draft-simple"]}, "draft-simple needs a draft context"),
         ({"draft_types": ["draft-simple", "draft-mtp"]}, "would share one draft context"),
@@ -116,7 +119,7 @@ def test_events_and_calls_out_of_order(lab: Lab, target: Path) -> None:
     with pytest.raises(InputError, match="unknown event 'verify', known are"):
         session.on("verify", print)
     with pytest.raises(InputError, match="expected something to call"):
-        session.on("verify_end", 3)  # type: ignore[arg-type]
+        session.on("verify_end", 3)  # type: ignore[call-overload]
     session.close()
     session.close()
     for call in (session.step, session.cancel, session.reset, lambda: session.n_past):
@@ -177,7 +180,7 @@ def test_a_larger_vocabulary_on_one_side(lab: Lab, target: Path, tiny_model: Tin
     padded = tiny_model("qwen3", n_vocab=300)
     paths = (padded, target) if which == "target" else (target, padded)
     bias = {290: 8.0, 295: 8.0} if which == "target" else {}
-    sampling = {"temp": 1.0, "top_k": 0, "seed": 4, "logit_bias": bias}
+    sampling: dict[str, Any] = {"temp": 1.0, "top_k": 0, "seed": 4, "logit_bias": bias}
     plain = generate(lab.plain(paths[0], **sampling), prompt(20), 60)
     session = lab.session(lab.context(paths[0]), lab.context(paths[1]), draft_max=4, **sampling)
     assert generate(session, prompt(20), 60) == plain

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from spac.errors import InputError
 
-from tests.session.lab import GREEDY, Lab, generate, logits_after, prompt, take
+from spac.errors import InputError
+from tests.session.lab import GREEDY, Lab, Tokens, generate, logits_after, prompt, take
 
 N_NEW = 64
 
 
-def same_up_to_ties(lab: Lab, path: Path, start: np.ndarray, a: list[int], b: list[int], margin: float = 1e-3) -> bool:
-    """Whether two greedy texts are equal, or part where the model itself holds both tokens (nearly) equally likely:
-    batches of different sizes round differently."""
+def same_up_to_ties(
+    lab: Lab, path: Path, start: Tokens, a: list[int], b: list[int], margin: float = 1e-3
+) -> bool:
+    """Whether two greedy texts are equal, or part where the model itself holds both tokens (nearly) equally
+    likely: batches of different sizes round differently."""
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         if x != y:
             logits = logits_after(lab, path, np.concatenate([start, np.array(a[:i], np.int32)]))
@@ -24,7 +27,9 @@ def same_up_to_ties(lab: Lab, path: Path, start: np.ndarray, a: list[int], b: li
 
 
 @pytest.mark.parametrize("draft_length", [1, 2, 5, 16])
-def test_greedy_text_is_that_of_plain_decoding(lab: Lab, target: Path, other: Path, draft_length: int) -> None:
+def test_greedy_text_is_that_of_plain_decoding(
+    lab: Lab, target: Path, other: Path, draft_length: int
+) -> None:
     start = prompt(20)
     plain = generate(lab.plain(target, **GREEDY), start, N_NEW)
     session = lab.session(lab.context(target), lab.context(other), draft_max=draft_length, **GREEDY)
@@ -49,9 +54,11 @@ def test_a_draft_of_other_weights_is_mostly_refused(lab: Lab, target: Path, othe
     assert accepted < drafted / 4
 
 
-def test_sampled_text_is_that_of_plain_sampling_with_the_same_seed(lab: Lab, target: Path, other: Path) -> None:
-    """One random number per token, whatever was drafted: so the very text is the same, not only its distribution."""
-    sampling = {"temp": 1.0, "top_k": 40, "seed": 42, "repeat_penalty": 1.1}
+def test_sampled_text_is_that_of_plain_sampling_with_the_same_seed(
+    lab: Lab, target: Path, other: Path
+) -> None:
+    """One random number per token, whatever was drafted: so the very text is the same."""
+    sampling: dict[str, Any] = {"temp": 1.0, "top_k": 40, "seed": 42, "repeat_penalty": 1.1}
     plain = generate(lab.plain(target, **sampling), prompt(20), N_NEW)
     for draft in (target, other):
         session = lab.session(lab.context(target), lab.context(draft), draft_max=5, **sampling)
@@ -65,37 +72,47 @@ def test_a_seed_decides_the_text(lab: Lab, target: Path) -> None:
     assert text(1) == text(1)
     assert text(1) != text(2)
     session = lab.plain(target, temp=1.0, seed=1)
-    assert generate(session, prompt(8), 24) == generate(session, prompt(8), 24), "each prompt starts the sampler anew"
+    assert generate(session, prompt(8), 24) == generate(session, prompt(8), 24), (
+        "each prompt starts the sampler anew"
+    )
 
 
 def test_sampling_keeps_the_distribution(lab: Lab, target: Path, other: Path) -> None:
-    """Two tokens after one prompt, sampled with speculation from 4 candidates each, against the exact probabilities."""
+    """Two tokens after a prompt, speculated, of 4 candidates each, against the exact probabilities."""
     n_samples, n_candidates = 1200, 4
     start = prompt(6, seed=3)
 
-    def candidates(tokens: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def candidates(tokens: Tokens) -> tuple[list[int], list[float]]:
         logits = logits_after(lab, target, tokens).astype(np.float64)
         best = np.argsort(-logits)[:n_candidates]
         odds = np.exp(logits[best] - logits[best[0]])
-        return best.tolist(), odds / odds.sum()
+        return best.tolist(), (odds / odds.sum()).tolist()
 
     expected: dict[tuple[int, int], float] = {}
     for first, p_first in zip(*candidates(start), strict=True):
         for second, p_second in zip(*candidates(np.append(start, np.int32(first))), strict=True):
-            expected[first, second] = float(p_first * p_second)
+            expected[first, second] = p_first * p_second
 
     target_context, draft_context = lab.context(target), lab.context(other)
     counts = dict.fromkeys(expected, 0)
     for seed in range(n_samples):
-        sampling = {"temp": 1.0, "top_k": n_candidates, "samplers": ["top_k", "temperature"], "seed": seed}
+        sampling: dict[str, Any] = {
+            "temp": 1.0,
+            "top_k": n_candidates,
+            "samplers": ["top_k", "temperature"],
+            "seed": seed,
+        }
         with lab.session(target_context, draft_context, draft_max=2, **sampling) as session:
-            counts[tuple(generate(session, start, 2))] += 1  # type: ignore[index]
+            first, second = generate(session, start, 2)
+            counts[first, second] += 1
     chi_square = sum((counts[key] - n_samples * p) ** 2 / (n_samples * p) for key, p in expected.items())
-    # 15 degrees of freedom: above 37.7 in one of a thousand runs; a token preferred by a tenth gives hundreds.
+    # 15 degrees of freedom: above 37.7 in one of a thousand runs; one preferred by a tenth gives hundreds.
     assert chi_square < 37.7, counts
 
 
-@pytest.mark.parametrize("draft_type", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"])
+@pytest.mark.parametrize(
+    "draft_type", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"]
+)
 def test_ngram_drafts(lab: Lab, target: Path, draft_type: str) -> None:
     sizes = {"ngram_size_n": 3, "ngram_size_m": 6, "ngram_mod_n_match": 4, "ngram_mod_n_min": 1}
     start = np.tile(prompt(9), 6)
@@ -110,7 +127,7 @@ def test_ngram_drafts(lab: Lab, target: Path, draft_type: str) -> None:
         drafted += step.n_drafted
         accepted += step.n_accepted
     assert same_up_to_ties(lab, target, start, plain, tokens[:100])
-    assert 0 < drafted, "a text that repeats itself must give drafts"
+    assert drafted > 0, "a text that repeats itself must give drafts"
     assert 0 <= accepted <= drafted
 
 
@@ -131,7 +148,9 @@ def test_draft_length_zero_is_plain_decoding(lab: Lab, target: Path) -> None:
     session.set_draft_length(3)
     for _ in range(4):
         step = session.step()
-        assert (step.n_drafted, step.n_accepted) == (3, 3), "the draft model has caught up with what it did not see"
+        assert (step.n_drafted, step.n_accepted) == (3, 3), (
+            "the draft model has caught up with what it did not see"
+        )
     with pytest.raises(InputError, match="draft_max, 4"):
         session.set_draft_length(5)
 
@@ -147,7 +166,7 @@ def test_p_min_and_draft_min(lab: Lab, target: Path, other: Path) -> None:
 
 
 def test_a_grammar_holds_with_speculation(lab: Lab, target: Path, other: Path) -> None:
-    sampling = {"temp": 1.0, "seed": 5, "grammar": 'root ::= ("a" | "b" | "c")*'}
+    sampling: dict[str, Any] = {"temp": 1.0, "seed": 5, "grammar": 'root ::= ("a" | "b" | "c")*'}
     plain = generate(lab.plain(target, **sampling), prompt(12), 20)
     session = lab.session(lab.context(target), lab.context(other), draft_max=3, **sampling)
     assert generate(session, prompt(12), 20) == plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ class Experts(Protocol):
     """What a scheduler's driver needs of the mechanism (`spac._core.Experts`)."""
 
     @property
-    def layers(self) -> list[LayerInfo]: ...
+    def layers(self) -> Sequence[LayerInfo]: ...
     @property
     def pool_slots(self) -> list[int]: ...
     def residency(self) -> IntArray: ...

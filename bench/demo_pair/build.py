@@ -1,0 +1,65 @@
+"""Makes the demo pair from nothing: corpus, tokenizer, target, draft, GGUF files, figures, model card.
+
+Every part goes on where it stopped, so the command may be interrupted and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from . import card, data, distill, evaluate, export, train
+from .corpus import CorpusError
+
+#: Large tensors come from the heap and stay there; else a third of the time goes into page faults.
+_ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+
+
+def _with_allocator_settings() -> None:
+    """Start this command anew where glibc's settings, which it reads at start only, are not there."""
+    if any(name not in os.environ for name in _ALLOCATOR):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**_ALLOCATOR, **os.environ})
+
+
+def build(args: argparse.Namespace) -> None:
+    """Run all parts in order."""
+    data.prepare(args.work, args.stdlib, args.docs)
+    train.train_target(args.work, int(args.target_tokens))
+    distill.distill(args.work, int(args.draft_tokens), int(args.own_tokens))
+    export.export_pair(args.work, args.models)
+    results = evaluate.evaluate(args.work)
+    evaluate.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (args.models / card.NAME).write_text(card.render(results, args.models), encoding="utf-8")
+
+
+def main() -> None:
+    """Command line of the whole pair."""
+    _with_allocator_settings()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("build/demo_pair"), help="checkpoints and streams")
+    parser.add_argument("--models", type=Path, default=Path("python/spac/demo"), help="where the files go")
+    parser.add_argument("--stdlib", type=Path, help="default: the running Python's standard library")
+    parser.add_argument("--docs", type=Path, help="default: where Debian's python3-doc puts its sources")
+    parser.add_argument("--target-tokens", type=float, default=train.DEFAULT_TOKENS)
+    parser.add_argument("--draft-tokens", type=float, default=distill.DEFAULT_TOKENS)
+    parser.add_argument("--own-tokens", type=float, default=distill.DEFAULT_OWN_TOKENS)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    try:
+        build(args)
+    except CorpusError as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

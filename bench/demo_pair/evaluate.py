@@ -1,0 +1,113 @@
+"""Measures the finished pair, as it is shipped (Q8_0), and writes ``results.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from . import routing
+from .acceptance import accepted_tokens, summarise
+from .config import CONTEXT_LENGTH
+from .data import TOKENS_PER_STEP, Stream
+from .export import rounded
+from .generate import DEFAULT_SAMPLING, GREEDY, Sampling, generate
+from .losses import CrossEntropy
+from .model import LanguageModel, parameter_count
+from .train import load_model
+
+RESULTS = Path(__file__).parent / "results.json"
+_TEXTS, _PROMPT, _WRITTEN = 96, 96, 416
+
+
+@torch.no_grad()
+def bits_per_byte(model: LanguageModel, stream: Stream) -> float:
+    """Of held-out text, in windows of the full context."""
+    tokens, bits = torch.from_numpy(stream.tokens.astype(np.int64)), 0.0
+    for first in range(0, len(tokens) - 1, CONTEXT_LENGTH):
+        window = tokens[first : first + CONTEXT_LENGTH + 1]
+        features, _ = model.features(window[None, :-1])
+        loss = CrossEntropy.apply(features[0], model.output.to(features.dtype), window[1:])
+        bits += loss.item() * (len(window) - 1) / math.log(2)
+    return bits / float(stream.byte_counts.sum())
+
+
+def held_out_rows(stream: Stream, count: int, length: int) -> Tensor:
+    """``count`` pieces of held-out text at even distances."""
+    begins = np.linspace(0, len(stream.tokens) - length - 1, count).astype(int)
+    return torch.from_numpy(np.stack([stream.tokens[b : b + length] for b in begins]).astype(np.int64))
+
+
+def _acceptance(target: LanguageModel, drafts: dict[str, LanguageModel], rows: Tensor, sampling: Sampling,
+                ways: dict[str, bool]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, draft in drafts.items():
+        for way, matched in ways.items():
+            accepted = accepted_tokens(target, draft, rows, _PROMPT, sampling, matched)
+            figures[f"{name} {way}"] = summarise(rows.numpy(), accepted, _PROMPT).to_dict()
+    return figures
+
+
+def _routing(model: LanguageModel, rows: Tensor) -> list[dict[str, Any]]:
+    return [layer.to_dict() for layer in routing.measure(model, rows)]
+
+
+def evaluate(work: Path) -> dict[str, Any]:
+    """All figures of the pair in ``work``."""
+    trained, target_state = load_model(work / "target.pt")
+    trained_draft, draft_state = load_model(work / "draft.pt")
+    target, draft = rounded(trained), rounded(trained_draft)
+    drafts = {"draft": draft, "target as Q4_0": rounded(trained, GGMLQuantizationType.Q4_0)}
+    held_out, train = Stream.load(work / "held_out.npz"), Stream.load(work / "train.npz")
+    prompts = held_out_rows(held_out, _TEXTS, _PROMPT)
+    greedy = generate(target, prompts, _WRITTEN, GREEDY)
+    sampled = generate(target, prompts, _WRITTEN, DEFAULT_SAMPLING, seed=1)
+    natural = held_out_rows(held_out, 32, 1024)
+    return {
+        "corpus": {
+            "training_tokens": len(train.tokens), "training_bytes": int(train.byte_counts.sum()),
+            "training_files": len(train.names), "held_out_tokens": len(held_out.tokens),
+            "held_out_bytes": int(held_out.byte_counts.sum()), "held_out_files": len(held_out.names),
+        },
+        "target": _model_figures(target, target_state, held_out),
+        "draft": _model_figures(draft, draft_state, held_out) | {"own_tokens": draft_state["own_tokens"]},
+        "acceptance": {
+            "greedy": _acceptance(target, drafts, greedy, GREEDY, {"": False}),
+            "sampled": _acceptance(target, drafts, sampled, DEFAULT_SAMPLING,
+                                   {"by speculative sampling": False, "by llama.cpp's matching": True}),
+        },
+        "routing": {"held_out": _routing(target, natural), "own": _routing(target, sampled)},
+    }
+
+
+def _model_figures(model: LanguageModel, state: dict[str, Any], held_out: Stream) -> dict[str, Any]:
+    return {
+        "config": model.config.to_dict(),
+        "parameters": parameter_count(model),
+        "tokens": state["step"] * TOKENS_PER_STEP,
+        "seconds": round(state["seconds"]),
+        "finished": state["finished"],
+        "bits_per_byte": bits_per_byte(model, held_out),
+    }
+
+
+def main() -> None:
+    """Command line of the measurement."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.results.write_text(json.dumps(evaluate(args.work), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

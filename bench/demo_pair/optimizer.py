@@ -1,0 +1,96 @@
+"""Muon for the hidden matrices, AdamW for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ADAM_BETAS = (0.9, 0.95)
+_MOMENTUM = 0.95
+_ADAM_MATRICES = ("embedding", "output", "router")
+
+
+def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
+    """The nearest (semi-)orthogonal matrices of a stack [S, m, n], by Newton-Schulz iteration."""
+    x = matrices.to(torch.bfloat16)
+    tall = x.shape[1] > x.shape[2]
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return (x.mT if tall else x).float()
+
+
+class Optimizer:
+    """Both methods behind one step; every learning rate is scaled by the schedule's factor."""
+
+    def __init__(self, model: nn.Module, rate: float, router_rate: float, decay: float = 0.1) -> None:
+        self.rate, self.router_rate, self.decay = rate, router_rate, decay
+        self.named = dict(model.named_parameters())
+        self.state = {name: self._fresh(name, value) for name, value in self.named.items()}
+        self.steps = 0
+
+    @staticmethod
+    def _is_hidden_matrix(name: str, value: Tensor) -> bool:
+        return value.dim() >= 2 and name.rsplit(".", 1)[-1] not in _ADAM_MATRICES
+
+    def _fresh(self, name: str, value: Tensor) -> list[Tensor]:
+        copies = 1 if self._is_hidden_matrix(name, value) else 2
+        return [torch.zeros_like(value, requires_grad=False) for _ in range(copies)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is needed to go on later."""
+        return {"state": self.state, "steps": self.steps}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.state, self.steps = saved["state"], saved["steps"]
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        """Apply the gradients and clear them."""
+        self.steps += 1
+        for name, value in self.named.items():
+            if value.grad is None:
+                continue
+            if self._is_hidden_matrix(name, value):
+                self._muon(name, value, self.rate * factor)
+            else:
+                self._adam(name, value, (self.router_rate if "router" in name else self.rate) * factor)
+            value.grad = None
+
+    def _muon(self, name: str, value: Tensor, rate: float) -> None:
+        (momentum,) = self.state[name]
+        momentum.lerp_(value.grad, 1 - _MOMENTUM)
+        update = value.grad.lerp(momentum, _MOMENTUM)
+        value.mul_(1 - rate * self.decay)
+        for part, change in _parts(name, value, update):
+            scale = 0.2 * max(part.shape[-2:]) ** 0.5
+            part.add_(orthogonalised(change), alpha=-rate * scale)
+
+    def _adam(self, name: str, value: Tensor, rate: float) -> None:
+        mean, square = self.state[name]
+        mean.lerp_(value.grad, 1 - _ADAM_BETAS[0])
+        square.lerp_(value.grad.square(), 1 - _ADAM_BETAS[1])
+        scale = (1 - _ADAM_BETAS[1] ** self.steps) ** 0.5
+        rate_now = rate / (1 - _ADAM_BETAS[0] ** self.steps)
+        if value.dim() > 1:
+            value.mul_(1 - rate * self.decay * 0.1)
+        value.addcdiv_(mean, square.sqrt().div_(scale).add_(1e-8), value=-rate_now)
+
+
+def _parts(name: str, value: Tensor, update: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Stacks of matrices [S, m, n]; the two halves of a gate-up matrix are separate matrices."""
+    stack = value if value.dim() == 3 else value.unsqueeze(0)
+    change = update if update.dim() == 3 else update.unsqueeze(0)
+    if name.endswith("gate_up"):
+        half = stack.shape[1] // 2
+        yield stack[:, :half], change[:, :half]
+        yield stack[:, half:], change[:, half:]
+    else:
+        yield stack, change

@@ -1,0 +1,152 @@
+"""What the split costs beyond expert work: `python -m bench.overhead [--model FILE] [--rounds N]`.
+
+Two questions, answered on the stand-in, side by side in one process:
+
+1. Per MoE layer, our own time on the decoding thread: all of the graph's time less what the wrapped device's
+   calls, the experts on the CPU and the waits for ids took.
+2. A decode step with no and with all experts resident, as a ratio to llama.cpp itself on the CPU with the same
+   threads. Steps of the two are taken in turn, a block of each at a time, and compared pair by pair.
+
+Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the second question also
+pays for handing every launch to that thread, which a GPU's driver does in its own way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from spac import _core
+from spac.config import EngineConfig
+from spac.pair import ModelPair
+
+Steps = Callable[[int], float]
+
+
+def interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+    """Median and its 95 % bootstrap interval."""
+    random = np.random.default_rng(seed)
+    medians = np.median(random.choice(values, (2000, values.size)), axis=1)
+    low, high = np.quantile(medians, (0.025, 0.975))
+    return float(np.median(values)), float(low), float(high)
+
+
+class Stepper:
+    """One model on one device, decoding single tokens."""
+
+    def __init__(self, model: Path, device: str, share: float, threads: int) -> None:
+        config = EngineConfig(target=model, device=device, threads=threads, ctx=2048, draft_length=0)
+        self.pair = ModelPair(config, None)
+        if self.pair.experts is not None and share > 0:
+            self._make_resident(self.pair.experts, share)
+        self.session = _core.Session(
+            self.pair.target_context.address, None, self.pair.experts, draft_types=[], draft_max=0, temp=0.0,
+            ignore_eos=True,
+        )  # fmt: skip
+        self.start()
+
+    @staticmethod
+    def _make_resident(experts: _core.Experts, share: float) -> None:
+        counts = [layer.n_expert for layer in experts.layers]
+        experts.attach_slots(round(share * sum(counts)))
+        priority = np.zeros((experts.n_layer, experts.n_expert), np.int32)
+        for row, n in zip(priority, counts, strict=True):
+            row[: round(share * n)] = 1
+        experts.submit(priority, np.ones(experts.n_layer, np.int32))
+        if not experts.settle(60.0):
+            raise RuntimeError("the slots did not fill within a minute")
+
+    def start(self) -> None:
+        self.session.prefill(np.arange(16, dtype=np.int32))
+        self.session.step()
+
+    def steps(self, n: int) -> float:
+        """Seconds per step over `n` steps; the text starts anew before the context is full."""
+        if self.session.n_past + n + 2 > 1024:
+            self.start()
+        started = time.perf_counter()
+        for _ in range(n):
+            self.session.step()
+        return (time.perf_counter() - started) / n
+
+    def own_us_per_block(self, n: int) -> float:
+        """Our own µs per MoE block over `n` steps."""
+        experts = self.pair.experts
+        assert experts is not None
+        before = dict(experts.stats)
+        self.steps(n)
+        spent = {name: value - before[name] for name, value in experts.stats.items()}
+        own = spent["graph_ns"] - spent["queue_ns"] - spent["host_compute_ns"] - spent["host_wait_ns"]
+        return own / spent["blocks"] / 1e3
+
+    def close(self) -> None:
+        self.session.close()
+        self.pair.close()
+
+
+def random_model(folder: Path) -> Path:
+    """A Qwen3-MoE of random weights whose step takes some ten milliseconds on two cores."""
+    from tests.models import Shape, write_model
+
+    path = folder / "overhead.gguf"
+    shape = Shape(n_layer=16, n_expert=32, n_used=4, n_embd=1024, n_head=8, n_ff_exp=512, types={"*": "Q8_0"})
+    write_model(path, "qwen3moe", shape)
+    return path
+
+
+def measure(model: Path, rounds: int, threads: int) -> dict[str, object]:
+    """All figures; times in µs, ratios without unit, each (median, low, high)."""
+    result: dict[str, object] = {}
+    plain = Stepper(model, "cpu", 0.0, threads)
+    try:
+        for share in (0.0, 0.25, 1.0):
+            ours = Stepper(model, "stand-in", share, threads)
+            try:
+                own = [ours.own_us_per_block(8) for _ in range(rounds)]
+                pairs = np.array([(ours.steps(8), plain.steps(8)) for _ in range(rounds)])
+            finally:
+                ours.close()
+            name = f"{share:.0%} resident"
+            result[name] = {
+                "own_us_per_block": interval(np.array(own)),
+                "step_us": interval(pairs[:, 0] * 1e6),
+                "plain_step_us": interval(pairs[:, 1] * 1e6),
+                "ratio": interval(pairs[:, 0] / pairs[:, 1]),
+            }
+    finally:
+        plain.close()
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--model", type=Path, help="a GGUF with experts (default: one of random weights)")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(args.model or random_model(Path(folder)), args.rounds, args.threads)
+    for name, values in figures.items():
+        assert isinstance(values, dict)
+        for what, (median, low, high) in values.items():
+            print(f"{name:14} {what:18} {median:10.3f}  [{low:.3f}, {high:.3f}]")
+    if args.json:
+        about = {"command": " ".join(sys.argv), "machine": platform.processor() or platform.machine(),
+                 "cores": os.cpu_count(), "threads": args.threads, "figures": figures}  # fmt: skip
+        args.json.write_text(json.dumps(about, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Ctrl-C: the first one asks to stop in good order, the second one ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Self
+
+EXIT_CODE = 130
+
+
+class Interrupt:
+    """While it is entered, the first Ctrl-C calls what `cancel` gives, at once and on another thread.
+
+    Python runs signal handlers between its own instructions only, and one graph of a large model can take seconds.
+    The thread here wakes as the signal arrives. Where `cancel` gives nothing to call, KeyboardInterrupt is raised.
+    """
+
+    def __init__(self, cancel: Callable[[], Callable[[], None] | None]) -> None:
+        self._cancel = cancel
+        self._watcher = threading.Thread(target=self._watch, name="spac-interrupt", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._handler = signal.signal(signal.SIGINT, self._on_signal)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._write)
+        self._watcher.join()
+        os.close(self._read)
+        signal.signal(signal.SIGINT, self._handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._cancel() is None:
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        presses = 0
+        while data := os.read(self._read, 16):
+            presses += data.count(signal.SIGINT)
+            if presses > 1:
+                os._exit(EXIT_CODE)
+            cancel = self._cancel()
+            if presses and cancel is not None:
+                cancel()

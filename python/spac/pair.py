@@ -1,0 +1,153 @@
+"""Target and draft: loaded onto the chosen device, with their contexts, and closed in the right order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spac import _core, env
+from spac._llama import MTP, Context, Model
+from spac.config import EngineConfig
+from spac.errors import InputError
+from spac.gguf_check import check_model
+from spac.host import missing_features, physical_cores
+
+LoadProgress = Callable[[Path, float], bool]
+"""Called with the file and 0 to 1 while it loads; returns False to stop."""
+
+DEFAULT_CONTEXT = 4096
+
+Owned = TypeVar("Owned", Model, Context)
+
+
+class ModelPair:
+    """Owns the models and contexts of an engine. The draft's experts, if it has any, are not the target's."""
+
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None) -> None:
+        """Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then."""
+        self._config, self._progress = config, progress
+        self._closing = ExitStack()
+        self.notes: list[str] = []
+        """What a user should know about how the models run, one line each."""
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free contexts, then models. Calling it again does nothing."""
+        self._closing.close()
+
+    def _load(self) -> None:
+        config, types = self._config, self._config.draft_types
+        target = Path(config.target)
+        needs_draft = any(name.startswith("draft-") for name in types)
+        draft = Path(config.draft) if config.draft and needs_draft else None
+        check_model(target, "target")
+        if draft is not None:
+            check_model(draft, "draft")
+        self.device = choose_device(config.device)
+        self._note_device()
+        self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
+        self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
+        self._check_pair()
+        # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
+        size = self._context_size()
+        self.target_context = self._context(
+            self.target, n_ctx=size, n_rs_seq=config.draft_length if types else 0
+        )
+        self.draft_context = self._open_draft_context() if needs_draft else None
+        self.experts = experts if experts is not None and experts.n_layer > 0 else None
+        """The target's experts; None where there is nothing to split."""
+        if self.experts is None:
+            reason = "device cpu" if self.device is None else f"{target.name} has no experts"
+            where = "on the CPU" if self.device is None else f"on {self.device.name}"
+            self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
+
+    def _note_device(self) -> None:
+        device = self.device
+        if device is not None and device.is_stand_in:
+            if self._config.device == "auto":
+                self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
+            if settings := env.STAND_IN.get():
+                _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
+        self.notes += missing_features(_core.system_info())
+
+    def _open(self, path: Path, *, load_mtp: bool) -> tuple[Model, _core.Experts | None]:
+        progress = self._progress
+        report = None if progress is None else lambda done: progress(path, done)
+        params = {"load_mtp": load_mtp, **self._config.model_params}
+        if self.device is None:
+            return self._keep(Model(path, (), params, report)), None
+        with _core.LoadScope() as scope:
+            model = Model(path, (_core.device_handle(self.device.name),), params, report)
+            return self._keep(model), scope.experts
+
+    def _keep(self, owned: Owned) -> Owned:
+        self._closing.callback(owned.close)
+        return owned
+
+    def _check_pair(self) -> None:
+        if self.target.has_encoder:
+            raise InputError(f"{self.target.path}: an encoder-decoder model; only decoders can be run")
+        types = self._config.draft_types
+        if "draft-mtp" in types and not (self.draft or self.target).has_mtp:
+            raise InputError(
+                f"{(self.draft or self.target).path}: no layers for draft-mtp; choose another --draft-type"
+            )
+        if self.draft is None or "draft-simple" not in types:
+            return
+        fault = _core.vocab_mismatch(self.target.address, self.draft.address)
+        if fault:
+            raise InputError(
+                f"the draft {self.draft.path} does not fit the target {self.target.path}: "
+                f"their vocabularies differ ({fault})"
+            )
+
+    def _context_size(self) -> int:
+        trained = self.target.trained_context
+        if self._config.ctx is None:
+            return min(DEFAULT_CONTEXT, trained)
+        return self._config.ctx or trained
+
+    def _open_draft_context(self) -> Context:
+        """As llama.cpp's own programs do it: drafts that continue the target's hidden states see its context."""
+        params: dict[str, Any] = {"n_ctx": self.target_context.size}
+        if "draft-simple" not in self._config.draft_types:
+            params["ctx_other"] = self.target_context.pointer
+        if "draft-mtp" in self._config.draft_types:
+            params["ctx_type"] = MTP
+        return self._context(self.draft or self.target, **params)
+
+    def _context(self, model: Model, **params: Any) -> Context:
+        common = {
+            "n_batch": self._config.batch,
+            "n_ubatch": self._config.ubatch,
+            "n_threads": self.threads,
+            "n_threads_batch": self.threads,
+        }
+        return self._keep(Context(model, {**common, **params, **self._config.context_params}))
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that compute. By default a core each; the stand-in needs one for itself."""
+        if self._config.threads:
+            return self._config.threads
+        is_stand_in = self.device is not None and self.device.is_stand_in
+        return max(1, physical_cores() - is_stand_in)
+
+
+def choose_device(name: str) -> _core.DeviceInfo | None:
+    """The device of that name; for "auto" the first real one, else the stand-in; None for "cpu"."""
+    known = _core.devices()
+    wanted = name.lower()
+    if wanted == "cpu":
+        return None
+    for device in known:
+        if wanted in ("auto", device.name.lower()):
+            return device
+    names = ", ".join(["auto", *(device.name for device in known), "cpu"])
+    raise InputError(f"unknown device '{name}': choose one of {names}")

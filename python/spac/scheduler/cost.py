@@ -1,0 +1,127 @@
+"""What an expert costs where: unit times, and the models of the CPU's time that they come from.
+
+The paper (Eq. 7) has the CPU cost a time per activated pair (token, expert). A kernel that reads an expert's
+weights once for all tokens that want it costs a time per distinct expert as well:
+
+    T_cpu = per_pair · pairs + per_expert · distinct                                   (`per_expert` 0: the paper)
+
+`fit` finds either form from measurements, `relative_error` says how well it predicts others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.errors import InputError
+from spac.scheduler.base import BoolArray, IntArray
+
+FloatArray = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.integer[Any]] | FloatArray
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """Times in seconds, of experts of one size."""
+
+    cpu_pair: float  # T_cpu^u: one (token, expert) on the CPU
+    gpu_expert: float  # T_gpu^u: one distinct expert on the device
+    upload: float  # T_io^u: one expert to the device
+    draft_token: float = 0.0  # T_draft^u: one token of the draft model
+    cpu_expert: float = 0.0  # one distinct expert on the CPU, beside its pairs; 0 in the paper's form
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (np.isfinite(value) and value >= 0):
+                raise InputError(f"unit cost {name} must be a time of at least 0 s, not {value!r}")
+
+    @classmethod
+    def guessed(cls, expert_bytes: int, cpu_gb_s: float = 30.0) -> UnitCosts:
+        """Before anything is measured: a desktop whose memory gives `cpu_gb_s`, its device 600, its link 12 GB/s.
+
+        All are bound by reading an expert's weights once; on the CPU every pair takes a tenth of that again.
+        """
+        read = expert_bytes / (cpu_gb_s * 1e9)
+        return cls(
+            cpu_pair=read / 10,
+            cpu_expert=read,
+            gpu_expert=expert_bytes / 600e9,
+            upload=expert_bytes / 12e9,
+            draft_token=1e-3,
+        )
+
+    def cpu(self, pairs: Counts, distinct: Counts) -> FloatArray:
+        """Seconds (float64, of the arguments' shape) that the CPU takes for this many pairs of this many experts."""
+        return np.asarray(self.cpu_pair * pairs + self.cpu_expert * distinct, np.float64)
+
+
+def step_seconds(counts: IntArray, resident: BoolArray, costs: Sequence[UnitCosts]) -> FloatArray:
+    """float64 [T]: what the experts of each step take, CPU and device side by side in every layer.
+
+    counts: int32 [T, L, N] activations; resident: bool [T, L, N]; costs: of every layer. Sum over the layers of
+    max(T_cpu, T_gpu), with what really was resident in place of r_c and r_g.
+    """
+    on_cpu = np.where(resident, 0, counts)
+    total = np.zeros(len(counts))
+    for layer, cost in enumerate(costs):
+        t_cpu = cost.cpu(on_cpu[:, layer].sum(axis=1), np.count_nonzero(on_cpu[:, layer], axis=1))
+        n_gpu = np.count_nonzero(counts[:, layer], axis=1) - np.count_nonzero(on_cpu[:, layer], axis=1)
+        total += np.maximum(t_cpu, cost.gpu_expert * n_gpu)
+    return total
+
+
+@dataclass(frozen=True)
+class CpuFit:
+    """A fitted model of the CPU's time."""
+
+    fixed: float  # seconds per measurement, whatever it computed
+    per_pair: float
+    per_expert: float
+
+    def predict(self, pairs: Counts, distinct: Counts) -> FloatArray:
+        """float64 [n] seconds."""
+        return np.asarray(self.fixed + self.per_pair * pairs + self.per_expert * distinct, np.float64)
+
+    def relative_error(self, pairs: Counts, distinct: Counts, seconds: FloatArray) -> float:
+        """Mean |prediction - measurement| as a share of the mean measurement."""
+        return float(np.abs(self.predict(pairs, distinct) - seconds).mean() / seconds.mean())
+
+
+def fit(
+    pairs: Counts, distinct: Counts, seconds: FloatArray, *, by_expert: bool = True, fixed: bool = False
+) -> CpuFit:
+    """The model that explains measurements best: least squares, no negative times, outliers dropped once.
+
+    pairs, distinct: [n], what each measurement computed; seconds: float64 [n]. by_expert=False is the paper's
+    form. fixed: also a time per measurement. Raises InputError for fewer than 8 measurements.
+    """
+    if len(seconds) < 8:
+        raise InputError(f"a fit takes at least 8 measurements, not {len(seconds)}")
+    columns = [np.full(len(seconds), float(fixed)), np.asarray(pairs, np.float64)]
+    columns.append(np.asarray(distinct, np.float64) * float(by_expert))
+    inputs = np.stack(columns, axis=1)
+    solution = _nonnegative(inputs, seconds)
+    # An interrupted measurement is many times too long and would carry the fit.
+    off = np.abs(inputs @ solution - seconds)
+    kept = off <= 5 * np.median(off) + 1e-12
+    return CpuFit(*_nonnegative(inputs[kept], seconds[kept]))
+
+
+def _nonnegative(inputs: FloatArray, outputs: FloatArray) -> FloatArray:
+    """Least squares with coefficients of at least 0, exact for so few columns: the best of all supports."""
+    n = inputs.shape[1]
+    best, best_error = np.zeros(n), np.inf
+    for support in range(1, 1 << n):
+        chosen = [i for i in range(n) if support >> i & 1 and inputs[:, i].any()]
+        if not chosen:
+            continue
+        solution = np.zeros(n)
+        solution[chosen] = np.linalg.lstsq(inputs[:, chosen], outputs, rcond=None)[0]
+        error = float(((inputs @ solution - outputs) ** 2).sum())
+        if (solution >= 0).all() and error < best_error:
+            best, best_error = solution, error
+    return best

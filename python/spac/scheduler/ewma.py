@@ -1,0 +1,56 @@
+"""Decayed counts: every pool keeps the experts that were activated most, the recent past counting more."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.errors import InputError
+from spac.scheduler.base import Event, IntArray, Plan, Scheduler, View
+
+_ONE = 1 << 16  # priority of one activation per token, kept up for ever
+
+
+class EwmaScheduler(Scheduler):
+    """score <- decay · score + (1 - decay) · f / (tokens verified); the best of a pool, as many as it has slots.
+
+    Layers of a pool compete: a layer with steady demand gets more slots than one without.
+    """
+
+    name = "ewma"
+
+    def __init__(self, decay: float = 0.9) -> None:
+        """decay: what is left of a score after a step, 0 to less than 1. Raises InputError otherwise."""
+        if not 0 <= decay < 1:
+            raise InputError(f"decay must be at least 0 and below 1, not {decay:g}")
+        self._decay = decay
+        self._score: npt.NDArray[np.float64] = np.zeros((0, 0))
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.START:
+            self._score = np.zeros((view.n_layer, view.n_expert))
+            return Plan.nothing(view.n_layer, view.n_expert)
+        if view.n_verified == 0:
+            return None
+        self._score *= self._decay
+        self._score += view.demand * ((1 - self._decay) / view.n_verified)
+        priority = (self._score * _ONE).astype(np.int32)
+        return Plan(priority, best_per_pool(priority, view))
+
+
+def best_per_pool(priority: IntArray, view: View) -> IntArray:
+    """int32 [L]: the thresholds at which every pool wants as many experts as it has slots, and none of priority 0.
+
+    Experts that tie at a threshold are all wanted: the first to come stay.
+    """
+    threshold = np.ones(view.n_layer, np.int32)
+    pools = np.array([layer.pool for layer in view.layers], np.int32)
+    for pool, n_slots in enumerate(view.pool_slots):
+        members = pools == pool
+        values = priority[members].ravel()
+        if n_slots == 0:
+            threshold[members] = np.iinfo(np.int32).max
+        elif n_slots < values.size:
+            nth = values.size - int(n_slots)
+            threshold[members] = max(1, int(np.partition(values, nth)[nth]))
+    return threshold

@@ -1,0 +1,181 @@
+"""MoE-SpAc: demand seen by speculation drives utility, threshold, prefetch and eviction.
+
+After each verification, Algorithm 1 moves the utility of every expert (`utility`), the workload balancer chooses
+every layer's threshold τ (`balancer`), and one plan says both: an expert is wanted where s >= τ, uploads go from
+level K down to τ, victims are the lowest levels. Loading and evicting themselves, frozen experts in use and the
+layers' cyclic order are the mechanism's (csrc/backend/reconciler.h, csrc/core/slot_table.h). Uploads run while the
+next tokens are drafted: the plan is there before the draft begins. Prefill is not demand and moves no utility.
+
+Priorities are s · 2^20 plus an order within the level (`ties`), so that they are utility levels where levels
+differ and a total order where they do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.errors import InputError
+from spac.scheduler.balancer import Averages, Slots, Times, as_printed, best_first, solve
+from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
+from spac.scheduler.cost import UnitCosts
+from spac.scheduler.static import StaticScheduler
+from spac.scheduler.utility import UtilityEstimator, UtilityOptions
+
+_LEVEL = 1 << 20  # priority of one utility level; what is below orders experts within it
+
+
+@dataclass(frozen=True)
+class MoeSpacOptions:
+    """The system's parameters, and every part of it that can be left out (Table 4)."""
+
+    levels: int = 4
+    """K: the highest utility."""
+    forgetting: float = 0.1
+    """λ of the boundary calibration."""
+    draft_length: int = 8
+    """γ that the boundaries of the forms "real" and "literal" stand for."""
+    form: str = "level"
+    """Of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
+    ties: str = "count"
+    """Order within a level: "count" (decayed counts, their root), "recent" (last use) or "none" (the layers' order)."""
+    decay: float = 0.8
+    """What is left of a decayed count after a step."""
+    after_use: str = "keep"
+    """"zero": an expert that was used becomes the first victim (Appendix D); "keep": it keeps its utility."""
+    speculative: bool = True
+    """False: "w/o SpecUE": used or not used in the last step, K = 1."""
+    adapt: bool = True
+    """False: "w/o AdaBC": fixed boundaries (the paper's 3 and 1 in its own forms)."""
+    balance: bool = True
+    """False: "w/o HetWB": τ is `threshold` for all layers."""
+    threshold: int = 2
+    """τ without the balancer."""
+    prefetch: bool = True
+    """False: "w/o SG-Prefetcher": a static set of experts."""
+    evict: bool = True
+    """False: "w/o SG-Evictor": experts stay until a pool is full, then the least recently used goes."""
+    strict: bool = False
+    """True: Eq. 10 and 11 as printed, a threshold is infeasible unless all of its experts fit; see `balancer`."""
+    warm_up: int = 8
+    """Steps over which the balancer's ratios are plain means."""
+    costs: UnitCosts | None = field(default=None)
+    """Unit times of all layers; without them they are guessed from the experts' sizes."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("ties", ("count", "recent", "none")), ("after_use", ("keep", "zero"))):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not '{getattr(self, name)}'")
+        if not 0 <= self.decay < 1:
+            raise InputError(f"decay must be at least 0 and below 1, not {self.decay:g}")
+        if self.threshold < 1 or self.warm_up < 1:
+            raise InputError("threshold and warm_up must be at least 1")
+        self.estimator  # noqa: B018 (checks its own options)
+
+    @property
+    def estimator(self) -> UtilityOptions:
+        return UtilityOptions(
+            levels=self.levels,
+            forgetting=self.forgetting,
+            draft_length=self.draft_length,
+            adapt=self.adapt,
+            form=self.form,
+        )
+
+
+class _Binary:
+    """Utility without speculation's frequencies: 1 for an expert that the last step used, else 0."""
+
+    def __init__(self, exists: BoolArray) -> None:
+        self.utility: IntArray = np.zeros(exists.shape, np.int32)
+
+    def observe(self, demand: IntArray, n_verified: int) -> IntArray:
+        self.utility = (demand > 0).astype(np.int32)
+        return self.utility
+
+
+class MoeSpacScheduler(Scheduler):
+    """The full system by default; see `MoeSpacOptions` for its parts."""
+
+    name = "moe-spac"
+
+    def __init__(self, **options: object) -> None:
+        """Options by the names of MoeSpacOptions. Raises InputError for a value out of range."""
+        self.options = MoeSpacOptions(**options)  # type: ignore[arg-type]
+        self.threshold: IntArray = np.zeros(0, np.int32)
+        """int32 [L]: τ of every layer, of the last step."""
+
+    @property
+    def n_level(self) -> int:
+        """K."""
+        return self.options.levels if self.options.speculative else 1
+
+    @property
+    def utility(self) -> IntArray:
+        """int32 [L, N]: s of every expert, after the last step."""
+        return self._estimator.utility
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.START:
+            return self._start(view)
+        if view.n_verified == 0 or not self.options.prefetch:
+            return None
+        self._averages.observe(self.utility, view.demand)
+        utility = self._estimator.observe(view.demand, view.n_verified)
+        resident = view.slot_of >= 0
+        self.threshold = self._thresholds(view, utility, resident)
+        priority = self._priority(view, utility, resident)
+        return Plan(priority, self.threshold * np.int32(_LEVEL))
+
+    def _start(self, view: View) -> Plan | None:
+        options, exists = self.options, view.exists
+        self._estimator: UtilityEstimator | _Binary = (
+            UtilityEstimator(exists, options.estimator) if options.speculative else _Binary(exists)
+        )
+        self._averages = Averages(view.n_layer, self.n_level, options.warm_up)
+        self._times = Times.of(costs_of(view.layers, options.costs))
+        self._pools = np.array([layer.pool for layer in view.layers], np.int32)
+        self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
+        self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
+        self._step = 0
+        self.threshold = np.full(view.n_layer, self.n_level, np.int32)
+        if not options.prefetch:
+            return StaticScheduler().on(Event.START, view)
+        return Plan.nothing(view.n_layer, view.n_expert)
+
+    def _thresholds(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
+        if not self.options.balance:
+            return np.full(view.n_layer, min(self.options.threshold, self.n_level), np.int32)
+        slots = Slots.of(utility, resident, self.n_level, self._pools, view.pool_slots)
+        pose = as_printed if self.options.strict else best_first
+        return solve(pose(self._averages, slots, self._times, view.n_drafted))
+
+    def _priority(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
+        """int32 [L, N], at least s · 2^20 and less than (s + 1) · 2^20 but for residents that an option treats apart."""
+        options = self.options
+        self._step += 1
+        used = view.demand > 0
+        self._used[used] = self._step
+        priority = utility * np.int32(_LEVEL)
+        if options.ties == "count":
+            self._count *= options.decay
+            self._count += (1 - options.decay) * np.sqrt(view.demand / view.n_verified)
+            priority += (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
+        elif options.ties == "recent":
+            priority += self._recency()
+        if not options.evict:  # below every threshold: any wanted expert may take the slot
+            np.copyto(priority, self._recency(), where=resident)
+        if options.after_use == "zero":
+            priority[resident & used] = 0
+        return priority
+
+    def _recency(self) -> IntArray:
+        """int32 [L, N] in 0..2^20-1: the higher, the more recently used."""
+        return np.maximum(self._used - self._step + (_LEVEL - 1), 0)
+
+
+def costs_of(layers: tuple[Layer, ...], costs: UnitCosts | None) -> tuple[UnitCosts, ...]:
+    """Unit times of every layer: those given, else a guess from the size of its experts."""
+    return tuple(costs or UnitCosts.guessed(layer.expert_bytes) for layer in layers)

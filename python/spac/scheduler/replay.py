@@ -1,0 +1,216 @@
+"""Schedulers over recorded demand, without a model: hits and moved bytes, in milliseconds instead of minutes.
+
+The replayed mechanism is the real one's bookkeeping (`_core.SlotTable`) on an idealised clock: every step
+finds the slots as the plan of the step before left them, all copies done (or the first `max_uploads` of
+them, where the link is the limit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from spac import _core
+from spac.errors import InputError
+from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a model wanted, step by step."""
+
+    layers: tuple[Layer, ...]
+    counts: IntArray  # [T, L, N] activations
+    verified: IntArray  # [T] tokens that the target evaluated
+    accepted: IntArray  # [T] drafted tokens that it accepted
+
+    def __post_init__(self) -> None:
+        n_step, n_layer = len(self.counts), len(self.layers)
+        if self.counts.ndim != 3 or self.counts.shape[1] != n_layer:
+            raise InputError(f"demand must have the shape [T, {n_layer}, N], not {list(self.counts.shape)}")
+        if self.verified.shape != (n_step,) or self.accepted.shape != (n_step,):
+            raise InputError(f"demand of {n_step} steps needs as many counts of verified and accepted tokens")
+
+    @classmethod
+    def of(cls, counts: IntArray, n_used: int, expert_bytes: int = 1) -> Demand:
+        """Demand of layers that are alike and share a pool; tokens are what the counts say."""
+        _, n_layer, n_expert = counts.shape
+        layers = tuple(Layer(f"layer {i}", n_expert, n_used, expert_bytes, 0) for i in range(n_layer))
+        verified = (counts[:, 0].sum(axis=1) // n_used).astype(np.int32)
+        return cls(layers, counts.astype(np.int32), verified, np.maximum(verified - 1, 0))
+
+    def save(self, path: Path) -> None:
+        """As a compressed .npz."""
+        fields = [(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in self.layers]
+        np.savez_compressed(
+            path,
+            names=np.array([x[0] for x in fields]),
+            layers=np.array([x[1:] for x in fields], np.int64).reshape(-1, 4),
+            counts=self.counts.astype(np.uint16),
+            verified=self.verified,
+            accepted=self.accepted,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Demand:
+        """From what `save` wrote. Raises InputError for another file."""
+        try:
+            with np.load(path) as file:
+                layers = tuple(
+                    Layer(str(name), *map(int, row))
+                    for name, row in zip(file["names"], file["layers"], strict=True)
+                )
+                counts = file["counts"].astype(np.int32)
+                return cls(layers, counts, file["verified"], file["accepted"])
+        except (OSError, KeyError, ValueError) as error:
+            raise InputError(f"{path} is not a recording of demand: {error}") from None
+
+
+class Recorder(Scheduler):
+    """Passes everything on to another scheduler and keeps what the model wanted."""
+
+    name = "recorder"
+
+    def __init__(self, inner: Scheduler) -> None:
+        self._inner = inner
+        self.events = inner.events | {Event.START, Event.VERIFY_END}  # type: ignore[misc]
+        self._layers: tuple[Layer, ...] = ()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the steps so far."""
+        self._steps: list[tuple[IntArray, int, int]] = []
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        self._layers = view.layers
+        if event == Event.VERIFY_END:
+            self._steps.append((view.demand.copy(), view.n_verified, view.n_accepted))
+        return self._inner.on(event, view) if event in self._inner.events else None
+
+    @property
+    def demand(self) -> Demand:
+        """What was recorded. Raises InputError before the first step."""
+        if not self._steps:
+            raise InputError("nothing has been recorded yet")
+        counts, verified, accepted = zip(*self._steps, strict=True)
+        return Demand(
+            self._layers, np.stack(counts), np.array(verified, np.int32), np.array(accepted, np.int32)
+        )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a scheduler achieved. "Distinct" counts an expert once per step, however many tokens want it."""
+
+    activations: int
+    activations_hit: int
+    distinct: int
+    distinct_hit: int
+    step_hit_rate: float  # mean over the steps of each step's hit rate of activations
+    uploads: int
+    upload_bytes: int
+    evictions: int
+    wasted: int  # uploads evicted (or left at the end) without a single hit
+    resident: BoolArray  # [T, L, N] what each step found resident
+
+    @property
+    def hit_rate(self) -> float:
+        return self.activations_hit / max(1, self.activations)
+
+    @property
+    def hit_rate_distinct(self) -> float:
+        return self.distinct_hit / max(1, self.distinct)
+
+
+class _Slots:
+    """The slots of a model, moved toward plans."""
+
+    def __init__(self, layers: Sequence[Layer], pool_slots: Sequence[int], n_expert: int) -> None:
+        self._layers = layers
+        self._table = _core.SlotTable([(x.n_expert, x.pool) for x in layers], list(pool_slots))
+        self.slot_of: IntArray = np.full((len(layers), n_expert), -1, np.int32)
+        self._unused: BoolArray = np.zeros(self.slot_of.shape, np.bool_)  # loaded and not hit since
+        self.uploads = self.upload_bytes = self.evictions = self.wasted = 0
+
+    def use(self, demand: IntArray) -> None:
+        self._unused &= demand == 0
+
+    def settle(self, plan: Plan, cursor: int, max_uploads: int | None) -> None:
+        steps = self._table.toward(plan.priority, plan.threshold, cursor)
+        for _, load, victim in steps[:max_uploads]:
+            if victim is not None:
+                slot = self._table.evict(*victim)
+                self._table.release(self._layers[victim[0]].pool, slot)
+                self.slot_of[victim] = -1
+                self.evictions += 1
+                self.wasted += int(self._unused[victim])
+                self._unused[victim] = False
+            self.slot_of[load] = self._table.acquire(*load)
+            self._unused[load] = True
+            self.uploads += 1
+            self.upload_bytes += self._layers[load[0]].expert_bytes
+
+    def close(self) -> None:
+        self.wasted += int(self._unused.sum())
+
+
+def replay(
+    scheduler: Scheduler,
+    demand: Demand,
+    slots: int | Sequence[int],
+    *,
+    max_uploads: int | None = None,
+    cursor: int = 0,
+) -> Replay:
+    """Runs a scheduler over recorded demand.
+
+    slots: of the model, shared out as the mechanism does, or of every pool. max_uploads: the most experts that
+    can be copied between two steps. cursor: the layer that counts as the next to run when copies are chosen.
+    """
+    n_expert = demand.counts.shape[2]
+    shapes = [(x.n_expert, x.pool) for x in demand.layers]
+    if isinstance(slots, int):
+        slots = _core.share_out(slots, shapes, 1 + max(pool for _, pool in shapes))
+    state = _Slots(demand.layers, slots, n_expert)
+    view = View(demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of))
+    plan = Plan.nothing(len(demand.layers), n_expert)
+    activations_hit = distinct_hit = 0
+    rates: list[float] = []
+    found = np.zeros(demand.counts.shape, np.bool_)
+
+    def ask(event: Event, view: View) -> None:
+        nonlocal plan
+        if event in scheduler.events:
+            plan = (scheduler.on(event, view) or plan).over(plan)
+            state.settle(plan, cursor, max_uploads)
+
+    ask(Event.START, view)
+    for step, counts in enumerate(demand.counts):
+        resident = found[step]
+        np.greater_equal(state.slot_of, 0, out=resident)
+        wanted, hit = int(counts.sum()), int(counts[resident].sum())
+        activations_hit += hit
+        distinct_hit += int(np.count_nonzero(counts[resident]))
+        rates += [hit / wanted] * (wanted > 0)
+        state.use(counts)
+        verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
+        now = replace(
+            view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified, n_accepted=accepted
+        )
+        ask(Event.VERIFY_END, now)
+    state.close()
+    return Replay(
+        activations=int(demand.counts.sum()),
+        activations_hit=activations_hit,
+        distinct=int(np.count_nonzero(demand.counts)),
+        distinct_hit=distinct_hit,
+        step_hit_rate=float(np.mean(rates)) if rates else 0.0,
+        uploads=state.uploads,
+        upload_bytes=state.upload_bytes,
+        evictions=state.evictions,
+        wasted=state.wasted,
+        resident=found,
+    )

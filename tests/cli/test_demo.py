@@ -1,0 +1,25 @@
+"""The first command of README.md: no model named, no prompt given."""
+
+from __future__ import annotations
+
+import json
+
+from spac import demo
+
+
+def test_the_demo_pair_runs_by_itself(spac_run):
+    outcome = spac_run("-n", 48, "--device", "stand-in", "--stats", "json")
+    assert outcome.code == 0
+    assert outcome.out.startswith(demo.PROMPT)
+    stats = json.loads(outcome.err.splitlines()[-1])
+    assert stats["generated_tokens"] > 0
+    assert stats["draft_types"] == ["draft-simple"]
+    assert 0 < stats["acceptance"] < 1
+    assert 0 < stats["gpu_share"] < 1
+    assert stats["uploads"] >= stats["slots_resident"] > 0
+
+
+def test_a_prompt_of_ones_own_is_not_repeated(spac_run):
+    outcome = spac_run("-n", 8, "-p", "class Queue:", "--device", "stand-in", "--temp", 0)
+    assert outcome.code == 0
+    assert not outcome.out.startswith("class Queue:")

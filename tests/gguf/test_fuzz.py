@@ -1,0 +1,102 @@
+"""Whatever bytes a file has, checking it ends with a description or with one line, soon and in little
+memory."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spac.errors import InputError
+from spac.gguf_check import ModelInfo, check_model
+from spac.gguf_header import read_header
+from tests.conftest import TinyModel
+
+FUZZ = settings(
+    max_examples=300,
+    deadline=2000,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+# What lengths, counts and types look like when they go wrong.
+EVIL = st.sampled_from(
+    [b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f" + b"\0" * 4, b"\1" + b"\0" * 7, b"\0" * 7 + b"\x40"]
+)
+EDIT = st.tuples(st.integers(0, 1 << 30), st.one_of(st.binary(min_size=1, max_size=4), EVIL))
+
+
+@pytest.fixture(scope="module")
+def headers(tiny_model: TinyModel) -> list[tuple[bytes, int]]:
+    """Header and file size of a few models; the data need not be there to be checked."""
+    paths = [tiny_model(family, n_layer=2) for family in ("qwen3moe", "deepseek2", "gpt-oss")]
+    return [(path.read_bytes()[: read_header(path).data_offset], path.stat().st_size) for path in paths]
+
+
+def outcome(path: Path) -> ModelInfo | str:
+    try:
+        return check_model(path)
+    except InputError as error:
+        line = str(error)
+    assert re.fullmatch(r"[^\n]+: [^\n]+; [^\n]+", line), line
+    return line
+
+
+def write(path: Path, header: bytes, size: int) -> Path:
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(size)  # a hole instead of data
+    return path
+
+
+@FUZZ
+@given(which=st.integers(0, 2), edits=st.lists(EDIT, min_size=1, max_size=4))
+def test_changed_bytes(
+    which: int, edits: list[tuple[int, bytes]], headers: list[tuple[bytes, int]], tmp_path: Path
+) -> None:
+    header, size = headers[which]
+    content = bytearray(header)
+    for at, data in edits:
+        at %= len(content)
+        content[at : at + len(data)] = data[: len(content) - at]
+    outcome(write(tmp_path / "changed.gguf", bytes(content), size))
+
+
+@FUZZ
+@given(which=st.integers(0, 2), at=st.integers(0, 1 << 30))
+def test_cut_off_anywhere(which: int, at: int, headers: list[tuple[bytes, int]], tmp_path: Path) -> None:
+    header, _ = headers[which]
+    cut = at % len(header)
+    assert isinstance(outcome(write(tmp_path / "cut.gguf", header[:cut], cut)), str)
+
+
+@FUZZ
+@given(which=st.integers(0, 2), at=st.integers(0, 1 << 30), data=st.binary(max_size=64), n=st.integers(0, 64))
+def test_bytes_put_in_or_taken_out(
+    which: int, at: int, data: bytes, n: int, headers: list[tuple[bytes, int]], tmp_path: Path
+) -> None:
+    header, size = headers[which]
+    at %= len(header)
+    outcome(write(tmp_path / "shifted.gguf", header[:at] + data + header[at + n :], size))
+
+
+@FUZZ
+@given(data=st.binary(max_size=200))
+def test_anything_after_the_magic(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "any.gguf"
+    path.write_bytes(b"GGUF\3\0\0\0" + data)
+    assert isinstance(outcome(path), str)
+
+
+def test_memory_is_bounded_by_the_file(headers: list[tuple[bytes, int]], tmp_path: Path) -> None:
+    """Every 8 bytes in turn become a huge number: nothing is allocated on a file's word."""
+    header, size = headers[0]
+    tracemalloc.start()
+    for at in range(0, len(header) - 8, 97):
+        content = header[:at] + b"\xff\xff\xff\xff\xff\0\0\0" + header[at + 8 :]
+        outcome(write(tmp_path / "huge.gguf", content, size))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20

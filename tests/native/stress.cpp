@@ -1,0 +1,137 @@
+// Everything at once on the stand-in, made to be run under a sanitizer: two streams on one model and a second model beside
+// them, plans that change under way, slots attached anew, delays, copies that fail. Every result must equal the CPU backend's,
+// bit for bit, whatever the interleaving. usage: stress [rounds] [seed]
+#include "backend/device.h"
+#include "backend/experts.h"
+#include "moe.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+namespace {
+
+std::atomic<int> n_wrong{ 0 }, n_run{ 0 };
+
+ggml_backend_buffer_type_t store_of(ggml_backend_dev_t device) {
+    auto * extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
+    return *extra(device);
+}
+
+// One model: its weights on the device, and the same for reference.
+struct Model {
+    Model(const MoeShape & shape, unsigned seed, ggml_backend_dev_t device)
+        : ours(shape, seed, store_of(device), ggml_backend_dev_buffer_type(device)),
+          plain(shape, seed, ggml_backend_cpu_buffer_type(), ggml_backend_cpu_buffer_type()), experts(scope.experts()) {}
+
+    spac::LoadScope                scope; // first: it is open while the weights are made
+    MoeWeights                     ours, plain;
+    std::shared_ptr<spac::Experts> experts;
+};
+
+// A stream of calls of several sizes, every result checked.
+void use(const Model & model, ggml_backend_dev_t device, int rounds, unsigned seed) {
+    MoeRunner                       ours(model.ours, device), expected(model.plain, nullptr);
+    std::mt19937                    random(seed);
+    std::normal_distribution<float> normal;
+    const int                       sizes[] = { 1, 1, 5, 1, 9, 2, 40 };
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<float> input(static_cast<size_t>(model.ours.shape.width) * static_cast<size_t>(sizes[round % 7]));
+        for (float & value : input) {
+            value = normal(random);
+        }
+        const auto got = ours.run(input);
+        ++n_run;
+        if (got != expected.run(input)) {
+            ++n_wrong;
+            fprintf(stderr, "wrong result: seed %u, round %d, %d tokens\n", seed, round, sizes[round % 7]);
+        }
+    }
+}
+
+// A policy that never rests.
+void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned seed) {
+    std::mt19937         random(seed);
+    const auto           n_layer = static_cast<size_t>(experts.n_layer()), n_expert = static_cast<size_t>(experts.n_expert());
+    std::vector<int32_t> priority(n_layer * n_expert), threshold(n_layer), demand(n_layer * n_expert), slots(n_layer * n_expert);
+    while (!done) {
+        for (int32_t & p : priority) {
+            p = static_cast<int32_t>(random() % 5);
+        }
+        for (int32_t & t : threshold) {
+            t = static_cast<int32_t>(1 + random() % 4);
+        }
+        experts.submit(priority.data(), threshold.data());
+        experts.take_demand(demand.data());
+        experts.residency(slots.data());
+        switch (random() % 16) {
+            case 0:
+                experts.attach_slots(static_cast<int>(random() % (n_layer * n_expert + 1)));
+                break;
+            case 1: {
+                spac::StandInSettings faults;
+                faults.delay_us     = 20;
+                faults.fail_uploads = static_cast<int>(random() % 4);
+                spac::set_stand_in(faults);
+                break;
+            }
+            case 2:
+                experts.settle(0.01);
+                break;
+            default:
+                std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+        }
+    }
+}
+
+void stress(int rounds, unsigned seed, const char * fault) {
+    spac::set_fault(fault);
+    auto *   device = static_cast<ggml_backend_dev_t>(spac::device_handle("stand-in"));
+    MoeShape small, other;
+    other.n_layer = 2, other.n_expert = 5, other.n_used = 3, other.biases = true, other.type = GGML_TYPE_F32;
+    Model a(small, seed, device);
+    Model b(other, seed + 1, device);
+    use(a, device, 1, seed); // makes the layers known
+    use(b, device, 1, seed);
+    a.experts->attach_slots(9);
+    b.experts->attach_slots(4);
+
+    std::atomic<bool>        done{ false };
+    std::vector<std::thread> policies, streams;
+    policies.emplace_back([&] { disturb(*a.experts, done, seed + 2); });
+    policies.emplace_back([&] { disturb(*b.experts, done, seed + 3); });
+    streams.emplace_back([&] { use(a, device, rounds, seed + 4); });
+    streams.emplace_back([&] { use(a, device, rounds, seed + 5); });
+    streams.emplace_back([&] { use(b, device, rounds, seed + 6); });
+    for (std::thread & thread : streams) {
+        thread.join();
+    }
+    done = true;
+    for (std::thread & thread : policies) {
+        thread.join();
+    }
+    const spac::ExpertStats stats = a.experts->stats();
+    printf("%-8s seed %u: %llu uploads, %llu failed, %llu evictions, %llu of %llu activations on the device\n",
+           *fault != 0 ? fault : "masked", seed, static_cast<unsigned long long>(stats.uploads),
+           static_cast<unsigned long long>(stats.upload_failures), static_cast<unsigned long long>(stats.evictions),
+           static_cast<unsigned long long>(stats.activations_hit), static_cast<unsigned long long>(stats.activations));
+    if (stats.uploads == 0 || stats.activations_hit == 0 || stats.activations_hit == stats.activations) {
+        fprintf(stderr, "nothing was tested: no uploads, or one side did all the work\n");
+        ++n_wrong;
+    }
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const int      rounds = argc > 1 ? atoi(argv[1]) : 150;
+    const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
+    stress(rounds, seed, "");
+    stress(rounds, seed + 100, "compact");
+    printf("%d results, %d wrong\n", n_run.load(), n_wrong.load());
+    return n_wrong == 0 ? 0 : 1;
+}

@@ -1,0 +1,146 @@
+"""Patches are applied strictly; one that does not fit fails the configuration by its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = "one\ntwo\nthree\nfour\nfive\n"
+PATCH = "why: because\n--- a/src/a.c\n+++ b/src/a.c\n@@ -2,3 +2,3 @@\n two\n-three\n+3\n four\n"
+
+
+@pytest.fixture
+def llama_source(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "cmake"))
+    import llama_source
+
+    return llama_source
+
+
+@pytest.fixture
+def unified_diff(llama_source):
+    import unified_diff
+
+    return unified_diff
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A source tree of one file, a folder for patches, the pin."""
+    for name, content in (
+        ("local/ggml/CMakeLists.txt", ""),
+        ("local/src/a.c", SOURCE),
+        ("patches/README.md", ""),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    shutil.copy(ROOT / "LLAMA_CPP_VERSION", tmp_path)
+    return tmp_path
+
+
+def provide(llama_source, tree):
+    return llama_source.provide(tree / "LLAMA_CPP_VERSION", tree / "patches", tree / "build", tree / "local")
+
+
+def test_the_trees_follow_the_patches(llama_source, tree):
+    pristine, patched = tree / "build/pristine/src/a.c", tree / "build/patched/src/a.c"
+    assert provide(llama_source, tree) == []
+    assert patched.read_text() == SOURCE
+    (tree / "patches/0001-three.patch").write_text(PATCH)
+    second = PATCH.replace("three", "3").replace("+3\n", "+drei\n").replace("@@ -2,3", "@@ -1,3")
+    (tree / "patches/0002-moved.patch").write_text(second)
+    assert provide(llama_source, tree) == ["src/a.c"]
+    assert patched.read_text() == SOURCE.replace("three", "drei")
+    assert pristine.read_text() == SOURCE
+    os.utime(patched, (1, 1))
+    provide(llama_source, tree)
+    assert patched.stat().st_mtime == 1, "an unchanged file was written again"
+    (tree / "patches/0001-three.patch").unlink()
+    (tree / "patches/0002-moved.patch").unlink()
+    assert provide(llama_source, tree) == []
+    assert patched.read_text() == SOURCE
+
+
+def test_files_that_the_source_drops_go(llama_source, tree):
+    (tree / "local/src/b.c").write_text("")
+    provide(llama_source, tree)
+    (tree / "local/src/b.c").unlink()
+    provide(llama_source, tree)
+    assert not (tree / "build/pristine/src/b.c").exists()
+    assert not (tree / "build/patched/src/b.c").exists()
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [
+        (PATCH.replace(" two", " 2"), "fits nowhere"),
+        (PATCH.replace(" four\n", ""), "cut off"),
+        (PATCH.replace("a.c", "none.c"), "none.c"),
+        ("nothing\n", "no unified diff"),
+        (PATCH.replace("+++ b/src/a.c", "+++ /dev/null"), "deletes"),
+        ("--- a/src/a.c\n+++ b/src/a.c\n@@ -2,0 +3,1 @@\n+new\n", "no context"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_named(llama_source, tree, patch, reason):
+    (tree / "patches/0007-broken.patch").write_text(patch)
+    with pytest.raises(
+        llama_source.SourceError, match=rf"patches/0007-broken.patch does not apply: .*{reason}.*README"
+    ):
+        provide(llama_source, tree)
+
+
+def test_a_hunk_that_fits_two_places_is_refused(unified_diff):
+    with pytest.raises(unified_diff.PatchError, match="fits 2 places"):
+        unified_diff.apply_patch(PATCH, lambda name: "zero\n" + SOURCE + SOURCE)
+
+
+def test_new_files_and_several_hunks(unified_diff):
+    lines = [str(i) for i in range(30)]
+    patch = "--- a/f\n+++ b/f\n@@ -2,2 +2,3 @@\n 1\n+new\n 2\n@@ -21,2 +22,1 @@\n 20\n-21\n"
+    patch += "--- /dev/null\n+++ b/g\n@@ -0,0 +1,2 @@\n+x\n+y\n"
+    result = unified_diff.apply_patch(patch, lambda name: "\n".join(lines) + "\n")
+    expected = [*lines[:2], "new", *lines[2:21], *lines[22:]]
+    assert result == {"f": "\n".join(expected) + "\n", "g": "x\ny\n"}
+
+
+def test_our_patches_keep_to_the_limit():
+    """At most 4 patches, 250 lines together: patches hold call sites and checks, never features."""
+    patches = sorted((ROOT / "patches").glob("*.patch"))
+    changed = [
+        line
+        for patch in patches
+        for line in patch.read_text().splitlines()
+        if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
+    ]
+    assert len(patches) <= 4
+    assert len(changed) <= 250
+    readme = (ROOT / "patches" / "README.md").read_text()
+    assert not [patch.name for patch in patches if patch.name not in readme]
+
+
+def test_a_broken_patch_fails_the_configuration(tree):
+    cmake = shutil.which(
+        "cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    if cmake is None:
+        pytest.skip("no cmake here")
+    shutil.copytree(ROOT / "cmake", tree / "cmake", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "python/spac").mkdir(parents=True)
+    shutil.copy(ROOT / "python/spac/__init__.py", tree / "python/spac")
+    shutil.copy(ROOT / "CMakeLists.txt", tree)
+    (tree / "patches/0007-broken.patch").write_text(PATCH.replace(" two", " 2"))
+    done = subprocess.run(
+        [cmake, "-S", tree, "-B", tree / "out", f"-DSPAC_LLAMA_CPP_DIR={tree / 'local'}",
+         f"-DPython_EXECUTABLE={sys.executable}"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    message = " ".join(done.stderr.split())
+    assert "patches/0007-broken.patch does not apply" in message
+    assert "patches/README.md" in message

@@ -1,0 +1,148 @@
+"""On the CPU, mul_mat_id and add_id skip negative ids, zero their rows, and change no bit of any other row.
+
+Every weight type, 1 to 64 tokens, masks from none to all, against the unpatched library: plain, tiled and
+repacked kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from spac import _library
+from tests.patches.ggml import Ggml
+from tests.patches.masks import BY_EXPERT, MASKS
+from tests.patches.operators import Shape
+
+ROOT = Path(__file__).resolve().parents[2]
+N_TOKENS = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64)
+# Kinds that the CPU has tiled kernels for; they take over from 8 rows per expert on, or always when forced.
+TILED = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs", "iq2_xxs", "iq3_s", "iq1_m")
+# Repacked on x86 or ARM, depending on the instruction set.
+REPACKED = ("q4_0", "q4_K", "q5_K", "q6_K", "q8_0", "q2_K", "iq4_nl", "mxfp4", "q1_0")
+
+Counts = dict[str, dict[str, int]]
+
+
+def layouts(kind: str, n_tokens: Iterable[int]) -> list[Shape]:
+    """All four layouts of input and ids for 1 and 9 tokens, one for each other number."""
+    shapes = []
+    for i, n in enumerate(n_tokens):
+        for j in range(4):
+            if n in (1, 9) or i % 4 == j:
+                shapes.append(Shape(kind, n, broadcast=j % 2 == 0, strided=j >= 2))
+    return shapes
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory, reference_lib: Path):
+    def run(
+        shapes: list[Shape], n_threads: int = 1, extra: bool = False, environment: dict[str, str] | None = None
+    ) -> Counts:
+        """The counts of the patched library against the unpatched one, by buffer type, shape and mask."""
+        folder = tmp_path_factory.mktemp("patches")
+        job, results, counts = folder / "job.json", folder / "results.npz", folder / "counts.json"
+        job.write_text(
+            json.dumps({"shapes": [asdict(s) for s in shapes], "n_threads": n_threads, "extra": extra})
+        )
+        for arguments in (
+            ["reference", reference_lib / "libllama.so", job, results],
+            ["check", _library.library_path(), job, results, counts],
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.patches.worker", *map(str, arguments)],
+                cwd=ROOT, capture_output=True, text=True, timeout=300,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return json.loads(counts.read_text())
+
+    return run
+
+
+def weight_types() -> list[str]:
+    try:
+        return list(Ggml(_library.library_path()).types)
+    except (ImportError, OSError):  # said by the tests that need it
+        return []
+
+
+KINDS = weight_types()
+
+
+@pytest.fixture(scope="session")
+def plain(run) -> Counts:
+    return run([shape for kind in KINDS for shape in layouts(kind, N_TOKENS)])
+
+
+def check(counts: Counts, wanted: str = "") -> None:
+    """All rows as they have to be, and all of `wanted` seen."""
+    chosen = {key: count for key, count in counts.items() if wanted in key}
+    assert chosen, f"nothing was computed for {wanted}"
+    assert {key.split("|")[2] for key in chosen} == set(MASKS)
+    assert not {key: count for key, count in chosen.items() if count["n_unequal"] or count["n_nonzero"]}
+    for mask in MASKS:
+        kept, skipped = (
+            sum(count[n] for key, count in chosen.items() if key.endswith(f"|{mask}"))
+            for n in ("n_kept", "n_skipped")
+        )
+        assert (kept > 0) == (mask != "all")
+        assert (skipped > 0) == (mask != "none")
+
+
+def test_the_types_are_all_there() -> None:
+    assert len(KINDS) == 28
+    assert set(TILED) | set(REPACKED) < set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain(plain: Counts, kind: str) -> None:
+    check(plain, f"|{kind}/")
+
+
+def test_tiled(run) -> None:
+    """The tiled kernels for experts with few rows too; forced, they need not wait for eight."""
+    shapes = [s for kind in TILED for s in layouts(kind, (1, 9, 64))]
+    check(run(shapes, environment={"GGML_CPU_TILED_MM_FORCE": "1"}))
+
+
+def test_repacked(run) -> None:
+    counts = run([s for kind in REPACKED for s in layouts(kind, (1, 4, 9, 33))], extra=True)
+    if not counts:
+        pytest.skip("this CPU's kernels repack no weights")
+    check(counts)
+
+
+def test_threads(run) -> None:
+    """Rows are zeroed by one thread while others compute; chunks of an expert are drawn by all."""
+    shapes = [
+        Shape(kind, n, n_out=160, n_used=4) for kind in ("f16", "q4_0", "q4_K", "q8_0") for n in (1, 7, 64)
+    ]
+    check(run(shapes, n_threads=3))
+
+
+def test_a_wrong_result_would_be_noticed() -> None:
+    """The comparison itself: a changed bit, and a masked row that is not zero."""
+    import numpy as np
+
+    from tests.patches.masks import Count, masked
+
+    shape = Shape("f32", 4)
+    ids = masked(shape, "half")
+    expected = np.ones((*ids.shape, 8), np.float32)
+    right = np.where(ids[..., None] < 0, 0, expected).astype(np.float32)
+    assert {mask for mask in BY_EXPERT if (masked(shape, mask) < 0).any()} == set(BY_EXPERT) - {"none"}
+    for row, field in ((ids >= 0, "n_unequal"), (ids < 0, "n_nonzero")):
+        count, wrong = Count(), right.copy()
+        count.add(ids, [right], [expected])
+        assert (count.n_unequal, count.n_nonzero) == (0, 0)
+        wrong[tuple(np.argwhere(row)[0])][3] = np.nextafter(np.float32(1), np.float32(2))
+        count.add(ids, [wrong], [expected])
+        assert (count.n_unequal + count.n_nonzero, getattr(count, field)) == (1, 1)

@@ -1,0 +1,89 @@
+"""The driver: events in, complete plans out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from spac.errors import InputError
+from spac.scheduler import Event, Plan, Scheduler
+from spac.scheduler.driver import Driver
+from tests.scheduler.views import make_view
+
+
+@dataclass
+class FakeExperts:
+    """3 layers of 5 experts that notes what is submitted."""
+
+    pool_slots: list[int] = field(default_factory=lambda: [6])
+    submitted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def layers(self):
+        return list(make_view([5, 5, 5], self.pool_slots).layers)
+
+    def residency(self):
+        return np.full((3, 5), -1, np.int32)
+
+    def submit(self, priority, threshold):
+        self.submitted.append((priority.copy(), threshold.copy()))
+
+
+class Scripted(Scheduler):
+    """Answers with prepared plans, one after another."""
+
+    name = "scripted"
+
+    def __init__(self, *plans, events=None):
+        self.plans = list(plans)
+        self.seen = []
+        self.events = frozenset(events or Event)
+
+    def on(self, event, view):
+        self.seen.append((event, view.step, int(view.demand.sum())))
+        return self.plans.pop(0) if self.plans else None
+
+
+def plan(value, layers=None):
+    return Plan(np.full((3, 5), value, np.int32), np.full(3, value, np.int32), layers)
+
+
+def test_partial_plans_are_submitted_whole():
+    experts = FakeExperts()
+    driver = Driver(Scripted(plan(1), plan(7, np.array([True, False, False]))), experts)
+    driver.start()
+    driver.raised(Event.VERIFY_END, np.ones((3, 5), np.int32))
+    assert [threshold.tolist() for _, threshold in experts.submitted] == [[1, 1, 1], [7, 1, 1]]
+
+
+def test_the_first_plan_may_be_partial():
+    experts = FakeExperts()
+    Driver(Scripted(plan(3, np.array([False, True, False]))), experts).start()
+    priority, threshold = experts.submitted[0]
+    assert (priority >= threshold[:, None]).any(axis=1).tolist() == [False, True, False]
+
+
+def test_no_plan_leaves_the_last_one_standing():
+    experts = FakeExperts()
+    driver = Driver(Scripted(plan(1)), experts)
+    driver.start()
+    driver.raised(Event.VERIFY_END)
+    assert len(experts.submitted) == 1
+
+
+def test_only_the_events_asked_for_are_passed_on_and_steps_are_counted():
+    scheduler = Scripted(events=[Event.VERIFY_END])
+    driver = Driver(scheduler, FakeExperts())
+    driver.start()
+    for _ in range(2):
+        driver.raised(Event.DRAFT_END, n_drafted=2)
+        driver.raised(Event.VERIFY_END, np.ones((3, 5), np.int32))
+    assert scheduler.seen == [(Event.VERIFY_END, 0, 15), (Event.VERIFY_END, 1, 15)]
+
+
+def test_a_plan_for_another_model_is_refused():
+    wrong = Plan(np.zeros((2, 5), np.int32), np.zeros(2, np.int32))
+    with pytest.raises(InputError, match="scripted"):
+        Driver(Scripted(wrong), FakeExperts()).start()
