@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <cstdlib>
 #include <list>
 #include <mutex>
 
@@ -352,7 +353,12 @@ void hide_real_devices() {
 
 // Runs when the library is loaded (ELF constructor).
 [[gnu::constructor]] void register_spac() {
+    // ggml-cuda registers host memory only where the user asks for it; SPAC's store is the case that it is made for
+    setenv("GGML_CUDA_REGISTER_HOST", "1", 0);
+    // a missing driver is no news for those who load the library: devices() tells what there is
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     hide_real_devices();
+    ggml_log_set(nullptr, nullptr);
     ggml_backend_register(registry_entry());
 }
 

@@ -71,6 +71,11 @@ class Experts {
     // Slots of every pool, [n_pool].
     virtual std::vector<int> pool_slots() const = 0;
 
+    // How the experts lie in host memory, for reports: "pinned" (the loader copied them into memory of the device's
+    // driver), "pinned mapping" (the file's mapping, registered with the driver), "staged" (pageable; copies go through
+    // a pinned ring), "pageable".
+    virtual std::string host_memory() const = 0;
+
     // The plan: the state the slots are driven toward, from now on, in the background. priority[L * N] and
     // threshold[L]: an expert is wanted when priority >= threshold of its layer; the highest priority is loaded first,
     // and a load never evicts equal or higher priority.

@@ -15,9 +15,22 @@ ModelExperts::~ModelExperts() {
     detach();
 }
 
-void ModelExperts::set_device(ggml_backend_dev_t inner) {
+void ModelExperts::set_device(ggml_backend_dev_t inner, HostMemory memory) {
     const std::lock_guard lock(mutex_);
     device_ = inner;
+    memory_ = std::max(memory_, memory);
+}
+
+std::string ModelExperts::host_memory() const {
+    const std::lock_guard lock(mutex_);
+    switch (memory_) {
+    case HostMemory::pinned:
+        return "pinned";
+    case HostMemory::pinned_mapping:
+        return "pinned mapping";
+    default:
+        return device_ != nullptr && ggml_backend_dev_host_buffer_type(device_) != nullptr ? "staged" : "pageable";
+    }
 }
 
 void ModelExperts::store_gone() {

@@ -69,6 +69,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     int              slots_that_fit(size_t margin) const override;
     SlotStats        slots() const override;
     std::vector<int> pool_slots() const override;
+    std::string      host_memory() const override;
     void             submit(const int32_t * priority, const int32_t * threshold) override;
     bool             settle(double timeout_s) override;
     void             residency(int32_t * slot_of) const override;
@@ -77,8 +78,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void             set_step_tokens(int n_max) override;
     ExpertStats      stats() const override;
 
-    // ---- the store's side: the inner device that slots live on, and the end of the weights
-    void set_device(ggml_backend_dev_t inner);
+    // ---- the store's side: the inner device that slots live on, how the weights lie in memory, and their end
+    enum class HostMemory { pinned, pinned_mapping, pageable };
+    void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
 
     // ---- the execution side
@@ -135,6 +137,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     int                     n_pool_ = 0;
 
     ggml_backend_dev_t                       device_ = nullptr;
+    HostMemory                               memory_ = HostMemory::pinned; // of the worst of its buffers
     bool                                     gone_   = false;
     std::shared_ptr<const SlotStorage>       storage_;
     std::atomic<uint64_t>                    storage_generation_{0};

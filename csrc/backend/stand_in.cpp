@@ -115,6 +115,27 @@ ggml_backend_buffer_type_t buffer_type() {
     return &buft;
 }
 
+// Plain host memory under a name of its own: what pinned memory is to a GPU.
+const char * pinned_name(ggml_backend_buffer_type_t) {
+    return "stand-in_Host";
+}
+ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (buffer != nullptr) {
+        buffer->buft = buft;
+    }
+    return buffer;
+}
+ggml_backend_buffer_type_t pinned_type(ggml_backend_dev_t dev) {
+    static ggml_backend_buffer_type buft = [dev] {
+        ggml_backend_buffer_type type = {ggml_backend_cpu_buffer_type()->iface, dev, nullptr};
+        type.iface.get_name           = pinned_name;
+        type.iface.alloc_buffer       = pinned_alloc;
+        return type;
+    }();
+    return &buft;
+}
+
 // ---- events
 
 struct Event {
@@ -394,9 +415,10 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     device_memory(dev, &props->memory_free, &props->memory_total);
     props->caps                      = {};
     props->caps.async                = true;
-    props->caps.host_buffer          = false;
+    props->caps.host_buffer          = true;
     props->caps.buffer_from_host_ptr = false;
     props->caps.events               = true;
+    props->caps.mmap_support         = true;
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t dev, const char *) {
@@ -437,7 +459,7 @@ const ggml_backend_device_i device_iface = {
     /* .get_props            = */ device_props,
     /* .init_backend         = */ device_init,
     /* .get_buffer_type      = */ device_buft,
-    /* .get_host_buffer_type = */ nullptr,
+    /* .get_host_buffer_type = */ pinned_type,
     /* .buffer_from_host_ptr = */ nullptr,
     /* .supports_op          = */ device_supports_op,
     /* .supports_buft        = */ device_supports_buft,

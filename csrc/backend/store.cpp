@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include <unistd.h>
+
 namespace spac {
 namespace {
 
@@ -14,7 +16,39 @@ struct StoreBuffer {
     std::shared_ptr<ModelExperts> experts;
     char *                        data;
     ggml_backend_buffer_t         owned; // the buffer behind `data`; null when it is a mapping of the model's file
+    ggml_backend_dev_t            registered = nullptr; // whose driver the mapping is registered with
 };
+
+// ---- registering a mapping with the driver, so that copies from it need no staging. It touches every page.
+
+void * driver_function(ggml_backend_dev_t dev, const char * name) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
+    return reg != nullptr ? ggml_backend_reg_get_proc_address(reg, name) : nullptr;
+}
+
+// The whole pages around a range: mappings begin and end at pages, and so lie around them.
+std::pair<char *, size_t> pages_around(char * data, size_t size) {
+    const auto page  = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
+    const auto end   = (reinterpret_cast<uintptr_t>(data) + size + page - 1) / page * page;
+    return {reinterpret_cast<char *>(begin), end - begin};
+}
+
+bool register_mapping(ggml_backend_dev_t dev, char * data, size_t size) {
+    auto * call = reinterpret_cast<bool (*)(void *, size_t)>(driver_function(dev, "ggml_backend_register_host_buffer"));
+    if (call == nullptr) {
+        return false;
+    }
+    const auto [begin, bytes] = pages_around(data, size);
+    return call(begin, bytes);
+}
+
+void unregister_mapping(ggml_backend_dev_t dev, char * data, size_t size) {
+    auto * call = reinterpret_cast<void (*)(void *)>(driver_function(dev, "ggml_backend_unregister_host_buffer"));
+    if (call != nullptr) {
+        call(pages_around(data, size).first);
+    }
+}
 
 StoreBuffer & state(ggml_backend_buffer_t buffer) {
     return *static_cast<StoreBuffer *>(buffer->context);
@@ -23,6 +57,9 @@ StoreBuffer & state(ggml_backend_buffer_t buffer) {
 void buffer_free(ggml_backend_buffer_t buffer) {
     StoreBuffer * s = &state(buffer);
     s->experts->store_gone();
+    if (s->registered != nullptr) {
+        unregister_mapping(s->registered, s->data, buffer->size);
+    }
     ggml_backend_buffer_free(s->owned);
     delete s;
 }
@@ -60,11 +97,15 @@ Store & store_of(ggml_backend_buffer_type_t buft) {
     return *static_cast<Store *>(buft->context);
 }
 
-ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_backend_buffer_t owned) {
-    auto experts = experts_for_load();
-    experts->set_device(store.inner());
-    return ggml_backend_buffer_init(store.buffer_type(), buffer_iface,
-                                    new StoreBuffer{std::move(experts), static_cast<char *>(data), owned}, size);
+ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_backend_buffer_t owned,
+                                  ModelExperts::HostMemory memory) {
+    auto state        = std::make_unique<StoreBuffer>();
+    state->experts    = experts_for_load();
+    state->data       = static_cast<char *>(data);
+    state->owned      = owned;
+    state->registered = memory == ModelExperts::HostMemory::pinned_mapping ? store.inner() : nullptr;
+    state->experts->set_device(store.inner(), memory);
+    return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
 
 const char * buft_name(ggml_backend_buffer_type_t) {
@@ -74,11 +115,16 @@ const char * buft_name(ggml_backend_buffer_type_t) {
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     Store &                    store  = store_of(buft);
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(store.inner());
-    ggml_backend_buffer_t      owned  = pinned ? ggml_backend_buft_alloc_buffer(pinned, size) : nullptr;
-    if (owned == nullptr) {
-        owned = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (ggml_backend_buffer_t owned = pinned ? ggml_backend_buft_alloc_buffer(pinned, size) : nullptr) {
+        // CUDA's type falls back to pageable memory by itself, under the CPU's name
+        const bool is_pinned = owned->buft == pinned;
+        return make_buffer(store, ggml_backend_buffer_get_base(owned), size, owned,
+                           is_pinned ? ModelExperts::HostMemory::pinned : ModelExperts::HostMemory::pageable);
     }
-    return owned ? make_buffer(store, ggml_backend_buffer_get_base(owned), size, owned) : nullptr;
+    ggml_backend_buffer_t owned = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    return owned ? make_buffer(store, ggml_backend_buffer_get_base(owned), size, owned,
+                               ModelExperts::HostMemory::pageable)
+                 : nullptr;
 }
 
 size_t buft_alignment(ggml_backend_buffer_type_t) {
@@ -123,7 +169,10 @@ ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
 }
 
 ggml_backend_buffer_t device_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
-    return make_buffer(*static_cast<Store *>(dev->context), ptr, size, nullptr);
+    Store &    store      = *static_cast<Store *>(dev->context);
+    const bool registered = register_mapping(store.inner(), static_cast<char *>(ptr), size);
+    return make_buffer(store, ptr, size, nullptr,
+                       registered ? ModelExperts::HostMemory::pinned_mapping : ModelExperts::HostMemory::pageable);
 }
 
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor *) {

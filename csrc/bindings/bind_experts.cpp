@@ -125,6 +125,7 @@ void bind_experts(py::module_ & m) {
         .def("slots_that_fit", &Experts::slots_that_fit, py::arg("margin_bytes") = 0, Release())
         .def_property_readonly("slots", py::cpp_function(&Experts::slots, Release()))
         .def_property_readonly("pool_slots", py::cpp_function(&Experts::pool_slots, Release()))
+        .def_property_readonly("host_memory", py::cpp_function(&Experts::host_memory, Release()))
         .def("submit", &submit, py::arg("priority"), py::arg("threshold"))
         .def("settle", &Experts::settle, py::arg("timeout_s"), Release())
         .def("residency", &residency)

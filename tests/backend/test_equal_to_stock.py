@@ -16,7 +16,7 @@ import pytest
 from tests.compare import Case, Job, Run, Settings, compare, run_worker
 from tests.compare.driver import Result, first_difference
 from tests.conftest import TinyModel
-from tests.models import Shape, write_adapter
+from tests.models import FAMILIES, Shape, write_adapter
 
 MODELS: dict[str, tuple[str, Shape]] = {
     "qwen3moe F32": ("qwen3moe", Shape()),
@@ -74,6 +74,9 @@ CONTROLS = (
     Run("join dropped", 0.25, seed=7, fault="drop-join"),
 )
 CASES = [*MODELS, *SETTINGS]
+OTHERS = sorted(set(FAMILIES) - {"llama", "qwen3"} - {family for family, _ in MODELS.values()})
+"""Every other architecture that the tests can make, at its default shape."""
+BRIEF = RUNS[1], RUNS[4]
 ADAPTED = ("qwen3moe Q4_0", "deepseek2 merged", "gpt-oss")
 """Models that also run with a LoRA adapter on experts and attention."""
 
@@ -86,6 +89,8 @@ def cases(tiny_model: TinyModel) -> dict[str, Case]:
     }
     for name, (model, settings) in SETTINGS.items():
         made[name] = replace(made[model], name=name, settings=settings)
+    for family in OTHERS:
+        made[family] = Case(family, str(tiny_model(family)), runs=BRIEF)
     for name in ADAPTED:
         path = Path(made[name].model)
         adapter = write_adapter(path.with_suffix(".adapter"), path)
@@ -147,6 +152,17 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
         assert stats["evictions"] > 0
 
 
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_architectures(family: str, ours: Result, reference: Result) -> None:
+    for run in BRIEF:
+        steps = ours.logits[family, run.name]
+        difference = first_difference(family, run.name, steps, reference.logits[family, "reference"])
+        assert difference is None, str(difference)
+        stats = ours.meta[f"{family}|{run.name}"]["stats"]
+        assert isinstance(stats, dict)
+        assert 0 < stats["activations_hit"] < stats["activations"]
+
+
 @pytest.mark.parametrize("name", ADAPTED)
 def test_an_adapter_on_experts(name: str, ours: Result, reference: Result) -> None:
     case = f"{name} LoRA"
@@ -174,3 +190,15 @@ def test_a_slow_device_changes_nothing(
     job = Job(tuple(chosen), stand_in={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})
     result = run_worker("spac", job, tmp_path_factory.mktemp("slow"))
     assert [str(d) for case in chosen for d in compare(case, result, reference)] == []
+
+
+def test_models_side_by_side(
+    cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Three models with different numbers of layers and experts, decoding at the same time on one device."""
+    runs = (Run("moving", 0.5, seed=10, moving=True), Run("all", 1.0, seed=11))
+    names = ("qwen3moe Q4_0", "deepseek2 groups", "gpt-oss odd")
+    chosen = [replace(cases[name], runs=runs) for name in names]
+    result = run_worker("spac", Job(tuple(chosen), together=True), tmp_path_factory.mktemp("together"))
+    assert [str(d) for case in chosen for d in compare(case, result, reference)] == []
+    assert len(result.logits) == len(names) * len(runs)
