@@ -1,4 +1,4 @@
-# Compiles llama.cpp as static, position-independent libraries whose objects Library.cmake links into one shared library.
+# Compiles llama.cpp as static, position-independent libraries, whose objects csrc links into one shared library.
 # Options that change results stay at upstream's defaults.
 
 set(BUILD_SHARED_LIBS OFF)

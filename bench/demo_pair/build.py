@@ -33,8 +33,8 @@ def _with_allocator_settings() -> None:
 def build(args: argparse.Namespace) -> None:
     """Run all parts in order."""
     data.prepare(args.work, args.stdlib, args.docs)
-    train.train_target(args.work, int(args.target_tokens))
-    distill.distill(args.work, int(args.draft_tokens), int(args.own_tokens))
+    train.train_target(args.work, int(args.target_tokens), args.workers)
+    distill.distill(args.work, int(args.draft_tokens), int(args.own_tokens), args.workers)
     export.export_pair(args.work, args.models)
     results = evaluate.evaluate(args.work)
     evaluate.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -52,9 +52,9 @@ def main() -> None:
     parser.add_argument("--target-tokens", type=float, default=train.DEFAULT_TOKENS)
     parser.add_argument("--draft-tokens", type=float, default=distill.DEFAULT_TOKENS)
     parser.add_argument("--own-tokens", type=float, default=distill.DEFAULT_OWN_TOKENS)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.workers)
     try:
         build(args)
     except CorpusError as error:

@@ -122,7 +122,7 @@ shared two-core CPU and says little about another machine.
 
 Training text: {LICENCE}. {corpus['training_files']} files, {_millions(corpus['training_bytes'])} bytes,
 {_millions(corpus['training_tokens'])} tokens; held out, by name: {corpus['held_out_files']} files,
-{_millions(corpus['held_out_bytes'])} bytes. The draft learnt the target's distribution (KL divergence) half on that text
+{_millions(corpus['held_out_bytes'])} bytes, of which {corpus['measured_tokens']} tokens at even distances were measured. The draft learnt the target's distribution (KL divergence) half on that text
 and half on {_millions(results['draft']['own_tokens'])} tokens which the target wrote itself. Copyright of the text:
 Python Software Foundation and the contributors to Python.
 

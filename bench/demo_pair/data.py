@@ -12,11 +12,11 @@ from torch import Tensor
 from . import corpus, tokenizer
 from .config import CONTEXT_LENGTH
 
-TOKENS_PER_STEP = 2048
+TOKENS_PER_BATCH = 2048
 
 #: Length of the sequences of a step -> share of the steps.
 _LENGTHS = ((512, 0.75), (1024, 0.15), (CONTEXT_LENGTH, 0.10))
-_MOST_ROWS = TOKENS_PER_STEP // min(_LENGTHS)[0]
+_MOST_ROWS = TOKENS_PER_BATCH // min(_LENGTHS)[0]
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -72,7 +72,7 @@ def prepare(work: Path, stdlib: Path | None = None, docs: Path | None = None) ->
 
 
 class Batches:
-    """Step ``i`` of a training always gets the same batch, whatever happened before.
+    """The batch with a given number is always the same, whatever happened before.
 
     Rows begin at the points of a golden-ratio sequence, which covers the text evenly at any time and
     puts rows of one batch, and of batches near each other, into different documents.
@@ -81,11 +81,11 @@ class Batches:
     def __init__(self, stream: Stream, seed: int = 1) -> None:
         self.tokens, self.seed = stream.tokens, seed
 
-    def get(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and next tokens, both [B, T] with B * T = ``TOKENS_PER_STEP``."""
+    def get(self, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs and next tokens, both [B, T] with B * T = ``TOKENS_PER_BATCH``."""
         lengths, shares = zip(*_LENGTHS, strict=True)
-        length = int(np.random.default_rng((self.seed, step)).choice(lengths, p=shares))
-        numbers = self.seed * 0.5 + np.arange(TOKENS_PER_STEP // length) + step * _MOST_ROWS
-        begins = (numbers * _GOLDEN_RATIO % 1.0 * (len(self.tokens) - length - 1)).astype(int)
+        length = int(np.random.default_rng((self.seed, number)).choice(lengths, p=shares))
+        places = self.seed * 0.5 + np.arange(TOKENS_PER_BATCH // length) + number * _MOST_ROWS
+        begins = (places * _GOLDEN_RATIO % 1.0 * (len(self.tokens) - length - 1)).astype(int)
         rows = np.stack([self.tokens[begin : begin + length + 1] for begin in begins]).astype(np.int64)
         return torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:])

@@ -13,36 +13,35 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from . import routing
+from . import routing, tokenizer
 from .acceptance import accepted_tokens, summarise
-from .config import CONTEXT_LENGTH
-from .data import TOKENS_PER_STEP, Stream
+from .data import Stream
 from .export import rounded
 from .generate import DEFAULT_SAMPLING, GREEDY, Sampling, generate
 from .losses import CrossEntropy
 from .model import LanguageModel, parameter_count
-from .train import load_model
+from .training import load_model
 
 RESULTS = Path(__file__).parent / "results.json"
-_TEXTS, _PROMPT, _WRITTEN = 96, 96, 416
-
-
-@torch.no_grad()
-def bits_per_byte(model: LanguageModel, stream: Stream) -> float:
-    """Of held-out text, in windows of the full context."""
-    tokens, bits = torch.from_numpy(stream.tokens.astype(np.int64)), 0.0
-    for first in range(0, len(tokens) - 1, CONTEXT_LENGTH):
-        window = tokens[first : first + CONTEXT_LENGTH + 1]
-        features, _ = model.features(window[None, :-1])
-        loss = CrossEntropy.apply(features[0], model.output.to(features.dtype), window[1:])
-        bits += loss.item() * (len(window) - 1) / math.log(2)
-    return bits / float(stream.byte_counts.sum())
+_TEXTS, _PROMPT, _WRITTEN = 64, 96, 416
+_PIECES, _PIECE = 64, 1024
 
 
 def held_out_rows(stream: Stream, count: int, length: int) -> Tensor:
     """``count`` pieces of held-out text at even distances."""
     begins = np.linspace(0, len(stream.tokens) - length - 1, count).astype(int)
     return torch.from_numpy(np.stack([stream.tokens[b : b + length] for b in begins]).astype(np.int64))
+
+
+@torch.no_grad()
+def bits_per_byte(model: LanguageModel, rows: Tensor, token_bytes: Tensor) -> float:
+    """Of all tokens of ``rows`` but the first of each."""
+    bits, size = 0.0, int(token_bytes[rows[:, 1:]].sum())
+    for row in rows:
+        features, _ = model.features(row[None, :-1])
+        loss = CrossEntropy.apply(features[0], model.output.to(features.dtype), row[1:])
+        bits += loss.item() * (len(row) - 1) / math.log(2)
+    return bits / size
 
 
 def _acceptance(target: LanguageModel, drafts: dict[str, LanguageModel], rows: Tensor, sampling: Sampling,
@@ -69,32 +68,35 @@ def evaluate(work: Path) -> dict[str, Any]:
     prompts = held_out_rows(held_out, _TEXTS, _PROMPT)
     greedy = generate(target, prompts, _WRITTEN, GREEDY)
     sampled = generate(target, prompts, _WRITTEN, DEFAULT_SAMPLING, seed=1)
-    natural = held_out_rows(held_out, 32, 1024)
+    natural = held_out_rows(held_out, _PIECES, _PIECE)
+    tokens, _ = tokenizer.vocabulary(tokenizer.load(work / "tokenizer.json"))
+    token_bytes = torch.tensor([0 if token == tokenizer.END_OF_TEXT else len(token) for token in tokens])
     return {
         "corpus": {
+            "measured_tokens": natural.numel(),
             "training_tokens": len(train.tokens), "training_bytes": int(train.byte_counts.sum()),
             "training_files": len(train.names), "held_out_tokens": len(held_out.tokens),
             "held_out_bytes": int(held_out.byte_counts.sum()), "held_out_files": len(held_out.names),
         },
-        "target": _model_figures(target, target_state, held_out),
-        "draft": _model_figures(draft, draft_state, held_out) | {"own_tokens": draft_state["own_tokens"]},
+        "target": _model_figures(target, target_state, bits_per_byte(target, natural, token_bytes)),
+        "draft": _model_figures(draft, draft_state, bits_per_byte(draft, natural, token_bytes)) | {"own_tokens": draft_state["own_tokens"]},
         "acceptance": {
             "greedy": _acceptance(target, drafts, greedy, GREEDY, {"": False}),
             "sampled": _acceptance(target, drafts, sampled, DEFAULT_SAMPLING,
                                    {"by speculative sampling": False, "by llama.cpp's matching": True}),
         },
-        "routing": {"held_out": _routing(target, natural), "own": _routing(target, sampled)},
+        "routing": {"held_out": _routing(target, natural[::2]), "own": _routing(target, sampled)},
     }
 
 
-def _model_figures(model: LanguageModel, state: dict[str, Any], held_out: Stream) -> dict[str, Any]:
+def _model_figures(model: LanguageModel, state: dict[str, Any], bits: float) -> dict[str, Any]:
     return {
         "config": model.config.to_dict(),
         "parameters": parameter_count(model),
-        "tokens": state["step"] * TOKENS_PER_STEP,
+        "tokens": state["tokens"],
         "seconds": round(state["seconds"]),
         "finished": state["finished"],
-        "bits_per_byte": bits_per_byte(model, held_out),
+        "bits_per_byte": bits,
     }
 
 

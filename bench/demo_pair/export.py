@@ -17,7 +17,7 @@ from . import tokenizer
 from .config import ModelConfig
 from .corpus import LICENCE
 from .model import Block, LanguageModel
-from .train import load_model
+from .training import load_model
 
 
 def _array(value: Tensor) -> np.ndarray:

@@ -43,6 +43,21 @@ class Optimizer:
         copies = 1 if self._is_hidden_matrix(name, value) else 2
         return [torch.zeros_like(value, requires_grad=False) for _ in range(copies)]
 
+    def share_memory(self) -> None:
+        """Let processes forked from now on work on the same state."""
+        for tensor in [tensor for tensors in self.state.values() for tensor in tensors]:
+            tensor.share_memory_()
+
+    def share(self, rank: int, workers: int) -> list[str]:
+        """The names of the parameters which one of several workers updates."""
+        loads, result = [0] * workers, []
+        for name in sorted(self.named, key=lambda name: -self.named[name].numel()):
+            owner = loads.index(min(loads))
+            loads[owner] += self.named[name].numel()
+            if owner == rank:
+                result.append(name)
+        return result
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that is needed to go on later."""
         return {"state": self.state, "steps": self.steps}
@@ -52,31 +67,33 @@ class Optimizer:
         self.state, self.steps = saved["state"], saved["steps"]
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """Apply the gradients and clear them."""
+    def step(self, names: list[str], gradients: list[dict[str, Tensor]], factor: float) -> None:
+        """Update the parameters ``names`` by the mean of ``gradients``, which are used up."""
         self.steps += 1
-        for name, value in self.named.items():
-            if value.grad is None:
-                continue
+        for name in names:
+            value, gradient = self.named[name], gradients[0][name]
+            for other in gradients[1:]:
+                gradient.add_(other[name])
+            gradient.div_(len(gradients))
             if self._is_hidden_matrix(name, value):
-                self._muon(name, value, self.rate * factor)
+                self._muon(name, value, gradient, self.rate * factor)
             else:
-                self._adam(name, value, (self.router_rate if "router" in name else self.rate) * factor)
-            value.grad = None
+                rate = self.router_rate if name.endswith("router") else self.rate
+                self._adam(name, value, gradient, rate * factor)
 
-    def _muon(self, name: str, value: Tensor, rate: float) -> None:
+    def _muon(self, name: str, value: Tensor, gradient: Tensor, rate: float) -> None:
         (momentum,) = self.state[name]
-        momentum.lerp_(value.grad, 1 - _MOMENTUM)
-        update = value.grad.lerp(momentum, _MOMENTUM)
+        momentum.lerp_(gradient, 1 - _MOMENTUM)
+        update = gradient.lerp(momentum, _MOMENTUM)
         value.mul_(1 - rate * self.decay)
         for part, change in _parts(name, value, update):
             scale = 0.2 * max(part.shape[-2:]) ** 0.5
             part.add_(orthogonalised(change), alpha=-rate * scale)
 
-    def _adam(self, name: str, value: Tensor, rate: float) -> None:
+    def _adam(self, name: str, value: Tensor, gradient: Tensor, rate: float) -> None:
         mean, square = self.state[name]
-        mean.lerp_(value.grad, 1 - _ADAM_BETAS[0])
-        square.lerp_(value.grad.square(), 1 - _ADAM_BETAS[1])
+        mean.lerp_(gradient, 1 - _ADAM_BETAS[0])
+        square.lerp_(gradient.square(), 1 - _ADAM_BETAS[1])
         scale = (1 - _ADAM_BETAS[1] ** self.steps) ** 0.5
         rate_now = rate / (1 - _ADAM_BETAS[0] ** self.steps)
         if value.dim() > 1:

@@ -15,7 +15,7 @@ from llama_cpp import Llama
 from . import corpus, tokenizer
 from .config import CONTEXT_LENGTH
 from .data import Stream
-from .train import load_model
+from .training import load_model
 
 _TOKENS_COMPARED = 8192
 
@@ -63,7 +63,7 @@ def main() -> None:
     texts = [document.text for document in corpus.split(corpus.load())[1]]
     for name in ("target", "draft"):
         path = args.models / f"{name}.gguf"
-        llama = Llama(str(path), n_ctx=CONTEXT_LENGTH, n_batch=512, logits_all=True, n_threads=2, verbose=False)
+        llama = Llama(str(path), n_ctx=CONTEXT_LENGTH, logits_all=True, n_threads=2, verbose=False)
         different = token_differences(llama, encoder, texts)
         theirs, ours = losses(llama, args.work / f"{name}.pt", held_out.tokens[:_TOKENS_COMPARED + 1])
         print(f"{name}: {different} of {len(texts)} texts cut differently; "

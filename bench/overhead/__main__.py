@@ -4,11 +4,11 @@ Two questions, answered on the stand-in, side by side in one process:
 
 1. Per MoE layer, our own time on the decoding thread: all of the graph's time less what the wrapped device's
    calls, the experts on the CPU and the waits for ids took.
-2. A decode step with no and with all experts resident, as a ratio to llama.cpp itself on the CPU with the same
-   threads. Steps of the two are taken in turn, a block of each at a time, and compared pair by pair.
+2. A decode step with no and with all experts resident, as a ratio to llama.cpp itself on the CPU with the
+   same threads. Steps of the two are taken in turn, a block of each at a time, and compared pair by pair.
 
-Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the second question also
-pays for handing every launch to that thread, which a GPU's driver does in its own way.
+Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the second question
+also pays for handing every launch to that thread, which a GPU's driver does in its own way.
 """
 
 from __future__ import annotations

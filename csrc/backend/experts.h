@@ -4,6 +4,8 @@
 // include them alone.
 #pragma once
 
+#include "core/home_process.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,6 +57,9 @@ struct SlotStats {
 class Experts {
   public:
     virtual ~Experts() = default;
+
+    // Threads move the experts and read them: in a child process there are none.
+    const HomeProcess home;
 
     // Layers are known once the first context of the model exists (they are found in its graph); before, n_layer() is
     // 0.

@@ -40,10 +40,10 @@ void ModelExperts::store_gone() {
     frozen_ = true;
 }
 
-// Ends the reconciler and empties all masks; slots live on until the last launch that reads them is over.
+// Ends the reconciler and drops all masks; slots live on until the last launch that reads them is over.
 void ModelExperts::detach() {
-    std::unique_ptr<Reconciler>              reconciler;
-    std::vector<std::shared_ptr<const Mask>> retired;
+    std::unique_ptr<Reconciler> reconciler;
+    std::unique_ptr<Residency>  residency;
     {
         const std::lock_guard lock(mutex_);
         reconciler.swap(reconciler_);
@@ -51,11 +51,8 @@ void ModelExperts::detach() {
     reconciler.reset(); // joins: needs the mutex to be free
     {
         const std::lock_guard lock(mutex_);
-        retired.swap(masks_);
+        residency.swap(residency_);
         storage_.reset();
-        table_.reset();
-        returns_.reset();
-        plan_version_ = 0;
         ++storage_generation_;
     }
 }
@@ -68,7 +65,10 @@ int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & wei
         const auto & known = layers_[il].weights;
         if (known.size() == weights.size() &&
             std::equal(known.begin(), known.end(), weights.begin(), [](auto & a, auto * b) { return a.tensor == b; })) {
-            layers_[il].info.n_used = std::min(n_used, layers_[il].info.n_expert);
+            LayerInfo & info = layers_[il].info;
+            if (n_used < info.n_expert || info.n_used == 0) { // not a warm-up's, which uses all experts
+                info.n_used = std::min(n_used, info.n_expert);
+            }
             return static_cast<int>(il);
         }
     }
@@ -181,18 +181,8 @@ void ModelExperts::attach_slots(int n_slots) {
                           std::to_string(slots_that_fit(0)) + " would fit");
     }
     lock.lock();
-    storage_ = std::move(storage);
-    table_   = std::make_unique<SlotTable>(layers, pools);
-    returns_ = std::make_shared<SlotReturns>();
-    skip_.clear();
-    for (const Layer & layer : layers_) {
-        auto mask     = std::make_shared<Mask>();
-        mask->version = ++mask_version_;
-        mask->slot_of.assign(layer.info.n_expert, -1);
-        mask->leases.resize(layer.info.n_expert);
-        masks_.push_back(std::move(mask));
-        skip_.emplace_back(layer.info.n_expert, 0);
-    }
+    storage_   = storage;
+    residency_ = std::make_unique<Residency>(layers, pools, std::move(storage));
     ++storage_generation_;
     reconciler_ = std::make_unique<Reconciler>(*this, device_);
 }
@@ -220,11 +210,11 @@ int ModelExperts::slots_that_fit(size_t margin) const {
 SlotStats ModelExperts::slots() const {
     const std::lock_guard lock(mutex_);
     SlotStats             stats = {};
-    if (table_) {
-        stats.n_slots = table_->n_slots();
+    if (residency_) {
+        stats.n_slots = residency_->table().n_slots();
         stats.bytes   = storage_->bytes();
-        for (const auto & mask : masks_) {
-            stats.n_resident += mask->n_resident;
+        for (size_t il = 0; il < layers_.size(); ++il) {
+            stats.n_resident += residency_->mask(static_cast<int>(il))->n_resident;
         }
     }
     return stats;
@@ -233,8 +223,8 @@ SlotStats ModelExperts::slots() const {
 std::vector<int> ModelExperts::pool_slots() const {
     const std::lock_guard lock(mutex_);
     std::vector<int>      slots(n_pool_, 0);
-    if (table_) {
-        slots = share_out(table_->n_slots(), table_layers_locked(), n_pool_);
+    if (residency_) {
+        slots = share_out(residency_->table().n_slots(), table_layers_locked(), n_pool_);
     }
     return slots;
 }
@@ -243,23 +233,18 @@ void ModelExperts::submit(const int32_t * priority, const int32_t * threshold) {
     std::shared_ptr<SlotReturns> returns;
     {
         const std::lock_guard lock(mutex_);
-        if (!table_) {
+        if (!residency_) {
             return;
         }
-        int n_expert = 0;
+        Plan plan;
+        plan.n_layer = static_cast<int>(layers_.size());
         for (const Layer & layer : layers_) {
-            n_expert = std::max(n_expert, layer.info.n_expert);
+            plan.n_expert = std::max(plan.n_expert, layer.info.n_expert);
         }
-        plan_.n_layer  = static_cast<int>(layers_.size());
-        plan_.n_expert = n_expert;
-        plan_.priority.assign(priority, priority + static_cast<size_t>(plan_.n_layer) * n_expert);
-        plan_.threshold.assign(threshold, threshold + plan_.n_layer);
-        ++plan_version_;
-        for (auto & row : skip_) {
-            std::fill(row.begin(), row.end(), 0);
-        }
-        reconciler_->wanted();
-        returns = returns_;
+        plan.priority.assign(priority, priority + static_cast<size_t>(plan.n_layer) * plan.n_expert);
+        plan.threshold.assign(threshold, threshold + plan.n_layer);
+        residency_->submit(std::move(plan));
+        returns = residency_->returns();
     }
     returns->wake();
 }
@@ -267,42 +252,25 @@ void ModelExperts::submit(const int32_t * priority, const int32_t * threshold) {
 bool ModelExperts::settle(double timeout_s) {
     std::unique_lock lock(mutex_);
     return settled_.wait_for(lock, std::chrono::duration<double>(timeout_s),
-                             [&] { return !reconciler_ || reconciler_->idle(); });
+                             [&] { return !residency_ || residency_->settled(); });
 }
 
 void ModelExperts::residency(int32_t * slot_of) const {
     const int             n = n_expert();
     const std::lock_guard lock(mutex_);
     std::fill(slot_of, slot_of + static_cast<size_t>(n) * layers_.size(), -1);
-    for (size_t il = 0; il < masks_.size(); ++il) {
-        std::copy(masks_[il]->slot_of.begin(), masks_[il]->slot_of.end(), slot_of + il * n);
+    for (size_t il = 0; residency_ && il < layers_.size(); ++il) {
+        const auto mask = residency_->mask(static_cast<int>(il));
+        std::copy(mask->slot_of.begin(), mask->slot_of.end(), slot_of + il * n);
     }
 }
 
-std::shared_ptr<const Mask> ModelExperts::mask(int il) const {
+ModelExperts::Snapshot ModelExperts::snapshot(int il) const {
     const std::lock_guard lock(mutex_);
-    return static_cast<size_t>(il) < masks_.size() ? masks_[il] : nullptr;
-}
-
-std::shared_ptr<const SlotStorage> ModelExperts::storage() const {
-    const std::lock_guard lock(mutex_);
-    return storage_;
-}
-
-std::shared_ptr<const Mask> ModelExperts::publish_locked(int il, int expert, int slot) {
-    auto next     = std::make_shared<Mask>(*masks_[il]);
-    next->version = ++mask_version_;
-    next->n_resident += slot >= 0 ? 1 : -1;
-    next->slot_of[expert] = slot;
-    next->leases[expert].reset();
-    if (slot >= 0) {
-        const int pool       = layers_[il].info.pool;
-        next->leases[expert] = std::make_shared<const SlotLease>(
-            [returns = returns_, storage = storage_, pool, slot] { returns->give_back(pool, slot); });
+    if (!residency_ || il < 0) {
+        return {};
     }
-    std::shared_ptr<const Mask> before = std::move(masks_[il]);
-    masks_[il]                         = std::move(next);
-    return before;
+    return {residency_->mask(il), storage_, storage_generation_};
 }
 
 // ---- demand

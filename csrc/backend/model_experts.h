@@ -7,9 +7,7 @@
 
 #include "backend/experts.h"
 #include "backend/slot_storage.h"
-#include "core/mask.h"
-#include "core/plan.h"
-#include "core/slot_table.h"
+#include "core/residency.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -19,42 +17,6 @@
 namespace spac {
 
 class Reconciler;
-
-// Where slots come back to when the last mask version that names them dies, and what wakes the reconciler. Outlives the
-// model, since the last mask may.
-class SlotReturns {
-  public:
-    uint64_t ticket() const {
-        const std::lock_guard lock(mutex_);
-        return ticket_;
-    }
-    void give_back(int pool, int slot) {
-        const std::lock_guard lock(mutex_);
-        slots_.emplace_back(pool, slot);
-        ++ticket_;
-        changed_.notify_all();
-    }
-    void wake() {
-        const std::lock_guard lock(mutex_);
-        ++ticket_;
-        changed_.notify_all();
-    }
-    std::vector<std::pair<int, int>> take() {
-        const std::lock_guard lock(mutex_);
-        return std::exchange(slots_, {});
-    }
-    // Returns when anything happened since `ticket` was read, so that no wake-up is lost.
-    void wait_past(uint64_t ticket) const {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return ticket_ != ticket; });
-    }
-
-  private:
-    mutable std::mutex               mutex_;
-    mutable std::condition_variable  changed_;
-    uint64_t                         ticket_ = 0;
-    std::vector<std::pair<int, int>> slots_; // (pool, slot)
-};
 
 class ModelExperts : public Experts, public std::enable_shared_from_this<ModelExperts> {
   public:
@@ -86,13 +48,15 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // ---- the execution side
     // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
     // -1 when it is not part of the list.
-    int                                find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used);
-    std::shared_ptr<const Mask>        mask(int il) const;
-    std::shared_ptr<const SlotStorage> storage() const; // null without slots
-    uint64_t                           storage_generation() const {
-                                  return storage_generation_.load();
-    }
-    int pool_of(int il) const;
+    int find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used);
+    // What one execution of a block reads, all of one moment; the mask is null without slots, and where il is negative.
+    struct Snapshot {
+        std::shared_ptr<const Mask>        mask;
+        std::shared_ptr<const SlotStorage> storage;
+        uint64_t                           generation = 0; // of the storage
+    };
+    Snapshot snapshot(int il) const;
+    int      pool_of(int il) const;
 
     // Counts one execution of a block: ids[t][u] of n_tokens x n_used, rows `stride` bytes apart; `mask` null: all on
     // the host.
@@ -126,9 +90,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::vector<std::vector<ExpertWeight>> prototypes_locked() const;
     std::vector<SlotTable::Layer>          table_layers_locked() const;
     void                                   detach();
-    // Publishes a new version of the layer's mask with one expert's slot changed (-1 takes it out) and returns the
-    // version before. That one must die outside the mutex: its end may return slots.
-    std::shared_ptr<const Mask> publish_locked(int il, int expert, int slot);
 
     mutable std::mutex      mutex_;
     std::condition_variable settled_; // the reconciler became idle
@@ -136,22 +97,15 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     mutable bool            frozen_ = false; // the policy has seen the list: later layers run on the host
     int                     n_pool_ = 0;
 
-    ggml_backend_dev_t                       device_ = nullptr;
-    HostMemory                               memory_ = HostMemory::pinned; // of the worst of its buffers
-    bool                                     gone_   = false;
-    std::shared_ptr<const SlotStorage>       storage_;
-    std::atomic<uint64_t>                    storage_generation_{0};
-    std::unique_ptr<SlotTable>               table_;
-    std::vector<std::shared_ptr<const Mask>> masks_; // by layer
-    uint64_t                                 mask_version_ = 0;
-    std::shared_ptr<SlotReturns>             returns_;
-
-    Plan                           plan_;
-    uint64_t                       plan_version_ = 0;
-    std::vector<std::vector<char>> skip_; // experts whose copy failed under this plan
-    std::atomic<int>               cursor_{0};
-    std::atomic<bool>              unsplit_noted_{false};
-    std::unique_ptr<Reconciler>    reconciler_;
+    ggml_backend_dev_t                 device_ = nullptr;
+    HostMemory                         memory_ = HostMemory::pinned; // of the worst of its buffers
+    bool                               gone_   = false;
+    std::shared_ptr<const SlotStorage> storage_;
+    uint64_t                           storage_generation_ = 0;
+    std::unique_ptr<Residency>         residency_; // with slots
+    std::atomic<int>                   cursor_{0};
+    std::atomic<bool>                  unsplit_noted_{false};
+    std::unique_ptr<Reconciler>        reconciler_;
 
     mutable std::mutex                demand_mutex_;
     bool                              counting_    = true;

@@ -49,69 +49,56 @@ Reconciler::~Reconciler() {
         const std::lock_guard lock(owner_.mutex_);
         stop_ = true;
     }
-    owner_.returns_->wake();
+    owner_.residency_->returns()->wake();
     worker_.join();
 }
 
 void Reconciler::work() {
-    SlotReturns & returns = *owner_.returns_;
+    Residency & residency = *owner_.residency_; // as long as this thread: the owner joins it first
+    const auto  returns   = residency.returns();
     while (true) {
-        const uint64_t                           ticket = returns.ticket();
-        std::vector<std::shared_ptr<const Mask>> retired;
-        std::vector<Load>                        batch;
+        const uint64_t               ticket = returns->ticket();
+        Residency::Retired           retired; // dies outside the mutex
+        std::vector<Residency::Load> loads;
         {
             const std::lock_guard lock(owner_.mutex_);
             if (stop_) {
                 return;
             }
-            for (const auto & [pool, slot] : returns.take()) {
-                owner_.table_->release(pool, slot);
-            }
-            batch = next_batch_locked(retired);
-            if (idle_) {
+            loads = residency.begin(owner_.cursor_.load(), batch_size_, max_evictions, retired);
+            if (residency.settled()) {
                 owner_.settled_.notify_all();
             }
         }
+        owner_.counters.evictions += retired.size();
         const bool evicted = !retired.empty();
         retired.clear();
-        if (!batch.empty()) {
-            const bool copied = copy(batch);
-            {
-                const std::lock_guard lock(owner_.mutex_);
-                publish_locked(batch, copied, retired);
-            }
-            retired.clear();
+        if (!loads.empty()) {
+            const bool copied = copy(loads);
+            count(loads, copied);
+            const std::lock_guard lock(owner_.mutex_);
+            residency.finish(loads, copied, retired);
         } else if (!evicted) {
-            returns.wait_past(ticket);
+            returns->wait_past(ticket);
         }
     }
 }
 
-std::vector<Reconciler::Load> Reconciler::next_batch_locked(std::vector<std::shared_ptr<const Mask>> & retired) {
-    std::vector<Load> batch;
-    if (owner_.plan_version_ == 0) {
-        idle_ = true;
-        return batch;
-    }
-    const auto actions = owner_.table_->toward(owner_.plan_, owner_.cursor_.load(), owner_.skip_);
-    idle_              = actions.empty();
-    for (const SlotTable::Action & action : actions) {
-        if (action.kind == SlotTable::Action::use_free && batch.size() < batch_size_) {
-            const int slot = owner_.table_->acquire(action.load);
-            batch.push_back({action.load, owner_.table_->pool_of(action.load.layer), slot});
-        } else if (action.kind == SlotTable::Action::use_evicted && retired.size() < max_evictions) {
-            owner_.table_->evict(action.evict);
-            retired.push_back(owner_.publish_locked(action.evict.layer, action.evict.expert, -1));
-            ++owner_.counters.evictions;
+void Reconciler::count(const std::vector<Residency::Load> & loads, bool copied) {
+    for (const Residency::Load & load : loads) {
+        if (copied) {
+            ++owner_.counters.uploads;
+            owner_.counters.upload_bytes += owner_.layers_[load.id.layer].info.expert_bytes;
+        } else {
+            ++owner_.counters.upload_failures;
         }
     }
-    return batch;
 }
 
-bool Reconciler::copy(const std::vector<Load> & batch) {
+bool Reconciler::copy(const std::vector<Residency::Load> & loads) {
     // a batch fits into the ring, and the stream is waited for before the next one
     char * staged = ring_ ? static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) : nullptr;
-    for (const Load & load : batch) {
+    for (const Residency::Load & load : loads) {
         const auto & weights = owner_.layers_[load.id.layer].weights;
         for (size_t w = 0; w < weights.size(); ++w) {
             const size_t bytes = weights[w].bytes;
@@ -126,22 +113,6 @@ bool Reconciler::copy(const std::vector<Load> & batch) {
     }
     ggml_backend_synchronize(stream_.get());
     return !(is_stand_in(stream_.get()) && stand_in_take_failure(stream_.get()));
-}
-
-void Reconciler::publish_locked(const std::vector<Load> & batch, bool copied,
-                                std::vector<std::shared_ptr<const Mask>> & retired) {
-    for (const Load & load : batch) {
-        if (copied) {
-            retired.push_back(owner_.publish_locked(load.id.layer, load.id.expert, load.slot));
-            ++owner_.counters.uploads;
-            owner_.counters.upload_bytes += owner_.layers_[load.id.layer].info.expert_bytes;
-        } else {
-            owner_.table_->evict(load.id);
-            owner_.table_->release(load.pool, load.slot);
-            owner_.skip_[load.id.layer][load.id.expert] = 1;
-            ++owner_.counters.upload_failures;
-        }
-    }
 }
 
 } // namespace spac

@@ -134,8 +134,9 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
     g->ctx.reset(ggml_init({(n_tensors + 1) * ggml_tensor_overhead() + overhead, nullptr, true}));
     g->late_ids = std::make_unique<char[]>(n_late);
 
-    char * late = g->late_ids.get();
-    int    next = 0;
+    char * late  = g->late_ids.get();
+    int    next  = 0;
+    bool   noted = false;
     for (Block & block : blocks) {
         auto b      = std::make_unique<SplitBlock>();
         b->ids_span = span(block.ids);
@@ -148,7 +149,10 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         if (block.splittable) {
             b->layer = b->experts->find_or_add_layer(block.weights, block.n_used());
         } else {
-            b->experts->note_unsplit(block.weights.front()->name);
+            if (!noted) { // an adapter's own weights come after those that it is applied to
+                b->experts->note_unsplit(block.weights.front()->name);
+            }
+            noted = true;
         }
         b->block    = std::move(block);
         g->n_tokens = std::max(g->n_tokens, b->block.n_tokens());

@@ -209,9 +209,10 @@ ggml_status SplitStream::compute(ggml_cgraph * graph) {
 }
 
 ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts) {
-    ModelExperts &              experts = *b.experts;
-    std::shared_ptr<const Mask> mask    = b.layer >= 0 ? experts.mask(b.layer) : nullptr;
-    const Side                  side    = side_of(b, s, mask.get());
+    ModelExperts & experts = *b.experts;
+    const auto     now     = experts.snapshot(b.layer);
+    const Side     side    = side_of(b, s, now);
+    auto           mask    = now.mask;
     if (side == Side::host) {
         mask = nullptr; // whatever is resident: all rows are the host's
     }
@@ -268,24 +269,19 @@ void SplitStream::fetch_ids_and_input(SplitBlock & b, const Staging & s) {
     }
 }
 
-SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const Mask * mask) {
-    if (mask == nullptr || mask->none()) {
+SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {
+    if (now.mask == nullptr || now.mask->none()) {
         return Side::host;
     }
-    if (b.storage_generation != b.experts->storage_generation() || !b.storage) {
-        ggml_tensor * row     = masked_ && fault() != Fault::compact ? masks_of(*b.experts).rows[b.layer] : nullptr;
-        auto          storage = b.experts->storage();
-        if (!storage) {
-            return Side::host;
-        }
+    if (b.storage_generation != now.generation || !b.storage) {
+        ggml_tensor * row = masked_ && fault() != Fault::compact ? masks_of(*b.experts).rows[b.layer] : nullptr;
         synchronize(); // launches under way read the nodes that are replaced
-        prepare_device(b, s, device_buffer_.get(), inner_.get(), std::move(storage), b.experts->storage_generation(),
-                       row);
+        prepare_device(b, s, device_buffer_.get(), inner_.get(), now.storage, now.generation, row);
     }
     if (!b.device_can) {
         return Side::host;
     }
-    return mask->all() && b.slot_lookup != nullptr ? Side::device : Side::both;
+    return now.mask->all() && b.slot_lookup != nullptr ? Side::device : Side::both;
 }
 
 ggml_status SplitStream::launch_device_part(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,

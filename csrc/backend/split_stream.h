@@ -14,8 +14,8 @@
 // block whose experts are all resident needs no H; one without residents needs no device part.
 #pragma once
 
+#include "backend/model_experts.h"
 #include "backend/split_graph.h"
-#include "core/mask.h"
 
 #include <map>
 #include <memory>
@@ -64,7 +64,7 @@ class SplitStream {
     MaskTable &  masks_of(ModelExperts & experts);
 
     ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
-    Side        side_of(SplitBlock & b, const Staging & s, const Mask * mask);
+    Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
     ggml_status launch_device_part(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                                    const ggml_cgraph * graph);
     void        refresh_mask(SplitBlock & b, const std::shared_ptr<const Mask> & mask);

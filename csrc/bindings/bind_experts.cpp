@@ -39,6 +39,7 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
 }
 
 std::vector<spac::LayerInfo> layers(const Experts & experts) {
+    experts.home.check("the handle on the experts");
     std::vector<spac::LayerInfo> result;
     for (int il = 0; il < experts.n_layer(); ++il) {
         result.push_back(experts.layer(il));
@@ -54,6 +55,7 @@ template <typename Call> auto without_gil(const Call & call) {
 }
 
 void submit(Experts & experts, const py::object & priority, const py::object & threshold) {
+    experts.home.check("the handle on the experts");
     const auto   n_layer  = experts.n_layer();
     const auto   n_expert = experts.n_expert();
     const auto * p        = int32_data(priority, "priority", {n_layer, n_expert});
@@ -64,6 +66,7 @@ void submit(Experts & experts, const py::object & priority, const py::object & t
 }
 
 py::array_t<int32_t> residency(const Experts & experts) {
+    experts.home.check("the handle on the experts");
     py::array_t<int32_t> slot_of({experts.n_layer(), experts.n_expert()});
     int32_t * const      data = slot_of.mutable_data();
     without_gil([&] { experts.residency(data); });
@@ -71,10 +74,25 @@ py::array_t<int32_t> residency(const Experts & experts) {
 }
 
 py::tuple take_demand(Experts & experts) {
+    experts.home.check("the handle on the experts");
     py::array_t<int32_t> demand({experts.n_layer(), experts.n_expert()});
     int32_t * const      data    = demand.mutable_data();
     const int            n_steps = without_gil([&] { return experts.take_demand(data); });
     return py::make_tuple(demand, n_steps);
+}
+
+// A method that is refused in a child process.
+template <typename Result, typename... Args> auto at_home(Result (Experts::*method)(Args...)) {
+    return [method](Experts & experts, Args... args) {
+        experts.home.check("the handle on the experts");
+        return (experts.*method)(args...);
+    };
+}
+template <typename Result, typename... Args> auto at_home(Result (Experts::*method)(Args...) const) {
+    return [method](const Experts & experts, Args... args) {
+        experts.home.check("the handle on the experts");
+        return (experts.*method)(args...);
+    };
 }
 
 // A LoadScope between __enter__ and __exit__; the handle stays.
@@ -118,22 +136,24 @@ void bind_experts(py::module_ & m) {
     bind_infos(m);
     using Release = py::call_guard<py::gil_scoped_release>;
     py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts", "The experts of one loaded model.")
-        .def_property_readonly("n_layer", py::cpp_function(&Experts::n_layer, Release()))
-        .def_property_readonly("n_expert", py::cpp_function(&Experts::n_expert, Release()))
+        .def_property_readonly("n_layer", py::cpp_function(at_home(&Experts::n_layer), Release()))
+        .def_property_readonly("n_expert", py::cpp_function(at_home(&Experts::n_expert), Release()))
         .def_property_readonly("layers", py::cpp_function(&layers, Release()))
-        .def("attach_slots", &Experts::attach_slots, py::arg("n_slots"), Release())
-        .def("slots_that_fit", &Experts::slots_that_fit, py::arg("margin_bytes") = 0, Release())
-        .def_property_readonly("slots", py::cpp_function(&Experts::slots, Release()))
-        .def_property_readonly("pool_slots", py::cpp_function(&Experts::pool_slots, Release()))
-        .def_property_readonly("host_memory", py::cpp_function(&Experts::host_memory, Release()))
+        .def("attach_slots", at_home(&Experts::attach_slots), py::arg("n_slots"), Release())
+        .def("slots_that_fit", at_home(&Experts::slots_that_fit), py::arg("margin_bytes") = 0, Release())
+        .def_property_readonly("slots", py::cpp_function(at_home(&Experts::slots), Release()))
+        .def_property_readonly("pool_slots", py::cpp_function(at_home(&Experts::pool_slots), Release()))
+        .def_property_readonly("host_memory", py::cpp_function(at_home(&Experts::host_memory), Release()))
         .def("submit", &submit, py::arg("priority"), py::arg("threshold"))
-        .def("settle", &Experts::settle, py::arg("timeout_s"), Release())
+        .def("settle", at_home(&Experts::settle), py::arg("timeout_s"), Release())
         .def("residency", &residency)
-        .def("set_counting", &Experts::set_counting, py::arg("counting"), Release())
+        .def("set_counting", at_home(&Experts::set_counting), py::arg("counting"), Release())
         .def("take_demand", &take_demand)
-        .def("set_step_tokens", &Experts::set_step_tokens, py::arg("n_max"), Release())
-        .def_property_readonly(
-            "stats", [](const Experts & experts) { return stats_dict(without_gil([&] { return experts.stats(); })); });
+        .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
+        .def_property_readonly("stats", [](const Experts & experts) {
+            experts.home.check("the handle on the experts");
+            return stats_dict(without_gil([&] { return experts.stats(); }));
+        });
 
     py::class_<PyLoadScope>(m, "LoadScope",
                             "Models loaded on this thread in the scope have their experts in `experts`.")

@@ -1,6 +1,7 @@
 // The speculative session: its calls without the GIL, its events with it.
 #include "bindings/bindings.h"
 #include "bindings/session_config.h"
+#include "core/home_process.h"
 #include "session/session.h"
 
 #include <pybind11/stl.h>
@@ -30,15 +31,25 @@ using Callbacks = std::map<std::string, py::object>;
 class PySession {
   public:
     PySession(const spac::SessionConfig & config, py::object owner) : owner_(std::move(owner)) {
+        if (config.experts != nullptr) {
+            config.experts->home.check("the handle on the experts");
+        }
         const py::gil_scoped_release release;
         session_ = std::make_unique<Session>(config);
         session_->set_listeners(listeners({}));
     }
 
+    ~PySession() {
+        clear();
+    }
+    PySession(const PySession &)             = delete;
+    PySession & operator=(const PySession &) = delete;
+
     Session & get() const {
         if (session_ == nullptr) {
             throw spac::InputError("the session is closed");
         }
+        home_.check("the session");
         return *session_;
     }
 
@@ -90,7 +101,9 @@ class PySession {
         if (session_ == nullptr) {
             return;
         }
-        { const Call check(*this); }
+        if (home_.is_here()) {
+            const Call check(*this);
+        }
         clear();
     }
 
@@ -105,7 +118,11 @@ class PySession {
     // Also when the garbage collector finds that only the callbacks keep the session. The session goes first: it uses
     // the contexts to its end.
     void clear() {
-        session_.reset();
+        if (home_.is_here()) {
+            session_.reset();
+        } else {
+            static_cast<void>(session_.release()); // a child's copy: it cannot be ended without its threads
+        }
         callbacks_.clear();
         owner_ = py::none();
     }
@@ -171,6 +188,7 @@ class PySession {
         return result;
     }
 
+    spac::HomeProcess        home_;
     py::object               owner_;
     Callbacks                callbacks_;
     bool                     in_call_ = false;

@@ -1,6 +1,8 @@
-// The slot table by itself: for property tests, and for replaying recorded demand without a device.
+// The slot table and the residency steps by themselves: for property tests, and for replaying recorded demand without a
+// device.
 #include "bindings/bindings.h"
 #include "core/error.h"
+#include "core/residency.h"
 #include "core/slot_table.h"
 
 #include <pybind11/stl.h>
@@ -14,17 +16,22 @@ using spac::SlotTable;
 
 namespace {
 
-SlotTable make_table(const std::vector<std::pair<int, int>> & layers, const std::vector<int> & pool_slots) {
+using Layers = std::vector<std::pair<int, int>>;
+
+std::vector<SlotTable::Layer> layer_list(const Layers & layers, size_t n_pool) {
     std::vector<SlotTable::Layer> list;
     for (const auto & [n_expert, pool] : layers) {
-        if (n_expert < 1 || pool < 0 || pool >= static_cast<int>(pool_slots.size())) {
-            throw spac::InputError("a layer needs at least one expert and a pool below " +
-                                   std::to_string(pool_slots.size()) + ", not (" + std::to_string(n_expert) + ", " +
-                                   std::to_string(pool) + ")");
+        if (n_expert < 1 || pool < 0 || static_cast<size_t>(pool) >= n_pool) {
+            throw spac::InputError("a layer needs at least one expert and a pool below " + std::to_string(n_pool) +
+                                   ", not (" + std::to_string(n_expert) + ", " + std::to_string(pool) + ")");
         }
         list.push_back({n_expert, pool});
     }
-    return SlotTable(std::move(list), pool_slots);
+    return list;
+}
+
+SlotTable make_table(const Layers & layers, const std::vector<int> & pool_slots) {
+    return SlotTable(layer_list(layers, pool_slots.size()), pool_slots);
 }
 
 ExpertId checked(const SlotTable & table, int layer, int expert) {
@@ -34,8 +41,7 @@ ExpertId checked(const SlotTable & table, int layer, int expert) {
     return {layer, expert};
 }
 
-// A list of (kind, load, evict or None), kind one of "use_free", "wait", "use_evicted".
-py::list toward(const SlotTable & table, const py::object & priority, const py::object & threshold, int cursor) {
+spac::Plan plan_of(const SlotTable & table, const py::object & priority, const py::object & threshold) {
     spac::Plan plan;
     plan.n_layer = table.n_layer();
     for (int il = 0; il < plan.n_layer; ++il) {
@@ -46,6 +52,49 @@ py::list toward(const SlotTable & table, const py::object & priority, const py::
     const auto * t = spac::bindings::int32_data(threshold, "threshold", {plan.n_layer});
     plan.priority.assign(p, p + n);
     plan.threshold.assign(t, t + plan.n_layer);
+    return plan;
+}
+
+// Residency for one thread, with the loads under way kept for finish().
+class Steps {
+  public:
+    Steps(const Layers & layers, const std::vector<int> & pool_slots)
+        : residency_(layer_list(layers, pool_slots.size()), pool_slots, nullptr) {}
+
+    void submit(const py::object & priority, const py::object & threshold) {
+        residency_.submit(plan_of(residency_.table(), priority, threshold));
+    }
+    // [(layer, expert, pool, slot)]
+    py::list begin(int cursor, size_t max_loads, size_t max_evictions) {
+        spac::Residency::Retired retired;
+        loads_ = residency_.begin(cursor, max_loads, max_evictions, retired);
+        py::list result;
+        for (const auto & load : loads_) {
+            result.append(py::make_tuple(load.id.layer, load.id.expert, load.pool, load.slot));
+        }
+        return result;
+    }
+    void finish(bool copied) {
+        spac::Residency::Retired retired;
+        residency_.finish(std::exchange(loads_, {}), copied, retired);
+    }
+    spac::Residency & get() {
+        return residency_;
+    }
+
+  private:
+    spac::Residency                    residency_;
+    std::vector<spac::Residency::Load> loads_;
+};
+
+// Holding a Python object of it holds the version, as a launch does.
+struct HeldMask {
+    std::shared_ptr<const spac::Mask> mask;
+};
+
+// A list of (kind, load, evict or None), kind one of "use_free", "wait", "use_evicted".
+py::list toward(const SlotTable & table, const py::object & priority, const py::object & threshold, int cursor) {
+    const spac::Plan       plan    = plan_of(table, priority, threshold);
     constexpr const char * kinds[] = {"use_free", "wait", "use_evicted"};
     py::list               result;
     for (const auto & action : table.toward(plan, cursor, {})) {
@@ -73,14 +122,24 @@ void bind_slot_table(py::module_ & m) {
         .def("release", &SlotTable::release, py::arg("pool"), py::arg("slot"))
         .def("toward", &toward, py::arg("priority"), py::arg("threshold"), py::arg("cursor"))
         .def("check_integrity", &SlotTable::check_integrity);
+    py::class_<HeldMask>(m, "Mask", "One version of a layer's ids mask; it lives as long as this object.")
+        .def_property_readonly("version", [](const HeldMask & held) { return held.mask->version; })
+        .def_property_readonly("slot_of", [](const HeldMask & held) { return held.mask->slot_of; });
+    py::class_<Steps>(m, "Residency", "Slot table, masks and plan, driven step by step.")
+        .def(py::init<const Layers &, const std::vector<int> &>(), py::arg("layers"), py::arg("pool_slots"))
+        .def("submit", &Steps::submit, py::arg("priority"), py::arg("threshold"))
+        .def("begin", &Steps::begin, py::arg("cursor"), py::arg("max_loads"), py::arg("max_evictions"))
+        .def("finish", &Steps::finish, py::arg("copied"))
+        .def("mask",
+             [](Steps & s, int layer) { return HeldMask{s.get().mask(checked(s.get().table(), layer, 0).layer)}; })
+        .def("slot_of", [](Steps & s, int layer,
+                           int expert) { return s.get().table().slot_of(checked(s.get().table(), layer, expert)); })
+        .def_property_readonly("settled", [](Steps & s) { return s.get().settled(); })
+        .def("check_integrity", [](Steps & s) { s.get().check_integrity(); });
     m.def(
         "share_out",
-        [](int n_slots, const std::vector<std::pair<int, int>> & layers, int n_pool) {
-            std::vector<SlotTable::Layer> list;
-            for (const auto & [n_expert, pool] : layers) {
-                list.push_back({n_expert, pool});
-            }
-            return spac::share_out(n_slots, list, n_pool);
+        [](int n_slots, const Layers & layers, int n_pool) {
+            return spac::share_out(n_slots, layer_list(layers, static_cast<size_t>(n_pool)), n_pool);
         },
         py::arg("n_slots"), py::arg("layers"), py::arg("n_pool"), "Slots of every pool, in proportion to its experts.");
 }

@@ -6,9 +6,11 @@
 // else, is why reuse of a slot is safe.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -28,8 +30,44 @@ class SlotLease {
     std::function<void()> on_end_;
 };
 
+// Where slots come back to when the last mask version that names them dies, and what wakes the reconciler. Outlives the
+// model, since the last mask may.
+class SlotReturns {
+  public:
+    uint64_t ticket() const {
+        const std::lock_guard lock(mutex_);
+        return ticket_;
+    }
+    void give_back(int pool, int slot) {
+        const std::lock_guard lock(mutex_);
+        slots_.emplace_back(pool, slot);
+        ++ticket_;
+        changed_.notify_all();
+    }
+    void wake() {
+        const std::lock_guard lock(mutex_);
+        ++ticket_;
+        changed_.notify_all();
+    }
+    std::vector<std::pair<int, int>> take() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(slots_, {});
+    }
+    // Returns when anything happened since `ticket` was read, so that no wake-up is lost.
+    void wait_past(uint64_t ticket) const {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return ticket_ != ticket; });
+    }
+
+  private:
+    mutable std::mutex               mutex_;
+    mutable std::condition_variable  changed_;
+    uint64_t                         ticket_ = 0;
+    std::vector<std::pair<int, int>> slots_; // (pool, slot)
+};
+
 struct Mask {
-    uint64_t                                      version    = 0; // unique among a model's masks
+    uint64_t                                      version    = 0; // unique in the process
     int                                           n_resident = 0;
     std::vector<int32_t>                          slot_of; // [n_expert], -1 = not on this device: skip
     std::vector<std::shared_ptr<const SlotLease>> leases;  // [n_expert], null where slot_of is -1

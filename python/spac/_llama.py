@@ -31,16 +31,21 @@ MTP = int(api.LLAMA_CONTEXT_TYPE_MTP)
 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _recent_errors: deque[str] = deque(maxlen=8)
+_notices: deque[str] = deque(maxlen=32)
+_OURS = "spac: "  # how lines begin that spac's part of the library logs
 
 
 @api.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _user_data: object) -> None:
-    """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next."""
+    """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next,
+    and spac's own warnings for whoever shows notes."""
     line = text.decode("utf-8", "replace").rstrip("\n")
     if not line.strip(" ."):
         return
     if level == 4:
         _recent_errors.append(line.strip())
+    elif level == 3 and line.startswith(_OURS):
+        _notices.append(line.removeprefix(_OURS).strip())
     log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
@@ -57,6 +62,14 @@ def last_error() -> str:
     )
     _recent_errors.clear()
     return cause
+
+
+def take_notices() -> list[str]:
+    """What spac's part of the library has warned of since the last call, one line each."""
+    notices = []
+    while _notices:  # the library may add one meanwhile, from any thread
+        notices.append(_notices.popleft())
+    return notices
 
 
 def _refusal(what: str) -> SpacError:
@@ -90,14 +103,25 @@ class _Report:
 
 
 class _Owned:
-    """A pointer of the library's, freed once; using it afterwards is an error and not a crash."""
+    """A pointer of the library's, freed once; using it afterwards is an error and not a crash.
+
+    In a child process after a fork it is refused, and not freed: the library's threads are not there.
+    """
 
     _pointer: Any = None
 
+    def __init__(self) -> None:
+        self._home = os.getpid()
+
     @property
     def pointer(self) -> Any:
+        name = type(self).__name__.lower()
         if not self._pointer:
-            raise InputError(f"the {type(self).__name__.lower()} is closed")
+            raise InputError(f"the {name} is closed")
+        if self._home != os.getpid():
+            raise InputError(
+                f"the {name} was made in another process, before a fork: load the model anew in this one"
+            )
         return self._pointer
 
     @property
@@ -107,7 +131,7 @@ class _Owned:
 
     def close(self) -> None:
         pointer, self._pointer = self._pointer, None
-        if pointer:
+        if pointer and self._home == os.getpid():
             self._free(pointer)
 
     def _free(self, pointer: Any) -> None:
@@ -124,6 +148,7 @@ class Model(_Owned):
         params: Mapping[str, Any],
         progress: Progress | None = None,
     ) -> None:
+        super().__init__()
         self.path = path
         values = api.llama_model_default_params()
         handles = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
@@ -198,6 +223,7 @@ class Context(_Owned):
     """A context of a model. Raises SpacError when it cannot be made."""
 
     def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
+        super().__init__()
         values = api.llama_context_default_params()
         _apply(values, params)
         last_error()

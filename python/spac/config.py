@@ -255,7 +255,11 @@ class EngineConfig(_Checked):
         "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto"
     )
     scheduler: str | schedulers.Scheduler = option(  # noqa: RUF009
-        "lru", "what decides which experts are resident", "--scheduler"
+        "lru",
+        f"what decides which experts are resident: {', '.join(schedulers.names())}; with options as in "
+        "moe-spac:levels=8,balance=off",
+        "--scheduler",
+        metavar="NAME[:KEY=VALUE,...]",
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = option(
@@ -284,9 +288,8 @@ class EngineConfig(_Checked):
         super().__post_init__()
         if not self.target:
             raise InputError("no target: name the GGUF file of a model")
-        if isinstance(self.scheduler, str) and self.scheduler not in schedulers.names():
-            known = ", ".join(schedulers.names())
-            raise InputError(f"unknown scheduler '{self.scheduler}': choose one of {known}")
+        if isinstance(self.scheduler, str):
+            schedulers.make(self.scheduler, **self.scheduler_options)  # refused now rather than after loading
         if self.draft_min > self.draft_length:
             raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.draft_length}")
         for name in self.draft_types:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from spac import _core
-from spac._llama import TokenArray
+from spac._llama import TokenArray, take_notices
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.errors import OutOfMemoryError
 from spac.generation import Generation, as_tokens
@@ -46,8 +46,7 @@ class Engine:
         """The device that holds the slots; None where plain llama.cpp runs on the CPU."""
         self.experts = self._pair.experts
         """The target's experts; None where there is nothing to split."""
-        self.notes = self._pair.notes
-        """What a user should know about how this engine runs, one line each."""
+        self._notes = self._pair.notes
         try:
             self._driver = self._attach()
         except BaseException:
@@ -71,6 +70,12 @@ class Engine:
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about how this engine runs, one line each; there may be more later."""
+        self._notes += take_notices()
+        return self._notes
 
     # Slots and the scheduler
 
@@ -121,7 +126,7 @@ class Engine:
             except OutOfMemoryError:
                 n_slots = n_slots * 3 // 4  # memory may be too fragmented for what its sum promised
         if n_slots < wanted:
-            self.notes.append(
+            self._notes.append(
                 f"slots: {n_slots} of {self.n_experts} experts fit into the memory of {self._device_name}"
             )
 

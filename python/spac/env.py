@@ -65,6 +65,12 @@ REFERENCE_LIB = Folder(
     "For tests: the folder of an unpatched libllama.so to compare with. Not set: lib/reference beside spac's "
     "module, which a build with -DSPAC_BUILD_REFERENCE=ON makes.",
 )
+FUZZ = Numbers(
+    "SPAC_FUZZ",
+    {"factor": float},
+    "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: as "
+    "many as fit a minute, always the same.",
+)
 STAND_IN = Numbers(
     "SPAC_STAND_IN",
     {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spac.gguf_header import TOKENS, Array, Header, HeaderError, Scalar, TensorInfo
 
-EXPERTS = re.compile(r"\.ffn_\w+_exps\.")
+EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 """In the names of tensors that hold one slice per expert."""
 
 

@@ -58,6 +58,14 @@ def _slots(text: str) -> Slots:
         raise argparse.ArgumentTypeError(str(error).removeprefix("slots: ")) from None
 
 
+def _scheduler(text: str) -> str:
+    try:
+        scheduler.make(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def add_config(parser: argparse.ArgumentParser, config: type[EngineConfig] | type[SamplingConfig]) -> None:
     """An option for every field that declares flags. What is not given stays out of the namespace."""
     for item in fields(config):
@@ -81,7 +89,7 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
     if meta["choices"]:
         return {"type": _names(meta["choices"]), "metavar": metavar or "TYPE[,TYPE]"}
     if item.name == "scheduler":
-        return {"choices": scheduler.names()}
+        return {"type": _scheduler, "metavar": metavar}
     if kind == "Slots":
         return {"type": _slots, "metavar": metavar}
     return {

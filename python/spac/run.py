@@ -122,6 +122,7 @@ class Run:
         self.options = options
         self.generation: Generation | None = None
         self._progress = ""
+        self._n_notes = 0
 
     def run(self) -> int:
         options = self.options
@@ -134,9 +135,7 @@ class Run:
         progress = None if quiet else self._show_progress
         with interrupt.Interrupt(self._canceller), Engine(config, progress=progress) as engine:
             self._end_progress()
-            if not options.quiet:
-                for note in engine.notes:
-                    _say(f"spac: {note}")
+            self._show_notes(engine)
             return self._generate(engine, prompt)
 
     # Input
@@ -190,8 +189,17 @@ class Run:
         except BrokenPipeError:
             generation.cancel()
             code = _broken_pipe()
+        self._show_notes(engine)
         self._report(generation.stats)
         return code or (INTERRUPTED if generation.reason == "cancelled" else 0)
+
+    def _show_notes(self, engine: Engine) -> None:
+        """Those that came since the last call."""
+        notes = engine.notes
+        if not self.options.quiet:
+            for note in notes[self._n_notes :]:
+                _say(f"spac: {note}")
+        self._n_notes = len(notes)
 
     def _report(self, stats: RunStats) -> None:
         if self.options.stats_file is not None:

@@ -24,7 +24,8 @@ class Model:
         params = ll.llama_model_default_params()
         if not hasattr(params, "use_extra_bufts"):
             raise RuntimeError("this llama_cpp does not know use_extra_bufts")
-        params.n_gpu_layers = -1 if on_device else 0
+        params.n_gpu_layers = case.n_gpu_layers if on_device else 0
+        params.use_mmap = case.use_mmap
         # spac's expert store is an extra buffer type, so the default stands there.
         params.use_extra_bufts = on_device or case.repack
         self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
@@ -102,6 +103,26 @@ class Context:
             ll.llama_memory_clear(memory, False)
         elif not ll.llama_memory_seq_rm(memory, 0, position, -1):
             raise RuntimeError(f"cannot rewind to {position}")
+
+    def save(self) -> bytes:
+        """See `Decoder.save`."""
+        size = ll.llama_state_seq_get_size(self.pointer, 0)
+        data = (ctypes.c_uint8 * size)()
+        n = ll.llama_state_seq_get_data(self.pointer, data, size, 0)
+        return bytes(data[:n])
+
+    def restore(self, state: bytes) -> None:
+        """See `Decoder.restore`."""
+        data = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if ll.llama_state_seq_set_data(self.pointer, data, len(state), 0) != len(state):
+            raise RuntimeError("the state was not taken")
+
+    def shift(self, start: int, end: int, position: int) -> None:
+        """See `Decoder.shift`."""
+        memory = ll.llama_get_memory(self.pointer)
+        if not ll.llama_memory_can_shift(memory) or not ll.llama_memory_seq_rm(memory, 0, start, end):
+            raise RuntimeError(f"cannot forget {start} to {end}")
+        ll.llama_memory_seq_add(memory, 0, end, position, start - end)
 
     def __enter__(self) -> Context:
         return self

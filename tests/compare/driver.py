@@ -47,9 +47,13 @@ def run_worker(
     if lib_path is not None:
         env["LLAMA_CPP_LIB_PATH"] = str(lib_path)
     command = [sys.executable, "-m", "tests.compare.worker", library, str(job_path), str(out_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace")
+        raise RuntimeError(f"the {library} worker did not end in {timeout} s:\n{said[-4000:]}") from None
     if done.returncode != 0:
         raise RuntimeError(f"the {library} worker ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return _read(out_path)

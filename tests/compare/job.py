@@ -47,14 +47,19 @@ class Case:
     runs: tuple[Run, ...] = (Run(),)
     repack: bool = False  # reference only: let the library repack weights (its default)
     lora: str = ""  # an adapter to apply, or none
+    script: str = "full"  # a key of script.SCRIPTS
+    n_gpu_layers: int = -1  # spac only: how many layers its device gets
+    use_mmap: bool = True
 
 
 @dataclass(frozen=True)
 class Job:
-    """Cases for one worker process; `stand_in` are arguments of `_core.set_stand_in`."""
+    """Cases for one worker process; `stand_in` are arguments of `_core.set_stand_in`. With `together`, spac's
+    worker runs all cases at the same time, each in a thread (without faults: these hold for the process)."""
 
     cases: tuple[Case, ...]
     stand_in: dict[str, float] = field(default_factory=dict)
+    together: bool = False
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -72,7 +77,7 @@ class Job:
             )
             for case in data["cases"]
         )
-        return Job(cases, data["stand_in"])
+        return Job(cases, data["stand_in"], data["together"])
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,16 @@ class Decoder(Protocol):
     def rewind(self, position: int) -> None:
         """Forgets everything from `position` on."""
 
+    def save(self) -> bytes:
+        """The state of the sequence."""
+
+    def restore(self, state: bytes) -> None:
+        """Takes the sequence's state from what `save` gave."""
+
+    def shift(self, start: int, end: int, position: int) -> None:
+        """A context shift: forgets the tokens from `start` to `end` and moves those up to `position` to their
+        place."""
+
 
 def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
     """Runs the script on an empty context; logits by step's name, in order. The script's tokens depend on the
@@ -66,3 +76,79 @@ def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, L
     step("long prompt", draw(N_LONG), 0, [0, 1, N_LONG // 2, N_LONG - 2, N_LONG - 1])
     step("after it", np.array([token], np.int32), N_LONG, [0])
     return out
+
+
+class _Steps:
+    """A script under way: its decoder, its random tokens, and the logits so far by step's name."""
+
+    def __init__(self, decoder: Decoder, before_step: Callable[[], None]) -> None:
+        self._decoder, self._before_step = decoder, before_step
+        self._rng = np.random.default_rng(11)
+        self.logits: dict[str, Logits] = {}
+        decoder.rewind(0)
+
+    def random(self, name: str, n: int, position: int) -> int:
+        """Evaluates `n` random tokens, with the logits of the first and the last two;
+        returns what follows."""
+        tokens = self._rng.integers(0, 256, n, dtype=np.int32)
+        return self._step(name, tokens, position, sorted({0, n - 2, n - 1}))
+
+    def greedy(self, name: str, n: int, token: int, position: int) -> int:
+        """`n` greedy tokens, one by one, from `token` on; returns the token that would come next."""
+        for i in range(n):
+            token = self._step(f"{name} {i}", np.array([token], np.int32), position + i, [0])
+        return token
+
+    def _step(self, name: str, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]) -> int:
+        self._before_step()
+        self.logits[name] = self._decoder.decode(tokens, position, wanted)
+        return int(self.logits[name][-1].argmax())
+
+
+def run_short_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """A prompt, single tokens, a few at once, a prompt longer than 64 tokens; nothing is ever taken back, so
+    that recurrent memories can follow."""
+    steps = _Steps(decoder, before_step)
+    token = steps.random("prompt", 24, 0)
+    steps.greedy("greedy", 5, token, 24)
+    token = steps.random("five tokens", 5, 29)
+    steps.greedy("then", 2, token, 34)
+    decoder.rewind(0)
+    steps.random("long prompt", 70, 0)
+    return steps.logits
+
+
+def run_state_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Tokens from a state, twice: as it is, and saved and restored. Steps "before i" and "after i" are the
+    same tokens."""
+    steps = _Steps(decoder, before_step)
+    token = steps.random("prompt", 40, 0)
+    token = steps.greedy("first", 4, token, 40)
+    state = decoder.save()
+    steps.greedy("before", 6, token, 44)
+    decoder.rewind(0)
+    steps.random("something else", 20, 0)
+    decoder.rewind(0)
+    decoder.restore(state)
+    steps.greedy("after", 6, token, 44)
+    return steps.logits
+
+
+def run_shift_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Context shifts: tokens in the middle are forgotten, later ones move up."""
+    steps = _Steps(decoder, before_step)
+    token = steps.random("prompt", 60, 0)
+    decoder.shift(8, 28, 60)
+    token = steps.greedy("shifted", 6, token, 40)
+    decoder.shift(4, 14, 46)
+    steps.greedy("shifted again", 6, token, 36)
+    return steps.logits
+
+
+SCRIPTS = {
+    "full": run_script,
+    "short": run_short_script,
+    "state": run_state_script,
+    "shift": run_shift_script,
+}
+"""What a case may run."""

@@ -13,13 +13,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.compare.job import Case, Job, Run
-from tests.compare.script import run_script
+from tests.compare.script import SCRIPTS, Logits
 
 LIB_PATH = "LLAMA_CPP_LIB_PATH"
 Arrays = dict[str, Any]
@@ -59,8 +60,8 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
         with Model(case, on_device=False) as model, model.context(case.settings) as context:
             for run in case.runs:
                 _announce(case, run)
-                steps = run_script(context, lambda: None)
-                arrays.update({f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()})
+                steps = SCRIPTS[case.script](context, lambda: None)
+                arrays.update(_named(case, run, steps))
     return arrays, {}
 
 
@@ -75,31 +76,48 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     ll.llama_backend_init()
     arrays: Arrays = {}
     meta: dict[str, Any] = {}
-    for case in job.cases:
+
+    def run_case(case: Case) -> None:
         with _core.LoadScope() as scope, decoder.Model(case, on_device=True) as model:
             experts: Any = scope.experts
             with model.context(case.settings) as context:
                 for run in case.runs:
                     _announce(case, run)
-                    before = dict(experts.stats)
                     _core.set_stand_in(**job.stand_in, fail_uploads=run.fail_uploads)  # type: ignore[arg-type]
-                    resident, mover = _place(experts, run)
-                    _core.set_fault(run.fault)
-                    try:
-                        steps = run_script(context, mover)
-                    finally:
-                        _core.set_fault("")
-                    after = dict(experts.stats)
-                    arrays.update(
-                        {f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()}
-                    )
-                    meta[f"{case.name}|{run.name}"] = {
-                        "n_layer": experts.n_layer,
-                        "n_expert": experts.n_expert,
-                        "resident": resident,
-                        "stats": {key: int(after[key]) - int(before[key]) for key in after},
-                    }
+                    steps, meta[f"{case.name}|{run.name}"] = _observe(_core, experts, context, case, run)
+                    arrays.update(_named(case, run, steps))
+
+    if job.together:
+        with ThreadPoolExecutor(len(job.cases)) as threads:
+            list(threads.map(run_case, job.cases))  # raises what they raise
+    else:
+        for case in job.cases:
+            run_case(case)
     return arrays, meta
+
+
+def _observe(
+    core: Any, experts: Any, context: Any, case: Case, run: Run
+) -> tuple[dict[str, Logits], dict[str, Any]]:
+    """One run: its steps' logits, and residency before it and statistics over it."""
+    before = dict(experts.stats)
+    resident, mover = _place(experts, run)
+    core.set_fault(run.fault)
+    try:
+        steps = SCRIPTS[case.script](context, mover)
+    finally:
+        core.set_fault("")
+    after = dict(experts.stats)
+    return steps, {
+        "n_layer": experts.n_layer,
+        "n_expert": experts.n_expert,
+        "resident": resident,
+        "stats": {key: int(after[key]) - int(before[key]) for key in after},
+    }
+
+
+def _named(case: Case, run: Run, steps: dict[str, Logits]) -> Arrays:
+    return {f"{case.name}|{run.name}|{step}": logits for step, logits in steps.items()}
 
 
 def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
@@ -108,7 +126,8 @@ def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
     shape = (experts.n_layer, experts.n_expert)
     rng = np.random.default_rng(run.seed)
     n_real = sum(layer.n_expert for layer in experts.layers)
-    experts.attach_slots(round(run.share * n_real))
+    if n_real:  # none where all layers stay on the CPU
+        experts.attach_slots(round(run.share * n_real))
     threshold = np.zeros(shape[0], np.int32)
 
     def submit() -> None:

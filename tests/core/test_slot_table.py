@@ -1,4 +1,4 @@
-"""The slot table against its own contract and a slow, obvious reference, on random tables, plans and histories."""
+"""The slot table against its contract and a slow, obvious reference, on random tables and plans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class World:
     def acquire(self, expert: Expert) -> None:
         slot = self.table.acquire(*expert)
         taken = {s for e, s in self.slot_of.items() if self.pool(e) == self.pool(expert)}
-        assert slot not in taken and (self.pool(expert), slot) not in self.leaving
+        assert slot not in taken
+        assert (self.pool(expert), slot) not in self.leaving
         self.slot_of[expert] = slot
 
     def evict(self, expert: Expert) -> None:
@@ -66,7 +67,9 @@ def worlds(draw: st.DrawFn) -> World:
 
 def plan_for(draw: st.DrawFn, world: World, levels: int) -> tuple[np.ndarray, np.ndarray]:
     shape = (len(world.layers), max(n for n, _ in world.layers))
-    priority = draw(st.lists(st.integers(0, levels), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))
+    priority = draw(
+        st.lists(st.integers(0, levels), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])
+    )
     threshold = draw(st.lists(st.integers(0, levels + 1), min_size=shape[0], max_size=shape[0]))
     return np.array(priority, np.int32).reshape(shape), np.array(threshold, np.int32)
 
@@ -101,7 +104,9 @@ def test_any_history_keeps_the_table_whole(data: st.DataObject) -> None:
     world.check()
     for _ in range(data.draw(st.integers(0, 25))):
         can_load = [e for e in world.experts() if e not in world.slot_of and world.free(world.pool(e)) > 0]
-        choices = ["acquire"] * bool(can_load) + ["evict"] * bool(world.slot_of) + ["release"] * bool(world.leaving)
+        choices = (
+            ["acquire"] * bool(can_load) + ["evict"] * bool(world.slot_of) + ["release"] * bool(world.leaving)
+        )
         if not choices:
             break
         match data.draw(st.sampled_from(choices)):
@@ -173,4 +178,5 @@ def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, i
     assert sum(shares) == min(n_slots, sum(experts))
     for share, n in zip(shares, experts, strict=True):
         exact = min(n_slots, sum(experts)) * n / sum(experts)
-        assert share <= n and abs(share - exact) < 1
+        assert share <= n
+        assert abs(share - exact) < 1

@@ -76,6 +76,12 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, good: Path) -> None:
     assert "cannot be read" in fault(path)
 
 
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udc80", "/dev/null", ""])
+def test_paths_that_no_file_has(path: str) -> None:
+    with pytest.raises(InputError, match=r"^[^\n]+: [^\n]+; [^\n]+$"):
+        check_model(path)
+
+
 def test_a_path_with_a_newline_stays_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\?b: there is no such file"):
         check_model(tmp_path / "a\nb")

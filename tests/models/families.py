@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.models import parts
@@ -122,6 +122,48 @@ def _phimoe_layer(s: Shape, il: int) -> list[Tensor]:
     return [*tensors, *parts.experts(s, il, n_ff=s.n_ff), parts.bias(f"blk.{il}.ffn_norm", s.n_embd)]
 
 
+def _shared_moe(s: Shape, **more: Any) -> Metadata:
+    return _moe(s, leading_dense_block_count=s.n_dense, expert_shared_count=s.n_shared, **more)
+
+
+def _with_shared(s: Shape, il: int, *, qk_norm: int = 0, selection_bias: bool = False) -> list[Tensor]:
+    """Dense in the leading layers, then experts with a shared one."""
+    tensors = parts.attention(s, il, qk_norm=qk_norm)
+    if il < s.n_dense:
+        return tensors + parts.dense(s, il)
+    return tensors + parts.experts(s, il, selection_bias=selection_bias) + parts.shared_expert(s, il)
+
+
+def _grovemoe_layer(s: Shape, il: int) -> list[Tensor]:
+    """Beside the experts smaller ones, each for a group of two."""
+    p, n = f"blk.{il}.ffn_", s.n_expert // 2
+    return [
+        *parts.attention(s, il, qk_norm=s.head_dim),
+        *parts.experts(s, il),
+        parts.matrix(p + "gate_chexps", n, s.head_dim, s.n_embd),
+        parts.matrix(p + "up_chexps", n, s.head_dim, s.n_embd),
+        parts.matrix(p + "down_chexps", n, s.n_embd, s.head_dim, gain=2.0),
+    ]
+
+
+def _bailingmoe2_layer(s: Shape, il: int) -> list[Tensor]:
+    tensors = parts.attention(s, il, qk_norm=s.head_dim, fused=True)
+    if il < s.n_dense:
+        return tensors + parts.dense(s, il)
+    return tensors + parts.experts(s, il, selection_bias=True) + parts.shared_expert(s, il)
+
+
+def _grok_layer(s: Shape, il: int) -> list[Tensor]:
+    norms = [parts.norm(f"blk.{il}.{name}", s.n_embd) for name in ("attn_output_norm", "layer_output_norm")]
+    return [*parts.attention(s, il), *norms, *parts.experts(s, il)]
+
+
+def _arctic_layer(s: Shape, il: int) -> list[Tensor]:
+    """A dense block as wide as the model beside the experts."""
+    beside = parts.dense(replace(s, n_ff=s.n_embd), il)
+    return [*parts.attention(s, il), *beside, *parts.experts(s, il, with_norm="ffn_norm_exps", n_ff=s.n_ff)]
+
+
 _FULL_HEADS = Shape(
     n_embd=128, n_head=4, head_dim=32
 )  # families whose heads together are as wide as the model
@@ -132,7 +174,12 @@ FAMILIES: dict[str, Family] = {
         "qwen3", _base, lambda s, il: parts.attention(s, il, qk_norm=s.head_dim) + parts.dense(s, il)
     ),
     "qwen3moe": Family(
-        "qwen3moe", _moe, lambda s, il: parts.attention(s, il, qk_norm=s.head_dim) + parts.experts(s, il)
+        "qwen3moe",
+        _moe,
+        lambda s, il: (
+            parts.attention(s, il, qk_norm=s.head_dim) + parts.experts(s, il, scales=bool(s.option("scales")))
+        ),
+        options={"scales": "1: a scale for every expert's matrix"},
     ),
     "deepseek2": Family(
         "deepseek2",
@@ -191,5 +238,89 @@ FAMILIES: dict[str, Family] = {
         _llama4_layer,
         options={"moe_every": "every so many layers has experts"},
         default=Shape(n_layer=4, n_used=1),
+    ),
+    "granitemoe": Family(
+        "granitemoe",
+        lambda s: _moe(
+            s,
+            logit_scale=2.0,
+            residual_scale=0.5,
+            embedding_scale=1.5,
+            expert_shared_feed_forward_length=s.n_ff_exp * s.n_shared,
+            **{"attention.scale": 0.125},
+        ),
+        lambda s, il: (
+            parts.attention(s, il)
+            + parts.experts(s, il, n_ff=s.n_ff, gateless=bool(s.option("gateless")))
+            + parts.shared_expert(s, il)
+        ),
+        options={"gateless": "1: experts of two matrices"},
+    ),
+    "minimax-m2": Family(
+        "minimax-m2",
+        lambda s: _moe(s, expert_gating_func=2),
+        lambda s, il: (
+            parts.attention(s, il, qk_norm=-1) + parts.experts(s, il, n_ff=s.n_ff, selection_bias=True)
+        ),
+    ),
+    "smallthinker": Family(
+        "smallthinker",
+        lambda s: _moe(s, expert_gating_func=2),
+        lambda s, il: parts.attention(s, il) + parts.experts(s, il),
+    ),
+    "bailingmoe2": Family(
+        "bailingmoe2",
+        lambda s: _moe(
+            s,
+            leading_dense_block_count=s.n_dense,
+            expert_shared_count=s.n_shared,
+            expert_gating_func=2,
+            expert_weights_norm=True,
+            expert_weights_scale=1.5,
+            **_grouped(s),
+        ),
+        _bailingmoe2_layer,
+        default=_FULL_HEADS,
+    ),
+    "grok": Family(
+        "grok",
+        lambda s: _moe(s, logit_scale=1.0, embedding_scale=1.0, **{"attention.output_scale": 0.125}),
+        _grok_layer,
+        default=_FULL_HEADS,
+    ),
+    "arctic": Family("arctic", _moe, _arctic_layer, default=_FULL_HEADS),
+    "dbrx": Family(
+        "dbrx",
+        lambda s: _moe(s, **{"attention.clamp_kqv": 8.0, "attention.layer_norm_epsilon": 1e-5}),
+        lambda s, il: (
+            parts.attention(s, il, fused=True)
+            + parts.experts(s, il, with_norm="attn_output_norm", n_ff=s.n_ff)
+        ),
+        default=_FULL_HEADS,
+    ),
+    "deepseek": Family("deepseek", _shared_moe, _with_shared, default=_FULL_HEADS),
+    "dots1": Family(
+        "dots1",
+        lambda s: _shared_moe(
+            s, expert_gating_func=2, expert_weights_norm=True, expert_weights_scale=1.5, **_grouped(s)
+        ),
+        lambda s, il: _with_shared(s, il, qk_norm=s.head_dim, selection_bias=True),
+        default=Shape(n_head_kv=4),
+    ),
+    "ernie4_5-moe": Family(
+        "ernie4_5-moe",
+        lambda s: _shared_moe(
+            s, interleave_moe_layer_step=1, expert_shared_feed_forward_length=s.n_ff_exp * s.n_shared
+        ),
+        lambda s, il: _with_shared(s, il, selection_bias=True),
+    ),
+    "hunyuan-moe": Family(
+        "hunyuan-moe", _moe, lambda s, il: _with_shared(s, il, qk_norm=s.head_dim), default=Shape(n_dense=0)
+    ),
+    "grovemoe": Family(
+        "grovemoe",
+        lambda s: _moe(s, expert_group_scale=0.5, experts_per_group=2),
+        _grovemoe_layer,
+        default=Shape(n_expert=6),
     ),
 }

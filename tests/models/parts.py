@@ -53,23 +53,23 @@ def attention(
     out_bias: bool = False,
     norm_bias: bool = False,
     sinks: bool = False,
+    fused: bool = False,
 ) -> list[Tensor]:
     """Grouped-query attention with its norm before. `qk_norm` is the size of the norms on queries and keys,
     if any; for norms over all heads together use -1."""
     p = f"blk.{il}."
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
+    rows = {"attn_qkv": n_q + 2 * n_kv} if fused else {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv}
     tensors = [
         norm(p + "attn_norm", s.n_embd),
-        matrix(p + "attn_q", n_q, s.n_embd),
-        matrix(p + "attn_k", n_kv, s.n_embd),
-        matrix(p + "attn_v", n_kv, s.n_embd),
+        *(matrix(p + name, n, s.n_embd) for name, n in rows.items()),
         matrix(p + "attn_output", s.n_embd, n_q),
     ]
     if qk_norm:
         tensors.append(norm(p + "attn_q_norm", qk_norm if qk_norm > 0 else n_q))
         tensors.append(norm(p + "attn_k_norm", qk_norm if qk_norm > 0 else n_kv))
     if qkv_bias:
-        tensors += [bias(p + "attn_q", n_q), bias(p + "attn_k", n_kv), bias(p + "attn_v", n_kv)]
+        tensors += [bias(p + name, n) for name, n in rows.items()]
     if out_bias:
         tensors.append(bias(p + "attn_output", s.n_embd))
     if norm_bias:
@@ -139,8 +139,11 @@ def experts(
     merged: bool = False,
     biases: bool = False,
     selection_bias: bool = False,
+    gateless: bool = False,
+    scales: bool = False,
 ) -> list[Tensor]:
-    """Router and experts with the norm before them; `merged`: gate and up in one tensor."""
+    """Router and experts with the norm before them; `merged`: gate and up in one tensor; `gateless`: two
+    matrices; `scales`: a number for every expert and matrix that its output is multiplied with."""
     p = f"blk.{il}."
     n_ff = n_ff or s.n_ff_exp
     # A router that is sure of itself: with small logits all experts weigh the same, and a wrong one is hard
@@ -152,9 +155,12 @@ def experts(
     if merged:
         tensors.append(matrix(p + "ffn_gate_up_exps", s.n_expert, 2 * n_ff, s.n_embd))
     else:
-        tensors.append(matrix(p + "ffn_gate_exps", s.n_expert, n_ff, s.n_embd))
-        tensors.append(matrix(p + "ffn_up_exps", s.n_expert, n_ff, s.n_embd))
+        names = ("ffn_up_exps",) if gateless else ("ffn_gate_exps", "ffn_up_exps")
+        tensors += [matrix(p + name, s.n_expert, n_ff, s.n_embd) for name in names]
     tensors.append(matrix(p + "ffn_down_exps", s.n_expert, s.n_embd, n_ff, gain=2.0))
+    if scales:
+        names = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        tensors += [Tensor(f"{p}{name}.scale", (s.n_expert,), "norm") for name in names]
     if biases:
         tensors += [
             bias(p + "ffn_gate_inp", s.n_expert),

@@ -75,7 +75,7 @@ def test_a_cache_folder_that_cannot_be_written(llama_source, monkeypatch, tmp_pa
 
 
 def test_a_local_tree_that_is_none(llama_source, tmp_path):
-    with pytest.raises(llama_source.SourceError, match=r"is not a llama\\.cpp tree"):
+    with pytest.raises(llama_source.SourceError, match=r"is not a llama\.cpp tree"):
         list(llama_source.files_of_folder(tmp_path))
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from cffi import FFI
 
+from spac import _library
+
 N_TYPES = 43  # GGML_TYPE_COUNT of the pinned source
 # Formats of activations: no kernel reads weights in them.
 ACTIVATIONS = {"q8_1", "q8_K"}
@@ -81,6 +83,7 @@ class Ggml:
     F32 = 0
 
     def __init__(self, library: Path) -> None:
+        _library._open(library)  # finds cuBLAS where it is a Python package
         self.c: Any = _ffi.dlopen(str(library))
         names = {i: _ffi.string(self.c.ggml_type_name(i)).decode() for i in range(N_TYPES)}
         self.types = {
@@ -152,7 +155,7 @@ class Ggml:
         return bytes(_ffi.buffer(out))
 
     def context(self, n_tensors: int) -> Pointer:
-        """A context for that many tensors and a graph; `Tensors` gives it memory and frees it."""
+        """A context for that many tensors and a graph; `memory` gives it memory and frees it."""
         size = n_tensors * self.c.ggml_tensor_overhead() + self.c.ggml_graph_overhead()
         return self.c.ggml_init({"mem_size": size, "mem_buffer": _ffi.NULL, "no_alloc": True})
 

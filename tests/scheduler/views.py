@@ -15,6 +15,8 @@ def make_view(
     pool_slots: Sequence[int],
     pools: Sequence[int] | None = None,
     demand: Sequence[Sequence[int]] | np.ndarray | None = None,
+    *,
+    n_verified: int = 0,
 ) -> View:
     """A view of layers with these numbers of experts; all in pool 0 unless `pools` says otherwise."""
     pools = pools or [0] * len(n_experts)
@@ -28,6 +30,7 @@ def make_view(
         pool_slots=np.array(pool_slots, np.int32),
         slot_of=np.full(shape, -1, np.int32),
         demand=np.zeros(shape, np.int32) if demand is None else np.asarray(demand, np.int32),
+        n_verified=n_verified,
     )
 
 

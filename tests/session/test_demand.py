@@ -10,7 +10,7 @@ import pytest
 
 from spac import _core
 from spac.errors import Cancelled
-from tests.session.lab import GREEDY, Lab, generate, prompt, take
+from tests.session.lab import GREEDY, Lab, disturbed, generate, persist, prompt, take
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
@@ -123,3 +123,27 @@ def test_residency_does_not_change_the_text(lab: Lab, moe: Path, other: Path, sh
     tokens = take(session, 20)
     experts.submit(priority[:, ::-1].copy(), np.zeros(shape[0], np.int32))  # and while it moves
     assert tokens + take(session, 20) == expected
+
+
+def test_cancelling_while_slots_move_changes_nothing(lab: Lab, moe: Path, other: Path) -> None:
+    """Graphs that stop half-way on the device, over and over, with the plan changing at every step."""
+    experts = counted(lab, moe)
+    expected = generate(
+        lab.session(lab.context(moe), lab.context(other), draft_max=4, **GREEDY), prompt(150), 60
+    )
+    shape = (experts.n_layer, experts.n_expert)
+    experts.attach_slots(shape[0] * shape[1] // 2)
+    rng = np.random.default_rng(0)
+
+    def replan(_step: _core.Step) -> None:
+        experts.submit(rng.integers(0, 100, shape).astype(np.int32), np.zeros(shape[0], np.int32))
+
+    session = lab.session(lab.context(moe), lab.context(other), experts, draft_max=4, **GREEDY)
+    session.on("verify_end", replan)
+    with disturbed(session):
+        tokens, n_cancelled = persist(session, prompt(150), 60)
+    assert n_cancelled > 0
+    assert tokens == expected
+    session.reset()  # a late cancel() may be left over
+    session.prefill(prompt(20))
+    check(session.step(), experts)

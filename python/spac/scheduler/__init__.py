@@ -6,15 +6,18 @@ from typing import Any
 
 from spac.errors import InputError
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View, share_slots
+from spac.scheduler.ewma import EwmaScheduler
 from spac.scheduler.lru import LruScheduler
+from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.none import NoneScheduler
 from spac.scheduler.static import StaticScheduler
 
 _SCHEDULERS: dict[str, type[Scheduler]] = {
-    scheduler.name: scheduler for scheduler in (LruScheduler, StaticScheduler, NoneScheduler)
+    scheduler.name: scheduler
+    for scheduler in (LruScheduler, StaticScheduler, NoneScheduler, EwmaScheduler, MoeSpacScheduler)
 }
 
-__all__ = ["Event", "Layer", "Plan", "Scheduler", "View", "make", "names", "share_slots"]
+__all__ = ["Event", "Layer", "Plan", "Scheduler", "View", "make", "names", "parse", "share_slots"]
 
 
 def names() -> tuple[str, ...]:
@@ -23,10 +26,41 @@ def names() -> tuple[str, ...]:
 
 
 def make(name: str, **options: Any) -> Scheduler:
-    """A new scheduler. Raises InputError for an unknown name or option, naming the known ones."""
-    if name not in _SCHEDULERS:
-        raise InputError(f"unknown scheduler '{name}': choose one of {', '.join(names())}")
+    """A new scheduler. Raises InputError for an unknown name or option, naming the known ones.
+
+    `name` may carry options itself, see `parse`; those given as arguments come before them.
+    """
+    name, written = parse(name)
     try:
-        return _SCHEDULERS[name](**options)
+        return _SCHEDULERS[name](**{**written, **options})
     except TypeError as error:
         raise InputError(f"scheduler '{name}' does not take these options: {error}") from None
+
+
+def parse(text: str) -> tuple[str, dict[str, bool | int | float | str]]:
+    """A scheduler's name and options from "name:key=value,…", as in "moe-spac:levels=8,balance=off".
+
+    Values are on/off (or true/false), numbers, or words. Raises InputError for an unknown scheduler and for
+    what cannot be read; unknown options are found by `make`.
+    """
+    name, _, written = text.partition(":")
+    if name not in _SCHEDULERS:
+        raise InputError(f"unknown scheduler '{name}': choose one of {', '.join(names())}")
+    options: dict[str, bool | int | float | str] = {}
+    for item in filter(None, written.split(",")):
+        key, equals, value = item.partition("=")
+        if not (key.isidentifier() and equals and value):
+            raise InputError(f"scheduler '{name}': '{item}' is not an option of the form key=value")
+        options[key] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text in ("on", "true", "off", "false"):
+        return text in ("on", "true")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -39,7 +39,7 @@ def next_use(counts: IntArray) -> IntArray:
 
 
 def belady(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
-    """The most hits when an expert may enter a slot only at its own use, and need not (a miss runs on the CPU).
+    """The most hits when an expert may enter a slot only at its own use, and need not: misses run on the CPU.
 
     counts: int32 [T, L, N] activations; pools: the pool of every layer; pool_slots: slots of every pool.
     Belady's MIN with bypass: a hit is an interval from one use of an expert to its next, at most as many may

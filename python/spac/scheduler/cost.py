@@ -3,7 +3,7 @@
 The paper (Eq. 7) has the CPU cost a time per activated pair (token, expert). A kernel that reads an expert's
 weights once for all tokens that want it costs a time per distinct expert as well:
 
-    T_cpu = per_pair · pairs + per_expert · distinct                                   (`per_expert` 0: the paper)
+    T_cpu = per_pair · pairs + per_expert · distinct        (the paper: `per_expert` is 0)
 
 `fit` finds either form from measurements, `relative_error` says how well it predicts others.
 """
@@ -41,7 +41,7 @@ class UnitCosts:
 
     @classmethod
     def guessed(cls, expert_bytes: int, cpu_gb_s: float = 30.0) -> UnitCosts:
-        """Before anything is measured: a desktop whose memory gives `cpu_gb_s`, its device 600, its link 12 GB/s.
+        """Before anything is measured: a desktop with `cpu_gb_s` of memory, 600 of device, 12 GB/s of link.
 
         All are bound by reading an expert's weights once; on the CPU every pair takes a tenth of that again.
         """
@@ -55,15 +55,15 @@ class UnitCosts:
         )
 
     def cpu(self, pairs: Counts, distinct: Counts) -> FloatArray:
-        """Seconds (float64, of the arguments' shape) that the CPU takes for this many pairs of this many experts."""
+        """float64, of the arguments' shape: seconds of the CPU for `pairs` of `distinct` experts."""
         return np.asarray(self.cpu_pair * pairs + self.cpu_expert * distinct, np.float64)
 
 
 def step_seconds(counts: IntArray, resident: BoolArray, costs: Sequence[UnitCosts]) -> FloatArray:
     """float64 [T]: what the experts of each step take, CPU and device side by side in every layer.
 
-    counts: int32 [T, L, N] activations; resident: bool [T, L, N]; costs: of every layer. Sum over the layers of
-    max(T_cpu, T_gpu), with what really was resident in place of r_c and r_g.
+    counts: int32 [T, L, N] activations; resident: bool [T, L, N]; costs: of every layer. Sum over the layers
+    of max(T_cpu, T_gpu), with what really was resident in place of r_c and r_g.
     """
     on_cpu = np.where(resident, 0, counts)
     total = np.zeros(len(counts))

@@ -12,14 +12,14 @@ _ONE = 1 << 16  # priority of one activation per token, kept up for ever
 
 
 class EwmaScheduler(Scheduler):
-    """score <- decay · score + (1 - decay) · f / (tokens verified); the best of a pool, as many as it has slots.
+    """score <- decay · score + (1 - decay) · f / (tokens verified), and the highest scores of a pool.
 
     Layers of a pool compete: a layer with steady demand gets more slots than one without.
     """
 
     name = "ewma"
 
-    def __init__(self, decay: float = 0.9) -> None:
+    def __init__(self, decay: float = 0.65) -> None:
         """decay: what is left of a score after a step, 0 to less than 1. Raises InputError otherwise."""
         if not 0 <= decay < 1:
             raise InputError(f"decay must be at least 0 and below 1, not {decay:g}")
@@ -39,7 +39,7 @@ class EwmaScheduler(Scheduler):
 
 
 def best_per_pool(priority: IntArray, view: View) -> IntArray:
-    """int32 [L]: the thresholds at which every pool wants as many experts as it has slots, and none of priority 0.
+    """int32 [L]: thresholds at which every pool wants as many experts as it has slots, none of priority 0.
 
     Experts that tie at a threshold are all wanted: the first to come stay.
     """

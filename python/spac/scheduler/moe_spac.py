@@ -1,10 +1,11 @@
 """MoE-SpAc: demand seen by speculation drives utility, threshold, prefetch and eviction.
 
-After each verification, Algorithm 1 moves the utility of every expert (`utility`), the workload balancer chooses
-every layer's threshold τ (`balancer`), and one plan says both: an expert is wanted where s >= τ, uploads go from
-level K down to τ, victims are the lowest levels. Loading and evicting themselves, frozen experts in use and the
-layers' cyclic order are the mechanism's (csrc/backend/reconciler.h, csrc/core/slot_table.h). Uploads run while the
-next tokens are drafted: the plan is there before the draft begins. Prefill is not demand and moves no utility.
+After each verification, Algorithm 1 moves the utility of every expert (`utility`), the workload balancer
+chooses every layer's threshold τ (`balancer`), and one plan says both: an expert is wanted where s >= τ,
+uploads go from level K down to τ, victims are the lowest levels. Loading and evicting themselves, frozen
+experts in use and the layers' cyclic order are the mechanism's (csrc/backend/reconciler.h,
+csrc/core/slot_table.h). Uploads run while the next tokens are drafted: the plan is there before the draft
+begins. Prefill is not demand and moves no utility.
 
 Priorities are s · 2^20 plus an order within the level (`ties`), so that they are utility levels where levels
 differ and a total order where they do not.
@@ -12,19 +13,24 @@ differ and a total order where they do not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
-from spac.scheduler.balancer import Averages, Slots, Times, as_printed, best_first, solve
+from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.static import StaticScheduler
 from spac.scheduler.utility import UtilityEstimator, UtilityOptions
 
 _LEVEL = 1 << 20  # priority of one utility level; what is below orders experts within it
+
+_KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off", "str": "a word"}
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,13 @@ class MoeSpacOptions:
     form: str = "level"
     """Of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
     ties: str = "count"
-    """Order within a level: "count" (decayed counts, their root), "recent" (last use) or "none" (the layers' order)."""
-    decay: float = 0.8
+    """Order within a level: "count" (decayed, their roots), "recent" (last use), "none" (as layers run)."""
+    decay: float = 0.65
     """What is left of a decayed count after a step."""
     after_use: str = "keep"
     """"zero": an expert that was used becomes the first victim (Appendix D); "keep": it keeps its utility."""
     speculative: bool = True
-    """False: "w/o SpecUE": used or not used in the last step, K = 1."""
+    """False: "w/o SpecUE": used or not used in the last step, K = 1, and no frequencies in `ties` either."""
     adapt: bool = True
     """False: "w/o AdaBC": fixed boundaries (the paper's 3 and 1 in its own forms)."""
     balance: bool = True
@@ -56,15 +62,22 @@ class MoeSpacOptions:
     prefetch: bool = True
     """False: "w/o SG-Prefetcher": a static set of experts."""
     evict: bool = True
-    """False: "w/o SG-Evictor": experts stay until a pool is full, then the least recently used goes."""
+    """False: "w/o SG-Evictor": experts stay until a pool is full, then the least recently used goes, whatever
+    its utility."""
     strict: bool = False
-    """True: Eq. 10 and 11 as printed, a threshold is infeasible unless all of its experts fit; see `balancer`."""
+    """True: Eq. 10 and 11 as printed, a threshold is infeasible unless all of its experts fit."""
     warm_up: int = 8
     """Steps over which the balancer's ratios are plain means."""
-    costs: UnitCosts | None = field(default=None)
+    costs: UnitCosts | None = None
     """Unit times of all layers; without them they are guessed from the experts' sizes."""
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            kind, value = str(item.type), getattr(self, item.name)
+            if kind not in _KINDS:
+                continue
+            if not isinstance(value, _KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
+                raise InputError(f"scheduler 'moe-spac': {item.name} must be {_WORDS[kind]}, not {value!r}")
         for name, known in (("ties", ("count", "recent", "none")), ("after_use", ("keep", "zero"))):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not '{getattr(self, name)}'")
@@ -101,9 +114,13 @@ class MoeSpacScheduler(Scheduler):
 
     name = "moe-spac"
 
-    def __init__(self, **options: object) -> None:
-        """Options by the names of MoeSpacOptions. Raises InputError for a value out of range."""
-        self.options = MoeSpacOptions(**options)  # type: ignore[arg-type]
+    def __init__(self, **options: Any) -> None:
+        """Options by the names of MoeSpacOptions. Raises InputError for what cannot be used."""
+        known = [item.name for item in fields(MoeSpacOptions)]
+        for name in options:
+            if name not in known:
+                raise InputError(f"scheduler 'moe-spac' has no option '{name}'; it knows: {', '.join(known)}")
+        self.options = MoeSpacOptions(**options)
         self.threshold: IntArray = np.zeros(0, np.int32)
         """int32 [L]: τ of every layer, of the last step."""
 
@@ -122,12 +139,11 @@ class MoeSpacScheduler(Scheduler):
             return self._start(view)
         if view.n_verified == 0 or not self.options.prefetch:
             return None
-        self._averages.observe(self.utility, view.demand)
         utility = self._estimator.observe(view.demand, view.n_verified)
         resident = view.slot_of >= 0
-        self.threshold = self._thresholds(view, utility, resident)
-        priority = self._priority(view, utility, resident)
-        return Plan(priority, self.threshold * np.int32(_LEVEL))
+        if self.options.balance:
+            self.threshold = self._balanced(view, utility, resident)
+        return self._plan(view, utility, resident)
 
     def _start(self, view: View) -> Plan | None:
         options, exists = self.options, view.exists
@@ -136,40 +152,52 @@ class MoeSpacScheduler(Scheduler):
         )
         self._averages = Averages(view.n_layer, self.n_level, options.warm_up)
         self._times = Times.of(costs_of(view.layers, options.costs))
-        self._pools = np.array([layer.pool for layer in view.layers], np.int32)
+        pools = np.array([layer.pool for layer in view.layers], np.int32)
+        self._pools = Pools(pools, view.pool_slots)
         self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
         self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
         self._step = 0
-        self.threshold = np.full(view.n_layer, self.n_level, np.int32)
+        self._levels = Levels(self.utility, self.n_level)
+        fixed = self.n_level if options.balance else min(options.threshold, self.n_level)
+        self.threshold = np.full(view.n_layer, fixed, np.int32)
         if not options.prefetch:
             return StaticScheduler().on(Event.START, view)
         return Plan.nothing(view.n_layer, view.n_expert)
 
-    def _thresholds(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
-        if not self.options.balance:
-            return np.full(view.n_layer, min(self.options.threshold, self.n_level), np.int32)
-        slots = Slots.of(utility, resident, self.n_level, self._pools, view.pool_slots)
+    def _balanced(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
+        """int32 [L]: τ for the next step."""
+        self._averages.observe(self._levels, view.demand)
+        self._levels = Levels(utility, self.n_level)
+        slots = Slots.of(self._levels, resident, self._pools)
         pose = as_printed if self.options.strict else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))
 
-    def _priority(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
-        """int32 [L, N], at least s · 2^20 and less than (s + 1) · 2^20 but for residents that an option treats apart."""
+    def _plan(self, view: View, utility: IntArray, resident: BoolArray) -> Plan:
         options = self.options
-        self._step += 1
-        used = view.demand > 0
-        self._used[used] = self._step
-        priority = utility * np.int32(_LEVEL)
-        if options.ties == "count":
-            self._count *= options.decay
-            self._count += (1 - options.decay) * np.sqrt(view.demand / view.n_verified)
-            priority += (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
-        elif options.ties == "recent":
-            priority += self._recency()
-        if not options.evict:  # below every threshold: any wanted expert may take the slot
-            np.copyto(priority, self._recency(), where=resident)
+        order, used = self._order(view), view.demand > 0
+        if options.evict:
+            priority, threshold = utility * np.int32(_LEVEL) + order, self.threshold * np.int32(_LEVEL)
+        else:
+            may_load = resident | (utility >= self.threshold[:, None])
+            priority = np.where(may_load, 1 + self._recency(), 0).astype(np.int32)
+            threshold = np.ones_like(self.threshold)
         if options.after_use == "zero":
             priority[resident & used] = 0
-        return priority
+        return Plan(priority, threshold)
+
+    def _order(self, view: View) -> IntArray:
+        """int32 [L, N] in 0..2^20-1: which expert comes first among those of one level."""
+        options = self.options
+        self._step += 1
+        self._used[view.demand > 0] = self._step
+        if options.ties == "none":
+            return np.zeros(view.demand.shape, np.int32)
+        if options.ties == "recent":
+            return self._recency()
+        share = np.sqrt(view.demand / view.n_verified) if options.speculative else view.demand > 0
+        self._count *= options.decay
+        self._count += (1 - options.decay) * share
+        return (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
 
     def _recency(self) -> IntArray:
         """int32 [L, N] in 0..2^20-1: the higher, the more recently used."""

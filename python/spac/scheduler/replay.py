@@ -167,8 +167,9 @@ def replay(
 ) -> Replay:
     """Runs a scheduler over recorded demand.
 
-    slots: of the model, shared out as the mechanism does, or of every pool. max_uploads: the most experts that
-    can be copied between two steps. cursor: the layer that counts as the next to run when copies are chosen.
+    slots: of the model, shared out as the mechanism does, or of every pool. max_uploads: the most experts
+    that can be copied between two steps. cursor: the layer that counts as the next to run when copies are
+    chosen.
     """
     n_expert = demand.counts.shape[2]
     shapes = [(x.n_expert, x.pool) for x in demand.layers]

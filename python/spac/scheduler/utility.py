@@ -1,4 +1,4 @@
-"""The speculative utility estimator of MoE-SpAc (section 3.2, Algorithm 1, Eq. 6), for all layers and experts at once.
+"""MoE-SpAc's speculative utility estimator (section 3.2, Algorithm 1, Eq. 6), for all experts at once.
 
 Every expert has a utility s in 0..K, 0 for dormant and K for saturated. After each verification, the change
 Δ = f_t - f_{t-1} of its activation frequency is compared with two boundaries of its own,
@@ -15,17 +15,18 @@ Three forms, `UtilityOptions.form`:
     costs a whole unit.
 "real": boundaries are real numbers of at least 1, and when γ varies, f is scaled to the γ+1 tokens that the
     boundaries stand for: f (γ+1) / (tokens verified).
-"level" (default): like "real", but Δ is K √(f / tokens verified) - s: what has changed against the frequency that
-    the utility stands for, in levels. Boundaries start at one level and never fall below it.
+"level" (default): like "real", but Δ is K √(f / tokens verified) - s: what has changed against the frequency
+    that the utility stands for, in levels. Boundaries start at one level and never fall below it, and
+    three quarters of a boundary reach it: θ comes down to a steady |Δ| from above, and would never be met.
 
-Why the default differs from the paper: Δ of Algorithm 1 telescopes, so that s would follow f_t if every change
-counted, but what stays below a boundary is never counted. A demand that rises at once and falls slowly leaves
-its utility behind for good, and no later observation corrects it. Measured against the level, it cannot
-drift. The root spaces the levels closely where demand is low: whether an expert is wanted at all matters
-more than whether six or nine tokens want it.
+Why the default differs from the paper: Δ of Algorithm 1 telescopes, so that s would follow f_t if every
+change counted, but what stays below a boundary is never counted. A demand that rises at once and falls slowly
+leaves its utility behind for good, and no later observation corrects it. Measured against the level, it
+cannot drift. The root spaces the levels closely where demand is low: whether an expert is wanted at all
+matters more than whether six or nine tokens want it.
 
-What the paper leaves undefined: f_0 = 0, so the first step is a rise of every expert that it used. K may exceed γ:
-the transition does not depend on it, climbing to K only takes more steps. Padding has utility 0.
+What the paper leaves undefined: f_0 = 0, so the first step is a rise of every expert that it used. K may
+exceed γ: the transition does not depend on it, climbing to K only takes more steps. Padding has utility 0.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ FORMS = ("level", "real", "literal")
 FIXED = {"level": (1.0, 1.0), "real": (3.0, 1.0), "literal": (3.0, 1.0)}
 """(θ_up, θ_down) without calibration: the paper's (Table 4), and the starting boundaries of "level"."""
 
+_REACH = {"level": 0.75, "real": 1.0, "literal": 1.0}
+"""The share of a boundary at which a change counts as having reached it."""
 _ROUNDING = 1e-9  # far above a double's error here, far below the smallest step of a floor
 
 
@@ -108,8 +111,9 @@ class UtilityEstimator:
         The result is the estimator's own array, overwritten by the next call.
         """
         change = self._change(demand, max(1, n_verified))
-        rises = change >= self.up
-        falls = (-change >= self.down) & ~rises
+        reach = _REACH[self.options.form]
+        rises = change >= self.up * reach
+        falls = (-change >= self.down * reach) & ~rises
         self.utility += rises
         self.utility -= falls
         np.clip(self.utility, 0, self.options.levels, out=self.utility)

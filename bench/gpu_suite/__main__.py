@@ -1,0 +1,202 @@
+"""Stage 1: build with CUDA, and check the patches for all weight types on the GPU.
+
+    python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|FILE.tar.gz] [--library FILE]
+                                  [--types q4_K,q8_0] [--seconds 540] [--jobs N] [--quick]
+
+OUT (or the environment's OUT) gets patches.json and patches.txt. What is done is kept in the work folder: a run that
+ran out of its seconds (exit code 3) is called again in the same way and goes on. README.md says what a machine without
+a network needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# Nothing needs to be installed; the processes started below find the tree too.
+sys.path[:0] = [str(ROOT), str(ROOT / "python")]
+
+from tests.patches.ggml import Ggml  # noqa: E402
+
+UNFINISHED = 3
+
+
+class Late(Exception):
+    """The seconds are used up; another run goes on."""
+
+
+class Suite:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.work: Path = args.work.resolve()
+        self.deadline = time.monotonic() + args.seconds
+        self.unfinished: list[str] = []  # types that were not checked in time
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def left(self) -> float:
+        """Seconds that a command may still take. Raises Late when there are none."""
+        left = self.deadline - time.monotonic()
+        if left < 2:
+            raise Late
+        return left
+
+    def command(self, *words: object) -> None:
+        """Run a command; its output goes to the work folder's log. Exits with its last lines when it fails."""
+        with (self.work / "log.txt").open("a+") as log:
+            log.write(f"$ {' '.join(map(str, words))}\n")
+            log.flush()
+            try:
+                done = subprocess.run(
+                    list(map(str, words)), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=self.left(),
+                    check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                raise Late from None
+        if done.returncode != 0:
+            tail = (self.work / "log.txt").read_text().splitlines()[-15:]
+            sys.exit("\n".join([*tail, f"{words[0]} failed with status {done.returncode}"]))
+
+    def source(self) -> list[str]:
+        """The option that names llama.cpp's source, unpacked when it came as an archive."""
+        path = self.args.source
+        if path is None:
+            return []
+        folder = self.work / "llama.cpp"
+        if path.is_dir():
+            folder = path.resolve()
+        elif not (folder / "ggml" / "CMakeLists.txt").is_file():
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter="data")
+        return [f"-DSPAC_LLAMA_CPP_DIR={folder}"]
+
+    def build(self) -> Path:
+        """spac's library, with CUDA unless the device is the CPU."""
+        if self.args.library:
+            return self.args.library.resolve()  # type: ignore[no-any-return]
+        cuda = "off" if self.args.device == "CPU" else "on"
+        build = self.work / "build"
+        if not (build / "build.ninja").is_file():
+            self.command(
+                "cmake", "-G", "Ninja", "-S", ROOT, "-B", build, f"-DSPAC_CUDA={cuda}",
+                f"-DPython_EXECUTABLE={sys.executable}", *self.source(),
+            )  # fmt: skip
+        self.command("ninja", "-C", build, "-j", self.args.jobs, "spac-llama")
+        return build / "spac" / "lib" / "libllama.so"
+
+    def check(self, library: Path) -> list[dict[str, Any]]:
+        """The results of all types, those of runs before included."""
+        stamp = f"{library.stat().st_mtime_ns}-{self.args.device}{'-quick' if self.args.quick else ''}"
+        parts = self.work / f"parts-{stamp}"
+        parts.mkdir(exist_ok=True)
+        kinds = self.args.types.split(",") if self.args.types else list(Ggml(library).types)
+
+        def run(kind: str) -> dict[str, Any] | None:
+            part = parts / f"{kind}.json"
+            if not part.is_file():
+                try:
+                    done = subprocess.run(
+                        [sys.executable, "-m", "bench.gpu_suite.masks_on_device", library, self.args.device, kind,
+                         part, *(["--quick"] if self.args.quick else [])],
+                        cwd=ROOT, capture_output=True, text=True, timeout=self.left(), check=False,
+                        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                    )  # fmt: skip
+                except (Late, subprocess.TimeoutExpired):
+                    return None
+                if done.returncode != 0:
+                    lines = (done.stderr.strip() or "no output").splitlines()
+                    return {"kind": kind, "failures": [f"{kind}: status {done.returncode}: {lines[-1][:200]}"]}
+            return json.loads(part.read_text())  # type: ignore[no-any-return]
+
+        with ThreadPoolExecutor(max(1, min(4, self.args.jobs // 2))) as pool:
+            results = list(pool.map(run, kinds))
+        self.unfinished = [kind for kind, result in zip(kinds, results, strict=True) if result is None]
+        return [result for result in results if result is not None]
+
+
+def page(device: str, results: list[dict[str, Any]], unfinished: list[str]) -> str:
+    """The results on one page."""
+    lines = [
+        f"The ids mask on {device}: mul_mat_id, add_id, fused bias, gate and GLU; 1 to 64 tokens; masks from none to all.",
+        "",
+        f"{'type':<9}{'shapes':>7}{'kept':>9}{'skipped':>9}{'not zero':>9}{'changed':>9}{'(rows)':>8}"
+        f"{'error/bound':>12}{'seconds':>9}",
+    ]  # fmt: skip
+    for r in results:
+        if "n_shapes" not in r:
+            lines.append(f"{r['kind']:<9}crashed")
+        elif not r["supported"]:
+            lines.append(f"{r['kind']:<9}no kernel on this device")
+        else:
+            lines.append(
+                f"{r['kind']:<9}{r['n_shapes']:>7}{r['n_kept']:>9}{r['n_skipped']:>9}{r['n_nonzero']:>9}"
+                f"{r['n_unequal']:>9}{r['n_unequal_rows']:>8}{r['worst_error']:>12.3f}{r['seconds']:>9}"
+            )
+    failures = [line for r in results for line in r["failures"]]
+    lines += ["", *failures, *(f"{kind}: not run yet" for kind in unfinished)]
+    lines.append(
+        "changed: kept rows that differ by a bit from the device's own run without mask, when whole experts are masked;"
+        "\n(rows): the same for masks of single rows, where another order of additions is allowed."
+    )
+    if not failures and not unfinished:
+        changed = sum(r.get("n_unequal", 0) for r in results)
+        lines.append(
+            "PASSED"
+            + ("" if not changed else ", but masks change bits of kept rows: residency is not bit-exact here")
+        )
+    elif failures:
+        lines.append("FAILED")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")
+    parser.add_argument("--device", default="CUDA0", help="CUDA0, …, or CPU to try the suite itself")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from")
+    parser.add_argument("--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist")
+    parser.add_argument("--library", type=Path, help="a library that is already built")
+    parser.add_argument("--types", help="weight types, separated by commas (default: all)")
+    parser.add_argument("--seconds", type=float, default=540, help="stop after that many")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--quick", action="store_true", help="four numbers of tokens in place of 64")
+    args = parser.parse_args()
+    if args.out is None:
+        parser.error("name a folder for the results, or set OUT")
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    suite = Suite(args)
+    try:
+        library = suite.build()
+        built = time.monotonic()
+        results = suite.check(library)
+    except Late:
+        print("out of time while building: run the same command again, it goes on", file=sys.stderr)
+        return UNFINISHED
+    ggml = Ggml(library)
+    device = ggml.description(ggml.device(args.device))
+    text = page(f"{args.device} ({device})", results, suite.unfinished)
+    (out / "patches.txt").write_text(text)
+    summary = {
+        "device": device,
+        "seconds": round(time.monotonic() - built, 1),
+        "unfinished": suite.unfinished,
+        "types": results,
+    }
+    (out / "patches.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(text, end="")
+    if suite.unfinished:
+        return UNFINISHED
+    return 1 if any(r["failures"] for r in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

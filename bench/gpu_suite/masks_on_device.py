@@ -1,0 +1,126 @@
+"""mul_mat_id, add_id and what CUDA fuses of them, under masks, for one weight type on one device.
+
+    python -m bench.gpu_suite.masks_on_device LIBRARY DEVICE TYPE RESULT [--quick]
+
+Every shape is computed without a mask on the CPU and on the device, and with every mask on the device: skipped rows
+must be exactly zero, kept rows within an error of the CPU's, and, where whole experts are masked, the very bits of the
+device's own unmasked run (counted; the verdict is the reader's).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tests.patches.ggml import Float32, Ggml
+from tests.patches.masks import MASKS, Count, masked
+from tests.patches.operators import Ids, Shape, operator, weights_on
+from tests.patches.worker import grouped
+
+OPS = ("mul_mat_id", "add_id", "bias", "glu", "bias_glu")
+SIZES = ((256, 64), (512, 128), (512, 96))  # 128 rows are a whole tile of mmq, 64 and 96 take its fallback
+# The normalized mean square error that upstream's own operator tests allow, and ten times it behind a GLU.
+BOUND = {"mul_mat_id": 5e-4, "add_id": 1e-7, "bias": 5e-4, "glu": 5e-3, "bias_glu": 5e-3}
+
+
+def shapes_of(kind: str, quick: bool) -> list[Shape]:
+    """Every operator with 1 to 64 tokens; layouts, sizes and experts per token take turns."""
+    found = []
+    for n in (1, 5, 9, 33) if quick else range(1, 65):
+        for i, op in enumerate(OPS):
+            turn = n + i
+            n_in, n_out = SIZES[turn % 3]
+            found.append(
+                Shape(
+                    kind, n, op, broadcast=turn % 2 == 0 or "glu" in op, strided=turn % 4 < 2,
+                    n_used=(3, 8, 6, 4)[turn // 2 % 4], n_expert=16, n_in=n_in, n_out=n_out,
+                )
+            )  # fmt: skip
+    return found
+
+
+@dataclass
+class Result:
+    kind: str
+    supported: bool = True
+    n_shapes: int = 0
+    n_kept: int = 0
+    n_skipped: int = 0
+    n_nonzero: int = 0
+    n_unequal: int = 0  # rows that a mask of whole experts changed by a bit or more
+    n_unequal_rows: int = 0  # the same for masks of single rows, where another order of additions is allowed
+    worst_error: float = 0.0  # as a share of the bound
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def error(result: Float32, wanted: Float32, kept: np.ndarray) -> float:
+    """Normalized mean square error over the kept rows."""
+    a, b = result[kept].astype(np.float64), wanted[kept].astype(np.float64)
+    if b.size == 0:
+        return 0.0
+    value = float(np.square(a - b).sum() / np.square(b).sum())
+    return value if np.isfinite(value) else float("inf")
+
+
+def judge(total: Result, shape: Shape, mask: str, ids: Ids, out: Float32, own: Float32, cpu: Float32) -> None:
+    count = Count()
+    count.add(ids, [out], [own])
+    share = error(out, cpu, ids >= 0) / BOUND[shape.op]
+    total.n_kept += count.n_kept
+    total.n_skipped += count.n_skipped
+    total.n_nonzero += count.n_nonzero
+    total.worst_error = max(total.worst_error, share)
+    if mask == "rows":
+        total.n_unequal_rows += count.n_unequal
+    else:
+        total.n_unequal += count.n_unequal
+    if (count.n_nonzero or not share <= 1) and len(total.failures) < 20:
+        total.failures.append(
+            f"{shape.name} mask {mask}: {count.n_nonzero} rows not zero, error {share:.2g} of the bound"
+        )
+
+
+def run_type(library: Path, device_name: str, kind: str, quick: bool) -> Result:
+    start = time.monotonic()
+    ggml = Ggml(library)
+    device, cpu = ggml.device(device_name), ggml.device("CPU")
+    result = Result(kind)
+    with ExitStack() as both:
+        there = both.enter_context(ggml.backend(device, 2))
+        here = both.enter_context(ggml.backend(cpu, 2))
+        for _, group in grouped(shapes_of(kind, quick)):
+            with (
+                weights_on(ggml, there, device, group[0]) as weights,
+                weights_on(ggml, here, cpu, group[0]) as weights_here,
+            ):
+                if weights is None or weights_here is None:
+                    result.supported = False
+                    continue
+                for shape in group:
+                    result.n_shapes += 1
+                    with operator(ggml, here, shape, weights_here) as it:
+                        wanted = it.run(shape.ids())[0]
+                    with operator(ggml, there, shape, weights) as it:
+                        own = it.run(shape.ids())[0]
+                        for mask in MASKS:
+                            ids = masked(shape, mask)
+                            judge(result, shape, mask, ids, it.run(ids)[0], own, wanted)
+    result.seconds = round(time.monotonic() - start, 1)
+    return result
+
+
+def main() -> None:
+    library, device, kind, path = sys.argv[1:5]
+    result = run_type(Path(library), device, kind, "--quick" in sys.argv)
+    Path(path).write_text(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What cannot be split runs as llama.cpp would run it, and says so in one line; what is not decoding moves no
+expert and counts for nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spac import _core, _llama
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from tests.conftest import TinyModel
+from tests.models import write_adapter
+from tests.session.lab import GREEDY, Lab, prompt, take
+
+# isort: split
+import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+
+TEXT = "def fibonacci(n):"
+
+
+@pytest.fixture
+def log() -> None:
+    """The engine's log, wherever another test has sent it."""
+    api.llama_log_set(_llama._on_log, ctypes.c_void_p(0))
+    _llama.take_notices()
+
+
+def load(path: Path, **options: Any) -> Engine:
+    values: dict[str, Any] = {"device": "stand-in", "threads": 1, "ctx": 256, "slots": 0.5, **options}
+    return Engine(EngineConfig(target=path, sampling=SamplingConfig(temp=0.0, ignore_eos=True), **values))
+
+
+def adapt(engine: Engine, adapter: Path) -> None:
+    """Applies a LoRA adapter to the target's context."""
+    pair = engine._pair
+    loaded = api.llama_adapter_lora_init(pair.target.pointer, str(adapter).encode())
+    assert loaded
+    adapters = (api.llama_adapter_lora_p_ctypes * 1)(loaded)
+    assert (
+        api.llama_set_adapters_lora(pair.target_context.pointer, adapters, 1, (ctypes.c_float * 1)(1.0)) == 0
+    )
+
+
+def adapted_text(path: Path, adapter: Path, **options: Any) -> tuple[str, list[str], list[str]]:
+    """The text with an adapter, the engine's notes before it, and those that came with it."""
+    with load(path, **options) as engine:
+        adapt(engine, adapter)
+        before = list(engine.notes)
+        text = "".join(engine.generate(TEXT, 24))
+        text += "".join(engine.generate(text, 24))
+        return text, before, engine.notes[len(before) :]
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("family", ["qwen3moe", "deepseek2"])
+def test_an_adapter_on_experts_is_noted_once(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    path = tiny_model(family)
+    adapter = write_adapter(tmp_path / "adapter.gguf", path)
+    text, before, notes = adapted_text(path, adapter)
+    assert not [note for note in before if "split" in note]
+    assert len(notes) == 1
+    assert "_exps.weight cannot be split" in notes[0]
+    assert "run on the CPU" in notes[0]
+    assert text == adapted_text(path, adapter, device="cpu")[0]
+
+
+@pytest.mark.usefixtures("log")
+def test_an_adapter_elsewhere_is_split_as_ever(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tiny_model("qwen3moe")
+    adapter = write_adapter(tmp_path / "adapter.gguf", path, r"attn_q\.weight")
+    text, _, notes = adapted_text(path, adapter)
+    assert notes == []
+    assert text == adapted_text(path, adapter, device="cpu")[0]
+
+
+@pytest.mark.usefixtures("log")
+def test_spacs_own_warnings_are_notes_and_nothing_else_is() -> None:
+    for level, line in (
+        (2, b"spac: info\n"),
+        (3, b"a warning\n"),
+        (3, b"spac: one\n"),
+        (4, b"spac: an error\n"),
+    ):
+        _llama._on_log(level, line, None)
+    assert _llama.take_notices() == ["one"]
+    assert _llama.take_notices() == []
+    assert "an error" in _llama.last_error()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab() as made:
+        yield made
+
+
+def settled(lab: Lab, path: Path, n_slots: int = 8) -> tuple[_core.Experts, np.ndarray[Any, Any]]:
+    """Experts of a model with slots filled by a plan, and which are resident."""
+    lab.context(path)
+    experts = lab.experts(path)
+    assert experts is not None
+    experts.attach_slots(n_slots)
+    shape = (experts.n_layer, experts.n_expert)
+    priority = np.random.default_rng(3).permutation(int(np.prod(shape))).astype(np.int32).reshape(shape)
+    experts.submit(priority, np.zeros(shape[0], np.int32))
+    assert experts.settle(20)
+    return experts, experts.residency()
+
+
+@pytest.mark.parametrize("n_ubatch", [16, 64, 512])
+def test_a_prompt_leaves_the_slots_and_the_demand_alone(
+    lab: Lab, tiny_model: TinyModel, n_ubatch: int
+) -> None:
+    """Also one whose pieces are no longer than a step's batch could be."""
+    path = tiny_model("qwen3moe")
+    experts, resident = settled(lab, path)
+    session = lab.session(
+        lab.context(path, n_ctx=2048, n_batch=1024, n_ubatch=n_ubatch), None, experts, **GREEDY
+    )
+    before = experts.stats
+    session.prefill(prompt(1500))
+    after = experts.stats
+    assert (experts.residency() == resident).all()
+    for counter in ("uploads", "evictions", "activations", "distinct"):
+        assert after[counter] == before[counter], counter
+    demand, n_steps = experts.take_demand()
+    assert (demand.sum(), n_steps) == (0, 0)
+    assert after["blocks"] > before["blocks"]
+    take(session, 4)
+    assert experts.take_demand()[0].sum() == 0  # the session's steps have taken theirs
+    assert experts.stats["activations"] > 0
+
+
+def test_prompts_between_steps_leave_what_decoding_earned(tiny_model: TinyModel) -> None:
+    """With a scheduler that follows the demand of decoding."""
+    with load(tiny_model("qwen3moe"), ctx=2048, slots=6, scheduler="lru") as engine:
+        "".join(engine.generate(TEXT, 30))
+        experts, session = engine.experts, engine.session
+        assert experts is not None
+        assert session is not None
+        assert experts.settle(20)
+        resident, before = experts.residency(), experts.stats
+        session.prefill(prompt(1800, seed=5))
+        assert experts.settle(20)
+        assert (experts.residency() == resident).all()
+        assert experts.stats["uploads"] == before["uploads"]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 40])
+def test_a_warm_up_is_no_demand(lab: Lab, tiny_model: TinyModel, n_tokens: int) -> None:
+    """llama.cpp warms a model up with graphs that use all experts at once."""
+    path = tiny_model("qwen3moe")
+    experts, resident = settled(lab, path)
+    experts.set_counting(True)
+    experts.take_demand()
+    context = lab.context(path)
+
+    def decode() -> int:
+        tokens = (api.llama_token * n_tokens)(*range(n_tokens))
+        assert api.llama_decode(context, api.llama_batch_get_one(tokens, n_tokens)) == 0
+        api.llama_synchronize(context)
+        demand, n_steps = experts.take_demand()
+        assert n_steps == (1 if demand.any() else 0)
+        return int(demand.sum())
+
+    api.llama_set_warmup(context, True)
+    assert decode() == 0
+    api.llama_set_warmup(context, False)
+    assert (experts.residency() == resident).all()
+    assert [layer.n_used for layer in experts.layers] == [2] * 3
+    assert decode() == n_tokens * 2 * 3

@@ -1,0 +1,134 @@
+"""A worker that survives its cases, or is replaced, and what a case must have come to."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from hypothesis import HealthCheck, Phase, settings
+
+from spac import env
+from tests.conftest import ROOT
+
+TIMEOUT_S = 30
+CALLS_PER_PROCESS = 500  # a fresh one now and then: what one case leaves behind must not hide another's fault
+
+
+def budget(n: int) -> settings:
+    """Settings for about `n` examples: the same ones in every run, and others, and more of them, where
+    SPAC_FUZZ asks for that."""
+    asked = env.FUZZ.get()
+    return settings(
+        max_examples=int(n * asked.get("factor", 1)),
+        derandomize=not asked,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate),  # shrinking a hang would take for ever
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a call ended."""
+
+    code: int
+    out: str
+    err: str
+    threads: tuple[str, ...] = ()
+
+
+class DiedError(AssertionError):
+    """The process ended or hung."""
+
+
+class Worker:
+    """Runs calls in one process after the other."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (for the worker's life)
+
+    def __call__(self, arguments: Sequence[str]) -> Answer:
+        """Raises DiedError when there is no answer; the next call starts a new process."""
+        if self.n_calls % CALLS_PER_PROCESS == 0:
+            self._stop()
+        process = self._process or self._start()
+        self.n_calls += 1
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(list(arguments)) + "\n")
+        process.stdin.flush()
+        reply = self._read(process)
+        return Answer(reply["code"], reply["out"], reply["err"], tuple(reply["threads"]))
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._errors.seek(0)
+        self._errors.truncate()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz.worker"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            # Without the last one, an aborting process runs a debugger on itself.
+            env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+        )
+        self._read(self._process)
+        return self._process
+
+    def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        ready = select.select([process.stdout], [], [], TIMEOUT_S)[0]
+        line = process.stdout.readline() if ready else ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        how = f"no answer in {TIMEOUT_S} s"
+        if not ready:
+            process.send_signal(signal.SIGABRT)  # it shows where it is
+        process.wait(TIMEOUT_S)
+        how = f"ended with {process.returncode}" if ready else how
+        self._stop()
+        self._errors.seek(0)
+        raise DiedError(f"{how}\n{self._errors.read()[-3000:].decode(errors='replace')}")
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._errors.close()
+
+
+def check(answer: Answer, arguments: Sequence[str]) -> None:
+    """0, or 2 and one line; nothing left behind."""
+    said = f"{arguments}\n{answer.err}"
+    assert answer.code in (0, 2), said
+    assert "Traceback" not in answer.err, said
+    assert answer.threads == (), said
+    if answer.code == 2:
+        assert answer.out == "", said
+        lines = [line for line in answer.err.splitlines() if not line.startswith("spac: ")]
+        assert lines, said
+        assert lines[-1].startswith("spac.run: error: "), said
+        # Of a grammar the library's parser says where it fails, before.
+        assert len(lines) == 1 or "grammar" in lines[-1], said

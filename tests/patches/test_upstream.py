@@ -1,0 +1,54 @@
+"""Upstream's own operator tests, compiled from the pinned source, pass on the patched library.
+
+A part of them by default; all of mul_mat_id's and add_id's (minutes) with SPAC_UPSTREAM_TESTS=all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spac import _library
+from tests.patches import source
+
+PROGRAM = "tests/test-backend-ops.cpp"
+HEADERS = [f"ggml/include/{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpp", "gguf")]
+PART = "type_a=(f32|f16|q4_0|q4_K|mxfp4),type_b=f32,n_mats=4,n_used=2,b=[01],m=512,n=(1|17),k=256|n_experts_used="
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if source.sdist() is None:
+        pytest.skip("llama.cpp's sdist is not in the cache: no build has fetched it here")
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here")
+    folder = tmp_path_factory.mktemp("upstream")
+    for name, text in source.published(PROGRAM, *HEADERS).items():
+        (folder / Path(name).name).write_text(text)
+    # The program looks for the library by its SONAME.
+    (folder / "libspac-llama.so").symlink_to(_library.library_path())
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-O0", "-w", "-I", folder, folder / Path(PROGRAM).name, "-o", folder / "program",
+         folder / "libspac-llama.so", f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "program"
+
+
+def test_mul_mat_id_and_add_id(program: Path) -> None:
+    part = [] if os.environ.get("SPAC_UPSTREAM_TESTS") == "all" else ["-p", PART]
+    done = subprocess.run(
+        [program, "test", "-b", "CPU", "-o", "MUL_MAT_ID,ADD_ID", *part],
+        capture_output=True, text=True, timeout=1800, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+    )  # fmt: skip
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in done.stdout.splitlines()]
+    for op in ("MUL_MAT_ID", "ADD_ID"):
+        assert any(line.startswith(f"  {op}(") and line.endswith(": OK") for line in lines), done.stderr[-2000:]
+    assert not [line for line in lines if "FAIL" in line]
+    assert done.returncode == 0, done.stderr[-2000:]

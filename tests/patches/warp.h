@@ -1,0 +1,159 @@
+// Runs CUDA kernels on the CPU, a block after the other, the threads of a block as coroutines that meet at every
+// exchange between lanes. It stands in for ggml-cuda's common.cuh, as far as mmid.cu and add-id.cu read it. Threads
+// that do not meet at the same exchange, which a GPU leaves undefined, stop the process.
+#pragma once
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <type_traits>
+#include <ucontext.h>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__
+#define __launch_bounds__(...)
+#define CUDA_SET_SHARED_MEMORY_LIMIT(...)
+#define CUDA_CHECK(x) (void)(x)
+
+struct dim3 {
+    unsigned x, y, z;
+
+    dim3(int64_t x, int64_t y = 1, int64_t z = 1) : x(x), y(y), z(z) {}
+};
+
+using cudaStream_t = void *;
+
+inline int cudaGetLastError() {
+    return 0;
+}
+
+struct ggml_backend_cuda_context {
+    cudaStream_t stream() {
+        return nullptr;
+    }
+};
+
+struct DeviceInfo {
+    struct {
+        int    warp_size;
+        size_t smpbo;
+    } devices[1];
+};
+
+constexpr int ggml_cuda_get_physical_warp_size() {
+    return 32;
+}
+
+inline int ggml_cuda_get_device() {
+    return 0;
+}
+
+inline DeviceInfo ggml_cuda_info() {
+    return {{{32, 48 * 1024}}};
+}
+
+inline dim3 gridDim(1), blockDim(1), blockIdx(0), threadIdx(0);
+
+char data_mm_ids_helper[48 * 1024]; // the shared memory that mmid.cu declares
+
+namespace warp {
+
+inline std::vector<int>        values[2]; // what the lanes gave at this exchange and at the one before
+inline std::vector<int>        meetings;  // how many exchanges each thread has been at
+inline ucontext_t              scheduler;
+inline std::vector<ucontext_t> threads;
+inline std::vector<char>       finished;
+inline std::function<void()>   body;
+
+inline void run(int i) {
+    body();
+    finished[i] = 1;
+}
+
+// Gives `value` to all threads of the block and returns what all gave. Valid until the next exchange.
+inline const std::vector<int> & exchange(int value) {
+    const unsigned me  = threadIdx.x;
+    auto &         all = values[meetings[me]++ % 2];
+    all[me]            = value;
+    swapcontext(&threads[me], &scheduler);
+    return all;
+}
+
+inline void run_block(unsigned n_threads) {
+    static std::vector<std::vector<char>> stacks;
+    stacks.resize(std::max<size_t>(stacks.size(), n_threads), std::vector<char>(32 * 1024));
+    threads.assign(n_threads, {});
+    meetings.assign(n_threads, 0);
+    finished.assign(n_threads, 0);
+    values[0].assign(n_threads, 0);
+    values[1].assign(n_threads, 0);
+    for (unsigned i = 0; i < n_threads; ++i) {
+        getcontext(&threads[i]);
+        threads[i].uc_stack.ss_sp   = stacks[i].data();
+        threads[i].uc_stack.ss_size = stacks[i].size();
+        threads[i].uc_link          = &scheduler;
+        makecontext(&threads[i], reinterpret_cast<void (*)()>(run), 1, int(i));
+    }
+    while (!finished[0]) {
+        for (unsigned i = 0; i < n_threads; ++i) {
+            threadIdx.x = i;
+            swapcontext(&scheduler, &threads[i]);
+            if (finished[i] != finished[0] || meetings[i] != meetings[0]) {
+                fprintf(stderr, "thread %u of block %u does not meet the others\n", i, blockIdx.x);
+                abort();
+            }
+        }
+    }
+}
+
+// kernel<<<grid, block, shared, stream>>>(arguments) is rewritten to launch(grid, block, shared, stream,
+// kernel)(arguments).
+template <typename Kernel> auto launch(dim3 grid, dim3 block, size_t, cudaStream_t, Kernel kernel) {
+    return [=](auto... arguments) {
+        gridDim  = grid;
+        blockDim = block;
+        body     = [&] { kernel(arguments...); };
+        for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
+            for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+                run_block(block.x);
+            }
+        }
+    };
+}
+
+} // namespace warp
+
+inline void ggml_cuda_syncwarp() {
+    warp::exchange(0);
+}
+
+inline int __shfl_sync(unsigned, int value, int lane, int width) {
+    const int first = int(threadIdx.x) / width * width;
+    return warp::exchange(value)[first + lane];
+}
+
+inline int __shfl_up_sync(unsigned, int value, int distance, int width) {
+    const int me = int(threadIdx.x);
+    return warp::exchange(value)[me % width >= distance ? me - distance : me];
+}
+
+template <int width> int warp_reduce_any(int value) {
+    const auto & all   = warp::exchange(value);
+    const auto   first = all.begin() + threadIdx.x / width * width;
+    return std::any_of(first, first + width, [](int v) { return v != 0; });
+}
+
+template <int width> int warp_reduce_sum(int value) {
+    const auto & all   = warp::exchange(value);
+    const auto   first = all.begin() + threadIdx.x / width * width;
+    int          sum   = 0;
+    std::for_each(first, first + width, [&](int v) { sum += v; });
+    return sum;
+}

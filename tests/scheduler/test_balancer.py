@@ -1,0 +1,182 @@
+"""The balancer against thresholds tried one by one, and Eq. 39 against all of them where it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from spac.scheduler.balancer import (
+    Averages,
+    Levels,
+    Pools,
+    Problem,
+    Slots,
+    Times,
+    as_printed,
+    best_first,
+    solve,
+    solve_by_crossing,
+)
+from spac.scheduler.cost import UnitCosts
+
+SECONDS = st.floats(0, 10)
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, paper: bool = False) -> Problem:
+    """Any problem; `paper`: T_cpu rises with τ, T_gpu falls, the feasible thresholds are a range."""
+    shape = (draw(st.integers(1, 5)), draw(st.integers(1, 8)))
+    t_cpu = draw(arrays(np.float64, shape, elements=SECONDS))
+    t_gpu = draw(arrays(np.float64, shape, elements=SECONDS))
+    if paper:
+        t_cpu, t_gpu = np.sort(t_cpu, axis=1), -np.sort(-t_gpu, axis=1)
+        low = draw(arrays(np.int32, (shape[0], 1), elements=st.integers(0, 9)))
+        high = draw(arrays(np.int32, (shape[0], 1), elements=st.integers(0, 9)))
+        levels = np.arange(1, shape[1] + 1)
+        return Problem(t_cpu, t_gpu, (low <= levels) & (levels <= high))
+    return Problem(t_cpu, t_gpu, draw(arrays(np.bool_, shape)))
+
+
+def objective(problem: Problem, layer: int, threshold: int) -> float:
+    return abs(problem.t_cpu[layer, threshold - 1] - problem.t_gpu[layer, threshold - 1])
+
+
+@given(problems())
+def test_solve_is_exact(problem):
+    chosen = solve(problem)
+    assert chosen.dtype == np.int32
+    n_level = problem.t_cpu.shape[1]
+    for layer, threshold in enumerate(chosen):
+        allowed = [k for k in range(1, n_level + 1) if problem.feasible[layer, k - 1]]
+        best = min(allowed, key=lambda k, row=layer: (objective(problem, row, k), k), default=n_level)
+        assert threshold == best
+
+
+@given(problems(paper=True))
+def test_four_candidates_suffice_where_the_paper_is_right(problem):
+    for layer, (exact, crossing) in enumerate(zip(solve(problem), solve_by_crossing(problem), strict=True)):
+        assert objective(problem, layer, exact) == objective(problem, layer, crossing)
+
+
+def test_four_candidates_miss_the_optimum_of_ratios_that_are_not_monotone():
+    problem = Problem(np.array([[1.0, 9, 3, 9, 9]]), np.array([[0.0, 4, 3, 0, 0]]), np.ones((1, 5), np.bool_))
+    assert solve(problem).tolist() == [3]
+    assert solve_by_crossing(problem).tolist() == [1]
+
+
+def test_the_papers_example_of_ratios():
+    """Section C.1: two tokens want experts {0, 3} and {2, 3}; expert 3 is hot."""
+    utility, demand = np.array([[0, 0, 0, 1]], np.int32), np.array([[1, 0, 1, 2]], np.int32)
+    averages = Averages(1, 1)
+    averages.observe(Levels(utility, 1), demand)
+    assert averages.r_c.item() == 1 - 2 / 4
+    assert averages.r_g.item() == pytest.approx(1 / 3)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Utility, demand, resident [L, N], pools [L], pool_slots that hold the residents, and K."""
+    shape, n_level = (draw(st.integers(1, 4)), draw(st.integers(1, 6))), draw(st.integers(1, 5))
+    utility = draw(arrays(np.int32, shape, elements=st.integers(0, n_level)))
+    demand = draw(arrays(np.int32, shape, elements=st.integers(0, 9)))
+    resident = draw(arrays(np.bool_, shape))
+    pools = draw(arrays(np.int32, shape[0], elements=st.integers(0, 1)))
+    held = np.array([resident[pools == pool].sum() for pool in (0, 1)])
+    spare = draw(arrays(np.int32, 2, elements=st.integers(0, 5)))
+    return utility, demand, resident, pools, (held + spare).astype(np.int32), n_level
+
+
+def times(n_layer: int, **costs: float) -> Times:
+    given_costs = {"cpu_pair": 1.0, "gpu_expert": 0.5, "upload": 2.0, "draft_token": 0.25, **costs}
+    return Times.of((UnitCosts(**given_costs),) * n_layer)
+
+
+@given(situations(), st.integers(0, 8))
+def test_the_printed_problem_is_the_papers(situation, n_drafted):
+    utility, demand, resident, pools, pool_slots, n_level = situation
+    averages = Averages(len(utility), n_level)
+    averages.observe(Levels(utility, averages.r_c.shape[1]), demand)
+    slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
+    problem = as_printed(averages, slots, times(len(utility)), n_drafted)
+    for layer in range(len(utility)):
+        in_pool = pools == pools[layer]
+        for k in range(1, n_level + 1):
+            hot = utility[layer] >= k
+            pairs, used = demand[layer], demand[layer] > 0
+            assert problem.t_cpu[layer, k - 1] == pytest.approx(1.0 * pairs[~hot].sum())  # Eq. 7
+            assert problem.t_gpu[layer, k - 1] == pytest.approx(0.5 * (used & hot).sum())  # Eq. 8
+            n = (hot & ~resident[layer]).sum()
+            window = max(pairs[~hot].sum(), 0.5 * (used & hot).sum()) + n_drafted * 0.25 / len(utility)
+            in_time = 2.0 * n <= window  # Eq. 10
+            evictable = (resident[in_pool] & (utility[in_pool] < k)).sum()
+            free = pool_slots[pools[layer]] - resident[in_pool].sum()
+            if abs(2.0 * n - window) > 1e-9:
+                assert problem.feasible[layer, k - 1] == (in_time and n <= free + evictable)  # Eq. 11
+
+
+def test_a_full_pool_does_not_forbid_what_could_be_evicted_for():
+    utility, resident = np.array([[4, 0, 0]], np.int32), np.array([[False, True, True]])
+    averages = Averages(1, 4)
+    averages.observe(Levels(utility, averages.r_c.shape[1]), np.array([[9, 1, 0]], np.int32))
+    slots = Slots.of(Levels(utility, 4), resident, Pools(np.zeros(1, np.int32), np.array([2], np.int32)))
+    assert as_printed(averages, slots, times(1), 8).feasible.all()
+
+
+def test_without_a_feasible_threshold_only_the_hottest_are_wanted():
+    utility = np.full((1, 8), 4, np.int32)
+    averages = Averages(1, 4)
+    averages.observe(Levels(utility, averages.r_c.shape[1]), np.ones((1, 8), np.int32))
+    slots = Slots.of(
+        Levels(utility, 4), np.zeros((1, 8), np.bool_), Pools(np.zeros(1, np.int32), np.array([2], np.int32))
+    )
+    problem = as_printed(averages, slots, times(1), 0)
+    assert not problem.feasible.any()
+    assert solve(problem).tolist() == [4]
+
+
+@given(situations(), st.integers(0, 8))
+def test_what_fits_whole_is_the_printed_problem(situation, n_drafted):
+    utility, demand, resident, pools, _, n_level = situation
+    averages = Averages(len(utility), n_level)
+    averages.observe(Levels(utility, averages.r_c.shape[1]), demand)
+    room_for_all = np.full(2, utility.size, np.int32)
+    slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, room_for_all))
+    free_link = times(len(utility), upload=0.0)
+    printed = as_printed(averages, slots, free_link, n_drafted)
+    clipped = best_first(averages, slots, free_link, n_drafted)
+    np.testing.assert_allclose(clipped.t_cpu, printed.t_cpu, atol=1e-9)
+    np.testing.assert_allclose(clipped.t_gpu, printed.t_gpu, atol=1e-9)
+
+
+@given(situations(), st.integers(0, 8))
+def test_best_first_never_forbids_and_a_lower_threshold_never_burdens_the_cpu(situation, n_drafted):
+    utility, demand, resident, pools, pool_slots, n_level = situation
+    averages = Averages(len(utility), n_level)
+    averages.observe(Levels(utility, averages.r_c.shape[1]), demand)
+    slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
+    problem = best_first(averages, slots, times(len(utility), upload=0.0), n_drafted)
+    assert problem.feasible.all()
+    assert (np.diff(problem.t_cpu, axis=1) >= -1e-9).all()
+    assert (np.diff(problem.t_gpu, axis=1) <= 1e-9).all()
+    assert (problem.t_cpu >= -1e-9).all()
+
+
+@given(situations(), st.integers(1, 20))
+def test_averages_are_plain_means_while_warming_up(situation, n_step):
+    utility, demand, _, _, _, n_level = situation
+    averages = Averages(len(utility), n_level, warm_up=20)
+    rng = np.random.default_rng(n_step)
+    demands = [rng.permuted(demand, axis=1) for _ in range(n_step)]
+    for each in demands:
+        averages.observe(Levels(utility, averages.r_c.shape[1]), each)
+    for layer, row in enumerate(utility):
+        for k in range(1, n_level + 1):
+            cold = [each[layer][row < k].sum() / max(1, each[layer].sum()) for each in demands]
+            used = [(each[layer] > 0) for each in demands]
+            hot = [(u & (row >= k)).sum() / max(1, u.sum()) for u in used]
+            nothing = np.mean([each[layer].sum() == 0 for each in demands])
+            assert averages.r_c[layer, k - 1] == pytest.approx(np.mean(cold) + nothing)
+            assert averages.r_g[layer, k - 1] == pytest.approx(np.mean(hot))

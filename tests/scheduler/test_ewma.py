@@ -1,0 +1,48 @@
+"""Decayed counts: every pool wants its best, and no more than it holds but for ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac import scheduler
+from spac.errors import InputError
+from spac.scheduler import Event
+from tests.scheduler.views import demands, make_view, models
+
+
+@given(models(), st.data(), st.sampled_from([0.0, 0.5, 0.9]))
+def test_each_pool_wants_its_best(model, data, decay):
+    n_experts, pools, slots = model
+    subject = scheduler.make("ewma", decay=decay)
+    plan = subject.on(Event.START, make_view(n_experts, slots, pools))
+    assert not plan.wanted.any()
+    score = np.zeros((len(n_experts), max(n_experts)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        demand = data.draw(demands(n_experts))
+        plan = subject.on(Event.VERIFY_END, make_view(n_experts, slots, pools, demand, n_verified=3))
+        score = decay * score + (1 - decay) * demand / 3
+        for pool, n_slots in enumerate(slots):
+            members = np.array(pools) == pool
+            wanted, values = plan.wanted[members], score[members]
+            wanted_scores, others = values[wanted], values[~wanted]
+            if n_slots == 0:
+                assert not wanted.any()
+            elif wanted.any() and others.size:
+                assert wanted_scores.min() >= others.max() - 2**-16  # priorities are rounded scores
+            worst = wanted_scores.min(initial=1.0)
+            assert (wanted_scores > worst + 2**-15).sum() < max(1, n_slots)
+            assert wanted.sum() >= min(n_slots, (values > 2**-15).sum())
+
+
+def test_without_demand_the_plan_stands():
+    subject = scheduler.make("ewma")
+    subject.on(Event.START, make_view([4], [2]))
+    assert subject.on(Event.VERIFY_END, make_view([4], [2])) is None
+
+
+def test_a_decay_that_never_forgets_is_refused():
+    with pytest.raises(InputError, match="decay"):
+        scheduler.make("ewma", decay=1.0)

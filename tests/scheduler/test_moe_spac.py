@@ -1,0 +1,193 @@
+"""The system's plans: what is wanted and in which order, and what every part does that can be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spac import scheduler
+from spac.errors import InputError
+from spac.scheduler import Event, Plan, View
+from spac.scheduler.cost import UnitCosts
+from spac.scheduler.moe_spac import MoeSpacScheduler
+from spac.scheduler.replay import Demand, replay
+from tests.scheduler.views import demands, make_view, models
+
+LEVEL = 1 << 20
+ABLATIONS = [
+    {},
+    {"speculative": False},
+    {"adapt": False},
+    {"balance": False},
+    {"prefetch": False},
+    {"evict": False},
+    {"after_use": "zero"},
+    {"form": "literal"},
+    {"form": "real"},
+    {"strict": True},
+    {"ties": "recent"},
+    {"ties": "none"},
+    {"levels": 1},
+    {"costs": UnitCosts(cpu_pair=1e-4, gpu_expert=1e-4, upload=1e-3)},
+]
+
+
+def local_demand(n_step: int = 60, n_layer: int = 3, n_expert: int = 16, n_token: int = 9) -> Demand:
+    """Routing with locality: few experts are liked at a time, and the liking moves on slowly."""
+    rng = np.random.default_rng(5)
+    counts = np.zeros((n_step, n_layer, n_expert), np.int32)
+    liking = rng.standard_normal((n_layer, n_expert)) * 2
+    for step in range(n_step):
+        liking = 0.97 * liking + 0.5 * rng.standard_normal(liking.shape)
+        scores = liking + rng.gumbel(size=(n_token, *liking.shape))
+        for token in scores:
+            top = np.argsort(-token, axis=1)[:, :2]
+            np.add.at(counts[step], (np.arange(n_layer)[:, None], top), 1)
+    return Demand.of(counts, n_used=2, expert_bytes=1000)
+
+
+def steps(subject: MoeSpacScheduler, demand: Demand, n_slots: int) -> Iterator[tuple[View, Plan]]:
+    """Every step's view and plan; residents are what the plan before wanted, as much as fits."""
+    n_layer, n_expert = demand.counts.shape[1:]
+    view = make_view([n_expert] * n_layer, [n_slots])
+    plan = subject.on(Event.START, view)
+    for counts, verified in zip(demand.counts, demand.verified, strict=True):
+        order = np.argsort(-np.where(plan.wanted, plan.priority, -1), axis=None, kind="stable")
+        slot_of = np.full(counts.size, -1, np.int32)
+        slot_of[order[: min(n_slots, int(plan.wanted.sum()))]] = 0
+        view = replace(view, demand=counts, n_verified=int(verified), slot_of=slot_of.reshape(counts.shape))
+        plan = subject.on(Event.VERIFY_END, view) or plan
+        yield view, plan
+
+
+@settings(deadline=None)
+@given(models(), st.data(), st.sampled_from(ABLATIONS))
+def test_every_variant_plans_for_every_model(model, data, options):
+    n_experts, pools, slots = model
+    subject = scheduler.make("moe-spac", **options)
+    start = make_view(n_experts, slots, pools)
+    plan = subject.on(Event.START, start)
+    assert plan.priority.shape == start.slot_of.shape
+    for _ in range(data.draw(st.integers(1, 5))):
+        view = make_view(n_experts, slots, pools, data.draw(demands(n_experts)), n_verified=3)
+        plan = subject.on(Event.VERIFY_END, view) or plan
+        assert (plan.priority >= 0).all()
+        assert not plan.wanted[~start.exists].any()
+        assert (subject.threshold >= 1).all()
+        assert (subject.threshold <= subject.n_level).all()
+
+
+@pytest.mark.parametrize("ties", ["count", "recent", "none"])
+def test_priorities_are_utility_levels_and_wanted_is_what_reaches_the_threshold(ties):
+    subject = MoeSpacScheduler(ties=ties)
+    for _, plan in steps(subject, local_demand(), 8):
+        assert (plan.priority // LEVEL == np.clip(plan.priority // LEVEL, 0, 4)).all()
+        np.testing.assert_array_equal(plan.wanted, plan.priority // LEVEL >= subject.threshold[:, None])
+    np.testing.assert_array_equal(plan.priority // LEVEL, subject.utility)
+
+
+def test_within_a_level_the_most_recent_comes_first():
+    subject = MoeSpacScheduler(ties="recent", balance=False, threshold=1)
+    demand = Demand.of(np.array([[[1, 1, 0, 0]], [[1, 0, 1, 0]], [[1, 0, 0, 1]]], np.int32), n_used=2)
+    *_, (_, plan) = steps(subject, demand, 4)
+    order = plan.priority[0] % LEVEL
+    assert order[0] == order[3] > order[2] > order[1]
+
+
+def test_after_use_zero_makes_used_residents_the_first_victims():
+    kept, zeroed = (list(steps(MoeSpacScheduler(after_use=x), local_demand(), 8)) for x in ("keep", "zero"))
+    for (view, plan), (_, other) in zip(kept[:2], zeroed[:2], strict=True):
+        used = (view.demand > 0) & (view.slot_of >= 0)
+        assert (other.priority[used] == 0).all()
+        np.testing.assert_array_equal(other.priority[~used], plan.priority[~used])
+
+
+def test_without_the_estimator_utility_is_last_use():
+    subject = MoeSpacScheduler(speculative=False)
+    *_, (view, _) = steps(subject, local_demand(), 8)
+    np.testing.assert_array_equal(subject.utility, view.demand > 0)
+    assert subject.n_level == 1
+
+
+def test_without_the_balancer_the_threshold_is_fixed():
+    for threshold, levels, expected in ((2, 4, 2), (3, 2, 2)):
+        subject = MoeSpacScheduler(balance=False, threshold=threshold, levels=levels)
+        list(steps(subject, local_demand(), 8))
+        assert (subject.threshold == expected).all()
+
+
+def test_without_the_prefetcher_nothing_moves_after_the_start():
+    result = replay(MoeSpacScheduler(prefetch=False), local_demand(), 8)
+    assert result.uploads == 8
+    assert result.evictions == 0
+
+
+def test_without_the_evictor_the_least_recently_used_goes():
+    subject = MoeSpacScheduler(evict=False)
+    used = np.full((3, 16), -1)
+    for number, (view, plan) in enumerate(steps(subject, local_demand(), 8)):
+        used[view.demand > 0] = number
+        resident = np.argwhere(view.slot_of >= 0)
+        for (a, b), (c, d) in pairwise(resident):
+            assert (plan.priority[a, b] > plan.priority[c, d]) == (used[a, b] > used[c, d])
+
+
+def test_the_balancer_leaves_work_to_a_fast_cpu():
+    fast_cpu = UnitCosts(cpu_pair=1e-6, gpu_expert=1e-3, upload=0)
+    fast_gpu = UnitCosts(cpu_pair=1e-3, gpu_expert=1e-6, upload=0)
+    thresholds = {}
+    for costs in (fast_cpu, fast_gpu):
+        subject = MoeSpacScheduler(costs=costs)
+        list(steps(subject, local_demand(), 48))
+        thresholds[costs] = subject.threshold
+    assert (thresholds[fast_gpu] == 1).all()
+    assert (thresholds[fast_cpu] >= 3).all()
+
+
+def test_prefill_and_empty_steps_change_nothing():
+    subject = MoeSpacScheduler()
+    view = make_view([5, 5], [4])
+    subject.on(Event.START, view)
+    assert subject.on(Event.VERIFY_END, view) is None
+
+
+def test_it_beats_recency_on_demand_with_locality():
+    demand = local_demand(200)
+    rate = {name: replay(scheduler.make(name), demand, 8).hit_rate for name in scheduler.names()}
+    assert rate["moe-spac"] > rate["lru"]
+    assert rate["moe-spac"] > rate["static"]
+    assert rate["moe-spac"] > rate["ewma"] - 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("moe-spac:speed=9", "no option 'speed'; it knows: levels"),
+        ("moe-spac:levels=four", "levels must be a whole number"),
+        ("moe-spac:levels=0", "levels"),
+        ("moe-spac:balance=2", "balance must be on or off"),
+        ("moe-spac:ties=alphabet", "count, recent, none"),
+        ("moe-spac:levels", "'levels' is not an option"),
+        ("moe-spac:decay=1", "decay"),
+        ("lru:levels=4", "'lru' does not take"),
+        ("spac", "unknown scheduler 'spac': choose one of lru"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(text, message):
+    with pytest.raises(InputError, match=message) as refused:
+        scheduler.make(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_options_are_read_from_a_name():
+    subject = scheduler.make("moe-spac:levels=8,balance=off,forgetting=0.2,ties=recent")
+    assert isinstance(subject, MoeSpacScheduler)
+    options = subject.options
+    assert (options.levels, options.balance, options.forgetting, options.ties) == (8, False, 0.2, "recent")
+    assert scheduler.parse("ewma") == ("ewma", {})

@@ -1,0 +1,49 @@
+"""After fork(), a child has none of the threads that work for a loaded engine: using it is refused in one
+line, and leaving it alone does no harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT, TinyModel
+
+
+def run(case: str, path: Path) -> list[str]:
+    """What the case printed; it must not hang."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.together.forking", case, str(path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_what_the_parent_loaded_is_refused(tiny_model: TinyModel) -> None:
+    *answers, verdict, _ = run("use", tiny_model("qwen3moe"))
+    assert verdict == "exit code 0, same text"
+    assert len(answers) == 15
+    for answer in answers:
+        assert "InputError: the " in answer
+        assert answer.endswith("was made in another process, before a fork: load the model anew in this one")
+
+
+def test_a_child_that_leaves_it_alone_ends(tiny_model: TinyModel) -> None:
+    assert run("leave", tiny_model("qwen3moe"))[0] == "exit code 0, same text"
+
+
+def test_a_child_may_become_another_program(tiny_model: TinyModel) -> None:
+    assert run("execute", tiny_model("qwen3moe"))[:2] == ["another program", "exit code 0, same text"]
+
+
+def test_a_child_may_load_an_engine_of_its_own(tiny_model: TinyModel) -> None:
+    *text, verdict, expected = run("anew", tiny_model("qwen3moe"))
+    assert verdict == "exit code 0, same text"
+    assert repr("\n".join(text)) == expected

@@ -1,0 +1,215 @@
+"""Several engines and contexts in one process: each gives the text that it gives alone, whatever the others
+do and in whatever order they end."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from tests.conftest import TinyModel
+from tests.session.lab import GREEDY, Lab, prompt, take
+
+N = 24
+TEXT = "def fibonacci(n):"
+TARGETS = {
+    "a": ("qwen3moe", {"n_layer": 4, "n_expert": 7, "types": {"*_exps": "Q4_0"}}),
+    "b": ("deepseek2", {"n_layer": 3, "n_expert": 5, "options": {"merged": 1}}),
+    "c": ("gpt-oss", {"n_layer": 2, "n_expert": 9, "n_used": 3}),
+}
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Callable[..., None]]:
+    """`stand_in(upload_gb_s=…)` until the test ends."""
+    yield _core.set_stand_in
+    _core.set_stand_in()
+
+
+def load(path: Path, draft: Path | None = None, **options: Any) -> Engine:
+    values: dict[str, Any] = {"device": "stand-in", "threads": 1, "ctx": 256, "slots": 0.4, **options}
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    return Engine(EngineConfig(target=path, draft=draft, sampling=sampling, **values))
+
+
+def text_of(engine: Engine, n: int = N) -> str:
+    return "".join(engine.generate(TEXT, n))
+
+
+@pytest.fixture(scope="module")
+def paths(tiny_model: TinyModel) -> dict[str, Path]:
+    made = {name: tiny_model(family, **sizes) for name, (family, sizes) in TARGETS.items()}
+    made["draft"] = tiny_model("qwen3moe", n_layer=2, n_expert=6, seed=3)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(paths: dict[str, Path]) -> dict[str, str]:
+    """Every target's text without company, without slots."""
+    texts = {}
+    for name in TARGETS:
+        with load(paths[name], paths["draft"] if name == "a" else None, slots=0) as engine:
+            texts[name] = text_of(engine)
+    return texts
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(TARGETS)), ids="".join)
+def test_side_by_side_and_freed_in_any_order(
+    paths: dict[str, Path], alone: dict[str, str], order: tuple[str, ...]
+) -> None:
+    """Targets of different shapes, one with a draft that has experts of its own; loaded and run at the same
+    time. Those that remain go on."""
+
+    def start(name: str) -> Engine:
+        return load(paths[name], paths["draft"] if name == "a" else None)
+
+    with ThreadPoolExecutor(3) as threads:
+        engines = dict(zip(TARGETS, threads.map(start, TARGETS), strict=True))
+        for ends in order:
+            texts = dict(zip(engines, threads.map(text_of, engines.values()), strict=True))
+            assert texts == {name: alone[name] for name in engines}
+            engines.pop(ends).close()
+
+
+def test_one_is_freed_while_another_generates(paths: dict[str, Path], alone: dict[str, str]) -> None:
+    with load(paths["b"]) as stays, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(lambda: [text_of(stays) for _ in range(12)])
+        while not running.done():
+            with load(paths["c"], slots=0.8) as passing:
+                assert text_of(passing, 4) == alone["c"][: len(text_of(passing, 4))]
+        assert running.result() == [alone["b"]] * 12
+
+
+def test_two_contexts_of_one_model(lab: Lab, paths: dict[str, Path]) -> None:
+    """They share slots and plan, which changes all the time, and nothing else."""
+    path = paths["a"]
+    plain = [take(prefilled(lab.plain(path, **GREEDY), seed), 40) for seed in (1, 2)]
+    sessions = [lab.plain(path, **GREEDY) for _ in range(2)]
+    experts = lab.experts(path)
+    assert experts is not None
+    experts.attach_slots(12)
+    shape = (experts.n_layer, experts.n_expert)
+    rng = np.random.default_rng(0)
+    done = threading.Event()
+
+    def disturb() -> None:
+        while not done.wait(0.002):
+            experts.submit(rng.integers(0, 9, shape).astype(np.int32), np.zeros(shape[0], np.int32))
+
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(disturb)
+        try:
+            runs = threads.map(lambda pair: take(prefilled(*pair), 40), zip(sessions, (1, 2), strict=True))
+            assert list(runs) == plain
+        finally:
+            done.set()
+    assert experts.stats["activations_hit"] > 0
+    assert experts.stats["evictions"] > 0
+
+
+def prefilled(session: _core.Session, seed: int) -> _core.Session:
+    session.prefill(prompt(30, seed))
+    return session
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab() as made:
+        yield made
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1])
+def test_cancel_from_another_thread(paths: dict[str, Path], alone: dict[str, str], after_s: float) -> None:
+    with load(paths["a"], paths["draft"], ctx=4096) as engine:
+        generation = engine.generate(TEXT)
+        timer = threading.Timer(after_s, generation.cancel)
+        timer.start()
+        text = "".join(generation)
+        timer.join()
+        assert generation.reason == "cancelled"
+        shared = min(len(text), len(alone["a"]))
+        assert text[:shared].startswith(alone["a"][: max(0, shared - 1)])  # the cut may be inside a character
+        assert text_of(engine) == alone["a"]
+
+
+def test_cancelling_one_does_not_stop_another(paths: dict[str, Path], alone: dict[str, str]) -> None:
+    with load(paths["b"], ctx=4096) as one, load(paths["c"]) as other:
+        generation = one.generate(TEXT)
+        with ThreadPoolExecutor(1) as threads:
+            endless = threads.submit(lambda: "".join(generation))
+            assert text_of(other) == alone["c"]
+            generation.cancel()
+            endless.result(timeout=30)
+        assert generation.reason == "cancelled"
+
+
+def wanted(engine: Engine) -> None:
+    """A plan with every expert in it, of which a slow device has copied little when this returns."""
+    experts = engine.experts
+    assert experts is not None
+    shape = (experts.n_layer, experts.n_expert)
+    experts.submit(np.ones(shape, np.int32), np.zeros(shape[0], np.int32))
+    deadline = time.monotonic() + 20
+    while experts.stats["uploads"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_closed_while_a_copy_is_under_way(
+    paths: dict[str, Path], alone: dict[str, str], stand_in: Callable[..., None]
+) -> None:
+    """It ends with the copies of one batch, not with the plan."""
+    for _ in range(3):
+        engine = load(paths["a"], paths["draft"], slots=1.0)
+        stand_in(upload_gb_s=0.002)  # some 10 ms for an expert
+        wanted(engine)
+        assert engine.experts is not None
+        assert engine.experts.stats["uploads"] < engine.n_experts
+        started = time.monotonic()
+        engine.close()
+        assert time.monotonic() - started < 5
+        stand_in()
+    with load(paths["a"], paths["draft"]) as engine:
+        assert text_of(engine) == alone["a"]
+
+
+def test_slots_replaced_while_a_copy_is_under_way(
+    paths: dict[str, Path], alone: dict[str, str], stand_in: Callable[..., None]
+) -> None:
+    with load(paths["a"], paths["draft"], slots=1.0) as engine:
+        experts = engine.experts
+        assert experts is not None
+        stand_in(upload_gb_s=0.002)
+        for n_slots in (9, 0, 20):
+            wanted(engine)
+            experts.attach_slots(n_slots)
+            assert (experts.residency() >= 0).sum() == 0
+            assert text_of(engine) == alone["a"]
+        stand_in()
+        wanted(engine)
+        assert experts.settle(20)
+        assert text_of(engine) == alone["a"]
+
+
+def test_loads_that_fail_while_another_generates(
+    paths: dict[str, Path], alone: dict[str, str], tiny_model: TinyModel
+) -> None:
+    """After both models were loaded."""
+    unfit = tiny_model("qwen3", n_vocab=900)
+    with load(paths["b"]) as engine, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(lambda: [text_of(engine) for _ in range(6)])
+        while not running.done():
+            with pytest.raises(InputError, match="vocabular"):
+                load(paths["c"], unfit)
+        assert running.result() == [alone["b"]] * 6
