@@ -1,12 +1,39 @@
 // Devices that experts can be put on, and the stand-in's settings.
+#include "backend/abort_guard.h"
 #include "backend/device.h"
 #include "bindings/bindings.h"
 
 #include <pybind11/stl.h>
 
+#include <memory>
+
 namespace py = pybind11;
 
+namespace {
+
+// A guard that begins and ends with a `with` block; both on one thread.
+class GuardBlock {
+  public:
+    void enter() {
+        guard_ = std::make_unique<spac::AbortGuard>();
+    }
+    void exit(const py::args &) {
+        guard_.reset();
+    }
+
+  private:
+    std::unique_ptr<spac::AbortGuard> guard_;
+};
+
+} // namespace
+
 void bind_devices(py::module_ & m) {
+    py::class_<GuardBlock>(m, "AbortGuard",
+                           "In its block, what would end the process while a model loads fails instead.")
+        .def(py::init<>())
+        .def("__enter__", &GuardBlock::enter)
+        .def("__exit__", &GuardBlock::exit);
+
     using spac::DeviceInfo;
     py::class_<DeviceInfo>(m, "DeviceInfo", "A device that experts can be put on.")
         .def_readonly("name", &DeviceInfo::name)

@@ -69,6 +69,18 @@ def stand_in() -> dict[str, float]:
 def set_fault(fault: str) -> None:
     """Faults for tests: "" (none), "swap-slots", "drop-join"; "compact" is another way, no fault."""
 
+class AbortGuard:
+    """In its block, a file or parameters for which ggml would end the process make loading fail instead.
+
+    For llama_model_load_from_file and llama_init_from_model, on the thread of the block.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
 # Experts
 
 class LayerInfo:

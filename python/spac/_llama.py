@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
+from spac import _core
 from spac.errors import InputError, OutOfMemoryError, SpacError
 
 TokenArray = npt.NDArray[np.int32]
@@ -158,7 +159,8 @@ class Model(_Owned):
         values.progress_callback = callback = api.llama_progress_callback(report)
         _apply(values, params)
         last_error()
-        self._pointer = api.llama_model_load_from_file(os.fsencode(path), values)
+        with _core.AbortGuard():
+            self._pointer = api.llama_model_load_from_file(os.fsencode(path), values)
         del callback
         if report.error is not None:
             self.close()
@@ -227,7 +229,8 @@ class Context(_Owned):
         values = api.llama_context_default_params()
         _apply(values, params)
         last_error()
-        self._pointer = api.llama_init_from_model(model.pointer, values)
+        with _core.AbortGuard():
+            self._pointer = api.llama_init_from_model(model.pointer, values)
         if not self._pointer:
             raise _refusal(f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens")
 

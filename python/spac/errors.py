@@ -1,6 +1,11 @@
 """The errors of spac. Each carries one line that says what is wrong and, where there is one, the remedy."""
 
 
+def one_line(text: str) -> str:
+    """`text` on one line, with what a terminal cannot show as an escape: messages quote what users gave."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+
+
 class SpacError(Exception):
     """Base of every error that spac raises on purpose."""
 

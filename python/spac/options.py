@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from spac import scheduler
 from spac.config import EngineConfig, Range, SamplingConfig, Slots
-from spac.errors import InputError
+from spac.errors import InputError, one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help lists the options)\n")
 
 
 def number(kind: type[int] | type[float], limits: Range | None) -> Callable[[str], Any]:

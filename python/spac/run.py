@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from spac import interrupt
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
-from spac.errors import InputError, OutOfMemoryError, SpacError
+from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 from spac.options import Parser, add_config, number, read_config
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: i
     if options.verbose:
         logging.exception("the cause:")
     known = isinstance(error, SpacError | ImportError | OSError)
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__
     message = text if known else f"internal fault: {type(error).__name__}: {text} (--verbose shows where)"
     _say(f"{parser.prog}: error: {message}")
     return code
@@ -128,6 +128,7 @@ class Run:
         options = self.options
         target, draft, demo = self._models()
         prompt = self._prompt(demo)
+        self._write_figures("")  # whether it can be: not after a long generation
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.engine import Engine  # late: it loads the library, and bad options should not wait for that
 
@@ -202,15 +203,20 @@ class Run:
         self._n_notes = len(notes)
 
     def _report(self, stats: RunStats) -> None:
-        if self.options.stats_file is not None:
-            try:
-                Path(self.options.stats_file).write_text(stats.to_json() + "\n")
-            except OSError as error:
-                raise InputError(f"{self.options.stats_file}: cannot be written: {error.strerror}") from None
+        self._write_figures(stats.to_json() + "\n")
         if self.options.stats == "json":
             _say(stats.to_json())
         elif self.options.stats == "text":
             _say(stats.table())
+
+    def _write_figures(self, text: str) -> None:
+        path = self.options.stats_file
+        if path is not None:
+            try:
+                Path(path).write_text(text)
+            except (OSError, ValueError) as error:  # ValueError: a null character in the name
+                reason = getattr(error, "strerror", None) or str(error)
+                raise InputError(f"{path}: cannot be written: {reason}") from None
 
     def _show_progress(self, path: Path, done: float) -> bool:
         line = f"\rloading {path.name} {done:4.0%}"

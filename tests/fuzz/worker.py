@@ -37,8 +37,8 @@ def _drain(file: IO[bytes]) -> str:
     return text
 
 
-def serve(answers: IO[str]) -> None:
-    """Streams 1 and 2 go to files, below Python, for the library writes there too."""
+def serve(questions: IO[str], answers: IO[str]) -> None:
+    """Streams 1 and 2 go to files, below Python, for the library writes there too; stream 0 is empty."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
@@ -48,7 +48,7 @@ def serve(answers: IO[str]) -> None:
             answers.flush()
 
         answer({"ready": True})
-        for line in sys.stdin:
+        for line in questions:
             code = call(json.loads(line))
             sys.stdout.flush()
             sys.stderr.flush()
@@ -58,4 +58,6 @@ def serve(answers: IO[str]) -> None:
 
 if __name__ == "__main__":
     faulthandler.enable(file=os.fdopen(os.dup(2), "w"))  # a crash shows where, on the driver's stderr
-    serve(os.fdopen(os.dup(1), "w"))
+    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    serve(questions, answers)

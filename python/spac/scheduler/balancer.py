@@ -2,14 +2,14 @@
 
 For every layer, the threshold τ in [1, K] that makes CPU and device finish together:
 
-    min |T_cpu(τ) - T_gpu(τ)|                                                                      (9)
-    T_cpu(τ) = r_c(τ) γk · T_cpu^u       r_c: share of the step's pairs (token, expert) left to the CPU  (7)
-    T_gpu(τ) = r_g(τ) b · T_gpu^u        r_g: share of the step's distinct experts on the device         (8)
-    T_io^u n(τ) <= max(T_cpu, T_gpu) + γ T_draft^u / L      uploads fit into the step's window          (10)
-    n(τ) <= slots that are free for them                                                             (11)
+    min |T_cpu(τ) - T_gpu(τ)|                                                                     (9)
+    T_cpu(τ) = r_c(τ) γk · T_cpu^u       r_c: share of the pairs (token, expert) left to the CPU  (7)
+    T_gpu(τ) = r_g(τ) b · T_gpu^u        r_g: share of the step's distinct experts on the device  (8)
+    T_io^u n(τ) <= max(T_cpu, T_gpu) + γ T_draft^u / L      uploads fit into the step's window    (10)
+    n(τ) <= slots that are free for them                                                          (11)
 
-r_c and r_g are learned per layer and threshold (`Averages`): what the utilities that a step began with made of
-its demand. What the paper leaves open is defined here:
+r_c and r_g are learned per layer and threshold (`Averages`): what the utilities that a step began with made
+of its demand. What the paper leaves open is defined here:
 
 - (11) counts a pool's free slots *and* its residents with s < τ, which an upload of s >= τ may evict.
   Counting free slots alone, a full pool would make every τ with a missing hot expert infeasible.
@@ -78,12 +78,12 @@ class Averages:
     @property
     def r_c(self) -> FloatArray:
         """float64 [L, K]: share of the pairs left to the CPU."""
-        return 1.0 - self._hot[0]
+        return np.asarray(1.0 - self._hot[0])
 
     @property
     def r_g(self) -> FloatArray:
         """float64 [L, K]: share of the distinct experts on the device."""
-        return self._hot[1]
+        return np.asarray(self._hot[1])
 
     @property
     def total(self) -> FloatArray:
@@ -148,7 +148,7 @@ class Pools:
 
     def sums(self, per_layer: FloatArray) -> FloatArray:
         """float64 [pool, K]: of [L, K], over the layers of each pool."""
-        return self._members @ per_layer
+        return np.asarray(self._members @ per_layer)
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,16 @@ class UnitCosts:
                 raise InputError(f"unit cost {name} must be a time of at least 0 s, not {value!r}")
 
     @classmethod
-    def guessed(cls, expert_bytes: int, cpu_gb_s: float = 30.0) -> UnitCosts:
-        """Before anything is measured: a desktop with `cpu_gb_s` of memory, 600 of device, 12 GB/s of link.
+    def guessed(cls, expert_bytes: int, *, by_expert: bool = True) -> UnitCosts:
+        """Before anything is measured: a desktop with 30 GB/s of memory, 600 of device memory, 12 of link.
 
-        All are bound by reading an expert's weights once; on the CPU every pair takes a tenth of that again.
+        All are bound by reading an expert's weights: on the CPU once, and every pair takes a tenth of that
+        again, or with by_expert=False, the paper's form, for every pair.
         """
-        read = expert_bytes / (cpu_gb_s * 1e9)
+        read = expert_bytes / 30e9
         return cls(
-            cpu_pair=read / 10,
-            cpu_expert=read,
+            cpu_pair=read / 10 if by_expert else read,
+            cpu_expert=read if by_expert else 0.0,
             gpu_expert=expert_bytes / 600e9,
             upload=expert_bytes / 12e9,
             draft_token=1e-3,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from spac.errors import InputError
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
-from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
+from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, View
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.static import StaticScheduler
 from spac.scheduler.utility import UtilityEstimator, UtilityOptions
@@ -70,6 +70,8 @@ class MoeSpacOptions:
     """Steps over which the balancer's ratios are plain means."""
     costs: UnitCosts | None = None
     """Unit times of all layers; without them they are guessed from the experts' sizes."""
+    cost_by_expert: bool = True
+    """False: the guess has the CPU cost a time per pair only (Eq. 7 as printed)."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -151,7 +153,12 @@ class MoeSpacScheduler(Scheduler):
             UtilityEstimator(exists, options.estimator) if options.speculative else _Binary(exists)
         )
         self._averages = Averages(view.n_layer, self.n_level, options.warm_up)
-        self._times = Times.of(costs_of(view.layers, options.costs))
+        self._times = Times.of(
+            tuple(
+                options.costs or UnitCosts.guessed(layer.expert_bytes, by_expert=options.cost_by_expert)
+                for layer in view.layers
+            )
+        )
         pools = np.array([layer.pool for layer in view.layers], np.int32)
         self._pools = Pools(pools, view.pool_slots)
         self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
@@ -202,8 +209,3 @@ class MoeSpacScheduler(Scheduler):
     def _recency(self) -> IntArray:
         """int32 [L, N] in 0..2^20-1: the higher, the more recently used."""
         return np.maximum(self._used - self._step + (_LEVEL - 1), 0)
-
-
-def costs_of(layers: tuple[Layer, ...], costs: UnitCosts | None) -> tuple[UnitCosts, ...]:
-    """Unit times of every layer: those given, else a guess from the size of its experts."""
-    return tuple(costs or UnitCosts.guessed(layer.expert_bytes) for layer in layers)

@@ -1,0 +1,151 @@
+"""Schedulers over the demand of real runs, replayed without the model.
+
+    python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8]
+    python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [SCHEDULER ...]
+
+`record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with "turns"
+a line, and keeps what every verification wanted: one file per set. `compare` replays each set under every
+scheduler (or those named, options and all) and prints the rate of hits of distinct experts (an expert once
+per step) by set, then over all sets: hits of distinct experts, as a share of Belady's bound, hits of
+activations, uploads per step, and how often utility >= 1 foretold whether the next step would use an expert.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from spac import _core, scheduler
+from spac.config import EngineConfig, SamplingConfig, Slots
+from spac.engine import Engine
+from spac.errors import SpacError
+from spac.scheduler.belady import Bound, belady, clairvoyant
+from spac.scheduler.moe_spac import MoeSpacScheduler
+from spac.scheduler.replay import Demand, Recorder, Replay, replay
+
+DEMO = Path(__file__).resolve().parents[1] / "python" / "spac" / "demo"
+VARIANTS = (
+    "lru",
+    "static",
+    "ewma",
+    "moe-spac",
+    "moe-spac:form=real",
+    "moe-spac:form=literal",
+    "moe-spac:after_use=zero",
+    "moe-spac:ties=recent",
+    "moe-spac:ties=none",
+    "moe-spac:strict=on",
+    "moe-spac:speculative=off",
+    "moe-spac:adapt=off",
+    "moe-spac:balance=off",
+    "moe-spac:prefetch=off",
+    "moe-spac:evict=off",
+)
+
+
+def record(given: argparse.Namespace) -> None:
+    given.folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(scheduler.make("static"))
+    config = EngineConfig(
+        target=given.target,
+        draft=given.draft,
+        draft_length=given.draft_length,
+        device="stand-in",
+        slots=1,
+        scheduler=recorder,
+        ctx=2048,
+        sampling=SamplingConfig(seed=1, ignore_eos=True),
+    )
+    with Engine(config) as engine:
+        for path in sorted(given.prompts.glob("*.jsonl")):
+            recorder.clear()
+            for line in path.read_text().splitlines()[: given.number]:
+                "".join(engine.generate(json.loads(line)["turns"][0][:2000], given.tokens))
+            demand = recorder.demand
+            demand.save(given.folder / f"{path.stem}.npz")
+            accepted = demand.accepted.sum() / max(1, (demand.verified - 1).sum())
+            print(
+                f"{path.stem}: {len(demand.counts)} steps, {accepted:.0%} of the drafts accepted", flush=True
+            )
+
+
+def foretold(subject: MoeSpacScheduler, demand: Demand) -> float:
+    """Share of experts for which utility >= 1 said whether the next step would use them (Fig. 4)."""
+    utilities = []
+
+    class Watched(Recorder):
+        def on(self, event, view):  # type: ignore[no-untyped-def]
+            plan = super().on(event, view)
+            utilities.append(subject.utility.copy())
+            return plan
+
+    replay(Watched(subject), demand, 0)
+    return float(np.mean((np.array(utilities[1:-1]) >= 1) == (demand.counts[1:] > 0)))
+
+
+def compare(given: argparse.Namespace) -> None:
+    sets = {path.stem: Demand.load(path) for path in sorted(given.folder.glob("*.npz"))}
+    if not sets:
+        raise SystemExit(f"{given.folder} has no recordings: run `record` first")
+    bounds = {"belady": belady, "clairvoyant": clairvoyant}
+    rows: dict[str, list[Bound | Replay]] = {name: [] for name in (*bounds, *given.schedulers)}
+    for demand in sets.values():
+        pools = [layer.pool for layer in demand.layers]
+        shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
+        n_slots = Slots.parse(given.slots).of(sum(n for n, _ in shapes))
+        pool_slots = _core.share_out(n_slots, shapes, 1 + max(pools))
+        for name, bound in bounds.items():
+            rows[name].append(bound(demand.counts, pools, pool_slots))
+        for name in given.schedulers:
+            rows[name].append(replay(scheduler.make(name), demand, pool_slots, max_uploads=given.max_uploads))
+    best = float(np.mean([each.hit_rate_distinct for each in rows["belady"]]))
+    n_step = sum(len(demand.counts) for demand in sets.values())
+    print(
+        "scheduler".ljust(28),
+        *(f"{name[:8]:>8}" for name in sets),
+        "    mean  /belady  activ.  up/step  foretold",
+    )
+    for name, results in rows.items():
+        distinct = [each.hit_rate_distinct for each in results]
+        line = f"{name:28} " + " ".join(f"{rate:8.3f}" for rate in distinct)
+        line += f" {np.mean(distinct):8.3f} {np.mean(distinct) / best:8.0%}"
+        activations = [each.hit_rate for each in results if isinstance(each, Replay)]
+        line += f" {np.mean(activations):7.3f}" if activations else " " * 8
+        line += f" {sum(each.uploads for each in results) / n_step:8.2f}"
+        subjects = [scheduler.make(name) for _ in sets] if name in given.schedulers else []
+        if subjects and isinstance(subjects[0], MoeSpacScheduler) and subjects[0].options.prefetch:
+            rates = [foretold(s, d) for s, d in zip(subjects, sets.values(), strict=True)]  # type: ignore[arg-type]
+            line += f" {np.mean(rates):9.3f}"
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Schedulers over recorded demand.")
+    commands = parser.add_subparsers(required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("folder", type=Path)
+    recording.add_argument("--prompts", type=Path, required=True)
+    recording.add_argument("--target", type=Path, default=DEMO / "target.gguf")
+    recording.add_argument("--draft", type=Path, default=DEMO / "draft.gguf")
+    recording.add_argument("--draft-length", type=int, default=8)
+    recording.add_argument("--number", type=int, default=10, help="prompts of each set")
+    recording.add_argument("--tokens", type=int, default=96, help="tokens for each prompt")
+    recording.set_defaults(run=record)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("folder", type=Path)
+    comparing.add_argument("schedulers", nargs="*", default=VARIANTS)
+    comparing.add_argument("--slots", default="17%")
+    comparing.add_argument("--max-uploads", type=int, help="experts that can be copied between two steps")
+    comparing.set_defaults(run=compare)
+    given = parser.parse_args()
+    try:
+        given.run(given)
+    except SpacError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

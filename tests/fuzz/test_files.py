@@ -1,0 +1,75 @@
+"""Damaged model files, given to the program as target or as draft: a text or one line, never less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import TinyModel
+from tests.fuzz.driver import Worker, budget, check
+from tests.fuzz.mutations import Seed, damaged, edits
+from tests.models import Shape
+
+SMALL = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
+FAMILIES = ("qwen3moe", "deepseek2", "gpt-oss")
+OPTIONS = ["--prompt", "def f(", "--max-tokens", "3", "--ctx", "64", "--threads", "1", "--slots", "4"]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def seeds(tiny_model: TinyModel) -> list[Seed]:
+    return [Seed.read(tiny_model(family, SMALL)) for family in FAMILIES]
+
+
+def run(worker: Worker, path: Path, role: str, target: Path) -> int:
+    """The exit code for a file given as target or as draft."""
+    files = ["--target", str(path)] if role == "target" else ["--target", str(target), "--draft", str(path)]
+    answer = worker([*files, *OPTIONS])
+    check(answer, [*files, *OPTIONS])
+    assert answer.code == 0 or path.name in answer.err, answer.err
+    return answer.code
+
+
+@budget(400)
+@given(
+    data=st.data(),
+    which=st.integers(0, len(FAMILIES) - 1),
+    role=st.sampled_from(["target", "target", "draft"]),
+)
+def test_damaged_files(
+    data: st.DataObject, which: int, role: str, worker: Worker, seeds: list[Seed], tmp_path: Path,
+    tiny_model: TinyModel,
+) -> None:  # fmt: skip
+    seed = seeds[which]
+    changes = data.draw(edits(seed))
+    cut = data.draw(st.none() | st.integers(0, len(seed.content))) if not changes else None
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damaged(seed, changes, cut))
+    run(worker, path, role, tiny_model("qwen3moe", SMALL))
+
+
+@budget(40)
+@given(which=st.integers(0, len(FAMILIES) - 1), share=st.floats(0, 1))
+def test_files_that_end_too_early(
+    which: int, share: float, worker: Worker, seeds: list[Seed], tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    seed = seeds[which]
+    cut = min(int(share * len(seed.content)), len(seed.content) - 1)
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(damaged(seed, [], cut))
+    assert run(worker, path, "target", path) == 2
+
+
+def test_the_good_files_run(worker: Worker, tiny_model: TinyModel) -> None:
+    """Else the tests above would see nothing but refusals."""
+    for family in FAMILIES:
+        assert run(worker, tiny_model(family, SMALL), "target", tiny_model(family, SMALL)) == 0
