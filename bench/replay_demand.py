@@ -1,13 +1,13 @@
 """Schedulers over the demand of real runs, replayed without the model.
 
     python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8]
-    python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [SCHEDULER ...]
+    python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [--schedulers NAME ...]
 
-`record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with "turns"
-a line, and keeps what every verification wanted: one file per set. `compare` replays each set under every
-scheduler (or those named, options and all) and prints the rate of hits of distinct experts (an expert once
-per step) by set, then over all sets: hits of distinct experts, as a share of Belady's bound, hits of
-activations, uploads per step, and how often utility >= 1 foretold whether the next step would use an expert.
+`record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with
+"turns" a line, and keeps what every verification wanted: one file per set. `compare` replays each set under
+every scheduler (or those named, options and all) and prints the rate of hits of distinct experts (an expert
+once per step) by set, then over all sets: hits of distinct experts, as a share of Belady's bound, hits of
+activations, uploads per step, and how often utility >= 1 foretold whether a step would use an expert.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spac import _core, scheduler
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.engine import Engine
 from spac.errors import SpacError
+from spac.scheduler import Event, Plan, View
 from spac.scheduler.belady import Bound, belady, clairvoyant
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, Recorder, Replay, replay
@@ -72,18 +73,22 @@ def record(given: argparse.Namespace) -> None:
             )
 
 
-def foretold(subject: MoeSpacScheduler, demand: Demand) -> float:
-    """Share of experts for which utility >= 1 said whether the next step would use them (Fig. 4)."""
-    utilities = []
+class Foresight(Recorder):
+    """Keeps how often utility >= 1 said whether the step to come would use an expert (the paper's Fig. 4)."""
 
-    class Watched(Recorder):
-        def on(self, event, view):  # type: ignore[no-untyped-def]
-            plan = super().on(event, view)
-            utilities.append(subject.utility.copy())
-            return plan
+    def __init__(self, inner: MoeSpacScheduler) -> None:
+        super().__init__(inner)
+        self._subject = inner
+        self._right: list[float] = []
 
-    replay(Watched(subject), demand, 0)
-    return float(np.mean((np.array(utilities[1:-1]) >= 1) == (demand.counts[1:] > 0)))
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.VERIFY_END and view.step:
+            self._right.append(float(np.mean((self._subject.utility >= 1) == (view.demand > 0))))
+        return super().on(event, view)
+
+    @property
+    def rate(self) -> float:
+        return float(np.mean(self._right))
 
 
 def compare(given: argparse.Namespace) -> None:
@@ -92,6 +97,7 @@ def compare(given: argparse.Namespace) -> None:
         raise SystemExit(f"{given.folder} has no recordings: run `record` first")
     bounds = {"belady": belady, "clairvoyant": clairvoyant}
     rows: dict[str, list[Bound | Replay]] = {name: [] for name in (*bounds, *given.schedulers)}
+    foretold: dict[str, list[Foresight]] = {}
     for demand in sets.values():
         pools = [layer.pool for layer in demand.layers]
         shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
@@ -100,7 +106,11 @@ def compare(given: argparse.Namespace) -> None:
         for name, bound in bounds.items():
             rows[name].append(bound(demand.counts, pools, pool_slots))
         for name in given.schedulers:
-            rows[name].append(replay(scheduler.make(name), demand, pool_slots, max_uploads=given.max_uploads))
+            subject = scheduler.make(name)
+            if isinstance(subject, MoeSpacScheduler) and subject.options.prefetch:
+                subject = foresight = Foresight(subject)
+                foretold.setdefault(name, []).append(foresight)
+            rows[name].append(replay(subject, demand, pool_slots, max_uploads=given.max_uploads))
     best = float(np.mean([each.hit_rate_distinct for each in rows["belady"]]))
     n_step = sum(len(demand.counts) for demand in sets.values())
     print(
@@ -115,10 +125,8 @@ def compare(given: argparse.Namespace) -> None:
         activations = [each.hit_rate for each in results if isinstance(each, Replay)]
         line += f" {np.mean(activations):7.3f}" if activations else " " * 8
         line += f" {sum(each.uploads for each in results) / n_step:8.2f}"
-        subjects = [scheduler.make(name) for _ in sets] if name in given.schedulers else []
-        if subjects and isinstance(subjects[0], MoeSpacScheduler) and subjects[0].options.prefetch:
-            rates = [foretold(s, d) for s, d in zip(subjects, sets.values(), strict=True)]  # type: ignore[arg-type]
-            line += f" {np.mean(rates):9.3f}"
+        if name in foretold:
+            line += f" {np.mean([each.rate for each in foretold[name]]):9.3f}"
         print(line, flush=True)
 
 
@@ -136,7 +144,7 @@ def main() -> None:
     recording.set_defaults(run=record)
     comparing = commands.add_parser("compare")
     comparing.add_argument("folder", type=Path)
-    comparing.add_argument("schedulers", nargs="*", default=VARIANTS)
+    comparing.add_argument("--schedulers", nargs="+", default=VARIANTS, metavar="NAME[:KEY=VALUE,...]")
     comparing.add_argument("--slots", default="17%")
     comparing.add_argument("--max-uploads", type=int, help="experts that can be copied between two steps")
     comparing.set_defaults(run=compare)

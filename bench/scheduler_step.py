@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -63,7 +64,7 @@ def main() -> None:
     print(f"{given.layers} layers of {given.experts} experts, {given.steps} steps")
 
     estimator = UtilityEstimator(start.exists)
-    timed("estimator", (lambda v=view: estimator.observe(v.demand, v.n_verified) for view in steps))
+    timed("estimator", (partial(estimator.observe, view.demand, view.n_verified) for view in steps))
 
     averages = Averages(start.n_layer, 4)
     times = Times.of((UnitCosts.guessed(EXPERT_BYTES),) * start.n_layer)
@@ -75,12 +76,12 @@ def main() -> None:
         slots = Slots.of(levels, view.slot_of >= 0, pools)
         solve(best_first(averages, slots, times, view.n_drafted))
 
-    timed("balancer", (lambda v=view: balance(v) for view in steps))
+    timed("balancer", (partial(balance, view) for view in steps))
     for name in scheduler.names():
         subject = scheduler.make(name)
         subject.on(Event.START, start)
         if Event.VERIFY_END in subject.events:
-            timed(name, (lambda v=view, s=subject: s.on(Event.VERIFY_END, v) for view in steps))
+            timed(name, (partial(subject.on, Event.VERIFY_END, view) for view in steps))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def build(args: argparse.Namespace) -> None:
     train.train_target(args.work, int(args.target_tokens), args.workers)
     distill.distill(args.work, int(args.draft_tokens), int(args.own_tokens), args.workers)
     export.export_pair(args.work, args.models)
+    torch.set_num_threads(args.workers)
     results = evaluate.evaluate(args.work)
     evaluate.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (args.models / card.NAME).write_text(card.render(results, args.models), encoding="utf-8")
@@ -54,7 +55,6 @@ def main() -> None:
     parser.add_argument("--own-tokens", type=float, default=distill.DEFAULT_OWN_TOKENS)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     args = parser.parse_args()
-    torch.set_num_threads(args.workers)
     try:
         build(args)
     except CorpusError as error:

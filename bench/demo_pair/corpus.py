@@ -17,8 +17,18 @@ LICENCE = "PSF-2.0 (Python standard library and documentation; documentation exa
 
 #: Parts of the standard library's tree which are somebody else's, generated, or not Python 3 text.
 _SKIPPED_PARTS = frozenset(
-    {"site-packages", "__pycache__", "encodings", "pydoc_data", "data", "_bundled", "crashers",
-     "cjkencodings", "bad_coding", "lib-dynload"}
+    {
+        "site-packages",
+        "__pycache__",
+        "encodings",
+        "pydoc_data",
+        "data",
+        "_bundled",
+        "crashers",
+        "cjkencodings",
+        "bad_coding",
+        "lib-dynload",
+    }
 )
 _HELD_OUT_OF_1000 = 25
 _MIN_BYTES, _MAX_BYTES = 200, 400_000
@@ -93,8 +103,11 @@ def load(stdlib: Path | None = None, docs: Path | None = None) -> list[Document]
         raise CorpusError(f"no standard library sources in {stdlib}; install Python with its library")
     documents = [*_read(stdlib, "*.py", "stdlib"), *_read(docs, "*.rst*", "docs")]
     if not any(document.name.startswith("test/") for document in documents):
-        print("note: the library's own tests (Lib/test) are not installed; the text is about half as "
-              "long without them. Debian: libpython3-testsuite", file=sys.stderr)
+        print(
+            "note: the library's own tests (Lib/test) are not installed; the text is about half as "
+            "long without them. Debian: libpython3-testsuite",
+            file=sys.stderr,
+        )
     seen: set[str] = set()
     unique = []
     for document in documents:

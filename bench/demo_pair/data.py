@@ -31,9 +31,7 @@ class Stream:
 
     def save(self, path: Path) -> None:
         """Write to an ``.npz`` file."""
-        np.savez(
-            path, tokens=self.tokens, starts=self.starts, byte_counts=self.byte_counts, names=self.names
-        )
+        np.savez(path, tokens=self.tokens, starts=self.starts, byte_counts=self.byte_counts, names=self.names)
 
     @classmethod
     def load(cls, path: Path) -> Stream:

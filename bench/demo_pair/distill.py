@@ -34,7 +34,9 @@ def _write_part(work: Path, number: int) -> None:
     random, stream = np.random.default_rng((11, number)), Stream.load(work / "train.npz").tokens
     length = int(random.choice(_PROMPT_LENGTHS))
     begins = random.integers(len(stream) - length, size=_OWN_BATCH)
-    prompts = torch.from_numpy(np.stack([stream[begin : begin + length] for begin in begins]).astype(np.int64))
+    prompts = torch.from_numpy(
+        np.stack([stream[begin : begin + length] for begin in begins]).astype(np.int64)
+    )
     temperature = torch.from_numpy(random.choice(_TEMPERATURES, _OWN_BATCH, p=_TEMPERATURE_SHARES)).float()
     written = generate(target, prompts, _OWN_LENGTH - length, temperature=temperature, seed=number)
     np.save(path.with_suffix(".partial.npy"), written.numpy().astype(np.uint16))

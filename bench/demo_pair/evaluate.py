@@ -44,8 +44,13 @@ def bits_per_byte(model: LanguageModel, rows: Tensor, token_bytes: Tensor) -> fl
     return bits / size
 
 
-def _acceptance(target: LanguageModel, drafts: dict[str, LanguageModel], rows: Tensor, sampling: Sampling,
-                ways: dict[str, bool]) -> dict[str, Any]:
+def _acceptance(
+    target: LanguageModel,
+    drafts: dict[str, LanguageModel],
+    rows: Tensor,
+    sampling: Sampling,
+    ways: dict[str, bool],
+) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, draft in drafts.items():
         for way, matched in ways.items():
@@ -74,16 +79,25 @@ def evaluate(work: Path) -> dict[str, Any]:
     return {
         "corpus": {
             "measured_tokens": natural.numel(),
-            "training_tokens": len(train.tokens), "training_bytes": int(train.byte_counts.sum()),
-            "training_files": len(train.names), "held_out_tokens": len(held_out.tokens),
-            "held_out_bytes": int(held_out.byte_counts.sum()), "held_out_files": len(held_out.names),
+            "training_tokens": len(train.tokens),
+            "training_bytes": int(train.byte_counts.sum()),
+            "training_files": len(train.names),
+            "held_out_tokens": len(held_out.tokens),
+            "held_out_bytes": int(held_out.byte_counts.sum()),
+            "held_out_files": len(held_out.names),
         },
         "target": _model_figures(target, target_state, bits_per_byte(target, natural, token_bytes)),
-        "draft": _model_figures(draft, draft_state, bits_per_byte(draft, natural, token_bytes)) | {"own_tokens": draft_state["own_tokens"]},
+        "draft": _model_figures(draft, draft_state, bits_per_byte(draft, natural, token_bytes))
+        | {"own_tokens": draft_state["own_tokens"]},
         "acceptance": {
             "greedy": _acceptance(target, drafts, greedy, GREEDY, {"": False}),
-            "sampled": _acceptance(target, drafts, sampled, DEFAULT_SAMPLING,
-                                   {"by speculative sampling": False, "by llama.cpp's matching": True}),
+            "sampled": _acceptance(
+                target,
+                drafts,
+                sampled,
+                DEFAULT_SAMPLING,
+                {"by speculative sampling": False, "by llama.cpp's matching": True},
+            ),
         },
         "routing": {"held_out": _routing(target, natural[::2]), "own": _routing(target, sampled)},
     }

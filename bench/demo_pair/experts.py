@@ -52,14 +52,14 @@ class ExpertFeedForward(torch.autograd.Function):
         out = rows.new_empty(rows.shape[0], down.shape[1])
         for expert, first, last in bounds:
             torch.mm(hidden[first:last], down[expert].T, out=out[first:last])
-        ctx.save_for_backward(token, order, place, rows, both, share, hidden, gate_up, down)
+        ctx.save_for_backward(token, place, rows, both, share, hidden, gate_up, down)
         ctx.bounds, ctx.used = bounds, used
         return out.index_select(0, place).view(-1, used, down.shape[1]).sum(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor, Tensor]:
         """Gradients of the tokens, the router's weights and both expert matrices."""
-        token, order, place, rows, both, share, hidden, gate_up, down = ctx.saved_tensors
+        token, place, rows, both, share, hidden, gate_up, down = ctx.saved_tensors
         used = ctx.used
         d_out = grads[0].index_select(0, token)
         d_hidden = torch.empty_like(hidden)

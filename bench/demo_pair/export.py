@@ -109,7 +109,9 @@ def write(model: LanguageModel, encoder: tokenizer.Tokenizer, name: str, path: P
     writer = gguf.GGUFWriter(partial, model.config.architecture)
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_description("Trained on Python's standard library and documentation; a demo, not an assistant.")
+    writer.add_description(
+        "Trained on Python's standard library and documentation; a demo, not an assistant."
+    )
     writer.add_dataset_count(1)
     writer.add_dataset_name(0, "Python standard library and documentation")
     writer.add_dataset_description(0, LICENCE)

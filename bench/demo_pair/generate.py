@@ -14,7 +14,7 @@ from .model import COMPUTE_TYPE, Cache, LanguageModel
 class Sampling:
     """Top-k, top-p and min-p at temperature one, then the temperature (zero: the best token)."""
 
-    temperature: float = 0.8
+    temperature: float = 0.7
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
@@ -24,7 +24,9 @@ DEFAULT_SAMPLING = Sampling()
 GREEDY = Sampling(temperature=0.0)
 
 
-def distribution(scores: Tensor, sampling: Sampling, temperature: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def distribution(
+    scores: Tensor, sampling: Sampling, temperature: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Probabilities [N, top_k] after the samplers, and their tokens; the best token comes first.
 
     ``temperature`` [N], where given, takes the place of the one in ``sampling``, row by row.

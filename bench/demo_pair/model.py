@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from .config import ModelConfig
 from .experts import ExpertFeedForward
@@ -48,7 +48,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        return functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
 
 
 def _matrix(rows: int, columns: int) -> nn.Parameter:
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         """Attend from ``x`` [B, T, d] to itself and to what ``cache`` holds."""
         c, (batch, length, _) = self.config, x.shape
         dtype = x.dtype
-        heads = F.linear(x, self.qkv.to(dtype)).view(batch, length, -1, c.head_dim).transpose(1, 2)
+        heads = functional.linear(x, self.qkv.to(dtype)).view(batch, length, -1, c.head_dim).transpose(1, 2)
         q, k, v = heads.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
         q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
         if cache is not None:
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         if length > 1 and k.shape[2] != length:
             raise ValueError("a chunk of several tokens needs an empty cache")
         y = attend(q, k, v)
-        return F.linear(y.transpose(1, 2).reshape(batch, length, -1), self.out.to(dtype))
+        return functional.linear(y.transpose(1, 2).reshape(batch, length, -1), self.out.to(dtype))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -99,7 +99,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = k.shape[1]
     rows = q.reshape(batch * groups, -1, dim)
     keys, values = k.reshape(batch * groups, -1, dim), v.reshape(batch * groups, -1, dim)
-    hidden = torch.full((length, keys.shape[1]), float("-inf"), dtype=q.dtype).triu(1 + keys.shape[1] - length)
+    hidden = torch.full((length, keys.shape[1]), float("-inf"), dtype=q.dtype).triu(
+        1 + keys.shape[1] - length
+    )
     scores = torch.baddbmm(hidden.repeat(heads // groups, 1).unsqueeze(0), rows, keys.mT, alpha=dim**-0.5)
     return (scores.softmax(-1) @ values).view(batch, heads, length, dim)
 
@@ -121,8 +123,8 @@ class DenseFeedForward(nn.Module):
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """Apply to [N, d]; ``routing`` is not touched."""
-        gate, up = F.linear(x, self.gate_up.to(x.dtype)).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down.to(x.dtype))
+        gate, up = functional.linear(x, self.gate_up.to(x.dtype)).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, self.down.to(x.dtype))
 
 
 class RoutedFeedForward(nn.Module):
@@ -138,15 +140,15 @@ class RoutedFeedForward(nn.Module):
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """Apply to [N, d] and note the router's choices in ``routing``."""
-        logits = F.linear(x.float(), self.router)
+        logits = functional.linear(x.float(), self.router)
         probabilities = logits.softmax(-1)
         best, chosen = probabilities.topk(self.used, dim=-1)
         routing.logits.append(logits)
         routing.probabilities.append(probabilities)
         routing.chosen.append(chosen)
         weight = best / best.sum(-1, keepdim=True)
-        result = ExpertFeedForward.apply(x, weight, chosen, self.gate_up.to(x.dtype), self.down.to(x.dtype))
-        return result  # type: ignore[no-any-return]
+        gate_up, down = self.gate_up.to(x.dtype), self.down.to(x.dtype)
+        return ExpertFeedForward.apply(x, weight, chosen, gate_up, down)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -184,7 +186,7 @@ class LanguageModel(nn.Module):
         start = cache.length if cache is not None else 0
         rotation = (self.cos[start : start + length].to(dtype), self.sin[start : start + length].to(dtype))
         routing = Routing()
-        x = F.embedding(tokens, self.embedding)
+        x = functional.embedding(tokens, self.embedding)
         for layer, block in enumerate(self.blocks):
             x = x + block.attention(block.attention_norm(x).to(dtype), rotation, cache, layer)
             flat = block.ffn_norm(x).to(dtype).view(batch * length, -1)
@@ -195,7 +197,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores of the next token."""
-        return F.linear(features, self.output.to(features.dtype))
+        return functional.linear(features, self.output.to(features.dtype))
 
 
 def parameter_count(model: nn.Module) -> int:

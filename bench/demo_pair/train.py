@@ -34,7 +34,9 @@ class Balance:
     def loss(self, routing: Routing) -> Tensor:
         """The penalty of one batch, mean over layers."""
         terms = []
-        for layer, (chosen, probability) in enumerate(zip(routing.chosen, routing.probabilities, strict=True)):
+        for layer, (chosen, probability) in enumerate(
+            zip(routing.chosen, routing.probabilities, strict=True)
+        ):
             experts = probability.shape[-1]
             now = torch.bincount(chosen.flatten(), minlength=experts) / chosen.numel()
             self.load[layer].lerp_(now, 1 - _LOAD_MEMORY)

@@ -1,8 +1,8 @@
 """The training loop of both models: several single-threaded workers on shared weights.
 
 On a CPU that is faster than one process with several threads, which would wait for one another in every
-product.  Each worker computes the gradient of its own part of the batch; then each updates its own part of the
-weights from the mean of all gradients.  Weights, gradients and optimizer state lie in shared memory.
+product.  Each worker computes the gradient of its own batch; then each updates its own part of the weights
+from the mean of all gradients.  Weights, gradients and optimizer state lie in shared memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def load_model(path: Path) -> tuple[LanguageModel, dict[str, Any]]:
 class Training:
     """A model, its optimizer and its checkpoint at ``path``; the log lies beside it."""
 
-    def __init__(self, path: Path, fresh: Callable[[], LanguageModel], rate: float, router_rate: float) -> None:
+    def __init__(
+        self, path: Path, fresh: Callable[[], LanguageModel], rate: float, router_rate: float
+    ) -> None:
         self.path, self.progress = path, Progress()
         if path.exists():
             self.model, state = load_model(path)
@@ -97,8 +99,14 @@ class Training:
         for process in others:
             process.join()
 
-    def _work(self, rank: int, barrier: Barrier, gradients: list[dict[str, Tensor]], loss_of: LossOf,
-              more: dict[str, Any]) -> None:
+    def _work(
+        self,
+        rank: int,
+        barrier: Barrier,
+        gradients: list[dict[str, Tensor]],
+        loss_of: LossOf,
+        more: dict[str, Any],
+    ) -> None:
         workers, progress = len(gradients), self.progress
         mine = self.optimizer.share(rank, workers)
         for name, value in self.optimizer.named.items():
@@ -126,10 +134,14 @@ class Training:
 
     def _note(self, figures: dict[str, float]) -> None:
         progress = self.progress
-        line = json.dumps({
-            "step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds),
-            **{name: round(value, 4) for name, value in figures.items()},
-        })
+        line = json.dumps(
+            {
+                "step": progress.step,
+                "tokens": progress.tokens,
+                "seconds": round(progress.seconds),
+                **{name: round(value, 4) for name, value in figures.items()},
+            }
+        )
         print(line, flush=True)
         with self.path.with_suffix(".log").open("a", encoding="utf-8") as log:
             log.write(line + "\n")
@@ -137,9 +149,13 @@ class Training:
     def _save(self, **more: Any) -> None:
         """Write a checkpoint; the old one stays until the new one is complete."""
         state = {
-            "config": self.model.config.to_dict(), "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "step": self.progress.step,
-            "tokens": self.progress.tokens, "seconds": self.progress.seconds, **more,
+            "config": self.model.config.to_dict(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "seconds": self.progress.seconds,
+            **more,
         }
         partial = self.path.with_suffix(".partial")
         torch.save(state, partial)

@@ -65,9 +65,11 @@ def main() -> None:
         path = args.models / f"{name}.gguf"
         llama = Llama(str(path), n_ctx=CONTEXT_LENGTH, logits_all=True, n_threads=2, verbose=False)
         different = token_differences(llama, encoder, texts)
-        theirs, ours = losses(llama, args.work / f"{name}.pt", held_out.tokens[:_TOKENS_COMPARED + 1])
-        print(f"{name}: {different} of {len(texts)} texts cut differently; "
-              f"loss {theirs:.4f} in llama.cpp, {ours:.4f} in torch")
+        theirs, ours = losses(llama, args.work / f"{name}.pt", held_out.tokens[: _TOKENS_COMPARED + 1])
+        print(
+            f"{name}: {different} of {len(texts)} texts cut differently; "
+            f"loss {theirs:.4f} in llama.cpp, {ours:.4f} in torch"
+        )
         if different or abs(theirs - ours) > 0.02:
             raise SystemExit(f"{path} differs from its checkpoint")
 

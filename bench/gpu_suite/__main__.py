@@ -1,11 +1,11 @@
 """Stage 1: build with CUDA, and check the patches for all weight types on the GPU.
 
-    python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|FILE.tar.gz] [--library FILE]
-                                  [--types q4_K,q8_0] [--seconds 540] [--jobs N] [--quick]
+    python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|FILE.tar.gz]
+                                  [--library FILE] [--types q4_K,q8_0] [--seconds 540] [--jobs N] [--quick]
 
-OUT (or the environment's OUT) gets patches.json and patches.txt. What is done is kept in the work folder: a run that
-ran out of its seconds (exit code 3) is called again in the same way and goes on. README.md says what a machine without
-a network needs.
+OUT (or the environment's OUT) gets patches.json and patches.txt. What is done is kept in the work folder: a
+run that ran out of its seconds (exit code 3) is called again in the same way and goes on. README.md says what
+a machine without a network needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.patches.ggml import Ggml  # noqa: E402
 UNFINISHED = 3
 
 
-class Late(Exception):
+class OutOfTimeError(Exception):
     """The seconds are used up; another run goes on."""
 
 
@@ -43,24 +43,24 @@ class Suite:
         self.work.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> float:
-        """Seconds that a command may still take. Raises Late when there are none."""
+        """Seconds that a command may still take. Raises OutOfTimeError when there are none."""
         left = self.deadline - time.monotonic()
         if left < 2:
-            raise Late
+            raise OutOfTimeError
         return left
 
     def command(self, *words: object) -> None:
-        """Run a command; its output goes to the work folder's log. Exits with its last lines when it fails."""
+        """Run a command; its output goes to the log, whose last lines are said when it fails."""
         with (self.work / "log.txt").open("a+") as log:
             log.write(f"$ {' '.join(map(str, words))}\n")
             log.flush()
             try:
                 done = subprocess.run(
-                    list(map(str, words)), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=self.left(),
-                    check=False,
+                    list(map(str, words)), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                    timeout=self.left(), check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                raise Late from None
+                raise OutOfTimeError from None
         if done.returncode != 0:
             tail = (self.work / "log.txt").read_text().splitlines()[-15:]
             sys.exit("\n".join([*tail, f"{words[0]} failed with status {done.returncode}"]))
@@ -99,21 +99,21 @@ class Suite:
         parts.mkdir(exist_ok=True)
         kinds = self.args.types.split(",") if self.args.types else list(Ggml(library).types)
 
+        quick = ["--quick"] if self.args.quick else []
+
         def run(kind: str) -> dict[str, Any] | None:
             part = parts / f"{kind}.json"
             if not part.is_file():
                 try:
-                    done = subprocess.run(
-                        [sys.executable, "-m", "bench.gpu_suite.masks_on_device", library, self.args.device, kind,
-                         part, *(["--quick"] if self.args.quick else [])],
-                        cwd=ROOT, capture_output=True, text=True, timeout=self.left(), check=False,
-                        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                    )  # fmt: skip
-                except (Late, subprocess.TimeoutExpired):
+                    done = self.python("masks_on_device", library, self.args.device, kind, part, *quick)
+                except (OutOfTimeError, subprocess.TimeoutExpired):
                     return None
                 if done.returncode != 0:
                     lines = (done.stderr.strip() or "no output").splitlines()
-                    return {"kind": kind, "failures": [f"{kind}: status {done.returncode}: {lines[-1][:200]}"]}
+                    return {
+                        "kind": kind,
+                        "failures": [f"{kind}: status {done.returncode}: {lines[-1][:200]}"],
+                    }
             return json.loads(part.read_text())  # type: ignore[no-any-return]
 
         with ThreadPoolExecutor(max(1, min(4, self.args.jobs // 2))) as pool:
@@ -121,11 +121,39 @@ class Suite:
         self.unfinished = [kind for kind, result in zip(kinds, results, strict=True) if result is None]
         return [result for result in results if result is not None]
 
+    def cost(self, library: Path) -> list[dict[str, Any]]:
+        """mask_cost's table; empty when there was no time for it."""
+        part = self.work / "cost.json"
+        part.unlink(missing_ok=True)
+        quick = ["--quick"] if self.args.quick else []
+        try:
+            self.python("mask_cost", library, self.args.device, part, *quick)
+            return json.loads(part.read_text())  # type: ignore[no-any-return]
+        except (OutOfTimeError, subprocess.TimeoutExpired, OSError):
+            return []
 
-def page(device: str, results: list[dict[str, Any]], unfinished: list[str]) -> str:
+    def python(self, module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run a module of this folder in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", f"bench.gpu_suite.{module}", *map(str, arguments)],
+            cwd=ROOT, capture_output=True, text=True, timeout=self.left(), check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+
+def cost_table(cost: list[dict[str, Any]]) -> str:
+    lines = [f"{'slots':>6}{'tokens':>8}   microseconds of one mul_mat_id (q4_K) with none, half, all masked"]
+    for row in cost:
+        times = "".join(f"{value:>10.1f}" for value in row["microseconds"].values())
+        lines.append(f"{row['slots']:>6}{row['tokens']:>8}{times}")
+    return "\n" + "\n".join(lines) + "\n" if cost else ""
+
+
+def page(device: str, quick: bool, results: list[dict[str, Any]], unfinished: list[str]) -> str:
     """The results on one page."""
     lines = [
-        f"The ids mask on {device}: mul_mat_id, add_id, fused bias, gate and GLU; 1 to 64 tokens; masks from none to all.",
+        f"The ids mask on {device}: mul_mat_id, add_id, fused bias, gate and GLU,",
+        f"{'1, 5, 9, 33' if quick else '1 to 64'} tokens, masks from none to all.",
         "",
         f"{'type':<9}{'shapes':>7}{'kept':>9}{'skipped':>9}{'not zero':>9}{'changed':>9}{'(rows)':>8}"
         f"{'error/bound':>12}{'seconds':>9}",
@@ -143,7 +171,7 @@ def page(device: str, results: list[dict[str, Any]], unfinished: list[str]) -> s
     failures = [line for r in results for line in r["failures"]]
     lines += ["", *failures, *(f"{kind}: not run yet" for kind in unfinished)]
     lines.append(
-        "changed: kept rows that differ by a bit from the device's own run without mask, when whole experts are masked;"
+        "changed: kept rows that differ by a bit from the device's own run, when whole experts are masked;"
         "\n(rows): the same for masks of single rows, where another order of additions is allowed."
     )
     if not failures and not unfinished:
@@ -159,10 +187,16 @@ def page(device: str, results: list[dict[str, Any]], unfinished: list[str]) -> s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")
+    parser.add_argument(
+        "out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go"
+    )
     parser.add_argument("--device", default="CUDA0", help="CUDA0, …, or CPU to try the suite itself")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from")
-    parser.add_argument("--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from"
+    )
+    parser.add_argument(
+        "--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist"
+    )
     parser.add_argument("--library", type=Path, help="a library that is already built")
     parser.add_argument("--types", help="weight types, separated by commas (default: all)")
     parser.add_argument("--seconds", type=float, default=540, help="stop after that many")
@@ -178,17 +212,19 @@ def main() -> int:
         library = suite.build()
         built = time.monotonic()
         results = suite.check(library)
-    except Late:
+        cost = [] if suite.unfinished else suite.cost(library)
+    except OutOfTimeError:
         print("out of time while building: run the same command again, it goes on", file=sys.stderr)
         return UNFINISHED
     ggml = Ggml(library)
     device = ggml.description(ggml.device(args.device))
-    text = page(f"{args.device} ({device})", results, suite.unfinished)
+    text = page(f"{args.device} ({device})", args.quick, results, suite.unfinished) + cost_table(cost)
     (out / "patches.txt").write_text(text)
     summary = {
         "device": device,
         "seconds": round(time.monotonic() - built, 1),
         "unfinished": suite.unfinished,
+        "cost": cost,
         "types": results,
     }
     (out / "patches.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -2,9 +2,9 @@
 
     python -m bench.gpu_suite.masks_on_device LIBRARY DEVICE TYPE RESULT [--quick]
 
-Every shape is computed without a mask on the CPU and on the device, and with every mask on the device: skipped rows
-must be exactly zero, kept rows within an error of the CPU's, and, where whole experts are masked, the very bits of the
-device's own unmasked run (counted; the verdict is the reader's).
+Every shape is computed without a mask on the CPU and on the device, and with every mask on the device:
+skipped rows must be exactly zero, kept rows within an error of the CPU's, and, where whole experts are
+masked, the very bits of the device's own unmasked run (counted; the verdict is the reader's).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def run_type(library: Path, device_name: str, kind: str, quick: bool) -> Result:
     device, cpu = ggml.device(device_name), ggml.device("CPU")
     result = Result(kind)
     with ExitStack() as both:
-        there = both.enter_context(ggml.backend(device, 2))
-        here = both.enter_context(ggml.backend(cpu, 2))
+        there = both.enter_context(ggml.backend(device))
+        here = both.enter_context(ggml.backend(cpu))
         for _, group in grouped(shapes_of(kind, quick)):
             with (
                 weights_on(ggml, there, device, group[0]) as weights,

@@ -119,6 +119,9 @@ SplitGraph & SplitStream::graph_for(const ggml_cgraph * graph) {
         }
     }
     std::vector<Block> blocks = find_blocks(graph);
+    // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
+                 blocks.end());
     reserve(staging_size(blocks));
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
     if (graphs_.size() >= max_graphs || graph->uid == 0) {
@@ -228,7 +231,7 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
         ++experts.counters.blocks_device;
         if (counts) {
             fetch(b, b.block.ids, b.late_ids, b.ids_span);
-            late_.push_back({&b, mask});
+            late_.push_back({&b, mask, b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens()});
         }
         return launch_device_part(b, s, mask, graph);
     }
@@ -432,9 +435,8 @@ void SplitStream::send(SplitBlock & b, ggml_tensor * to, const void * from, size
 // Counts blocks that ran wholly on the device; the stream has been synchronized.
 void SplitStream::count_late() {
     for (const LateIds & late : late_) {
-        const Block & block = late.b->block;
-        late.b->experts->count(late.b->layer, ids_of(late.b->late_ids, 0, 0), block.ids->nb[1], block.n_used(),
-                               block.n_tokens(), late.b->n_expert, late.mask.get());
+        late.b->experts->count(late.b->layer, ids_of(late.b->late_ids, 0, 0), late.stride, late.n_used, late.n_tokens,
+                               late.b->n_expert, late.mask.get());
     }
     late_.clear();
 }

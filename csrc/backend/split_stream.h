@@ -54,9 +54,12 @@ class SplitStream {
         std::vector<ggml_tensor *> rows;
         std::vector<uint64_t>      versions;
     };
+    // When they are counted, llama.cpp may have built its next graph in the memory of the one that they are from.
     struct LateIds {
         SplitBlock *                b;
         std::shared_ptr<const Mask> mask;
+        size_t                      stride;
+        int                         n_used, n_tokens;
     };
 
     SplitGraph & graph_for(const ggml_cgraph * graph);

@@ -6,9 +6,14 @@
 
 namespace py = pybind11;
 
+py::str spac::bindings::message(const std::string & text) {
+    return py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
 static void raise(const char * type, const std::exception & error) {
     const py::object python_type = py::module_::import("spac.errors").attr(type);
-    PyErr_SetString(python_type.ptr(), error.what());
+    PyErr_SetObject(python_type.ptr(), spac::bindings::message(error.what()).ptr());
 }
 
 static void translate(std::exception_ptr pointer) {

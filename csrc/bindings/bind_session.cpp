@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <optional>
 
 namespace py = pybind11;
 using spac::Session;
@@ -303,9 +304,10 @@ void bind_session(py::module_ & m) {
 
     m.def(
         "vocab_mismatch",
-        [](const py::object & target_model, const py::object & draft_model) {
-            return spac::vocab_mismatch(context_pointer(target_model, "target_model"),
-                                        context_pointer(draft_model, "draft_model"));
+        [](const py::object & target_model, const py::object & draft_model) -> std::optional<py::str> {
+            const auto reason = spac::vocab_mismatch(context_pointer(target_model, "target_model"),
+                                                     context_pointer(draft_model, "draft_model"));
+            return reason ? std::optional(spac::bindings::message(*reason)) : std::nullopt;
         },
         py::arg("target_model"), py::arg("draft_model"),
         "Why the draft model's tokens do not mean the same to the target (one line), or None.");

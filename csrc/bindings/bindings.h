@@ -36,4 +36,7 @@ pybind11::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>
 // What an argument is, for messages: "int32[2, 3]" for arrays, else the type's name.
 std::string describe(pybind11::handle object);
 
+// A message as Python text, whatever bytes it quotes from a file.
+pybind11::str message(const std::string & text);
+
 } // namespace spac::bindings

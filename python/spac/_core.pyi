@@ -132,7 +132,7 @@ class Experts:
     def pool_slots(self) -> list[int]: ...
     @property
     def host_memory(self) -> str:
-        """How the experts lie: "pinned", "pinned mapping", "staged" (copies pass a pinned ring) or "pageable"."""
+        """How experts lie: "pinned", "pinned mapping", "staged" (copies pass a pinned ring) or "pageable"."""
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
         """The plan from now on: priority int32[L, N], threshold int32[L], in C order. Both are copied."""
     def settle(self, timeout_s: float) -> bool:

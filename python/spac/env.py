@@ -68,8 +68,8 @@ REFERENCE_LIB = Folder(
 FUZZ = Numbers(
     "SPAC_FUZZ",
     {"factor": float},
-    "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: as "
-    "many as fit a minute, always the same.",
+    "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: "
+    "as many as fit a minute, always the same.",
 )
 STAND_IN = Numbers(
     "SPAC_STAND_IN",

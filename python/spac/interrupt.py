@@ -15,8 +15,9 @@ EXIT_CODE = 130
 class Interrupt:
     """While it is entered, the first Ctrl-C calls what `cancel` gives, at once and on another thread.
 
-    Python runs signal handlers between its own instructions only, and one graph of a large model can take seconds.
-    The thread here wakes as the signal arrives. Where `cancel` gives nothing to call, KeyboardInterrupt is raised.
+    Python runs signal handlers between its own instructions only, and one graph of a large model can take
+    seconds. The thread here wakes as the signal arrives. Where `cancel` gives nothing to call,
+    KeyboardInterrupt is raised.
     """
 
     def __init__(self, cancel: Callable[[], Callable[[], None] | None]) -> None:

@@ -114,7 +114,7 @@ class ModelPair:
         return self._config.ctx or trained
 
     def _open_draft_context(self) -> Context:
-        """As llama.cpp's own programs do it: drafts that continue the target's hidden states see its context."""
+        """As llama.cpp's own programs do it: drafts from the target's hidden states see its context."""
         params: dict[str, Any] = {"n_ctx": self.target_context.size}
         if "draft-simple" not in self._config.draft_types:
             params["ctx_other"] = self.target_context.pointer

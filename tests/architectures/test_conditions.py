@@ -64,6 +64,11 @@ CONDITIONS: dict[str, tuple[tuple[str, Shape], dict[str, Any]]] = {
     "flash attention, input weighted first": (shape("llama4"), {"settings": FLASH}),
     "ubatch of 1": (shape("qwen3moe"), {"settings": replace(SMALL, n_ubatch=1)}),
     "ubatch of 7": (shape("glm4moe"), {"settings": replace(SMALL, n_ubatch=7)}),
+    # Pieces of the prompt of which nobody wants logits have no row in the last layer.
+    "experts in the last layer only": (
+        shape("deepseek2", n_layer=2),
+        {"settings": replace(SMALL, n_batch=13)},
+    ),
     "batch of 13, ubatch of 5": (shape("dots1"), {"settings": replace(SMALL, n_batch=13, n_ubatch=5)}),
 }
 PARTIAL: dict[str, tuple[tuple[str, Shape], int]] = {

@@ -160,17 +160,39 @@ def test_a_warm_up_is_no_demand(lab: Lab, tiny_model: TinyModel, n_tokens: int) 
     experts.take_demand()
     context = lab.context(path)
 
-    def decode() -> int:
-        tokens = (api.llama_token * n_tokens)(*range(n_tokens))
-        assert api.llama_decode(context, api.llama_batch_get_one(tokens, n_tokens)) == 0
+    def decode(n: int) -> int:
+        tokens = (api.llama_token * n)(*range(n))
+        assert api.llama_decode(context, api.llama_batch_get_one(tokens, n)) == 0
         api.llama_synchronize(context)
         demand, n_steps = experts.take_demand()
         assert n_steps == (1 if demand.any() else 0)
         return int(demand.sum())
 
     api.llama_set_warmup(context, True)
-    assert decode() == 0
+    assert decode(n_tokens) == 0
     api.llama_set_warmup(context, False)
     assert (experts.residency() == resident).all()
     assert [layer.n_used for layer in experts.layers] == [2] * 3
-    assert decode() == n_tokens * 2 * 3
+    # llama.cpp would use the warm-up's graph again for as many tokens.
+    # In the last layer only the token whose logits are wanted.
+    assert decode(n_tokens + 1) == (n_tokens + 1) * 2 * 2 + 2
+
+
+def test_demand_of_blocks_that_ran_wholly_on_the_device(lab: Lab, tiny_model: TinyModel) -> None:
+    """It is counted later, when llama.cpp has built its next graph where the last one was."""
+    path = tiny_model("qwen3moe")
+    experts, resident = settled(lab, path, n_slots=15)
+    assert (resident >= 0).all()
+    context = lab.context(path)
+    experts.take_demand()
+    before, expected = experts.stats, 0
+    for n in (24, 3, 16, 1, 1, 40, 2):
+        tokens = (api.llama_token * n)(*range(n))
+        assert api.llama_decode(context, api.llama_batch_get_one(tokens, n)) == 0
+        expected += n * 2 * 2 + 2  # in the last layer only the token whose logits are wanted
+    api.llama_synchronize(context)
+    demand, n_steps = experts.take_demand()
+    assert (demand.sum(), n_steps) == (expected, 7)
+    after = experts.stats
+    assert after["blocks_device"] - before["blocks_device"] == after["blocks"] - before["blocks"] == 21
+    assert after["activations_hit"] - before["activations_hit"] == expected

@@ -90,7 +90,8 @@ def cases(tiny_model: TinyModel) -> dict[str, Case]:
     for name, (model, settings) in SETTINGS.items():
         made[name] = replace(made[model], name=name, settings=settings)
     for family in OTHERS:
-        made[family] = Case(family, str(tiny_model(family)), runs=BRIEF)
+        script = "full" if FAMILIES[family].rewinds else "short"
+        made[family] = Case(family, str(tiny_model(family)), runs=BRIEF, script=script)
     for name in ADAPTED:
         path = Path(made[name].model)
         adapter = write_adapter(path.with_suffix(".adapter"), path)

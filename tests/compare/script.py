@@ -88,10 +88,10 @@ class _Steps:
         decoder.rewind(0)
 
     def random(self, name: str, n: int, position: int) -> int:
-        """Evaluates `n` random tokens, with the logits of the first and the last two;
-        returns what follows."""
+        """Evaluates `n` random tokens, with the logits of the last two; returns what
+        follows."""
         tokens = self._rng.integers(0, 256, n, dtype=np.int32)
-        return self._step(name, tokens, position, sorted({0, n - 2, n - 1}))
+        return self._step(name, tokens, position, [n - 2, n - 1])
 
     def greedy(self, name: str, n: int, token: int, position: int) -> int:
         """`n` greedy tokens, one by one, from `token` on; returns the token that would come next."""

@@ -1,4 +1,4 @@
-"""Files that pass the header's check and for which llama.cpp would still end the process: one line, exit code 2."""
+"""Files that pass the check of the header, and at which llama.cpp would end the process, are one line."""
 
 from __future__ import annotations
 

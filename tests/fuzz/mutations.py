@@ -1,5 +1,5 @@
-"""GGUF files damaged where it matters: in the fields of the header, in their lengths, types and numbers, in the
-tensors' table, in the weights themselves, and at the end."""
+"""GGUF files damaged where it matters: in the fields of the header, in their lengths, types and numbers, in
+the tensors' table, in the weights themselves, and at the end."""
 
 from __future__ import annotations
 

@@ -69,6 +69,22 @@ def test_files_that_end_too_early(
     assert run(worker, path, "target", path) == 2
 
 
+def test_a_draft_with_a_token_that_is_no_text(worker: Worker, tmp_path: Path, tiny_model: TinyModel) -> None:
+    """Found: the message that quotes it could not be made."""
+    target = tiny_model("qwen3moe", SMALL)
+    path = tmp_path / "draft.gguf"
+    content = target.read_bytes()
+    assert content.count("\u0120t".encode()) > 1
+    path.write_bytes(content.replace("\u0120t".encode(), b"\x8c\xfft"))
+    assert run(worker, path, "draft", target) == 2
+
+
+def test_experts_in_the_last_layer_only(worker: Worker, tiny_model: TinyModel) -> None:
+    """Found: a prompt of which no logits are wanted leaves that layer without a row."""
+    path = tiny_model("deepseek2", SMALL)
+    assert run(worker, path, "target", path) == 0
+
+
 def test_the_good_files_run(worker: Worker, tiny_model: TinyModel) -> None:
     """Else the tests above would see nothing but refusals."""
     for family in FAMILIES:

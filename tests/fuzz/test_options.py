@@ -151,6 +151,10 @@ BASE = ["--target", "TARGET", "--prompt", "x", "--max-tokens", "2", "--ctx", "64
 @example(line=[*BASE, "--draft", "TARGET", "--draft-length", "63", "--temp", "nan"])
 @example(line=[*BASE, "--slots", "nan%"])
 @example(line=[*BASE, "--grammar", "root ::= root"])
+@example(line=[*BASE, "--mirostat", "\x0b"])  # a line break of a kind in the message
+@example(line=[*BASE, "--stats-file", "/proc/no/stats"])  # was found out after the text
+@example(line=[*BASE, "--stats-file", "a\0b"])
+@example(line=[*BASE, "--target", "a\0b"])
 def test_any_command_line(line: list[str], worker: Worker, files: list[str]) -> None:
     names = dict(zip(["TARGET", "DRAFT", "TEXT"], files, strict=True))
     arguments = [names.get(word, word.replace("TARGET", files[0])) for word in line]

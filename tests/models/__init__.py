@@ -8,7 +8,10 @@ or ``python -m tests.models qwen3moe tiny.gguf --layers 3 --experts 5 --type '*_
 
 from tests.models.adapter import write_adapter
 from tests.models.families import FAMILIES
+from tests.models.hybrid import HYBRIDS
 from tests.models.shape import Shape
 from tests.models.writer import write_model
+
+FAMILIES.update(HYBRIDS)
 
 __all__ = ["FAMILIES", "Shape", "write_adapter", "write_model"]

@@ -22,9 +22,10 @@ class Family:
     architecture: str
     metadata: Callable[[Shape], Metadata]
     layer: Callable[[Shape, int], list[Tensor]]
-    embedding: Mapping[str, bool] = field(default_factory=dict)
+    embedding: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     default: Shape = field(default_factory=Shape)
+    rewinds: bool = True  # whether tokens can be taken back one by one; a state cannot do that
 
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
         """All tensors in file order."""

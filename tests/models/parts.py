@@ -34,9 +34,11 @@ def bias(name: str, *shape: int, gain: float = 0.2) -> Tensor:
     return Tensor(name + ".bias", shape, "bias", gain)
 
 
-def embedding(s: Shape, n_vocab: int, *, output: bool = True, biases: bool = False) -> list[Tensor]:
+def embedding(
+    s: Shape, n_vocab: int, *, output: bool = True, biases: bool = False, norm_name: str = "output_norm"
+) -> list[Tensor]:
     """Token embedding, final norm and, unless tied to the embedding, the output matrix."""
-    tensors = [Tensor("token_embd.weight", (n_vocab, s.n_embd), "embedding"), norm("output_norm", s.n_embd)]
+    tensors = [Tensor("token_embd.weight", (n_vocab, s.n_embd), "embedding"), norm(norm_name, s.n_embd)]
     if output:
         tensors.append(matrix("output", n_vocab, s.n_embd, gain=3.0))
     if biases:

@@ -91,7 +91,12 @@ def test_every_family_decodes_on_the_stock_library(
     v3 = {"merged": 1, "sigmoid": 1, "q_rank": 32}
     variants["deepseek2 v3"] = tiny_model("deepseek2", n_expert=8, n_group=4, n_group_used=2, options=v3)
     variants["deepseek2 old"] = tiny_model("deepseek2", options={"absorbed": 0})
-    job = Job(tuple(Case(name, str(path)) for name, path in variants.items()))
+    job = Job(
+        tuple(
+            Case(name, str(path), script="full" if FAMILIES[name.split()[0]].rewinds else "short")
+            for name, path in variants.items()
+        )
+    )
     result = run_worker("reference", job, tmp_path, lib_path=reference_lib)
     for (name, _), steps in result.logits.items():
         logits = np.concatenate(list(steps.values()))

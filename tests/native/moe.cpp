@@ -21,7 +21,7 @@ void fill(ggml_tensor * t, std::mt19937 & random) {
 }
 
 ggml_context_ptr no_alloc_context(size_t n_tensors) {
-    return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+    return ggml_context_ptr(ggml_init({n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
 }
 
 } // namespace
@@ -33,12 +33,13 @@ MoeWeights::MoeWeights(const MoeShape & s, unsigned seed, ggml_backend_buffer_ty
     expert_ctx_        = no_alloc_context(4 * n_layer);
     rest_ctx_          = no_alloc_context(n_layer);
     for (int il = 0; il < s.n_layer; ++il) {
-        Layer layer = {};
-        layer.router    = ggml_new_tensor_2d(rest_ctx_.get(), GGML_TYPE_F32, s.width, s.n_expert);
-        layer.up        = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.width, s.hidden, s.n_expert);
-        layer.gate      = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.width, s.hidden, s.n_expert);
-        layer.down      = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.hidden, s.width, s.n_expert);
-        layer.down_bias = s.biases ? ggml_new_tensor_2d(expert_ctx_.get(), GGML_TYPE_F32, s.width, s.n_expert) : nullptr;
+        Layer layer  = {};
+        layer.router = ggml_new_tensor_2d(rest_ctx_.get(), GGML_TYPE_F32, s.width, s.n_expert);
+        layer.up     = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.width, s.hidden, s.n_expert);
+        layer.gate   = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.width, s.hidden, s.n_expert);
+        layer.down   = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.hidden, s.width, s.n_expert);
+        layer.down_bias =
+            s.biases ? ggml_new_tensor_2d(expert_ctx_.get(), GGML_TYPE_F32, s.width, s.n_expert) : nullptr;
         layers.push_back(layer);
     }
     experts_.reset(ggml_backend_alloc_ctx_tensors_from_buft(expert_ctx_.get(), experts_in));
@@ -47,7 +48,7 @@ MoeWeights::MoeWeights(const MoeShape & s, unsigned seed, ggml_backend_buffer_ty
     ggml_backend_buffer_set_usage(rest_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     std::mt19937 random(seed);
     for (const Layer & layer : layers) {
-        for (ggml_tensor * t : { layer.router, layer.up, layer.gate, layer.down, layer.down_bias }) {
+        for (ggml_tensor * t : {layer.router, layer.up, layer.gate, layer.down, layer.down_bias}) {
             if (t != nullptr) {
                 fill(t, random);
             }
@@ -91,7 +92,8 @@ std::vector<float> MoeRunner::run(const std::vector<float> & input) {
         }
         out = ggml_mul(c, out, weights);
         for (int i = 0; i < s.n_used; ++i) {
-            x = ggml_add(c, x, ggml_view_2d(c, out, s.width, n_tokens, out->nb[2], static_cast<size_t>(i) * out->nb[1]));
+            x = ggml_add(c, x,
+                         ggml_view_2d(c, out, s.width, n_tokens, out->nb[2], static_cast<size_t>(i) * out->nb[1]));
         }
     }
     ggml_set_output(x);

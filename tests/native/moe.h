@@ -1,5 +1,5 @@
-// A small MoE network on ggml alone, to drive the SPAC device without llama.cpp: its weights once on the device (experts in the
-// store) and once in plain host memory, where the CPU backend gives the expected result.
+// A small MoE network on ggml alone, to drive the SPAC device without llama.cpp: its weights once on the device
+// (experts in the store) and once in plain host memory, where the CPU backend gives the expected result.
 #pragma once
 
 #include "backend/ggml_internals.h"
@@ -40,7 +40,8 @@ class MoeWeights {
     ggml_backend_buffer_ptr experts_, rest_;
 };
 
-// Runs the network for one stream of calls, as a llama.cpp context does: backends, a scheduler, graphs of several sizes.
+// Runs the network for one stream of calls, as a llama.cpp context does: backends, a scheduler, graphs of several
+// sizes.
 class MoeRunner {
   public:
     // `device` null: the CPU backend alone.

@@ -1,5 +1,5 @@
-"""Compiles the CUDA files that our patches touch, and those that include a touched header: minutes, where all of
-ggml-cuda takes half an hour. Needs nvcc and cuBLAS (PyPI's nvidia-cublas will do); no GPU.
+"""Compiles the CUDA files that our patches touch, and those that include a touched header: minutes, where all
+of ggml-cuda takes half an hour. Needs nvcc and cuBLAS (PyPI's nvidia-cublas will do); no GPU.
 
     python -m tests.patches.compile_cuda --build FOLDER [--architectures 80;90] [--cublas FOLDER] [--jobs N]
 """
@@ -38,7 +38,8 @@ def configure(build: Path, architectures: str, cublas: str | None) -> None:
 
 
 def touched(build: Path) -> list[str]:
-    """The .cu files of ggml-cuda itself (not its template instances) that are patched or include a patched header."""
+    """The .cu files of ggml-cuda itself (not its template instances) that are patched or include a patched
+    header."""
     folder = build / "llama.cpp" / "patched" / "ggml" / "src" / "ggml-cuda"
     names = {Path(name).name for name in source.patched_names() if "/ggml-cuda/" in name}
     found = []

@@ -128,7 +128,9 @@ class Ggml:
     def extra_buffer_types(self, device: Pointer) -> dict[str, Pointer]:
         """The device's buffer types that hold weights in a form of their own, by name."""
         getter = self._function(
-            device, "ggml_backend_dev_get_extra_bufts", "ggml_backend_buffer_type ** (*)(ggml_backend_device *)"
+            device,
+            "ggml_backend_dev_get_extra_bufts",
+            "ggml_backend_buffer_type ** (*)(ggml_backend_device *)",
         )
         found: dict[str, Pointer] = {}
         if getter is not None:

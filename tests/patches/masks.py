@@ -10,9 +10,10 @@ import numpy.typing as npt
 from tests.patches.ggml import Float32
 from tests.patches.operators import Ids, Shape
 
-# An ids mask has or has not an expert, for all tokens alike: every token of a kept expert is kept, and the results
-# must be the bits of a run without mask. "rows" masks single rows, with other negative numbers too: then an expert has
-# fewer rows, may get another kernel, and is compared with a run where the masked rows went to a spare expert.
+# An ids mask has or has not an expert, for all tokens alike: every token of a kept expert is kept, and the
+# results must be the bits of a run without mask. "rows" masks single rows, with other negative numbers too:
+# then an expert has fewer rows, may get another kernel, and is compared with a run where the masked rows went
+# to a spare expert.
 BY_EXPERT = ("none", "one", "half", "all but one", "all")
 MASKS = (*BY_EXPERT, "rows")
 

@@ -1,11 +1,13 @@
 """One MoE operator on one device, run again and again with other ids.
 
-Weights are random and the same in every process: a run with the unpatched library and a run with the patched one
-see the same bits.
+Weights are random and the same in every process: a run with the unpatched library and a run with the patched
+one see the same bits.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ Ids = npt.NDArray[np.int32]
 
 # Ids of columns behind the view that the operator gets: reading one would be noticed.
 POISON = 1 << 30
+# Operators in the graph of "many", for taking the time: launching a graph costs more than one of them.
+MANY = 16
 # Their quantizers need seconds to set themselves up; random blocks are as good.
 SLOW = ("iq2_", "iq3_", "iq1_s")
 
@@ -61,7 +65,7 @@ class Shape:
 
 
 def outputs_of(ggml: Ggml, context: Pointer, op: str, t: dict[str, Pointer]) -> list[Pointer]:
-    """The results of operator `op`, each [n_tokens, n_used, n_out]. "glu" and the like are what CUDA fuses."""
+    """The results of operator `op`, each [n_tokens, n_used, n_out]. CUDA fuses "glu" and the like."""
     c = ggml.c
 
     def up(name: str) -> Pointer:
@@ -81,6 +85,7 @@ def outputs_of(ggml: Ggml, context: Pointer, op: str, t: dict[str, Pointer]) -> 
         "glu": lambda: [c.ggml_swiglu_split(context, up("gate"), up("up"))],
         "bias_glu": lambda: [c.ggml_swiglu_oai(context, biased("gate"), biased("up"), 1.702, 7.0)],
         "chain": chain,
+        "many": lambda: [up("up") for _ in range(MANY)],
     }
     return ops[op]()
 
@@ -120,9 +125,7 @@ def weights_on(
     kind = ggml.types[shape.kind]
     context = ggml.context(len(names))
     n = shape.n_expert + 1
-    tensors = {
-        name: ggml.c.ggml_new_tensor_3d(context, kind, shape.n_in, shape.n_out, n) for name in names
-    }
+    tensors = {name: ggml.c.ggml_new_tensor_3d(context, kind, shape.n_in, shape.n_out, n) for name in names}
     with ggml.memory(context, backend, buffer_type, weights=True):
         if not can_multiply(ggml, device, shape, tensors["up"]):
             yield None
@@ -137,7 +140,9 @@ def weights_on(
 class Operator:
     """A prepared graph; `run(ids)` gives its results."""
 
-    def __init__(self, ggml: Ggml, backend: Pointer, shape: Shape, graph: Pointer, ids: Any, out: list[Pointer]):
+    def __init__(
+        self, ggml: Ggml, backend: Pointer, shape: Shape, graph: Pointer, ids: Any, out: list[Pointer]
+    ):
         self._ggml, self._backend, self._shape, self._graph, self._ids, self._out = (
             ggml, backend, shape, graph, ids, out,
         )  # fmt: skip
@@ -145,20 +150,32 @@ class Operator:
     def run(self, ids: Ids) -> list[Float32]:
         """The operator's results for `ids` [n_tokens, n_used], each [n_tokens, n_used, n_out]."""
         s = self._shape
-        table = np.full((s.n_tokens, s.n_used + 5), POISON, np.int32) if s.strided else ids.copy()
-        table[:, : s.n_used] = ids
-        self._ggml.write(self._ids, table)
+        self._write(ids)
         self._ggml.compute(self._backend, self._graph)
         return [self._ggml.read(tensor, (s.n_tokens, s.n_used, s.n_out)) for tensor in self._out]
 
+    def seconds(self, ids: Ids, n_runs: int) -> float:
+        """The median time of the whole graph, after three runs that are not counted."""
+        self._write(ids)
+        times = []
+        for _ in range(n_runs + 3):
+            start = time.perf_counter()
+            self._ggml.compute(self._backend, self._graph)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[3:])
+
+    def _write(self, ids: Ids) -> None:
+        s = self._shape
+        table = np.full((s.n_tokens, s.n_used + 5), POISON, np.int32) if s.strided else ids.copy()
+        table[:, : s.n_used] = ids
+        self._ggml.write(self._ids, table)
+
 
 @contextmanager
-def operator(
-    ggml: Ggml, backend: Pointer, shape: Shape, weights: dict[str, Pointer]
-) -> Iterator[Operator]:
+def operator(ggml: Ggml, backend: Pointer, shape: Shape, weights: dict[str, Pointer]) -> Iterator[Operator]:
     """The operator on the backend, with random input."""
     c, s = ggml.c, shape
-    context = ggml.context(20)
+    context = ggml.context(16 + MANY)
     wide = s.n_used + 5 if s.strided else s.n_used
     table = c.ggml_new_tensor_2d(context, ggml.I32, wide, s.n_tokens)
     ids = c.ggml_view_2d(context, table, s.n_used, s.n_tokens, 4 * wide, 0) if s.strided else table

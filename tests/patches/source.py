@@ -1,4 +1,4 @@
-"""The pinned llama.cpp source, as published and as patched, from the sdist that the build keeps in its cache."""
+"""The pinned llama.cpp source, as published and as patched, from the sdist in the build's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ sys.path.insert(0, str(ROOT / "cmake"))
 
 import llama_source  # noqa: E402
 import unified_diff  # noqa: E402
-
 
 
 @cache

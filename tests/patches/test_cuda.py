@@ -1,5 +1,6 @@
-"""The CUDA kernels that sort rows by expert, and add_id, under masks: run on the CPU by warp.h, as published and as
-patched. (What runs on no CPU is compiled by compile_cuda.py, and proven by bench/gpu_suite where there is a GPU.)"""
+"""The CUDA kernels that sort rows by expert, and add_id, under masks: run on the CPU by warp.h, as published
+and as patched. (What runs on no CPU is compiled by compile_cuda.py, and proven by bench/gpu_suite where there
+is a GPU.)"""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ HERE = Path(__file__).parent
 CUDA = "ggml/src/ggml-cuda/"
 ffi = FFI()
 ffi.cdef("""
-void ids_helper(int32_t * ids, int32_t * ids_src1, int32_t * ids_dst, int32_t * bounds, int n_experts, int n_tokens,
-                int n_used, int nchannels_y, int si1, int sis1, bool write_inverse);
-void add_id(float * a, float * b, int32_t * ids, float * out, int n, int n_used, int n_tokens, int n_experts, int si1);
+void ids_helper(int32_t * ids, int32_t * ids_src1, int32_t * ids_dst, int32_t * bounds, int n_experts,
+                int n_tokens, int n_used, int nchannels_y, int si1, int sis1, bool write_inverse);
+void add_id(float * a, float * b, int32_t * ids, float * out, int n, int n_used, int n_tokens, int n_experts,
+            int si1);
 void zero_masked_rows_of(int32_t * ids, float * out, int n, int n_used, int n_tokens, int si1);
 """)  # fmt: skip
 
@@ -73,8 +75,8 @@ def pointer(array: npt.NDArray[Any], kind: str) -> Any:
 
 @dataclass
 class Sorted:
-    """What the helper writes: for every row sorted by expert its place in src1 and dst, and where experts begin;
-    `src1` holds the row of every (token, place) instead when it is the inverse map."""
+    """What the helper writes: for every row sorted by expert its place in src1 and dst, and where experts
+    begin; `src1` holds the row of every (token, place) instead when it is the inverse map."""
 
     src1: Ids
     dst: Ids
@@ -93,15 +95,17 @@ def sort_rows(kernels: Any, shape: Shape, ids: Ids, n_rows: int, inverse: bool) 
     out = Sorted(*(np.full(k, POISON, np.int32) for k in (n, n, shape.n_expert + 1)))
     kernels.ids_helper(
         pointer(wide, "int32_t"), pointer(out.src1, "int32_t"), pointer(out.dst, "int32_t"),
-        pointer(out.bounds, "int32_t"), shape.n_expert, shape.n_tokens, shape.n_used, n_rows, wide.shape[1], n_rows,
-        inverse,
+        pointer(out.bounds, "int32_t"), shape.n_expert, shape.n_tokens, shape.n_used, n_rows, wide.shape[1],
+        n_rows, inverse,
     )  # fmt: skip
     return out
 
 
 def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sorted) -> None:
     flat = ids.ravel()
-    order = np.argsort(flat, kind="stable")[int((flat < 0).sum()) :]  # the kept rows, by expert, then by token
+    order = np.argsort(flat, kind="stable")[
+        int((flat < 0).sum()) :
+    ]  # the kept rows, by expert, then by token
     n_kept = len(order)
     np.testing.assert_array_equal(found.bounds, np.searchsorted(flat[order], np.arange(shape.n_expert + 1)))
     np.testing.assert_array_equal(found.dst[:n_kept], order)
@@ -116,7 +120,8 @@ def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sort
     assert ((found.src1[n_kept:] >= 0) & (found.src1[n_kept:] < shape.n_tokens * n_rows)).all()
 
 
-# The helper has a kernel of its own for 2, 4, 6, 8, 10, 16 and 32 experts per token; 3 and 40 take the general one.
+# The helper has a kernel of its own for 2, 4, 6, 8, 10, 16 and 32 experts per token; 3 and 40 take the
+# general one.
 @pytest.mark.parametrize("n_used", [2, 3, 4, 6, 8, 10, 16, 32, 40])
 def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
     for n_tokens in (1, 9, 64):
@@ -156,6 +161,11 @@ def test_add_id_and_zeroed_rows(kernels: dict[str, Any], n_tokens: int) -> None:
         np.testing.assert_array_equal(out, np.where(ids[..., None] < 0, 0, rows + bias[np.maximum(ids, 0)]))
         zeroed = rows.copy()
         kernels["patched"].zero_masked_rows_of(
-            pointer(wide, "int32_t"), pointer(zeroed, "float"), shape.n_out, shape.n_used, n_tokens, wide.shape[1]
+            pointer(wide, "int32_t"),
+            pointer(zeroed, "float"),
+            shape.n_out,
+            shape.n_used,
+            n_tokens,
+            wide.shape[1],
         )
         np.testing.assert_array_equal(zeroed, np.where(ids[..., None] < 0, 0, rows))

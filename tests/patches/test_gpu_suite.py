@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "bench.gpu_suite", tmp_path / "out", "--device", "CPU", "--work", tmp_path / "work",
-         "--library", _library.library_path(), "--types", "q8_0", "--quick", *options],
+        [sys.executable, "-m", "bench.gpu_suite", tmp_path / "out", "--device", "CPU",
+         "--work", tmp_path / "work", "--library", _library.library_path(),
+         "--types", "q8_0", "--quick", *options],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
@@ -29,6 +30,7 @@ def test_a_quick_run_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED\n" in (tmp_path / "out" / "patches.txt").read_text()
     results = json.loads((tmp_path / "out" / "patches.json").read_text())
+    assert [(row["slots"], row["tokens"]) for row in results["cost"]] == [(16, 1), (16, 9), (32, 1), (32, 9)]
     (counts,) = results["types"]
     assert counts["n_shapes"] == 20
     assert counts["n_kept"] > 0

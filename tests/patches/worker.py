@@ -1,7 +1,7 @@
 """Runs operators with one library, in a process of its own.
 
-    python -m tests.patches.worker reference LIBRARY JOB RESULTS           unmasked results, to the file RESULTS
-    python -m tests.patches.worker check     LIBRARY JOB RESULTS COUNTS    masked ones, compared with RESULTS
+    python -m tests.patches.worker reference LIBRARY JOB RESULTS        unmasked results, to the file RESULTS
+    python -m tests.patches.worker check     LIBRARY JOB RESULTS COUNTS masked ones, compared with RESULTS
 
 JOB is JSON: {"shapes": [...], "n_threads": 1, "extra": false}; with "extra", weights go to each of the CPU's
 extra buffer types (repacked and the like) that can compute the operator.

@@ -126,8 +126,8 @@ def test_the_other_forms_against_one_expert_at_a_time(history, levels, forgettin
         for i, (s, up, down, last) in enumerate(state):
             count = float(min(f[0, i], n))
             if form == "level":
-                now = last = 0.0
-                change = math.sqrt(count * (levels**2 / n)) - s
+                now = last + min(1.0, n / (γ + 1)) * (count / n - last)
+                change = levels * math.sqrt(now) - s
             else:
                 now = count * ((γ + 1) / n)
                 change = now - last

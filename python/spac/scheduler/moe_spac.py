@@ -42,13 +42,13 @@ class MoeSpacOptions:
     forgetting: float = 0.1
     """λ of the boundary calibration."""
     draft_length: int = 8
-    """γ that the boundaries of the forms "real" and "literal" stand for."""
+    """γ that utilities and decay stand for: a step of γ+1 tokens; shorter ones count in proportion."""
     form: str = "level"
     """Of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
     ties: str = "count"
     """Order within a level: "count" (decayed, their roots), "recent" (last use), "none" (as layers run)."""
-    decay: float = 0.65
-    """What is left of a decayed count after a step."""
+    decay: float = 0.8
+    """What is left of a decayed count after γ+1 tokens."""
     after_use: str = "keep"
     """"zero": an expert that was used becomes the first victim (Appendix D); "keep": it keeps its utility."""
     speculative: bool = True
@@ -202,8 +202,9 @@ class MoeSpacScheduler(Scheduler):
         if options.ties == "recent":
             return self._recency()
         share = np.sqrt(view.demand / view.n_verified) if options.speculative else view.demand > 0
-        self._count *= options.decay
-        self._count += (1 - options.decay) * share
+        kept = options.decay ** min(1.0, view.n_verified / (options.draft_length + 1))
+        self._count *= kept
+        self._count += (1 - kept) * share
         return (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
 
     def _recency(self) -> IntArray:

@@ -15,8 +15,10 @@ Three forms, `UtilityOptions.form`:
     costs a whole unit.
 "real": boundaries are real numbers of at least 1, and when γ varies, f is scaled to the γ+1 tokens that the
     boundaries stand for: f (γ+1) / (tokens verified).
-"level" (default): like "real", but Δ is K √(f / tokens verified) - s: what has changed against the frequency
-    that the utility stands for, in levels. Boundaries start at one level and never fall below it, and
+"level" (default): like "real", but Δ is K √p - s, where p is the share of the latest tokens that wanted the
+    expert: what has changed against the frequency that the utility stands for, in levels. In a step of n >=
+    γ+1 tokens p is f / n; shorter ones, down to decoding without speculation, are averaged over about as many
+    tokens: p <- p + a (f / n - p), a = n / (γ+1). Boundaries start at one level and never fall below it, and
     three quarters of a boundary reach it: θ comes down to a steady |Δ| from above, and would never be met.
 
 Why the default differs from the paper: Δ of Algorithm 1 telescopes, so that s would follow f_t if every
@@ -61,7 +63,7 @@ class UtilityOptions:
     form: str = "level"
     """"level", "real" or "literal"."""
     draft_length: int = 8
-    """γ: boundaries start at floor(γ/2). Not used by "level"."""
+    """γ: boundaries start at floor(γ/2), or at one level ("level"), and stand for steps of γ+1 tokens."""
     adapt: bool = True
     """Adaptive boundary calibration; without it the boundaries stay at FIXED."""
 
@@ -102,7 +104,7 @@ class UtilityEstimator:
         """float64 [L, N]: θ_up, in levels ("level") or activations."""
         self.down: FloatArray = np.full(exists.shape, down)
         """float64 [L, N]: θ_down, likewise."""
-        self._last: FloatArray = np.zeros(exists.shape)
+        self._last: FloatArray = np.zeros(exists.shape)  # f_{t-1}, or p of "level"
 
     def observe(self, demand: IntArray, n_verified: int) -> IntArray:
         """One iteration of the algorithm's loop: the utilities for the next step.
@@ -128,7 +130,9 @@ class UtilityEstimator:
         """float64 [L, N]: Δ."""
         options = self.options
         if options.form == "level":
-            return np.asarray(np.sqrt(demand * (options.levels**2 / n_verified)) - self.utility)
+            share = min(1.0, n_verified / (options.draft_length + 1))
+            self._last += share * (demand / n_verified - self._last)
+            return np.asarray(options.levels * np.sqrt(self._last) - self.utility)
         frequency = demand.astype(np.float64)
         if options.form == "real":
             frequency *= (options.draft_length + 1) / n_verified
