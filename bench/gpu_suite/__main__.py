@@ -98,7 +98,6 @@ class Suite:
         parts = self.work / f"parts-{stamp}"
         parts.mkdir(exist_ok=True)
         kinds = self.args.types.split(",") if self.args.types else list(Ggml(library).types)
-
         quick = ["--quick"] if self.args.quick else []
 
         def run(kind: str) -> dict[str, Any] | None:

@@ -119,7 +119,10 @@ def run_type(library: Path, device_name: str, kind: str, quick: bool) -> Result:
 def main() -> None:
     library, device, kind, path = sys.argv[1:5]
     result = run_type(Path(library), device, kind, "--quick" in sys.argv)
-    Path(path).write_text(json.dumps(asdict(result)))
+    # In one go: the suite takes a file that is there for a result.
+    unfinished = Path(path).with_suffix(".tmp")
+    unfinished.write_text(json.dumps(asdict(result)))
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void end_step(); // a graph that counted has ended
     // A block that cannot be split was met: says so, once per model.
     void note_unsplit(const char * weight);
+    // The layer that runs next; may be one past the last.
     void set_cursor(int il) {
         cursor_ = il;
     }

@@ -221,7 +221,7 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     }
     ++experts.counters.blocks;
     if (b.layer >= 0) {
-        experts.set_cursor(b.layer);
+        experts.set_cursor(b.layer + 1); // this one has its mask already
     }
     ggml_status status = launch(b, b.before, graph);
     if (status != GGML_STATUS_SUCCESS) {
