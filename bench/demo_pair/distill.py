@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from .losses import Divergence
 from .model import LanguageModel
 from .training import Training, load_model
 
-DEFAULT_TOKENS, DEFAULT_OWN_TOKENS = 10e6, 2e6
+DEFAULT_TOKENS, DEFAULT_OWN_TOKENS = 5.6e6, 4e5
 _RATE = 3e-3
 _OWN_LENGTH, _OWN_BATCH = 512, 128
 _PROMPT_LENGTHS = (16, 32, 64, 128)
@@ -52,6 +54,7 @@ def own_text(work: Path, tokens: int, workers: int) -> Tensor:
     """
     (work / "own").mkdir(exist_ok=True)
     numbers = range(max(1, tokens // (_OWN_LENGTH * _OWN_BATCH)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave the block, so that the pool ends too
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         pool.starmap(_write_part, [(work, number) for number in numbers], chunksize=1)
     parts = [np.load(work / "own" / f"{number:04}.npy") for number in numbers]

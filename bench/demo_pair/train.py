@@ -15,12 +15,10 @@ from .losses import CrossEntropy
 from .model import LanguageModel, Routing
 from .training import Training
 
-DEFAULT_TOKENS = 14e6
-DEFAULT_ROUTER_RATE, DEFAULT_LOCALITY = 1e-3, 0.02
-_RATE = 3e-3
+DEFAULT_TOKENS = 9.6e6
+_RATE, _ROUTER_RATE = 3e-3, 1e-3
 _BALANCE, _SCORE_PENALTY = 0.08, 1e-4
 _LOAD_MEMORY = 0.97
-_NEAR = 4
 
 
 class Balance:
@@ -46,54 +44,26 @@ class Balance:
         return torch.stack(terms).mean()
 
 
-def wander(routing: Routing, rows: int) -> Tensor:
-    """How little the routers foresee in the experts of the last few tokens: a cross-entropy, in nats.
-
-    As a loss it makes neighbouring tokens prefer the same experts, which is what caching lives from.
-    """
-    terms = []
-    for chosen, scores in zip(routing.chosen, routing.logits, strict=True):
-        used = (
-            torch.zeros_like(scores).scatter_(1, chosen, 1 / chosen.shape[1]).view(rows, -1, scores.shape[-1])
-        )
-        length = used.shape[1] - _NEAR
-        recent = sum(used[:, _NEAR - back : _NEAR - back + length] for back in range(1, _NEAR + 1)) / _NEAR
-        wanted = scores.view_as(used)[:, _NEAR:].log_softmax(-1)
-        terms.append(-(recent * wanted).sum(-1).mean())
-    return torch.stack(terms).mean()
-
-
 def score_penalty(routing: Routing) -> Tensor:
     """Keeps the router's scores small."""
     return torch.stack([scores.logsumexp(-1).square().mean() for scores in routing.logits]).mean()
 
 
-def train_target(
-    work: Path,
-    tokens: int,
-    workers: int,
-    router_rate: float = DEFAULT_ROUTER_RATE,
-    locality: float = DEFAULT_LOCALITY,
-) -> None:
+def train_target(work: Path, tokens: int, workers: int) -> None:
     """Train for ``tokens`` tokens in all; writes ``target.pt`` and ``target.log``."""
     torch.manual_seed(0)
     batches, balance = Batches(Stream.load(work / "train.npz")), Balance(TARGET)
-    training = Training(work / "target.pt", lambda: LanguageModel(TARGET), _RATE, router_rate)
+    training = Training(work / "target.pt", lambda: LanguageModel(TARGET), _RATE, _ROUTER_RATE)
     model = training.model
 
     def loss_of(number: int) -> tuple[Tensor, dict[str, float]]:
         inputs, wanted = batches.get(number)
         features, routing = model.features(inputs)
         loss = CrossEntropy.apply(features.flatten(0, 1), model.output.to(features.dtype), wanted.flatten())
-        uneven, spread = balance.loss(routing), wander(routing, len(inputs))
+        uneven = balance.loss(routing)
         lowest = balance.load.min().item() * TARGET.experts
-        figures = {
-            "loss": loss.item(),
-            "uneven": uneven.item(),
-            "wander": spread.item(),
-            "lowest_load": lowest,
-        }
-        return loss + _BALANCE * uneven + locality * spread + _SCORE_PENALTY * score_penalty(routing), figures
+        figures = {"loss": loss.item(), "uneven": uneven.item(), "lowest_load": lowest}
+        return loss + _BALANCE * uneven + _SCORE_PENALTY * score_penalty(routing), figures
 
     training.run(loss_of, tokens, workers)
 
@@ -104,11 +74,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
     parser.add_argument("--tokens", type=float, default=DEFAULT_TOKENS)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
-    parser.add_argument("--router-rate", type=float, default=DEFAULT_ROUTER_RATE)
-    parser.add_argument("--locality", type=float, default=DEFAULT_LOCALITY, help="weight of that loss")
     args = parser.parse_args()
     prepare(args.work)
-    train_target(args.work, int(args.tokens), args.workers, args.router_rate, args.locality)
+    train_target(args.work, int(args.tokens), args.workers)
 
 
 if __name__ == "__main__":

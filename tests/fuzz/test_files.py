@@ -39,7 +39,7 @@ def run(worker: Worker, path: Path, role: str, target: Path) -> int:
     return answer.code
 
 
-@budget(400)
+@budget(1500)
 @given(
     data=st.data(),
     which=st.integers(0, len(FAMILIES) - 1),
@@ -57,7 +57,7 @@ def test_damaged_files(
     run(worker, path, role, tiny_model("qwen3moe", SMALL))
 
 
-@budget(40)
+@budget(100)
 @given(which=st.integers(0, len(FAMILIES) - 1), share=st.floats(0, 1))
 def test_files_that_end_too_early(
     which: int, share: float, worker: Worker, seeds: list[Seed], tmp_path: Path, tiny_model: TinyModel

@@ -1,0 +1,18 @@
+"""The demo pair which ships with the package: a small MoE target and a dense draft; see MODEL_CARD.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+
+#: The Mixture-of-Experts target (qwen3moe) and its draft (qwen3); both share one tokenizer.
+TARGET = _FOLDER / "target.gguf"
+DRAFT = _FOLDER / "draft.gguf"
+
+#: A prompt and a sampling which give text that reads as code rather than a repetition loop.
+PROMPT = '''def walk(top):
+    """Yield all files below a folder."""
+    for name in os.listdir(top):
+'''
+SAMPLING: dict[str, float | int] = {"temp": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1}
