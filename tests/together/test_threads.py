@@ -107,15 +107,20 @@ def test_two_contexts_of_one_model(lab: Lab, paths: dict[str, Path]) -> None:
         while not done.wait(0.002):
             experts.submit(rng.integers(0, 9, shape).astype(np.int32), np.zeros(shape[0], np.int32))
 
+    def round_() -> list[list[int]]:
+        return list(threads.map(lambda pair: take(prefilled(*pair), 40), zip(sessions, (1, 2), strict=True)))
+
     with ThreadPoolExecutor(3) as threads:
         threads.submit(disturb)
         try:
-            runs = threads.map(lambda pair: take(prefilled(*pair), 40), zip(sessions, (1, 2), strict=True))
-            assert list(runs) == plain
+            for _ in range(100):  # the machine decides how much the plan moves in one
+                assert round_() == plain
+                if experts.stats["evictions"] > 20:
+                    break
         finally:
             done.set()
     assert experts.stats["activations_hit"] > 0
-    assert experts.stats["evictions"] > 0
+    assert experts.stats["evictions"] > 20
 
 
 def prefilled(session: _core.Session, seed: int) -> _core.Session:
