@@ -24,8 +24,6 @@ AbortGuard::AbortGuard() {
     ++guards;
 }
 
-AbortGuard::~AbortGuard() {
-    --guards;
-}
+AbortGuard::~AbortGuard() { --guards; }
 
 } // namespace spac

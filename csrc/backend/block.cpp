@@ -9,9 +9,7 @@
 namespace spac {
 namespace {
 
-bool reads_ids(const ggml_tensor * node) {
-    return node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_ADD_ID;
-}
+bool reads_ids(const ggml_tensor * node) { return node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_ADD_ID; }
 
 // Ops that compute each row of dims 1 and 2 from the same rows of their sources.
 bool is_row_wise(const ggml_tensor * node) {
@@ -203,8 +201,6 @@ const ggml_tensor * store_weight(const ggml_tensor * node) {
     return weight != nullptr && in_store(weight) ? weight : nullptr;
 }
 
-std::vector<Block> find_blocks(const ggml_cgraph * graph) {
-    return Finder(graph).find();
-}
+std::vector<Block> find_blocks(const ggml_cgraph * graph) { return Finder(graph).find(); }
 
 } // namespace spac

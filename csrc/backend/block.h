@@ -24,12 +24,8 @@ struct Block {
     // the store is a block of its own, and runs on the host.
     bool splittable = false;
 
-    int n_used() const {
-        return static_cast<int>(ids->ne[0]);
-    }
-    int n_tokens() const {
-        return static_cast<int>(ids->ne[1]);
-    }
+    int n_used() const { return static_cast<int>(ids->ne[0]); }
+    int n_tokens() const { return static_cast<int>(ids->ne[1]); }
 };
 
 // The store weight that a node reads through ids: src[0] of mul_mat_id, src[1] of add_id; null for other nodes.

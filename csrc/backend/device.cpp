@@ -51,12 +51,8 @@ class Device {
     // With an empty name the inner device is the default one, looked up when it is first needed.
     explicit Device(std::string inner_name);
 
-    ggml_backend_dev_t handle() {
-        return &device_;
-    }
-    Store & store() {
-        return store_;
-    }
+    ggml_backend_dev_t handle() { return &device_; }
+    Store &            store() { return store_; }
 
     ggml_backend_dev_t inner() {
         const std::lock_guard lock(registry_mutex);
@@ -69,9 +65,7 @@ class Device {
         }
         return inner_;
     }
-    bool resolved() const {
-        return inner_ != nullptr;
-    }
+    bool resolved() const { return inner_ != nullptr; }
 
     ggml_backend_buffer_type_t extra_bufts[2];
 
@@ -82,35 +76,23 @@ class Device {
     Store               store_;
 };
 
-Device & device_of(ggml_backend_dev_t dev) {
-    return *static_cast<Device *>(dev->context);
-}
-ggml_backend_dev_t inner_of(ggml_backend_dev_t dev) {
-    return device_of(dev).inner();
-}
-Device & default_wrapper();
+Device &           device_of(ggml_backend_dev_t dev) { return *static_cast<Device *>(dev->context); }
+ggml_backend_dev_t inner_of(ggml_backend_dev_t dev) { return device_of(dev).inner(); }
+Device &           default_wrapper();
 
 // ---- the backend (a stream)
 
-SplitStream & stream_of(ggml_backend_t backend) {
-    return *static_cast<SplitStream *>(backend->context);
-}
-ggml_backend_t inner_of(ggml_backend_t backend) {
-    return stream_of(backend).inner();
-}
+SplitStream &  stream_of(ggml_backend_t backend) { return *static_cast<SplitStream *>(backend->context); }
+ggml_backend_t inner_of(ggml_backend_t backend) { return stream_of(backend).inner(); }
 
-const char * backend_name(ggml_backend_t) {
-    return "SPAC";
-}
+const char * backend_name(ggml_backend_t) { return "SPAC"; }
 
 void backend_free(ggml_backend_t backend) {
     delete static_cast<SplitStream *>(backend->context);
     delete backend;
 }
 
-bool is_spac(ggml_backend_t backend) {
-    return backend->iface.get_name == backend_name;
-}
+bool is_spac(ggml_backend_t backend) { return backend->iface.get_name == backend_name; }
 
 void backend_set_async(ggml_backend_t b, ggml_tensor * t, const void * data, size_t offset, size_t size) {
     ggml_backend_tensor_set_async(inner_of(b), t, data, offset, size);
@@ -123,9 +105,7 @@ bool backend_cpy_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor
     return inner->iface.cpy_tensor_async != nullptr &&
            inner->iface.cpy_tensor_async(is_spac(from) ? inner_of(from) : from, inner, src, dst);
 }
-void backend_synchronize(ggml_backend_t b) {
-    stream_of(b).synchronize();
-}
+void backend_synchronize(ggml_backend_t b) { stream_of(b).synchronize(); }
 
 ggml_status backend_compute(ggml_backend_t b, ggml_cgraph * graph) {
     // no exception may cross llama.cpp's C interface: its caller learns from the status, the user from the log
@@ -143,9 +123,7 @@ ggml_status backend_compute(ggml_backend_t b, ggml_cgraph * graph) {
 void backend_event_record(ggml_backend_t b, ggml_backend_event_t event) {
     ggml_backend_event_record(event, inner_of(b));
 }
-void backend_event_wait(ggml_backend_t b, ggml_backend_event_t event) {
-    ggml_backend_event_wait(inner_of(b), event);
-}
+void backend_event_wait(ggml_backend_t b, ggml_backend_event_t event) { ggml_backend_event_wait(inner_of(b), event); }
 
 void backend_optimize(ggml_backend_t, ggml_cgraph * graph, ggml_backend_graph_optimize_params *) {
     SplitStream::discover(graph);
@@ -174,18 +152,12 @@ ggml_guid_t backend_guid() {
 
 // ---- the device interface
 
-const char * device_name(ggml_backend_dev_t dev) {
-    return dev == default_wrapper().handle() ? "SPAC0" : "SPAC";
+const char * device_name(ggml_backend_dev_t dev) { return dev == default_wrapper().handle() ? "SPAC0" : "SPAC"; }
+const char * device_description(ggml_backend_dev_t dev) { return ggml_backend_dev_description(inner_of(dev)); }
+void         device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+            ggml_backend_dev_memory(inner_of(dev), free, total);
 }
-const char * device_description(ggml_backend_dev_t dev) {
-    return ggml_backend_dev_description(inner_of(dev));
-}
-void device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
-    ggml_backend_dev_memory(inner_of(dev), free, total);
-}
-enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
-    return GGML_BACKEND_DEVICE_TYPE_GPU;
-}
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     ggml_backend_dev_get_props(inner_of(dev), props);
@@ -205,9 +177,7 @@ ggml_backend_t device_init(ggml_backend_dev_t dev, const char *) {
     }
 }
 
-ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
-    return ggml_backend_dev_buffer_type(inner_of(dev));
-}
+ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) { return ggml_backend_dev_buffer_type(inner_of(dev)); }
 ggml_backend_buffer_type_t device_host_buft(ggml_backend_dev_t dev) {
     return ggml_backend_dev_host_buffer_type(inner_of(dev));
 }
@@ -244,15 +214,9 @@ bool device_offload_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     return ggml_backend_dev_offload_op(inner_of(dev), op);
 }
 
-ggml_backend_event_t event_new(ggml_backend_dev_t dev) {
-    return ggml_backend_event_new(inner_of(dev));
-}
-void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
-    ggml_backend_event_free(event);
-}
-void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) {
-    ggml_backend_event_synchronize(event);
-}
+ggml_backend_event_t event_new(ggml_backend_dev_t dev) { return ggml_backend_event_new(inner_of(dev)); }
+void                 event_free(ggml_backend_dev_t, ggml_backend_event_t event) { ggml_backend_event_free(event); }
+void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) { ggml_backend_event_synchronize(event); }
 
 const ggml_backend_device_i device_iface = {
     /* .get_name             = */ device_name,
@@ -274,27 +238,17 @@ const ggml_backend_device_i device_iface = {
 
 // ---- the registry entry
 
-void set_n_threads(ggml_backend_t backend, int n_threads) {
-    stream_of(backend).set_n_threads(n_threads);
-}
+void set_n_threads(ggml_backend_t backend, int n_threads) { stream_of(backend).set_n_threads(n_threads); }
 
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
     stream_of(backend).set_abort(callback, data);
 }
 
-ggml_backend_buffer_type_t * extra_bufts(ggml_backend_dev_t dev) {
-    return device_of(dev).extra_bufts;
-}
+ggml_backend_buffer_type_t * extra_bufts(ggml_backend_dev_t dev) { return device_of(dev).extra_bufts; }
 
-const char * reg_name(ggml_backend_reg_t) {
-    return "SPAC";
-}
-size_t reg_count(ggml_backend_reg_t) {
-    return 1;
-}
-ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) {
-    return default_wrapper().handle();
-}
+const char *       reg_name(ggml_backend_reg_t) { return "SPAC"; }
+size_t             reg_count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) { return default_wrapper().handle(); }
 
 void * reg_proc(ggml_backend_reg_t, const char * name) {
     const std::string wanted = name;
@@ -422,9 +376,7 @@ void set_default_device(const std::string & name) {
     chosen_default = name;
 }
 
-std::string default_device() {
-    return ggml_backend_dev_name(default_wrapper().inner());
-}
+std::string default_device() { return ggml_backend_dev_name(default_wrapper().inner()); }
 
 void set_fault(const std::string & name) {
     if (name.empty()) {
@@ -440,8 +392,6 @@ void set_fault(const std::string & name) {
     }
 }
 
-Fault fault() {
-    return fault_now;
-}
+Fault fault() { return fault_now; }
 
 } // namespace spac

@@ -11,9 +11,7 @@ namespace spac {
 
 ModelExperts::ModelExperts() = default;
 
-ModelExperts::~ModelExperts() {
-    detach();
-}
+ModelExperts::~ModelExperts() { detach(); }
 
 void ModelExperts::set_device(ggml_backend_dev_t inner, HostMemory memory) {
     const std::lock_guard lock(mutex_);
@@ -108,9 +106,7 @@ void ModelExperts::note_unsplit(const char * weight) {
     }
 }
 
-void ModelExperts::freeze_locked() const {
-    frozen_ = frozen_ || !layers_.empty();
-}
+void ModelExperts::freeze_locked() const { frozen_ = frozen_ || !layers_.empty(); }
 
 int ModelExperts::n_layer() const {
     const std::lock_guard lock(mutex_);
@@ -364,17 +360,11 @@ namespace {
 thread_local LoadScope * open_scope = nullptr;
 }
 
-LoadScope::LoadScope() : experts_(std::make_shared<ModelExperts>()), outer_(open_scope) {
-    open_scope = this;
-}
+LoadScope::LoadScope() : experts_(std::make_shared<ModelExperts>()), outer_(open_scope) { open_scope = this; }
 
-LoadScope::~LoadScope() {
-    open_scope = outer_;
-}
+LoadScope::~LoadScope() { open_scope = outer_; }
 
-std::shared_ptr<Experts> LoadScope::experts() const {
-    return experts_;
-}
+std::shared_ptr<Experts> LoadScope::experts() const { return experts_; }
 
 std::shared_ptr<ModelExperts> experts_for_load() {
     return open_scope ? std::static_pointer_cast<ModelExperts>(open_scope->experts())

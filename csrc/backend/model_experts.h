@@ -67,9 +67,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // A block that cannot be split was met: says so, once per model.
     void note_unsplit(const char * weight);
     // The layer that runs next; may be one past the last.
-    void set_cursor(int il) {
-        cursor_ = il;
-    }
+    void set_cursor(int il) { cursor_ = il; }
 
     struct Counters {
         std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};

@@ -15,12 +15,8 @@ struct ExpertWeight {
     const ggml_tensor * tensor; // in the store; [in, out, n_expert], or [out, n_expert] for a bias
     size_t              bytes;  // of one expert
 
-    bool is_bias() const {
-        return tensor->ne[2] == 1;
-    }
-    int n_expert() const {
-        return static_cast<int>(is_bias() ? tensor->ne[1] : tensor->ne[2]);
-    }
+    bool is_bias() const { return tensor->ne[2] == 1; }
+    int  n_expert() const { return static_cast<int>(is_bias() ? tensor->ne[1] : tensor->ne[2]); }
     bool same_shape(const ExpertWeight & other) const;
 };
 
@@ -32,12 +28,8 @@ class SlotStorage {
                 const std::vector<int> & n_slots);
 
     // The stacked tensor of weight `w` of pool `p`; null when the pool has no slots.
-    ggml_tensor * tensor(int p, int w) const {
-        return tensors_[p][w];
-    }
-    size_t bytes() const {
-        return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0;
-    }
+    ggml_tensor * tensor(int p, int w) const { return tensors_[p][w]; }
+    size_t        bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
 
   private:
     ggml_context_ptr                        ctx_;

@@ -9,15 +9,9 @@
 namespace spac {
 namespace {
 
-size_t row_bytes(const ggml_tensor * t) {
-    return static_cast<size_t>(t->ne[0]) * sizeof(float);
-}
-size_t n_pairs(const Block & block) {
-    return static_cast<size_t>(block.n_used()) * block.n_tokens();
-}
-size_t span(const ggml_tensor * ids) {
-    return ggml_nbytes(ids);
-}
+size_t row_bytes(const ggml_tensor * t) { return static_cast<size_t>(t->ne[0]) * sizeof(float); }
+size_t n_pairs(const Block & block) { return static_cast<size_t>(block.n_used()) * block.n_tokens(); }
+size_t span(const ggml_tensor * ids) { return ggml_nbytes(ids); }
 
 // Lays the shared memory out for one block; called with null arenas to measure.
 Staging lay_out(const Block & block, Arena & host, Arena & device) {

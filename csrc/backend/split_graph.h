@@ -25,12 +25,8 @@ class Arena {
         used_ += (bytes + 127) / 128 * 128;
         return p;
     }
-    size_t used() const {
-        return used_;
-    }
-    void rewind(size_t mark) {
-        used_ = mark;
-    }
+    size_t used() const { return used_; }
+    void   rewind(size_t mark) { used_ = mark; }
 
   private:
     char * base_;

@@ -32,9 +32,7 @@ ggml_backend_buffer_type_t staging_type(ggml_backend_dev_t device) {
 class Timer {
   public:
     explicit Timer(std::atomic<uint64_t> & total) : total_(total), start_(Clock::now()) {}
-    ~Timer() {
-        total_ += ns_since(start_);
-    }
+    ~Timer() { total_ += ns_since(start_); }
     Timer(const Timer &)             = delete;
     Timer & operator=(const Timer &) = delete;
 
@@ -66,9 +64,7 @@ SplitStream::~SplitStream() {
     }
 }
 
-void SplitStream::set_n_threads(int n_threads) {
-    n_threads_ = std::max(1, n_threads);
-}
+void SplitStream::set_n_threads(int n_threads) { n_threads_ = std::max(1, n_threads); }
 
 void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
     abort_      = callback;

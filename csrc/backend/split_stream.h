@@ -32,9 +32,7 @@ class SplitStream {
     SplitStream(const SplitStream &)             = delete;
     SplitStream & operator=(const SplitStream &) = delete;
 
-    ggml_backend_t inner() const {
-        return inner_.get();
-    }
+    ggml_backend_t inner() const { return inner_.get(); }
 
     ggml_status compute(ggml_cgraph * graph);
     void        synchronize();

@@ -39,25 +39,17 @@ size_t memory_total() {
     return s.memory_mb > 0 ? static_cast<size_t>(s.memory_mb) << 20 : host_memory() / 2;
 }
 
-const char * buft_name(ggml_backend_buffer_type_t) {
-    return "stand-in";
-}
-size_t buft_alignment(ggml_backend_buffer_type_t) {
-    return alignment;
-}
-bool buft_is_host(ggml_backend_buffer_type_t) {
-    return false;
-}
+const char * buft_name(ggml_backend_buffer_type_t) { return "stand-in"; }
+size_t       buft_alignment(ggml_backend_buffer_type_t) { return alignment; }
+bool         buft_is_host(ggml_backend_buffer_type_t) { return false; }
 
 void buffer_free(ggml_backend_buffer_t buffer) {
     memory_used -= buffer->size;
     free(buffer->context);
 }
-void * buffer_base(ggml_backend_buffer_t buffer) {
-    return buffer->context;
-}
-void buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
-    memset(static_cast<char *>(t->data) + offset, value, size);
+void * buffer_base(ggml_backend_buffer_t buffer) { return buffer->context; }
+void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+      memset(static_cast<char *>(t->data) + offset, value, size);
 }
 // As on a GPU, these are not ordered with any stream: whoever calls them has waited for what matters.
 void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
@@ -75,9 +67,7 @@ bool                       buffer_cpy(ggml_backend_buffer_t, const ggml_tensor *
                           memcpy(dst->data, src->data, ggml_nbytes(src));
                           return true;
 }
-void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    memset(buffer->context, value, buffer->size);
-}
+void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
 
 const ggml_backend_buffer_i buffer_iface = {
     /* .free_buffer   = */ buffer_free,
@@ -116,9 +106,7 @@ ggml_backend_buffer_type_t buffer_type() {
 }
 
 // Plain host memory under a name of its own: what pinned memory is to a GPU.
-const char * pinned_name(ggml_backend_buffer_type_t) {
-    return "stand-in_Host";
-}
+const char *          pinned_name(ggml_backend_buffer_type_t) { return "stand-in_Host"; }
 ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (buffer != nullptr) {
@@ -178,9 +166,7 @@ class Launch {
             copy_->nodes[copy_->n_nodes++] = capture(graph->nodes[i]);
         }
     }
-    ggml_cgraph * graph() {
-        return copy_;
-    }
+    ggml_cgraph * graph() { return copy_; }
 
   private:
     ggml_tensor * capture(ggml_tensor * t) {
@@ -292,9 +278,7 @@ class Stream {
     std::thread                       worker_; // last: starts when the rest is there
 };
 
-Stream & stream_of(ggml_backend_t backend) {
-    return *static_cast<Stream *>(backend->context);
-}
+Stream & stream_of(ggml_backend_t backend) { return *static_cast<Stream *>(backend->context); }
 
 void transfer(void * dst, const void * src, size_t size) {
     const auto start = std::chrono::steady_clock::now();
@@ -305,9 +289,7 @@ void transfer(void * dst, const void * src, size_t size) {
     }
 }
 
-const char * backend_name(ggml_backend_t) {
-    return "stand-in";
-}
+const char * backend_name(ggml_backend_t) { return "stand-in"; }
 
 void backend_free(ggml_backend_t backend) {
     delete static_cast<Stream *>(backend->context);
@@ -333,9 +315,7 @@ void backend_get_async(ggml_backend_t backend, const ggml_tensor * t, void * dat
     stream_of(backend).push([src, data, size] { memcpy(data, src, size); });
 }
 
-void backend_synchronize(ggml_backend_t backend) {
-    stream_of(backend).synchronize();
-}
+void backend_synchronize(ggml_backend_t backend) { stream_of(backend).synchronize(); }
 
 ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     Stream & stream = stream_of(backend);
@@ -347,9 +327,7 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     return GGML_STATUS_SUCCESS;
 }
 
-EventPtr & event_of(ggml_backend_event_t event) {
-    return *static_cast<EventPtr *>(event->context);
-}
+EventPtr & event_of(ggml_backend_event_t event) { return *static_cast<EventPtr *>(event->context); }
 
 void backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
     EventPtr       e = event_of(event);
@@ -390,12 +368,8 @@ ggml_guid_t backend_guid() {
 
 // ---- the device
 
-const char * device_name(ggml_backend_dev_t) {
-    return "stand-in";
-}
-const char * device_description(ggml_backend_dev_t) {
-    return "asynchronous stand-in for a GPU, in host memory";
-}
+const char * device_name(ggml_backend_dev_t) { return "stand-in"; }
+const char * device_description(ggml_backend_dev_t) { return "asynchronous stand-in for a GPU, in host memory"; }
 
 void device_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
     *total            = memory_total();
@@ -403,9 +377,7 @@ void device_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
     *free             = used < *total ? *total - used : 0;
 }
 
-enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
-    return GGML_BACKEND_DEVICE_TYPE_GPU;
-}
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->name        = device_name(dev);
@@ -425,17 +397,13 @@ ggml_backend_t device_init(ggml_backend_dev_t dev, const char *) {
     return new ggml_backend{backend_guid(), backend_iface, dev, new Stream};
 }
 
-ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t) {
-    return buffer_type();
-}
+ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t) { return buffer_type(); }
 
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
 }
 
-bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
-    return buft == buffer_type();
-}
+bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == buffer_type(); }
 
 ggml_backend_event_t event_new(ggml_backend_dev_t dev) {
     return new ggml_backend_event{dev, new EventPtr(std::make_shared<Event>())};
@@ -476,17 +444,11 @@ ggml_backend_dev_t stand_in_device() {
     return &device;
 }
 
-bool is_stand_in(ggml_backend_t backend) {
-    return backend->iface.get_name == backend_name;
-}
+bool is_stand_in(ggml_backend_t backend) { return backend->iface.get_name == backend_name; }
 
-bool stand_in_take_failure(ggml_backend_t backend) {
-    return stream_of(backend).failed.exchange(false);
-}
+bool stand_in_take_failure(ggml_backend_t backend) { return stream_of(backend).failed.exchange(false); }
 
-void stand_in_mark_uploads(ggml_backend_t backend) {
-    stream_of(backend).uploads = true;
-}
+void stand_in_mark_uploads(ggml_backend_t backend) { stream_of(backend).uploads = true; }
 
 void set_stand_in(const StandInSettings & settings) {
     const std::lock_guard lock(settings_mutex);

@@ -50,9 +50,7 @@ void unregister_mapping(ggml_backend_dev_t dev, char * data, size_t size) {
     }
 }
 
-StoreBuffer & state(ggml_backend_buffer_t buffer) {
-    return *static_cast<StoreBuffer *>(buffer->context);
-}
+StoreBuffer & state(ggml_backend_buffer_t buffer) { return *static_cast<StoreBuffer *>(buffer->context); }
 
 void buffer_free(ggml_backend_buffer_t buffer) {
     StoreBuffer * s = &state(buffer);
@@ -63,11 +61,9 @@ void buffer_free(ggml_backend_buffer_t buffer) {
     ggml_backend_buffer_free(s->owned);
     delete s;
 }
-void * buffer_base(ggml_backend_buffer_t buffer) {
-    return state(buffer).data;
-}
-void buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
-    memset(static_cast<char *>(t->data) + offset, value, size);
+void * buffer_base(ggml_backend_buffer_t buffer) { return state(buffer).data; }
+void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+      memset(static_cast<char *>(t->data) + offset, value, size);
 }
 void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
     memcpy(static_cast<char *>(t->data) + offset, data, size);
@@ -75,9 +71,7 @@ void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_
 void buffer_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_t offset, size_t size) {
     memcpy(data, static_cast<const char *>(t->data) + offset, size);
 }
-void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    memset(state(buffer).data, value, buffer->size);
-}
+void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(state(buffer).data, value, buffer->size); }
 
 const ggml_backend_buffer_i buffer_iface = {
     /* .free_buffer   = */ buffer_free,
@@ -93,9 +87,7 @@ const ggml_backend_buffer_i buffer_iface = {
     /* .reset         = */ nullptr,
 };
 
-Store & store_of(ggml_backend_buffer_type_t buft) {
-    return *static_cast<Store *>(buft->context);
-}
+Store & store_of(ggml_backend_buffer_type_t buft) { return *static_cast<Store *>(buft->context); }
 
 ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_backend_buffer_t owned,
                                   ModelExperts::HostMemory memory) {
@@ -108,9 +100,7 @@ ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_
     return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
 
-const char * buft_name(ggml_backend_buffer_type_t) {
-    return "SPAC_Store";
-}
+const char * buft_name(ggml_backend_buffer_type_t) { return "SPAC_Store"; }
 
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     Store &                    store  = store_of(buft);
@@ -127,27 +117,15 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
                  : nullptr;
 }
 
-size_t buft_alignment(ggml_backend_buffer_type_t) {
-    return alignment;
-}
-bool buft_is_host(ggml_backend_buffer_type_t) {
-    return true;
-}
+size_t buft_alignment(ggml_backend_buffer_type_t) { return alignment; }
+bool   buft_is_host(ggml_backend_buffer_type_t) { return true; }
 
 // ---- the hidden device: all that the loader asks of it
 
-const char * device_name(ggml_backend_dev_t) {
-    return "SPAC_Store";
-}
-const char * device_description(ggml_backend_dev_t) {
-    return "all experts, in host memory";
-}
-void device_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
-    *free = *total = 0;
-}
-enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
-    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
-}
+const char *               device_name(ggml_backend_dev_t) { return "SPAC_Store"; }
+const char *               device_description(ggml_backend_dev_t) { return "all experts, in host memory"; }
+void                       device_memory(ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 0; }
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
 
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->name                      = device_name(dev);
@@ -161,9 +139,7 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->caps.mmap_support         = true;
 }
 
-ggml_backend_t device_init(ggml_backend_dev_t, const char *) {
-    return nullptr;
-}
+ggml_backend_t             device_init(ggml_backend_dev_t, const char *) { return nullptr; }
 ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
     return static_cast<Store *>(dev->context)->buffer_type();
 }
@@ -175,12 +151,8 @@ ggml_backend_buffer_t device_from_host_ptr(ggml_backend_dev_t dev, void * ptr, s
                        registered ? ModelExperts::HostMemory::pinned_mapping : ModelExperts::HostMemory::pageable);
 }
 
-bool device_supports_op(ggml_backend_dev_t, const ggml_tensor *) {
-    return false;
-}
-bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    return buft == device_buft(dev);
-}
+bool device_supports_op(ggml_backend_dev_t, const ggml_tensor *) { return false; }
+bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) { return buft == device_buft(dev); }
 
 const ggml_backend_device_i device_iface = {
     /* .get_name             = */ device_name,
@@ -200,9 +172,7 @@ const ggml_backend_device_i device_iface = {
     /* .event_synchronize    = */ nullptr,
 };
 
-const ggml_tensor * root(const ggml_tensor * t) {
-    return t->view_src ? t->view_src : t;
-}
+const ggml_tensor * root(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
 
 } // namespace
 
@@ -210,9 +180,7 @@ Store::Store(ggml_backend_dev_t (*get_inner)(void *), void * inner_context)
     : inner_(get_inner), inner_context_(inner_context), device_{device_iface, nullptr, this},
       buft_{{buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host}, &device_, this} {}
 
-bool is_store(ggml_backend_buffer_type_t buft) {
-    return buft->iface.get_name == buft_name;
-}
+bool is_store(ggml_backend_buffer_type_t buft) { return buft->iface.get_name == buft_name; }
 
 bool in_store(const ggml_tensor * t) {
     const ggml_backend_buffer_t buffer = root(t)->buffer;

@@ -20,12 +20,8 @@ class Store {
     Store(const Store &)             = delete;
     Store & operator=(const Store &) = delete;
 
-    ggml_backend_buffer_type_t buffer_type() {
-        return &buft_;
-    }
-    ggml_backend_dev_t inner() const {
-        return inner_(inner_context_);
-    }
+    ggml_backend_buffer_type_t buffer_type() { return &buft_; }
+    ggml_backend_dev_t         inner() const { return inner_(inner_context_); }
 
   private:
     ggml_backend_dev_t (*inner_)(void *);

@@ -14,12 +14,8 @@ namespace {
 // A guard that begins and ends with a `with` block; both on one thread.
 class GuardBlock {
   public:
-    void enter() {
-        guard_ = std::make_unique<spac::AbortGuard>();
-    }
-    void exit(const py::args &) {
-        guard_.reset();
-    }
+    void enter() { guard_ = std::make_unique<spac::AbortGuard>(); }
+    void exit(const py::args &) { guard_.reset(); }
 
   private:
     std::unique_ptr<spac::AbortGuard> guard_;

@@ -36,6 +36,4 @@ static void translate(std::exception_ptr pointer) {
     }
 }
 
-void bind_errors(py::module_ &) {
-    py::register_local_exception_translator(&translate);
-}
+void bind_errors(py::module_ &) { py::register_local_exception_translator(&translate); }

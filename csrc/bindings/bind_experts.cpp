@@ -110,9 +110,7 @@ struct PyLoadScope {
         experts = get();
         scope.reset();
     }
-    std::shared_ptr<Experts> get() const {
-        return scope ? scope->experts() : experts;
-    }
+    std::shared_ptr<Experts> get() const { return scope ? scope->experts() : experts; }
 };
 
 void bind_infos(py::module_ & m) {

@@ -40,9 +40,7 @@ class PySession {
         session_->set_listeners(listeners({}));
     }
 
-    ~PySession() {
-        clear();
-    }
+    ~PySession() { clear(); }
     PySession(const PySession &)             = delete;
     PySession & operator=(const PySession &) = delete;
 
@@ -140,15 +138,11 @@ class PySession {
             }
             owner_.in_call_ = true;
         }
-        ~Call() {
-            owner_.in_call_ = false;
-        }
+        ~Call() { owner_.in_call_ = false; }
         Call(const Call &)             = delete;
         Call & operator=(const Call &) = delete;
 
-        Session * operator->() const {
-            return &session_;
-        }
+        Session * operator->() const { return &session_; }
 
       private:
         PySession & owner_;

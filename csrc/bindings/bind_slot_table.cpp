@@ -78,9 +78,7 @@ class Steps {
         spac::Residency::Retired retired;
         residency_.finish(std::exchange(loads_, {}), copied, retired);
     }
-    spac::Residency & get() {
-        return residency_;
-    }
+    spac::Residency & get() { return residency_; }
 
   private:
     spac::Residency                    residency_;

@@ -12,9 +12,7 @@ namespace spac {
 
 class HomeProcess {
   public:
-    bool is_here() const {
-        return getpid() == pid_;
-    }
+    bool is_here() const { return getpid() == pid_; }
     // Throws InputError in a child of the process; `what` is the object's name.
     void check(const char * what) const {
         if (!is_here()) {

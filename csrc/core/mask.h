@@ -20,9 +20,7 @@ namespace spac {
 class SlotLease {
   public:
     explicit SlotLease(std::function<void()> on_end) : on_end_(std::move(on_end)) {}
-    ~SlotLease() {
-        on_end_();
-    }
+    ~SlotLease() { on_end_(); }
     SlotLease(const SlotLease &)             = delete;
     SlotLease & operator=(const SlotLease &) = delete;
 
@@ -72,12 +70,8 @@ struct Mask {
     std::vector<int32_t>                          slot_of; // [n_expert], -1 = not on this device: skip
     std::vector<std::shared_ptr<const SlotLease>> leases;  // [n_expert], null where slot_of is -1
 
-    bool none() const {
-        return n_resident == 0;
-    }
-    bool all() const {
-        return n_resident == static_cast<int>(slot_of.size());
-    }
+    bool none() const { return n_resident == 0; }
+    bool all() const { return n_resident == static_cast<int>(slot_of.size()); }
 };
 
 } // namespace spac

@@ -13,12 +13,8 @@ struct Plan {
     std::vector<int32_t> priority;  // [L * N], higher is wanted more
     std::vector<int32_t> threshold; // [L], an expert is wanted when its priority reaches its layer's threshold
 
-    int32_t of(int il, int expert) const {
-        return priority[static_cast<size_t>(il) * n_expert + expert];
-    }
-    bool wants(int il, int expert) const {
-        return of(il, expert) >= threshold[il];
-    }
+    int32_t of(int il, int expert) const { return priority[static_cast<size_t>(il) * n_expert + expert]; }
+    bool    wants(int il, int expert) const { return of(il, expert) >= threshold[il]; }
 };
 
 } // namespace spac

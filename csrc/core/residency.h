@@ -44,19 +44,11 @@ class Residency {
     void finish(const std::vector<Load> & loads, bool copied, Retired & retired);
 
     // Whether, at the last begin, nothing was left to do for the plan in force.
-    bool settled() const {
-        return settled_;
-    }
-    std::shared_ptr<const Mask> mask(int layer) const {
-        return masks_[layer];
-    }
-    const SlotTable & table() const {
-        return table_;
-    }
+    bool                        settled() const { return settled_; }
+    std::shared_ptr<const Mask> mask(int layer) const { return masks_[layer]; }
+    const SlotTable &           table() const { return table_; }
     // Where slots come back to. To be kept by who waits on it: it outlives this object.
-    std::shared_ptr<SlotReturns> returns() const {
-        return returns_;
-    }
+    std::shared_ptr<SlotReturns> returns() const { return returns_; }
     // All masks in force, for the owner to drop when the slots go.
     Retired retire_all();
 

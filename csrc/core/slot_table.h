@@ -16,9 +16,7 @@ namespace spac {
 struct ExpertId {
     int  layer;
     int  expert;
-    bool operator==(const ExpertId & other) const {
-        return layer == other.layer && expert == other.expert;
-    }
+    bool operator==(const ExpertId & other) const { return layer == other.layer && expert == other.expert; }
 };
 
 class SlotTable {
@@ -31,33 +29,19 @@ class SlotTable {
     // `pool_slots[p]` slots in pool p; layers in the order in which they run.
     SlotTable(std::vector<Layer> layers, std::vector<int> pool_slots);
 
-    int n_layer() const {
-        return static_cast<int>(layers_.size());
-    }
-    int n_pool() const {
-        return static_cast<int>(pools_.size());
-    }
+    int n_layer() const { return static_cast<int>(layers_.size()); }
+    int n_pool() const { return static_cast<int>(pools_.size()); }
     int n_slots() const;
     int n_held() const;
-    int n_free(int pool) const {
-        return static_cast<int>(pools_[pool].free.size());
-    }
-    int pool_of(int layer) const {
-        return layers_[layer].pool;
-    }
+    int n_free(int pool) const { return static_cast<int>(pools_[pool].free.size()); }
+    int pool_of(int layer) const { return layers_[layer].pool; }
 
-    int n_expert(int layer) const {
-        return layers_[layer].n_expert;
-    }
+    int n_expert(int layer) const { return layers_[layer].n_expert; }
 
     // The slot of an expert in its layer's pool, -1 when it has none.
-    int slot_of(ExpertId id) const {
-        return slot_of_[id.layer][id.expert];
-    }
+    int slot_of(ExpertId id) const { return slot_of_[id.layer][id.expert]; }
     // The expert in a slot; nothing when the slot is free or leaving.
-    std::optional<ExpertId> expert_in(int pool, int slot) const {
-        return pools_[pool].holder[slot];
-    }
+    std::optional<ExpertId> expert_in(int pool, int slot) const { return pools_[pool].holder[slot]; }
 
     // Gives the expert a free slot of its layer's pool (there must be one) and returns it.
     int acquire(ExpertId id);

@@ -21,31 +21,15 @@ class Context {
     // `role` names the context in messages: "target" or "draft".
     Context(llama_context * ctx, const char * role);
 
-    llama_context * get() const {
-        return ctx_;
-    }
-    const llama_model * model() const {
-        return llama_get_model(ctx_);
-    }
-    const llama_vocab * vocab() const {
-        return llama_model_get_vocab(model());
-    }
-    int n_vocab() const {
-        return llama_vocab_n_tokens(vocab());
-    }
-    int n_ctx() const {
-        return static_cast<int>(llama_n_ctx_seq(ctx_));
-    }
-    int n_batch() const {
-        return static_cast<int>(llama_n_batch(ctx_));
-    }
+    llama_context *     get() const { return ctx_; }
+    const llama_model * model() const { return llama_get_model(ctx_); }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(model()); }
+    int                 n_vocab() const { return llama_vocab_n_tokens(vocab()); }
+    int                 n_ctx() const { return static_cast<int>(llama_n_ctx_seq(ctx_)); }
+    int                 n_batch() const { return static_cast<int>(llama_n_batch(ctx_)); }
 
-    const llama_tokens & tokens() const {
-        return tokens_;
-    }
-    int n_past() const {
-        return static_cast<int>(tokens_.size());
-    }
+    const llama_tokens & tokens() const { return tokens_; }
+    int                  n_past() const { return static_cast<int>(tokens_.size()); }
 
     void clear();
     // Drops everything from position `n` on. A memory that cannot do that (recurrent state) is cleared: n_past() is

@@ -10,13 +10,9 @@ namespace spac {
 // The check takes the host language's lock: often enough for a person's Ctrl-C, too seldom to cost anything.
 static constexpr auto check_interval = std::chrono::milliseconds(50);
 
-void Interrupt::attach(llama_context * ctx) {
-    llama_set_abort_callback(ctx, &Interrupt::abort_callback, this);
-}
+void Interrupt::attach(llama_context * ctx) { llama_set_abort_callback(ctx, &Interrupt::abort_callback, this); }
 
-void Interrupt::detach(llama_context * ctx) {
-    llama_set_abort_callback(ctx, nullptr, nullptr);
-}
+void Interrupt::detach(llama_context * ctx) { llama_set_abort_callback(ctx, nullptr, nullptr); }
 
 void Interrupt::clear() noexcept {
     cancelled_.store(false);

@@ -22,12 +22,8 @@ class Interrupt {
     void attach(llama_context * ctx);
     void detach(llama_context * ctx);
 
-    void set_check(std::function<void()> check) {
-        check_ = std::move(check);
-    }
-    void cancel() noexcept {
-        cancelled_.store(true);
-    }
+    void set_check(std::function<void()> check) { check_ = std::move(check); }
+    void cancel() noexcept { cancelled_.store(true); }
     void clear() noexcept;
 
     // Marks the calling thread as the session's, for one call.

@@ -5,16 +5,10 @@
 
 namespace spac {
 
-std::uintptr_t llama_decode_address() {
-    return reinterpret_cast<std::uintptr_t>(&llama_decode);
-}
+std::uintptr_t llama_decode_address() { return reinterpret_cast<std::uintptr_t>(&llama_decode); }
 
-std::string ggml_version_text() {
-    return ggml_version();
-}
+std::string ggml_version_text() { return ggml_version(); }
 
-std::string system_info() {
-    return llama_print_system_info();
-}
+std::string system_info() { return llama_print_system_info(); }
 
 } // namespace spac

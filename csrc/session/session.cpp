@@ -51,9 +51,7 @@ struct Session::Impl {
             }
             impl_.interrupt.enter();
         }
-        ~Use() {
-            impl_.busy.store(false);
-        }
+        ~Use() { impl_.busy.store(false); }
         Use(const Use &)             = delete;
         Use & operator=(const Use &) = delete;
 
@@ -119,9 +117,7 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
-int Session::Impl::n_pending() const {
-    return static_cast<int>(history.size()) - target.n_past();
-}
+int Session::Impl::n_pending() const { return static_cast<int>(history.size()) - target.n_past(); }
 
 // Evaluates what the target's memory lacks of the history, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
@@ -280,9 +276,7 @@ const Step & Session::step() {
     return impl.result;
 }
 
-const Step & Session::last_step() const {
-    return impl_->result;
-}
+const Step & Session::last_step() const { return impl_->result; }
 
 void Session::reset() {
     auto &          impl = *impl_;
@@ -297,9 +291,7 @@ void Session::reset() {
     impl.result     = Step{};
 }
 
-void Session::cancel() noexcept {
-    impl_->interrupt.cancel();
-}
+void Session::cancel() noexcept { impl_->interrupt.cancel(); }
 
 void Session::set_draft_length(int n) {
     if (n < 0 || n > impl_->draft_max) {
@@ -309,13 +301,9 @@ void Session::set_draft_length(int n) {
     impl_->draft_length.store(n);
 }
 
-int Session::draft_length() const {
-    return impl_->draft_length.load();
-}
+int Session::draft_length() const { return impl_->draft_length.load(); }
 
-int Session::draft_max() const {
-    return impl_->draft_max;
-}
+int Session::draft_max() const { return impl_->draft_max; }
 
 void Session::set_listeners(const Listeners & listeners) {
     const Impl::Use use(*impl_);
@@ -323,13 +311,9 @@ void Session::set_listeners(const Listeners & listeners) {
     impl_->interrupt.set_check(listeners.interrupt_check);
 }
 
-int Session::n_past() const {
-    return impl_->target.n_past();
-}
+int Session::n_past() const { return impl_->target.n_past(); }
 
-int Session::n_ctx() const {
-    return impl_->target.n_ctx();
-}
+int Session::n_ctx() const { return impl_->target.n_ctx(); }
 
 std::vector<int32_t> Session::tokens() const {
     auto all = impl_->history;

@@ -46,9 +46,7 @@ void Speculator::rebuild() {
     n_max_ = std::min(config_.n_max, common_speculative_n_max(spec_.get()));
 }
 
-int Speculator::n_batch() const {
-    return draft_ ? std::min(draft_->n_batch(), target_.n_batch()) : target_.n_batch();
-}
+int Speculator::n_batch() const { return draft_ ? std::min(draft_->n_batch(), target_.n_batch()) : target_.n_batch(); }
 
 void Speculator::cut(const llama_tokens & tokens, int n) {
     if (draft_) {

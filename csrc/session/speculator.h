@@ -28,9 +28,7 @@ class Speculator {
     // The most tokens that may be given to observe() at once.
     int n_batch() const;
     // The longest draft that the types can make.
-    int n_max() const {
-        return n_max_;
-    }
+    int n_max() const { return n_max_; }
 
     // The sequence is cut to its first `n` tokens, or begins anew: what common learnt from the rest is forgotten.
     void cut(const llama_tokens & tokens, int n);

@@ -30,14 +30,10 @@ struct dim3 {
 
 using cudaStream_t = void *;
 
-inline int cudaGetLastError() {
-    return 0;
-}
+inline int cudaGetLastError() { return 0; }
 
 struct ggml_backend_cuda_context {
-    cudaStream_t stream() {
-        return nullptr;
-    }
+    cudaStream_t stream() { return nullptr; }
 };
 
 struct DeviceInfo {
@@ -47,17 +43,11 @@ struct DeviceInfo {
     } devices[1];
 };
 
-constexpr int ggml_cuda_get_physical_warp_size() {
-    return 32;
-}
+constexpr int ggml_cuda_get_physical_warp_size() { return 32; }
 
-inline int ggml_cuda_get_device() {
-    return 0;
-}
+inline int ggml_cuda_get_device() { return 0; }
 
-inline DeviceInfo ggml_cuda_info() {
-    return {{{32, 48 * 1024}}};
-}
+inline DeviceInfo ggml_cuda_info() { return {{{32, 48 * 1024}}}; }
 
 inline dim3 gridDim(1), blockDim(1), blockIdx(0), threadIdx(0);
 
@@ -130,9 +120,7 @@ template <typename Kernel> auto launch(dim3 grid, dim3 block, size_t, cudaStream
 
 } // namespace warp
 
-inline void ggml_cuda_syncwarp() {
-    warp::exchange(0);
-}
+inline void ggml_cuda_syncwarp() { warp::exchange(0); }
 
 inline int __shfl_sync(unsigned, int value, int lane, int width) {
     const int first = int(threadIdx.x) / width * width;
