@@ -4,6 +4,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 ggml=${1:?usage: run.sh PATCHED_GGML_DIR [BUILD_DIR]}
 build=${2:-$(mktemp -d)}
+mkdir -p "$build"
 for sanitize in address,undefined thread; do
     dir=$build/${sanitize%%,*}
     cmake -G Ninja -S "$here" -B "$dir" -DGGML_DIR="$ggml" -DSPAC_SANITIZE=$sanitize >"$build/configure.log" 2>&1 || { cat "$build/configure.log"; exit 1; }

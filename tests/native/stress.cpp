@@ -130,7 +130,7 @@ void stress(int rounds, unsigned seed, const char * fault) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    const int      rounds = argc > 1 ? atoi(argv[1]) : 30;
+    const int      rounds = argc > 1 ? atoi(argv[1]) : 15;
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
     stress(rounds, seed, "");
     stress(rounds, seed + 100, "compact");
