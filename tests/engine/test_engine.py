@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
@@ -13,6 +12,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.scheduler import Event, Plan, Scheduler
+from tests.threads import n_threads
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
 
@@ -31,10 +31,6 @@ def target(tiny_model):
 def engine(target):
     with Engine(config(target)) as engine:
         yield engine
-
-
-def n_threads():
-    return len(os.listdir("/proc/self/task"))
 
 
 def test_an_engine_leaves_no_thread_behind(target):
