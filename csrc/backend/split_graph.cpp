@@ -113,7 +113,7 @@ StagingSize staging_size(const std::vector<Block> & blocks) {
 }
 
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
-                                    ggml_backend_buffer_t device, std::vector<Staging> & staging) {
+                                    ggml_backend_buffer_t device) {
     auto g     = std::make_unique<SplitGraph>();
     g->uid     = graph->uid;
     g->n_nodes = graph->n_nodes;
@@ -151,10 +151,11 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->block    = std::move(block);
         g->n_tokens = std::max(g->n_tokens, b->block.n_tokens());
 
-        Arena host_arena(host), device_arena(ggml_backend_buffer_get_base(device));
-        staging.push_back(lay_out(b->block, host_arena, device_arena));
-        make_host_part(g->ctx.get(), *b, staging.back(), host_arena);
-        make_join(g->ctx.get(), *b, staging.back(), device);
+        Arena         host_arena(host), device_arena(ggml_backend_buffer_get_base(device));
+        const Staging staging = lay_out(b->block, host_arena, device_arena);
+        g->staging.push_back(staging);
+        make_host_part(g->ctx.get(), *b, staging, host_arena);
+        make_join(g->ctx.get(), *b, staging, device);
         g->blocks.push_back(std::move(b));
     }
     g->tail.insert(g->tail.end(), graph->nodes + next, graph->nodes + graph->n_nodes);

@@ -111,7 +111,7 @@ StagingSize staging_size(const std::vector<Block> & blocks);
 
 // Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's.
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
-                                    ggml_backend_buffer_t device, std::vector<Staging> & staging);
+                                    ggml_backend_buffer_t device);
 
 // Makes the device's part of a block for the slots in force; with `mask_row`, a tensor [1, n_expert] of slot ids on the
 // device, in masked form, else in compact form.

@@ -128,11 +128,9 @@ SplitGraph & SplitStream::graph_for(const ggml_cgraph * graph) {
     if (graphs_.size() >= max_graphs) {
         graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), stale));
     }
-    std::vector<Staging> staging;
-    void *               host = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
-    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get(), staging));
-    graphs_.back()->used    = n_computed_;
-    graphs_.back()->staging = std::move(staging);
+    void * host = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
+    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get()));
+    graphs_.back()->used = n_computed_;
     return *graphs_.back();
 }
 

@@ -93,8 +93,6 @@ std::shared_ptr<const Mask> Residency::publish(ExpertId id, int slot) {
     return std::exchange(masks_[id.layer], std::move(next));
 }
 
-Residency::Retired Residency::retire_all() { return std::exchange(masks_, {}); }
-
 void Residency::check_integrity() const {
     table_.check_integrity();
     for (int il = 0; il < table_.n_layer(); ++il) {

@@ -49,8 +49,6 @@ class Residency {
     const SlotTable &           table() const { return table_; }
     // Where slots come back to. To be kept by who waits on it: it outlives this object.
     std::shared_ptr<SlotReturns> returns() const { return returns_; }
-    // All masks in force, for the owner to drop when the slots go.
-    Retired retire_all();
 
     void check_integrity() const;
 

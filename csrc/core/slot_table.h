@@ -40,8 +40,6 @@ class SlotTable {
 
     // The slot of an expert in its layer's pool, -1 when it has none.
     int slot_of(ExpertId id) const { return slot_of_[id.layer][id.expert]; }
-    // The expert in a slot; nothing when the slot is free or leaving.
-    std::optional<ExpertId> expert_in(int pool, int slot) const { return pools_[pool].holder[slot]; }
 
     // Gives the expert a free slot of its layer's pool (there must be one) and returns it.
     int acquire(ExpertId id);
