@@ -1,14 +1,16 @@
 """What the split costs beyond expert work: `python -m bench.overhead [--model FILE] [--rounds N]`.
 
-Two questions, answered on the stand-in, side by side in one process:
+Three questions, answered on the stand-in, side by side in one process:
 
 1. Per MoE layer, our own time on the decoding thread: all of the graph's time less what the wrapped device's
    calls, the experts on the CPU and the waits for ids took.
-2. A decode step with no and with all experts resident, as a ratio to llama.cpp itself on the CPU with the
-   same threads. Steps of the two are taken in turn, a block of each at a time, and compared pair by pair.
+2. A decode step with no, a quarter and all experts resident, as a ratio to llama.cpp itself on the CPU with
+   the same threads. Steps of the two are taken in turn, a block of each at a time, and compared pair by pair.
+3. The same of a prompt of 512 tokens.
 
-Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the second question
-also pays for handing every launch to that thread, which a GPU's driver does in its own way.
+Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the last two also
+hand every launch to that thread. It looks for work for up to a millisecond before it sleeps here, as a GPU
+that has work does; with a part of the experts resident, two threads compute where llama.cpp has one.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ import numpy as np
 
 from spac import _core
 from spac.config import EngineConfig
+from spac.env import STAND_IN
 from spac.pair import ModelPair
 
 Steps = Callable[[int], float]
+BLOCK = 32  # steps of one of the two at a time: long enough for caches and waiting threads to be its own
 
 
 def interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
@@ -78,6 +82,20 @@ class Stepper:
             self.session.step()
         return (time.perf_counter() - started) / n
 
+    def block(self) -> float:
+        """Seconds per step over a block of steps, always of the same context: attention grows with it."""
+        self.start()
+        return self.steps(BLOCK)
+
+    def prompt(self) -> float:
+        """Seconds that a prompt of 512 tokens takes."""
+        self.session.reset()
+        started = time.perf_counter()
+        self.session.prefill(np.arange(513, dtype=np.int32) % 256)
+        seconds = time.perf_counter() - started
+        self.start()
+        return seconds
+
     def own_us_per_block(self, n: int) -> float:
         """Our own µs per MoE block over `n` steps."""
         experts = self.pair.experts
@@ -94,11 +112,11 @@ class Stepper:
 
 
 def random_model(folder: Path) -> Path:
-    """A Qwen3-MoE of random weights whose step takes some ten milliseconds on two cores."""
+    """Eight layers in the shape of Qwen3-30B-A3B's, with 16 experts each, of random weights."""
     from tests.models import Shape, write_model
 
     path = folder / "overhead.gguf"
-    shape = Shape(n_layer=16, n_expert=32, n_used=4, n_embd=1024, n_head=8, n_ff_exp=512, types={"*": "Q8_0"})
+    shape = Shape(n_layer=8, n_expert=16, n_used=8, n_embd=2048, n_head=16, n_ff_exp=768, types={"*": "Q8_0"})
     write_model(path, "qwen3moe", shape)
     return path
 
@@ -106,13 +124,15 @@ def random_model(folder: Path) -> Path:
 def measure(model: Path, rounds: int, threads: int) -> dict[str, object]:
     """All figures; times in µs, ratios without unit, each (median, low, high)."""
     result: dict[str, object] = {}
+    os.environ[STAND_IN.name] = "spin_us=1000"
     plain = Stepper(model, "cpu", 0.0, threads)
     try:
         for share in (0.0, 0.25, 1.0):
             ours = Stepper(model, "stand-in", share, threads)
             try:
                 own = [ours.own_us_per_block(8) for _ in range(rounds)]
-                pairs = np.array([(ours.steps(8), plain.steps(8)) for _ in range(rounds)])
+                pairs = np.array([(ours.block(), plain.block()) for _ in range(rounds)])
+                prompts = np.array([(ours.prompt(), plain.prompt()) for _ in range(max(rounds // 2, 1))])
             finally:
                 ours.close()
             name = f"{share:.0%} resident"
@@ -121,6 +141,9 @@ def measure(model: Path, rounds: int, threads: int) -> dict[str, object]:
                 "step_us": interval(pairs[:, 0] * 1e6),
                 "plain_step_us": interval(pairs[:, 1] * 1e6),
                 "ratio": interval(pairs[:, 0] / pairs[:, 1]),
+                "prompt_ms": interval(prompts[:, 0] * 1e3),
+                "plain_prompt_ms": interval(prompts[:, 1] * 1e3),
+                "prompt_ratio": interval(prompts[:, 0] / prompts[:, 1]),
             }
     finally:
         plain.close()

@@ -34,7 +34,28 @@ bool same_rows(const ggml_tensor * t, const ggml_tensor * ids) {
     return t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && t->ne[3] == 1;
 }
 
+// The numbers that a node looks up for every id, [1, n_used, n_tokens] of them; null when it does something else. It is
+// get_rows(repeat(reshape(table))), the repetition being over tokens.
+const ggml_tensor * scale_table(const ggml_tensor * node, const ggml_tensor * ids) {
+    const ggml_tensor * repeat = node->op == GGML_OP_GET_ROWS ? node->src[0] : nullptr;
+    if (repeat == nullptr || repeat->op != GGML_OP_REPEAT || node->src[1] != ids || !same_rows(node, ids) ||
+        repeat->ne[0] != 1 || repeat->ne[2] != ids->ne[1]) {
+        return nullptr;
+    }
+    const ggml_tensor * view  = repeat->src[0];
+    const ggml_tensor * table = view->view_src != nullptr ? view->view_src : view;
+    const bool          whole = ggml_nelements(table) == repeat->ne[1] && ggml_nelements(view) == repeat->ne[1] &&
+                       ggml_is_contiguous(view) && ggml_is_contiguous(table);
+    return whole && table->op == GGML_OP_NONE && table->type == GGML_TYPE_F32 && !in_store(table) ? table : nullptr;
+}
+
 using TensorSet = std::unordered_set<const ggml_tensor *>;
+
+// The lookups of scales among the nodes of a block's range.
+struct Lookups {
+    std::unordered_map<const ggml_tensor *, const ggml_tensor *> tables; // by what the chain reads
+    TensorSet                                                    nodes;
+};
 
 class Finder {
   public:
@@ -70,9 +91,13 @@ class Finder {
   private:
     // Follows the chain from the first to the last node of the block; false when rows cannot be split.
     bool trace(Block & block) {
-        TensorSet members;
+        TensorSet     members;
+        const Lookups lookups = lookups_of(block);
         for (int i = block.first; i <= block.last; ++i) {
             ggml_tensor * node = graph_->nodes[i];
+            if (lookups.nodes.count(node) != 0) {
+                continue;
+            }
             if (!belongs(block, members, node)) {
                 if (touches(members, node) || computes(node)) {
                     return false;
@@ -80,7 +105,7 @@ class Finder {
                 continue;
             }
             if (!same_rows(node, block.ids) || (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 ||
-                !take_sources(block, members, node)) {
+                !take_sources(block, members, lookups, node)) {
                 return false;
             }
             members.insert(node);
@@ -91,11 +116,24 @@ class Finder {
             block.input->type != GGML_TYPE_F32 || block.out->type != GGML_TYPE_F32 || block.input->ne[3] != 1) {
             return false;
         }
+        members.insert(lookups.nodes.begin(), lookups.nodes.end());
         if (escapes(block, members) || interleaved(block)) {
             return false;
         }
         block.splittable = true;
         return true;
+    }
+
+    Lookups lookups_of(const Block & block) const {
+        Lookups lookups;
+        for (int i = block.first; i <= block.last; ++i) {
+            const ggml_tensor * node = graph_->nodes[i];
+            if (const ggml_tensor * table = scale_table(node, block.ids)) {
+                lookups.tables.emplace(node, table);
+                lookups.nodes.insert({node, node->src[0]});
+            }
+        }
+        return lookups;
     }
 
     static bool belongs(const Block & block, const TensorSet & members, const ggml_tensor * node) {
@@ -121,8 +159,9 @@ class Finder {
         return node->view_src != nullptr && members.count(node->view_src) != 0;
     }
 
-    // Notes weights and the block's input; false when the node reads anything else from outside, or writes to it.
-    static bool take_sources(Block & block, const TensorSet & members, ggml_tensor * node) {
+    // Notes weights, scales and the block's input; false when the node reads anything else from outside, or writes to
+    // it.
+    static bool take_sources(Block & block, const TensorSet & members, const Lookups & lookups, ggml_tensor * node) {
         const ggml_tensor * weight = store_weight(node);
         if (node->view_src != nullptr && members.count(node->view_src) == 0) {
             return false;
@@ -131,8 +170,11 @@ class Finder {
             if (src == nullptr || members.count(src) != 0) {
                 continue;
             }
+            const auto scale = lookups.tables.find(src);
             if (src == weight) {
                 block.weights.push_back(weight);
+            } else if (scale != lookups.tables.end() && node->op == GGML_OP_MUL && src == node->src[1]) {
+                block.scales.push_back({src, scale->second});
             } else if (weight != nullptr && src == block.ids) {
                 continue;
             } else if (node->op == GGML_OP_MUL_MAT_ID && src == node->src[1] &&
@@ -145,7 +187,7 @@ class Finder {
         return true;
     }
 
-    // Whether a node outside reads the chain elsewhere than at its end.
+    // Whether a node outside reads the chain (or a lookup of its scales) elsewhere than at its end.
     bool escapes(const Block & block, const TensorSet & members) const {
         for (int i = block.first; i < graph_->n_nodes; ++i) {
             const ggml_tensor * node = graph_->nodes[i];

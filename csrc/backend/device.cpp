@@ -8,6 +8,7 @@
 
 #include "backend/device.h"
 
+#include "backend/fault.h"
 #include "backend/ggml_internals.h"
 #include "backend/model_experts.h"
 #include "backend/split_stream.h"
@@ -191,7 +192,9 @@ bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
                                  : op->op == GGML_OP_ADD_ID   ? op->src[1]
                                                               : nullptr;
     if (weight != nullptr && weight->op == GGML_OP_NONE && weight->buffer != nullptr) {
-        return false; // sends expert weights to the store while the model loads
+        // sends expert weights to the store while the model loads; a number for every expert (the loader asks as if it
+        // were a matrix) is better off on the device, whole
+        return op->op == GGML_OP_MUL_MAT_ID && ggml_n_dims(weight) == 1;
     }
     for (const ggml_tensor * src : op->src) {
         if (src != nullptr && in_store(src)) {
@@ -385,10 +388,15 @@ void set_fault(const std::string & name) {
         fault_now = Fault::swap_slots;
     } else if (name == "drop-join") {
         fault_now = Fault::drop_join;
+    } else if (name == "early-turn") {
+        fault_now = Fault::early_turn;
+    } else if (name == "no-kernel") {
+        fault_now = Fault::no_kernel;
     } else if (name == "compact") {
         fault_now = Fault::compact;
     } else {
-        throw InputError("unknown fault '" + name + "': swap-slots, drop-join, compact or nothing");
+        throw InputError("unknown fault '" + name +
+                         "': swap-slots, drop-join, early-turn, no-kernel, compact or nothing");
     }
 }
 

@@ -30,19 +30,21 @@ std::string default_device();
 
 // The stand-in's speed and faults, for tests and for showing what a slow link does. They apply from now on.
 struct StandInSettings {
-    double upload_gb_s  = 0; // host-to-device bandwidth; 0 = as fast as memory
-    double latency_us   = 0; // added to every copy and launch
-    double delay_us     = 0; // a random delay up to this before every queued operation
-    long   memory_mb    = 0; // memory it claims to have; 0 = half of the host's
-    int    fail_uploads = 0; // the next so many uploads into slots fail
-    int    n_threads    = 1; // threads that compute on it
+    double upload_gb_s  = 0;  // host-to-device bandwidth; 0 = as fast as memory
+    double latency_us   = 0;  // added to every copy and launch
+    double delay_us     = 0;  // a random delay up to this before every queued operation
+    long   memory_mb    = 0;  // memory it claims to have; 0 = half of the host's
+    int    fail_uploads = 0;  // the next so many uploads into slots fail
+    int    n_threads    = 1;  // threads that compute on it
+    double spin_us      = 50; // how long its threads, and who waits for it, look before they sleep
 };
 void            set_stand_in(const StandInSettings & settings);
 StandInSettings stand_in();
 
 // Faults for negative controls in tests ("": none; "swap-slots": two slots of every pool are exchanged behind the
-// mask's back; "drop-join": the host's rows are not joined; "compact": no fault, but the device side compacts (token,
-// expert) pairs instead of reading the mask).
+// mask's back; "drop-join": the host's rows are not joined; "early-turn": a large
+// batch reads experts that may not have come yet; "no-kernel": the device cannot compute experts; "compact": no fault,
+// but the device side compacts (token, expert) pairs instead of reading the mask).
 void set_fault(const std::string & fault);
 
 } // namespace spac

@@ -5,11 +5,14 @@
 #pragma once
 
 #include "core/home_process.h"
+#include "core/trace.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace spac {
@@ -35,14 +38,29 @@ struct ExpertStats {
     uint64_t uploads;         // experts copied into slots
     uint64_t upload_bytes;    // bytes of these copies
     uint64_t upload_failures; // copies that failed (the expert stays on the CPU)
+    uint64_t upload_ns;       // time from a batch of copies' start to its end, the failed ones' too
+    uint64_t uploads_wasted;  // uploads whose expert was evicted again without having been used (core/churn.h)
     uint64_t evictions;       // experts that lost their slot
+    uint64_t evictions_early; // of these, wanted by the next execution of their layer (core/churn.h)
     uint64_t host_waits;      // times the host waited for ids and input of a block
     uint64_t host_wait_ns;    // time spent in these waits
     uint64_t host_compute_ns; // time the CPU spent computing experts
     uint64_t download_bytes;  // ids and block inputs, device to host
+    uint64_t blocks_streamed; // blocks of large batches whose experts came to the device
+    uint64_t stream_bytes;    // these experts
     uint64_t join_bytes;      // rows computed on the host, host to device
     uint64_t graph_ns;        // time that graphs with MoE blocks took on the calling thread, all of it
     uint64_t queue_ns;        // of this, time inside the wrapped device's calls that queue copies and launches
+};
+
+// What the executions of one MoE layer that count as demand took and computed. A time is of the thread that decodes.
+struct LayerCost {
+    int64_t host_ns;            // computing experts on the CPU
+    int64_t wait_ns;            // waiting for ids and input
+    int32_t host_activations;   // (token, expert) pairs on the CPU
+    int32_t host_distinct;      // distinct experts of them, of every execution
+    int32_t device_activations; // the same on the device
+    int32_t device_distinct;
 };
 
 struct SlotStats {
@@ -68,9 +86,10 @@ class Experts {
     virtual LayerInfo layer(int il) const = 0;
 
     // Allocates `n_slots` slots on the device, shared out over the pools by their layers' numbers of experts; replaces
-    // and empties what was there. Throws MemoryError naming how many would fit.
+    // and empties what was there. Throws MemoryError naming how many would fit, and InputError naming the limit where
+    // kernels could not address so many of this size in one tensor.
     virtual void attach_slots(int n_slots) = 0;
-    // How many slots fit into the device's free memory less `margin` bytes.
+    // How many slots fit into the device's free memory less `margin` bytes, and can be addressed.
     virtual int       slots_that_fit(size_t margin) const = 0;
     virtual SlotStats slots() const                       = 0;
     // Slots of every pool, [n_pool].
@@ -94,10 +113,29 @@ class Experts {
     virtual void set_counting(bool counting) = 0;
     // demand[L * N]: activations since the last call, then zeroed. Returns the steps (graphs) they stem from.
     virtual int take_demand(int32_t * demand) = 0;
+    // The experts of the last execution of every layer that counted, by token: ids[n_layer * n_tokens * n_used] of the
+    // largest counts, -1 where a layer had fewer. Returns (n_tokens, n_used).
+    virtual std::pair<int, int> routes(std::vector<int32_t> & ids) const = 0;
+    // costs[L]: of the executions since the last call, then zeroed.
+    virtual void take_layer_costs(LayerCost * costs) = 0;
+    // Called after each execution that counts, on the thread that decodes, when all that the device needs for it is
+    // queued; demand[n_expert of the layer] is what the layer was asked for since the last take_demand(). It must not
+    // throw. Null: nobody listens, which costs nothing; else the host waits for the ids of wholly resident layers too.
+    // A call that another thread has begun may end after this one returns.
+    using LayerListener = std::function<void(int il, const std::vector<int32_t> & demand)>;
+    virtual void set_layer_listener(LayerListener listener) = 0;
     // Batches with more tokens than this bypass counting whatever set_counting says (prompts); default 64.
     virtual void set_step_tokens(int n_max) = 0;
 
+    // Batches of `n` tokens and more that do not count as demand have all their experts copied through the device and
+    // are computed there (weight_stream.h); 0: never. Slots are not touched. Default 0.
+    virtual void set_stream_tokens(int n) = 0;
+    // Device memory that this takes, from the first such batch on; slots_that_fit() leaves room for it.
+    virtual size_t stream_bytes() const = 0;
+
     virtual ExpertStats stats() const = 0;
+    // Where blocks and copies are recorded; off until somebody starts it.
+    virtual std::shared_ptr<Trace> trace() const = 0;
 };
 
 // Models loaded on this thread while the scope lives have their experts in `experts()`. Scopes nest; each is used for

@@ -1,13 +1,26 @@
 #include "backend/model_experts.h"
 
 #include "backend/reconciler.h"
+#include "backend/weight_stream.h"
 #include "core/error.h"
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <limits>
 
 namespace spac {
+
+namespace {
+
+int max_slots(const std::vector<ExpertWeight> & weights) {
+    int most = std::numeric_limits<int>::max();
+    for (const ExpertWeight & weight : weights) {
+        most = std::min(most, weight.max_slots());
+    }
+    return most;
+}
+
+} // namespace
 
 ModelExperts::ModelExperts() = default;
 
@@ -84,25 +97,37 @@ int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & wei
         }
     }
     layer.info.n_used = n_used;
-    // layers with equal shapes share a pool
-    layer.info.pool = n_pool_;
-    for (const Layer & other : layers_) {
-        if (other.weights.size() == layer.weights.size() &&
-            std::equal(other.weights.begin(), other.weights.end(), layer.weights.begin(),
-                       [](auto & a, auto & b) { return a.same_shape(b); })) {
-            layer.info.pool = other.info.pool;
-        }
-    }
-    n_pool_ = std::max(n_pool_, layer.info.pool + 1);
+    layer.info.pool   = pool_for_locked(layer);
+    n_pool_           = std::max(n_pool_, layer.info.pool + 1);
     layers_.push_back(std::move(layer));
     return static_cast<int>(layers_.size()) - 1;
 }
 
-void ModelExperts::note_unsplit(const char * weight) {
-    if (!unsplit_noted_.exchange(true)) {
-        GGML_LOG_WARN("spac: the block around %s cannot be split (an adapter, or an op that spac does not know): "
-                      "such blocks run on the CPU\n",
-                      weight);
+// Layers with equal shapes share a pool, as far as all their experts could be slots of it.
+int ModelExperts::pool_for_locked(const Layer & layer) const {
+    int pool = n_pool_;
+    for (const Layer & other : layers_) {
+        if (other.weights.size() == layer.weights.size() &&
+            std::equal(other.weights.begin(), other.weights.end(), layer.weights.begin(),
+                       [](auto & a, auto & b) { return a.same_shape(b); })) {
+            pool = other.info.pool; // the latest
+        }
+    }
+    int64_t n_expert = layer.info.n_expert;
+    for (const Layer & other : layers_) {
+        n_expert += other.info.pool == pool ? other.info.n_expert : 0;
+    }
+    return n_expert <= max_slots(layer.weights) ? pool : n_pool_;
+}
+
+void ModelExperts::note_unsplit(const char * weight, Unsplit why) {
+    static constexpr const char * reasons[] = {"an adapter, or an op that spac does not know",
+                                               "the device has no kernel for it",
+                                               "it was met after the layers were counted"};
+    const auto                    i         = static_cast<size_t>(why);
+    if (!unsplit_noted_[i].exchange(true)) {
+        GGML_LOG_WARN("spac: the block around %s cannot be split (%s): such blocks run on the CPU\n", weight,
+                      reasons[i]);
     }
 }
 
@@ -155,6 +180,14 @@ std::vector<SlotTable::Layer> ModelExperts::table_layers_locked() const {
 
 // ---- slots
 
+std::vector<int> ModelExperts::pool_limits_locked() const {
+    std::vector<int> limits;
+    for (const auto & weights : prototypes_locked()) {
+        limits.push_back(max_slots(weights));
+    }
+    return limits;
+}
+
 void ModelExperts::attach_slots(int n_slots) {
     if (n_slots < 0) {
         throw InputError("the number of slots must not be negative, not " + std::to_string(n_slots));
@@ -168,7 +201,15 @@ void ModelExperts::attach_slots(int n_slots) {
     const auto layers     = table_layers_locked();
     const auto pools      = share_out(n_slots, layers, n_pool_);
     const auto prototypes = prototypes_locked();
+    const auto limits     = pool_limits_locked();
     lock.unlock();
+    for (int p = 0; p < static_cast<int>(pools.size()); ++p) {
+        if (pools[p] > limits[p]) {
+            throw InputError(std::to_string(n_slots) + " slots would stack " + std::to_string(pools[p]) +
+                             " experts in one tensor, and devices' kernels can address " + std::to_string(limits[p]) +
+                             " of this size: give " + std::to_string(most_slots(limits, layers)) + " slots at most");
+        }
+    }
     std::shared_ptr<const SlotStorage> storage;
     try {
         storage = std::make_shared<SlotStorage>(device_, prototypes, pools);
@@ -181,6 +222,27 @@ void ModelExperts::attach_slots(int n_slots) {
     residency_ = std::make_unique<Residency>(layers, pools, std::move(storage));
     ++storage_generation_;
     reconciler_ = std::make_unique<Reconciler>(*this, device_);
+}
+
+size_t ModelExperts::stream_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return stream_bytes_locked();
+}
+
+size_t ModelExperts::stream_bytes_locked() const {
+    if (stream_tokens_ <= 0 || device_ == nullptr) {
+        return 0;
+    }
+    ggml_backend_buffer_type_t type  = ggml_backend_dev_buffer_type(device_);
+    size_t                     bytes = 0;
+    for (const Layer & layer : layers_) {
+        Block block;
+        for (const ExpertWeight & weight : layer.weights) {
+            block.weights.push_back(weight.tensor);
+        }
+        bytes = std::max(bytes, WeightStream::region_bytes(WeightStream::turns_of(block, type), type));
+    }
+    return WeightStream::affordable(device_, bytes) ? WeightStream::n_regions * bytes : 0;
 }
 
 int ModelExperts::slots_that_fit(size_t margin) const {
@@ -196,11 +258,13 @@ int ModelExperts::slots_that_fit(size_t margin) const {
     }
     // slots that are attached now would be given back first
     free += storage_ ? storage_->bytes() : 0;
+    margin += stream_bytes_locked();
     if (free <= margin) {
         return 0;
     }
     const double share = static_cast<double>(free - margin) / static_cast<double>(bytes);
-    return static_cast<int>(std::min(1.0, share) * static_cast<double>(experts));
+    return std::min(static_cast<int>(std::min(1.0, share) * static_cast<double>(experts)),
+                    most_slots(pool_limits_locked(), table_layers_locked()));
 }
 
 SlotStats ModelExperts::slots() const {
@@ -271,104 +335,38 @@ ModelExperts::Snapshot ModelExperts::snapshot(int il) const {
 
 // ---- demand
 
-void ModelExperts::set_counting(bool counting) {
-    const std::lock_guard lock(demand_mutex_);
-    counting_ = counting;
+int ModelExperts::take_demand(int32_t * counts) {
+    const int n = n_expert();
+    return demand.take(counts, n_layer(), n);
 }
 
-void ModelExperts::set_step_tokens(int n_max) {
-    const std::lock_guard lock(demand_mutex_);
-    step_tokens_ = n_max;
-}
+std::pair<int, int> ModelExperts::routes(std::vector<int32_t> & ids) const { return demand.routes(ids, n_layer()); }
 
-bool ModelExperts::counts(int n_used, int n_tokens, int n_expert) const {
-    const std::lock_guard lock(demand_mutex_);
-    // llama.cpp warms up with all experts at once: no demand
-    return counting_ && n_tokens <= step_tokens_ && (n_used < n_expert || n_expert == 1);
-}
+void ModelExperts::take_layer_costs(LayerCost * costs) { demand.take_layer_costs(costs, n_layer()); }
 
-void ModelExperts::count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert,
-                         const Mask * mask) {
-    const std::lock_guard lock(demand_mutex_);
-    if (static_cast<size_t>(il) >= demand_.size()) {
-        demand_.resize(il + 1);
-    }
-    auto & row = demand_[il];
-    row.resize(n_expert, 0);
-    seen_.assign(n_expert, 0);
-    for (int t = 0; t < n_tokens; ++t) {
-        const auto * token = reinterpret_cast<const int32_t *>(reinterpret_cast<const char *>(ids) + t * stride);
-        for (int u = 0; u < n_used; ++u) {
-            const int32_t e        = token[u];
-            const bool    resident = mask != nullptr && mask->slot_of[e] >= 0;
-            ++row[e];
-            ++activations_;
-            activations_hit_ += resident;
-            distinct_ += !seen_[e];
-            distinct_hit_ += !seen_[e] && resident;
-            seen_[e] = 1;
-        }
-    }
-}
-
-void ModelExperts::end_step() {
-    const std::lock_guard lock(demand_mutex_);
-    ++n_steps_;
-}
-
-int ModelExperts::take_demand(int32_t * demand) {
-    const int             n      = n_expert();
-    const int             n_rows = n_layer();
-    const std::lock_guard lock(demand_mutex_);
-    std::fill(demand, demand + static_cast<size_t>(n) * n_rows, 0);
-    for (size_t il = 0; il < demand_.size() && il < static_cast<size_t>(n_rows); ++il) {
-        std::copy(demand_[il].begin(), demand_[il].end(), demand + il * n);
-        std::fill(demand_[il].begin(), demand_[il].end(), 0);
-    }
-    return std::exchange(n_steps_, 0);
-}
+void ModelExperts::set_layer_listener(LayerListener listener) { demand.set_listener(std::move(listener)); }
 
 ExpertStats ModelExperts::stats() const {
     ExpertStats s = {};
-    {
-        const std::lock_guard lock(demand_mutex_);
-        s.activations     = activations_;
-        s.activations_hit = activations_hit_;
-        s.distinct        = distinct_;
-        s.distinct_hit    = distinct_hit_;
-    }
+    demand.add_to(s);
     s.blocks          = counters.blocks;
     s.blocks_device   = counters.blocks_device;
     s.blocks_host     = counters.blocks_host;
     s.uploads         = counters.uploads;
     s.upload_bytes    = counters.upload_bytes;
     s.upload_failures = counters.upload_failures;
+    s.upload_ns       = counters.upload_ns;
     s.evictions       = counters.evictions;
     s.host_waits      = counters.host_waits;
     s.host_wait_ns    = counters.host_wait_ns;
     s.host_compute_ns = counters.host_compute_ns;
     s.download_bytes  = counters.download_bytes;
     s.join_bytes      = counters.join_bytes;
+    s.blocks_streamed = counters.blocks_streamed;
+    s.stream_bytes    = counters.stream_bytes;
     s.graph_ns        = counters.graph_ns;
     s.queue_ns        = counters.queue_ns;
     return s;
-}
-
-// ---- the scope of a load
-
-namespace {
-thread_local LoadScope * open_scope = nullptr;
-}
-
-LoadScope::LoadScope() : experts_(std::make_shared<ModelExperts>()), outer_(open_scope) { open_scope = this; }
-
-LoadScope::~LoadScope() { open_scope = outer_; }
-
-std::shared_ptr<Experts> LoadScope::experts() const { return experts_; }
-
-std::shared_ptr<ModelExperts> experts_for_load() {
-    return open_scope ? std::static_pointer_cast<ModelExperts>(open_scope->experts())
-                      : std::make_shared<ModelExperts>();
 }
 
 } // namespace spac

@@ -1,14 +1,16 @@
 // The implementation of Experts: what a model's store, its SPAC streams and its reconciler share.
 //
 // Threads: the policy calls the Experts interface from any thread; SPAC streams (one per context) call the execution
-// side; the reconciler's worker calls the residency side. One mutex guards all state; nothing waits while it holds it,
-// and no device call is made under it.
+// side; the reconciler's worker calls the residency side. One mutex guards all state but the demand, which guards
+// itself (and may be locked under it); nothing waits while it holds it, and no device call is made under it.
 #pragma once
 
+#include "backend/demand.h"
 #include "backend/experts.h"
 #include "backend/slot_storage.h"
 #include "core/residency.h"
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -24,21 +26,29 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     ~ModelExperts() override;
 
     // ---- Experts
-    int              n_layer() const override;
-    int              n_expert() const override;
-    LayerInfo        layer(int il) const override;
-    void             attach_slots(int n_slots) override;
-    int              slots_that_fit(size_t margin) const override;
-    SlotStats        slots() const override;
-    std::vector<int> pool_slots() const override;
-    std::string      host_memory() const override;
-    void             submit(const int32_t * priority, const int32_t * threshold) override;
-    bool             settle(double timeout_s) override;
-    void             residency(int32_t * slot_of) const override;
-    void             set_counting(bool counting) override;
-    int              take_demand(int32_t * demand) override;
-    void             set_step_tokens(int n_max) override;
-    ExpertStats      stats() const override;
+    int                 n_layer() const override;
+    int                 n_expert() const override;
+    LayerInfo           layer(int il) const override;
+    void                attach_slots(int n_slots) override;
+    int                 slots_that_fit(size_t margin) const override;
+    SlotStats           slots() const override;
+    std::vector<int>    pool_slots() const override;
+    std::string         host_memory() const override;
+    void                submit(const int32_t * priority, const int32_t * threshold) override;
+    bool                settle(double timeout_s) override;
+    void                residency(int32_t * slot_of) const override;
+    void                set_counting(bool counting) override { demand.set_counting(counting); }
+    int                 take_demand(int32_t * counts) override;
+    std::pair<int, int> routes(std::vector<int32_t> & ids) const override;
+    void                take_layer_costs(LayerCost * costs) override;
+    void                set_layer_listener(LayerListener listener) override;
+    void                set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
+    void                set_stream_tokens(int n) override { stream_tokens_ = n; }
+    size_t              stream_bytes() const override;
+    ExpertStats         stats() const override;
+
+    std::shared_ptr<Trace> trace() const override { return trace_; }
+    Trace &                tracer() const { return *trace_; }
 
     // ---- the store's side: the inner device that slots live on, how the weights lie in memory, and their end
     enum class HostMemory { pinned, pinned_mapping, pageable };
@@ -58,24 +68,22 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     Snapshot snapshot(int il) const;
     int      pool_of(int il) const;
 
-    // Counts one execution of a block: ids[t][u] of n_tokens x n_used, rows `stride` bytes apart; `mask` null: all on
-    // the host.
-    void count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert, const Mask * mask);
-    // Whether a block counts as demand in a graph of n_tokens.
-    bool counts(int n_used, int n_tokens, int n_expert) const;
-    void end_step(); // a graph that counted has ended
-    // A block that cannot be split was met: says so, once per model.
-    void note_unsplit(const char * weight);
+    // A block that cannot be split was met: says so, once per model and reason.
+    enum class Unsplit { chain, kernels, late };
+    void note_unsplit(const char * weight, Unsplit why);
     // The layer that runs next; may be one past the last.
     void set_cursor(int il) { cursor_ = il; }
+    int  stream_tokens() const { return stream_tokens_; }
 
     struct Counters {
         std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
-        std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, evictions{0};
+        std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
         std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
-        std::atomic<uint64_t> graph_ns{0}, queue_ns{0};
+        std::atomic<uint64_t> graph_ns{0}, queue_ns{0}, blocks_streamed{0}, stream_bytes{0};
     };
     Counters counters;
+
+    DemandCounter demand; // what executions ask for
 
   private:
     friend class Reconciler;
@@ -88,7 +96,13 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                                   freeze_locked() const;
     std::vector<std::vector<ExpertWeight>> prototypes_locked() const;
     std::vector<SlotTable::Layer>          table_layers_locked() const;
+    std::vector<int>                       pool_limits_locked() const;
+    size_t                                 stream_bytes_locked() const;
+    int                                    pool_for_locked(const Layer & layer) const;
     void                                   detach();
+
+    // what spans are recorded in; never replaced
+    const std::shared_ptr<Trace> trace_ = std::make_shared<Trace>();
 
     mutable std::mutex      mutex_;
     std::condition_variable settled_; // the reconciler became idle
@@ -103,16 +117,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     uint64_t                           storage_generation_ = 0;
     std::unique_ptr<Residency>         residency_; // with slots
     std::atomic<int>                   cursor_{0};
-    std::atomic<bool>                  unsplit_noted_{false};
+    std::atomic<int>                   stream_tokens_{0};
+    std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
     std::unique_ptr<Reconciler>        reconciler_;
-
-    mutable std::mutex                demand_mutex_;
-    bool                              counting_    = true;
-    int                               step_tokens_ = 64;
-    std::vector<std::vector<int32_t>> demand_; // [L][n_expert of the layer]
-    int                               n_steps_     = 0;
-    uint64_t                          activations_ = 0, activations_hit_ = 0, distinct_ = 0, distinct_hit_ = 0;
-    std::vector<char>                 seen_; // scratch of count()
 };
 
 // The handle of the scope that is open on this thread, or a new one that nobody else holds.

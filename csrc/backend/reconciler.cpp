@@ -8,6 +8,9 @@
 #include <cstring>
 #include <utility>
 
+#include <pthread.h>
+#include <sched.h>
+
 namespace spac {
 namespace {
 // Experts copied between two looks at the plan: enough to fill the link, few enough to drop a stale plan soon.
@@ -16,6 +19,15 @@ constexpr size_t max_batch = 8;
 constexpr size_t max_ring_bytes = size_t{128} << 20;
 // Slots that may be waiting for their last launch at once: evicting earlier than needed costs hits.
 constexpr size_t max_evictions = 8;
+
+// A plan wakes the worker at the end of a step, when the thread that decodes goes on: a batch thread does not take its
+// core from it.
+void yield_to_decoding() {
+#if defined(SCHED_BATCH)
+    const sched_param param = {};
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &param); // where it is refused, nothing is lost
+#endif
+}
 } // namespace
 
 Reconciler::Reconciler(ModelExperts & experts, ggml_backend_dev_t device)
@@ -54,6 +66,7 @@ Reconciler::~Reconciler() {
 }
 
 void Reconciler::work() {
+    yield_to_decoding();
     Residency & residency = *owner_.residency_; // as long as this thread: the owner joins it first
     const auto  returns   = residency.returns();
     while (true) {
@@ -66,6 +79,7 @@ void Reconciler::work() {
                 return;
             }
             loads = residency.begin(owner_.cursor_.load(), batch_size_, max_evictions, retired);
+            record(residency.evictions());
             if (residency.settled()) {
                 owner_.settled_.notify_all();
             }
@@ -74,9 +88,13 @@ void Reconciler::work() {
         const bool evicted = !retired.empty();
         retired.clear();
         if (!loads.empty()) {
-            const bool copied = copy(loads);
-            count(loads, copied);
+            const int64_t start  = Trace::now();
+            const bool    copied = copy(loads);
+            count(loads, copied, start);
             const std::lock_guard lock(owner_.mutex_);
+            if (copied) {
+                owner_.demand.note_loaded(loads);
+            }
             residency.finish(loads, copied, retired);
         } else if (!evicted) {
             returns->wait_past(ticket);
@@ -84,14 +102,42 @@ void Reconciler::work() {
     }
 }
 
-void Reconciler::count(const std::vector<Residency::Load> & loads, bool copied) {
+void Reconciler::record(const std::vector<Residency::Eviction> & evictions) {
+    if (evictions.empty()) {
+        return;
+    }
+    owner_.demand.note_evicted(evictions);
+    Span span;
+    span.activity = Activity::evict;
+    span.start_ns = span.end_ns = Trace::now();
+    for (const Residency::Eviction & eviction : evictions) {
+        span.layer  = eviction.id.layer;
+        span.expert = eviction.id.expert;
+        span.pool   = eviction.pool;
+        owner_.trace_->add(span);
+    }
+}
+
+void Reconciler::count(const std::vector<Residency::Load> & loads, bool copied, int64_t start) {
+    Span span;
+    span.activity = Activity::copy;
+    span.start_ns = start;
+    span.end_ns   = Trace::now();
+    span.ok       = copied ? 1 : 0;
+    owner_.counters.upload_ns += static_cast<uint64_t>(span.end_ns - start);
     for (const Residency::Load & load : loads) {
+        const size_t bytes = owner_.layers_[load.id.layer].info.expert_bytes;
         if (copied) {
             ++owner_.counters.uploads;
-            owner_.counters.upload_bytes += owner_.layers_[load.id.layer].info.expert_bytes;
+            owner_.counters.upload_bytes += bytes;
         } else {
             ++owner_.counters.upload_failures;
         }
+        span.layer  = load.id.layer;
+        span.expert = load.id.expert;
+        span.pool   = load.pool;
+        span.bytes  = static_cast<int64_t>(bytes);
+        owner_.trace_->add(span);
     }
 }
 

@@ -24,7 +24,8 @@ class Reconciler {
     void work();
     bool copy(const std::vector<Residency::Load> & loads);
     void make_ring();
-    void count(const std::vector<Residency::Load> & loads, bool copied);
+    void count(const std::vector<Residency::Load> & loads, bool copied, int64_t start);
+    void record(const std::vector<Residency::Eviction> & evictions); // under the owner's mutex
 
     ModelExperts &   owner_;
     ggml_backend_ptr stream_;

@@ -1,6 +1,7 @@
 #include "backend/slot_storage.h"
 
 #include "core/error.h"
+#include "core/slot_table.h"
 
 #include <algorithm>
 
@@ -9,6 +10,11 @@ namespace spac {
 bool ExpertWeight::same_shape(const ExpertWeight & other) const {
     return tensor->type == other.tensor->type && is_bias() == other.is_bias() && tensor->ne[0] == other.tensor->ne[0] &&
            (is_bias() || tensor->ne[1] == other.tensor->ne[1]);
+}
+
+int ExpertWeight::max_slots() const {
+    const int64_t elements = is_bias() ? tensor->ne[0] : tensor->ne[0] * tensor->ne[1];
+    return slots_per_tensor(elements / ggml_blck_size(tensor->type));
 }
 
 SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
@@ -23,6 +29,7 @@ SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vecto
     for (size_t p = 0; p < prototypes.size(); ++p) {
         for (const ExpertWeight & weight : prototypes[p]) {
             const ggml_tensor * t = weight.tensor;
+            SPAC_CHECK(n_slots[p] <= weight.max_slots(), p, n_slots[p], weight.max_slots());
             if (n_slots[p] == 0) {
                 tensors_[p].push_back(nullptr);
             } else if (weight.is_bias()) {

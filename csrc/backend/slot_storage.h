@@ -18,12 +18,14 @@ struct ExpertWeight {
     bool is_bias() const { return tensor->ne[2] == 1; }
     int  n_expert() const { return static_cast<int>(is_bias() ? tensor->ne[1] : tensor->ne[2]); }
     bool same_shape(const ExpertWeight & other) const;
+    // How many slots of this weight one tensor may stack.
+    int max_slots() const;
 };
 
 class SlotStorage {
   public:
-    // `prototypes[p]`: the weights of a layer of pool p; `n_slots[p]` slots each. Throws MemoryError when the device
-    // refuses.
+    // `prototypes[p]`: the weights of a layer of pool p; `n_slots[p]` slots each, at most the weights' max_slots().
+    // Throws MemoryError when the device refuses.
     SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
                 const std::vector<int> & n_slots);
 

@@ -1,13 +1,15 @@
 // A graph prepared for split execution: the graph's blocks, and for each the nodes that each side runs.
 //
-// Built once per graph (graphs that llama.cpp reuses keep their uid) and executed many times by a SplitStream. Device
-// nodes are copies of the chain's nodes that read slots through slot ids and write where the originals would; host
-// nodes are copies that read the store and live in the stream's host arena. Shapes are those of the graph, except in
-// compact form.
+// Built once per graph (graphs that llama.cpp reuses keep their uid) and executed many times by a SplitStream.
+// prepare() makes the host's nodes, copies that read the store and live in the stream's host arena, and the join;
+// device_part and turn_runner make the device's when they are first needed: copies of the chain's nodes that read
+// slots, or the weights that pass through, and write where the originals would. Shapes are those of the graph, except
+// in compact form.
 #pragma once
 
 #include "backend/block.h"
 #include "backend/slot_storage.h"
+#include "backend/weight_stream.h"
 
 #include <memory>
 #include <vector>
@@ -52,6 +54,14 @@ struct Staging {
     char * compact_input;
     char * compact_output;
     char * compact_index;
+    // device: the scales of all rows, one list a scale; in compact form also of the pairs
+    char * device_scales;
+    char * compact_scales;
+
+    // What the router chose for a token, once it has arrived.
+    const int32_t * ids_of(const Block & block, int token) const {
+        return reinterpret_cast<const int32_t *>(ids + static_cast<size_t>(token) * block.ids->nb[1]);
+    }
 };
 
 struct SplitBlock {
@@ -64,9 +74,10 @@ struct SplitBlock {
     std::vector<ggml_tensor *> before; // the dense nodes up to this block
 
     // The host's part.
-    ggml_cgraph * host_graph = nullptr;
-    ggml_tensor * host_input = nullptr;
-    ggml_tensor * host_out   = nullptr;
+    ggml_cgraph *                   host_graph = nullptr;
+    ggml_tensor *                   host_input = nullptr;
+    ggml_tensor *                   host_out   = nullptr;
+    std::vector<std::vector<float>> host_scales; // copies of the scales' tables
 
     // The device's part, made when slots are there and again when they were replaced.
     uint64_t                           storage_generation = 0;
@@ -78,7 +89,13 @@ struct SplitBlock {
     ggml_tensor *                      compact_ids     = nullptr;
     ggml_tensor *                      compact_gather  = nullptr;
     ggml_tensor *                      compact_scatter = nullptr;
-    bool                               device_can      = false; // the device has kernels for all of the chain
+    std::vector<ggml_tensor *> compact_scales;     // of every scale: the pairs' numbers, and how the chain reads them
+    bool                       device_can = false; // the device has kernels for all of the chain
+
+    // Of a block whose experts come to the device in turns: lookups ahead of the turns, and these.
+    ggml_context_ptr                turn_ctx;
+    std::vector<ggml_tensor *>      turn_head;
+    std::vector<WeightStream::Turn> turns;
 
     // Puts the host's rows into the block's output: set_rows(out, rows, index).
     ggml_tensor * join       = nullptr;
@@ -100,6 +117,11 @@ struct SplitGraph {
     int                                      n_tokens = 0; // of the largest block: the last layer may compute fewer
     std::vector<ggml_tensor *>               tail;         // the dense nodes behind the last block
     std::unique_ptr<char[]>                  late_ids;
+
+    // All turns of its blocks, in order, as made for batches from `turn_tokens` on and the weight stream in force.
+    std::vector<const WeightStream::Turn *> turns;
+    int                                     turn_tokens     = 0;
+    uint64_t                                turn_generation = 0;
 };
 
 // Bytes of host and of device memory that the blocks of a graph share.
@@ -112,14 +134,6 @@ StagingSize staging_size(const std::vector<Block> & blocks);
 // Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's.
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
                                     ggml_backend_buffer_t device);
-
-// Makes the device's part of a block for the slots in force; with `mask_row`, a tensor [1, n_expert] of slot ids on the
-// device, in masked form, else in compact form.
-void prepare_device(SplitBlock & b, const Staging & staging, ggml_backend_buffer_t scratch, ggml_backend_t inner,
-                    std::shared_ptr<const SlotStorage> storage, uint64_t generation, ggml_tensor * mask_row);
-
-// Compact form: gives the device's part `n` (token, expert) pairs.
-void set_compact_pairs(SplitBlock & b, int n);
 
 // Gives the join `n` rows.
 void set_join_rows(SplitBlock & b, int n);

@@ -11,15 +11,22 @@
 // One mask version serves both sides, and is held until the launch that reads it is known to be over. Staging is one
 // set for all blocks: D writes ids and input of the next block only after everything queued before, H packs rows for
 // the next join only after the event of the next block, which lies behind the last join's copies on the same stream. A
-// block whose experts are all resident needs no H; one without residents needs no device part.
+// block whose experts are all resident needs no H; one without residents needs no device part. A block of a large
+// batch (Experts::set_stream_tokens) needs neither: weight_stream.h.
+//
+// This file keeps the order of things. Who does them: compute_stream (what is queued on D, and how long what it reads
+// is held), device_part and host_part (the two halves of a block), turn_runner (large batches), graph_cache (prepared
+// graphs and staging).
 #pragma once
 
+#include "backend/compute_stream.h"
+#include "backend/device_part.h"
+#include "backend/graph_cache.h"
+#include "backend/host_part.h"
 #include "backend/model_experts.h"
-#include "backend/split_graph.h"
+#include "backend/turn_runner.h"
 
-#include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace spac {
@@ -32,11 +39,11 @@ class SplitStream {
     SplitStream(const SplitStream &)             = delete;
     SplitStream & operator=(const SplitStream &) = delete;
 
-    ggml_backend_t inner() const { return inner_.get(); }
+    ggml_backend_t inner() const { return stream_.backend(); }
 
     ggml_status compute(ggml_cgraph * graph);
     void        synchronize();
-    void        set_n_threads(int n_threads);
+    void        set_n_threads(int n_threads) { host_.set_n_threads(n_threads); }
     void        set_abort(ggml_abort_callback callback, void * data);
 
     // Finds the layers of a graph that will come: called while llama.cpp plans its graphs, so that the policy knows
@@ -45,13 +52,6 @@ class SplitStream {
 
   private:
     enum class Side { host, device, both };
-    // Slot ids on the device, a row per layer, and the version of the mask in each.
-    struct MaskTable {
-        ggml_context_ptr           ctx;
-        ggml_backend_buffer_ptr    buffer;
-        std::vector<ggml_tensor *> rows;
-        std::vector<uint64_t>      versions;
-    };
     // When they are counted, llama.cpp may have built its next graph in the memory of the one that they are from.
     struct LateIds {
         SplitBlock *                b;
@@ -60,50 +60,24 @@ class SplitStream {
         int                         n_used, n_tokens;
     };
 
-    SplitGraph & graph_for(const ggml_cgraph * graph);
-    void         reserve(const StagingSize & size);
-    MaskTable &  masks_of(ModelExperts & experts);
-
     ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
+    ggml_status run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
+                              const ggml_cgraph * graph, bool counts);
     Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
-    ggml_status launch_device_part(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
-                                   const ggml_cgraph * graph);
-    void        refresh_mask(SplitBlock & b, const std::shared_ptr<const Mask> & mask);
-    int         compact_pairs(SplitBlock & b, const Staging & s, const Mask & mask);
-    int         host_pairs(const SplitBlock & b, const Staging & s, const Mask * mask);
-    void        fetch_ids_and_input(SplitBlock & b, const Staging & s);
-    void        wait_for_ids(SplitBlock & b, size_t n_before);
-    ggml_status compute_host_part(SplitBlock & b);
+    void        fetch_ids_and_input(const SplitBlock & b, const Staging & s);
+    int64_t     wait_for_ids(const SplitBlock & b);
     ggml_status join(SplitBlock & b, const Staging & s, int n_rows, const ggml_cgraph * graph);
-    ggml_status launch(SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph);
-    void        fetch(SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes);
-    void        send(SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes);
     void        count_late();
-    void        make_pool();
 
-    ggml_backend_ptr       inner_;
-    ggml_backend_event_ptr event_;
-    ggml_backend_ptr       cpu_;
-    ggml_threadpool *      pool_      = nullptr;
-    int                    pool_size_ = 0;
-    int                    n_threads_ = 1;
-    bool                   masked_; // the device's kernels read negative ids; else compact form
-    ggml_abort_callback    abort_      = nullptr;
-    void *                 abort_data_ = nullptr;
+    ComputeStream stream_; // first: the others queue on it
+    GraphCache    graphs_;
+    HostPart      host_;
+    DevicePart    device_;
+    TurnRunner    turns_;
 
-    ggml_backend_buffer_ptr                  host_buffer_, device_buffer_;
-    StagingSize                              reserved_;
-    std::vector<std::unique_ptr<SplitGraph>> graphs_;
-    uint64_t                                 n_computed_ = 0;
-
-    std::map<ModelExperts *, std::pair<std::shared_ptr<ModelExperts>, MaskTable>> mask_tables_;
-    // What launches under way still read; let go when they are known to be over.
-    std::vector<std::shared_ptr<const void>> in_flight_;
-    std::vector<LateIds>                     late_;
+    ggml_abort_callback  abort_      = nullptr;
+    void *               abort_data_ = nullptr;
+    std::vector<LateIds> late_;
 };
-
-// Negative controls; see set_fault in device.h.
-enum class Fault { none, swap_slots, drop_join, compact };
-Fault fault();
 
 } // namespace spac

@@ -6,7 +6,10 @@
 // (device.h).
 #pragma once
 
+#include "core/trace.h"
 #include "ggml-backend.h"
+
+#include <memory>
 
 namespace spac {
 
@@ -19,5 +22,11 @@ bool stand_in_take_failure(ggml_backend_t backend);
 
 // Marks the stream as one that uploads experts: injected failures strike there only.
 void stand_in_mark_uploads(ggml_backend_t backend);
+
+// Whether the next upload fails by injection; then the one after that is one fewer.
+bool stand_in_fail_upload();
+
+// The next launch on this stream is recorded as `span`, with the times at which it was computed.
+void stand_in_record(ggml_backend_t backend, std::shared_ptr<Trace> trace, const Span & span);
 
 } // namespace spac

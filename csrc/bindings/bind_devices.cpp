@@ -50,13 +50,14 @@ void bind_devices(py::module_ & m) {
     const spac::StandInSettings preset;
     m.def(
         "set_stand_in",
-        [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads) {
-            spac::set_stand_in({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads});
+        [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads,
+           double spin_us) {
+            spac::set_stand_in({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us});
         },
         py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
         py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
-        "Sets the stand-in's speed and faults, from now on.");
+        py::arg("spin_us") = preset.spin_us, "Sets the stand-in's speed and faults, from now on.");
     m.def("stand_in", [] {
         const auto settings = spac::stand_in();
         py::dict   result;
@@ -66,6 +67,7 @@ void bind_devices(py::module_ & m) {
         result["memory_mb"]    = settings.memory_mb;
         result["fail_uploads"] = settings.fail_uploads;
         result["n_threads"]    = settings.n_threads;
+        result["spin_us"]      = settings.spin_us;
         return result;
     });
     m.def("set_fault", &spac::set_fault, py::arg("fault"), "Faults for negative controls in tests; \"\": none.");

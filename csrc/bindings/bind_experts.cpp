@@ -10,6 +10,7 @@
 namespace py = pybind11;
 using spac::Experts;
 using spac::bindings::int32_data;
+using spac::bindings::int32_view;
 
 namespace {
 
@@ -26,12 +27,17 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(uploads);
     SPAC_STAT(upload_bytes);
     SPAC_STAT(upload_failures);
+    SPAC_STAT(upload_ns);
+    SPAC_STAT(uploads_wasted);
     SPAC_STAT(evictions);
+    SPAC_STAT(evictions_early);
     SPAC_STAT(host_waits);
     SPAC_STAT(host_wait_ns);
     SPAC_STAT(host_compute_ns);
     SPAC_STAT(download_bytes);
     SPAC_STAT(join_bytes);
+    SPAC_STAT(blocks_streamed);
+    SPAC_STAT(stream_bytes);
     SPAC_STAT(graph_ns);
     SPAC_STAT(queue_ns);
 #undef SPAC_STAT
@@ -73,12 +79,27 @@ py::array_t<int32_t> residency(const Experts & experts) {
     return slot_of;
 }
 
+py::array_t<int32_t> routes(const Experts & experts) {
+    experts.home.check("the handle on the experts");
+    auto ids                      = std::make_shared<std::vector<int32_t>>();
+    const auto [n_tokens, n_used] = without_gil([&] { return experts.routes(*ids); });
+    return int32_view(std::move(ids), {experts.n_layer(), n_tokens, n_used});
+}
+
 py::tuple take_demand(Experts & experts) {
     experts.home.check("the handle on the experts");
     py::array_t<int32_t> demand({experts.n_layer(), experts.n_expert()});
     int32_t * const      data    = demand.mutable_data();
     const int            n_steps = without_gil([&] { return experts.take_demand(data); });
     return py::make_tuple(demand, n_steps);
+}
+
+py::array_t<spac::LayerCost> take_layer_costs(Experts & experts) {
+    experts.home.check("the handle on the experts");
+    py::array_t<spac::LayerCost> costs(experts.n_layer());
+    auto * const                 data = costs.mutable_data();
+    without_gil([&] { experts.take_layer_costs(data); });
+    return costs;
 }
 
 // A method that is refused in a child process.
@@ -147,7 +168,12 @@ void bind_experts(py::module_ & m) {
         .def("residency", &residency)
         .def("set_counting", at_home(&Experts::set_counting), py::arg("counting"), Release())
         .def("take_demand", &take_demand)
+        .def("routes", &routes)
+        .def("take_layer_costs", &take_layer_costs)
+        .def_property_readonly("trace", [](const Experts & experts) { return experts.trace(); })
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
+        .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
+        .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
             experts.home.check("the handle on the experts");
             return stats_dict(without_gil([&] { return experts.stats(); }));

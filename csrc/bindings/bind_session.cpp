@@ -21,6 +21,11 @@ struct DraftToken {
     int     index;
 };
 
+struct VerifyLayer {
+    int                  layer;
+    py::array_t<int32_t> demand;
+};
+
 struct DraftEnd {
     py::array_t<int32_t> tokens;
     int64_t              draft_ns;
@@ -53,9 +58,10 @@ class PySession {
     }
 
     void on(const std::string & event, const py::object & callback) {
-        static const char * const known[] = {"draft_token", "draft_end", "verify_end"};
+        static const char * const known[] = {"draft_token", "draft_end", "verify_layer", "verify_end"};
         if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
-            throw spac::InputError("unknown event '" + event + "', known are draft_token, draft_end, verify_end");
+            throw spac::InputError("unknown event '" + event +
+                                   "', known are draft_token, draft_end, verify_layer, verify_end");
         }
         if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
             throw spac::InputError("the callback of " + event + " is " + spac::bindings::describe(callback) +
@@ -70,7 +76,7 @@ class PySession {
         call->set_listeners(listeners(callbacks_));
     }
 
-    void prefill(const std::vector<int32_t> & tokens, const py::object & progress) {
+    void prefill(const std::vector<int32_t> & tokens, const py::object & progress, size_t n_unseen) {
         Session::Progress report;
         if (!progress.is_none()) {
             report = [&progress](int n_done, int n_total) {
@@ -80,7 +86,18 @@ class PySession {
         }
         const Call                   call(*this);
         const py::gil_scoped_release release;
-        call->prefill(tokens.data(), tokens.size(), report);
+        call->prefill(tokens.data(), tokens.size(), report, n_unseen);
+    }
+
+    void adopt(const std::vector<int32_t> & tokens) {
+        const Call                   call(*this);
+        const py::gil_scoped_release release;
+        call->adopt(tokens.data(), tokens.size());
+    }
+
+    void set_sampling(const py::kwargs & keywords) {
+        const Call call(*this);
+        call->set_sampling(spac::bindings::sampling_config(keywords));
     }
 
     Step step() {
@@ -168,6 +185,13 @@ class PySession {
                 callback(DraftEnd{py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns});
             };
         }
+        if (const auto callback = find("verify_layer")) {
+            result.verify_layer = [callback](int layer, const std::vector<int32_t> & demand) {
+                const py::gil_scoped_acquire acquire;
+                callback(
+                    VerifyLayer{layer, py::array_t<int32_t>(static_cast<py::ssize_t>(demand.size()), demand.data())});
+            };
+        }
         if (const auto callback = find("verify_end")) {
             result.verify_end = [callback](const Step & step) {
                 const py::gil_scoped_acquire acquire;
@@ -208,13 +232,27 @@ void * context_pointer(const py::object & address, const char * name) {
 
 std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
                                         std::shared_ptr<spac::Experts> experts, py::object owner,
-                                        const py::kwargs & keywords) {
+                                        std::shared_ptr<spac::Trace> trace, const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
     config.experts    = std::move(experts);
+    config.trace      = std::move(trace);
     spac::bindings::apply_keywords(keywords, config);
     return std::make_unique<PySession>(config, std::move(owner));
+}
+
+// A read-only view on the session's one buffer, [L]; empty without experts.
+py::array_t<spac::LayerCost> layer_costs(const Step & self) {
+    using Holder = std::shared_ptr<const std::vector<spac::LayerCost>>;
+    py::array_t<spac::LayerCost> view;
+    if (self.layer_costs != nullptr && !self.layer_costs->empty()) {
+        const py::capsule owner(new Holder(self.layer_costs),
+                                [](void * holder) { delete static_cast<Holder *>(holder); });
+        view = py::array_t<spac::LayerCost>(self.n_layer, self.layer_costs->data(), owner);
+    }
+    view.attr("flags").attr("writeable") = false;
+    return view;
 }
 
 void bind_step(py::module_ & m) {
@@ -228,6 +266,10 @@ void bind_step(py::module_ & m) {
                                [](const Step & self) {
                                    return int32_view(self.demand, {self.n_layer, self.n_expert});
                                })
+        .def_property_readonly("layer_costs", &layer_costs)
+        .def_readonly("n_uploads", &Step::n_uploads)
+        .def_readonly("upload_bytes", &Step::upload_bytes)
+        .def_readonly("upload_ns", &Step::upload_ns)
         .def_readonly("n_drafted", &Step::n_drafted)
         .def_readonly("n_accepted", &Step::n_accepted)
         .def_readonly("n_verified", &Step::n_verified)
@@ -239,6 +281,9 @@ void bind_step(py::module_ & m) {
     py::class_<DraftToken>(m, "DraftToken", "The event of one drafted token.")
         .def_readonly("token", &DraftToken::token)
         .def_readonly("index", &DraftToken::index);
+    py::class_<VerifyLayer>(m, "VerifyLayer", "The event of one MoE layer that a verification has passed.")
+        .def_readonly("layer", &VerifyLayer::layer)
+        .def_readonly("demand", &VerifyLayer::demand);
     py::class_<DraftEnd>(m, "DraftEnd", "The event of a finished draft, before it is verified.")
         .def_readonly("tokens", &DraftEnd::tokens)
         .def_readonly("draft_ns", &DraftEnd::draft_ns);
@@ -270,13 +315,21 @@ void bind_session(py::module_ & m) {
     py::class_<PySession>(m, "Session", "One sequence of tokens, drafted and verified.",
                           py::custom_type_setup(&collectable))
         .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
-             py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none())
+             py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none(),
+             py::arg("trace") = py::none())
         .def(
             "prefill",
-            [](PySession & self, const py::object & tokens, const py::object & progress) {
-                self.prefill(spac::bindings::token_list(tokens, "tokens"), progress);
+            [](PySession & self, const py::object & tokens, const py::object & progress, size_t n_unseen) {
+                self.prefill(spac::bindings::token_list(tokens, "tokens"), progress, n_unseen);
             },
-            py::arg("tokens"), py::arg("progress") = py::none())
+            py::arg("tokens"), py::arg("progress") = py::none(), py::kw_only(), py::arg("n_unseen") = 0)
+        .def(
+            "adopt",
+            [](PySession & self, const py::object & tokens) {
+                self.adopt(spac::bindings::token_list(tokens, "tokens"));
+            },
+            py::arg("tokens"))
+        .def("set_sampling", &PySession::set_sampling)
         .def("step", &PySession::step)
         .def_property_readonly("last_step", [](const PySession & self) { return self.get().last_step(); })
         .def("on", &PySession::on, py::arg("event"), py::arg("callback"))

@@ -140,4 +140,12 @@ void bind_slot_table(py::module_ & m) {
             return spac::share_out(n_slots, layer_list(layers, static_cast<size_t>(n_pool)), n_pool);
         },
         py::arg("n_slots"), py::arg("layers"), py::arg("n_pool"), "Slots of every pool, in proportion to its experts.");
+    m.def("slots_per_tensor", &spac::slots_per_tensor, py::arg("blocks_per_slot"),
+          "How many slots of so many blocks one stacked tensor may have.");
+    m.def(
+        "most_slots",
+        [](const std::vector<int> & limits, const Layers & layers) {
+            return spac::most_slots(limits, layer_list(layers, limits.size()));
+        },
+        py::arg("limits"), py::arg("layers"), "The most slots whose shares stay within every pool's limit.");
 }

@@ -1,6 +1,8 @@
 // What the binding files share: one function per room, and checked numpy arrays.
 #pragma once
 
+#include "core/error.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -12,8 +14,11 @@
 void bind_library(pybind11::module_ & m);
 void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);
+void bind_trace(pybind11::module_ & m);
 void bind_experts(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);
+void bind_moe_spac(pybind11::module_ & m);
+void bind_logistic(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 
 namespace spac::bindings {
@@ -35,6 +40,20 @@ pybind11::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>
 
 // What an argument is, for messages: "int32[2, 3]" for arrays, else the type's name.
 std::string describe(pybind11::handle object);
+
+// The data of one of the arrays in a dict, of this type and size, in C order, to be changed in place. Throws InputError
+// naming it. The array keeps the data.
+template <typename T> T * owned_data(const pybind11::dict & arrays, const char * name, pybind11::ssize_t size) {
+    const pybind11::object object = arrays[name];
+    if (pybind11::array_t<T, pybind11::array::c_style>::check_(object)) {
+        auto array = pybind11::reinterpret_borrow<pybind11::array_t<T, pybind11::array::c_style>>(object);
+        if (array.size() == size) {
+            return const_cast<T *>(array.data());
+        }
+    }
+    throw InputError(std::string(name) + " is " + describe(object) + ", expected another type or " +
+                     std::to_string(size) + " numbers");
+}
 
 // A message as Python text, whatever bytes it quotes from a file.
 pybind11::str message(const std::string & text);

@@ -6,7 +6,10 @@ PYBIND11_MODULE(_core, m) {
     bind_errors(m);
     bind_library(m);
     bind_devices(m);
+    bind_trace(m);
     bind_experts(m);
     bind_slot_table(m);
+    bind_moe_spac(m);
+    bind_logistic(m);
     bind_session(m);
 }

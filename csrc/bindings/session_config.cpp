@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <string_view>
 #include <type_traits>
 
 namespace py = pybind11;
@@ -14,7 +15,10 @@ namespace spac::bindings {
 
 namespace {
 
-using Setter = std::function<void(SessionConfig &, py::handle)>;
+struct Setter {
+    bool                                             is_sampling;
+    std::function<void(SessionConfig &, py::handle)> set;
+};
 
 // What Python code calls a type, for messages.
 template <typename T> const char * python_name() {
@@ -55,7 +59,10 @@ template <typename T> void assign(const char * name, py::handle value, T & field
 const std::map<std::string, Setter> & setters() {
 #define SPAC_KEY(key, field)                                                                                           \
     {                                                                                                                  \
-        key, [](SessionConfig & config, py::handle value) { assign(key, value, config.field); }                        \
+        key, {                                                                                                         \
+            std::string_view(#field).substr(0, 9) == "sampling.",                                                      \
+                [](SessionConfig & config, py::handle value) { assign(key, value, config.field); }                     \
+        }                                                                                                              \
     }
     static const std::map<std::string, Setter> table = {
         SPAC_KEY("draft_types", draft.types),
@@ -99,22 +106,33 @@ const std::map<std::string, Setter> & setters() {
     return table;
 }
 
-} // namespace
-
-void apply_keywords(const py::dict & keywords, SessionConfig & config) {
+void apply(const py::dict & keywords, SessionConfig & config, bool sampling_only) {
     const auto & table = setters();
     for (const auto & [key, value] : keywords) {
         const auto name  = key.cast<std::string>();
         const auto found = table.find(name);
-        if (found == table.end()) {
+        if (found == table.end() || (sampling_only && !found->second.is_sampling)) {
             std::string known;
-            for (const auto & entry : table) {
-                known += (known.empty() ? "" : ", ") + entry.first;
+            for (const auto & [each, setter] : table) {
+                if (setter.is_sampling || !sampling_only) {
+                    known += (known.empty() ? "" : ", ") + each;
+                }
             }
-            throw InputError("unknown session parameter '" + name + "', known are " + known);
+            throw InputError(std::string("unknown ") + (sampling_only ? "sampling" : "session") + " parameter '" +
+                             name + "', known are " + known);
         }
-        found->second(config, value);
+        found->second.set(config, value);
     }
+}
+
+} // namespace
+
+void apply_keywords(const py::dict & keywords, SessionConfig & config) { apply(keywords, config, false); }
+
+SamplingConfig sampling_config(const py::dict & keywords) {
+    SessionConfig config;
+    apply(keywords, config, true);
+    return config.sampling;
 }
 
 } // namespace spac::bindings

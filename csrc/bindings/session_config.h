@@ -11,4 +11,7 @@ namespace spac::bindings {
 // known, and for a value of the wrong type.
 void apply_keywords(const pybind11::dict & keywords, SessionConfig & config);
 
+// The same for the sampling parameters alone; what is not given has its default.
+SamplingConfig sampling_config(const pybind11::dict & keywords);
+
 } // namespace spac::bindings

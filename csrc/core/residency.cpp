@@ -45,20 +45,21 @@ std::vector<Residency::Load> Residency::begin(int cursor, size_t max_loads, size
         table_.release(pool, slot);
     }
     std::vector<Load> loads;
+    evictions_.clear();
     if (plan_.n_layer == 0) {
         return loads;
     }
-    size_t     n_evicted = 0;
-    const auto actions   = table_.toward(plan_, cursor, failed_);
-    settled_             = actions.empty();
+    const auto actions = table_.toward(plan_, cursor, failed_);
+    settled_           = actions.empty();
     for (const SlotTable::Action & action : actions) {
         if (action.kind == SlotTable::Action::use_free && loads.size() < max_loads) {
             const int slot = table_.acquire(action.load);
             loads.push_back({action.load, table_.pool_of(action.load.layer), slot});
-        } else if (action.kind == SlotTable::Action::use_evicted && n_evicted < max_evictions) {
-            table_.evict(action.evict);
-            retired.push_back(publish(action.evict, -1));
-            ++n_evicted;
+        } else if (action.kind == SlotTable::Action::use_evicted && evictions_.size() < max_evictions) {
+            const ExpertId victim = action.evict;
+            table_.evict(victim);
+            retired.push_back(publish(victim, -1));
+            evictions_.push_back({victim, table_.pool_of(victim.layer), masks_[victim.layer]->version});
         }
     }
     n_loading_ = loads.size();

@@ -29,6 +29,12 @@ class Residency {
         int      slot;
     };
 
+    struct Eviction {
+        ExpertId id;
+        int      pool;
+        uint64_t version; // of the first mask without it
+    };
+
     // `storage`: what the slots are made of; every lease keeps it alive.
     Residency(const std::vector<SlotTable::Layer> & layers, const std::vector<int> & pool_slots,
               std::shared_ptr<const void> storage);
@@ -40,6 +46,8 @@ class Residency {
     // (at most `max_loads`), whose weights are to be copied now. Loads that were begun must be finished before the next
     // begin.
     std::vector<Load> begin(int cursor, size_t max_loads, size_t max_evictions, Retired & retired);
+    // Those of the last begin.
+    const std::vector<Eviction> & evictions() const { return evictions_; }
     // The loads' copies are over; if they failed, their experts are not tried again under this plan.
     void finish(const std::vector<Load> & loads, bool copied, Retired & retired);
 
@@ -61,6 +69,7 @@ class Residency {
     std::shared_ptr<SlotReturns>             returns_ = std::make_shared<SlotReturns>();
     Plan                                     plan_;
     std::vector<std::vector<char>>           failed_; // [layer][expert], under this plan
+    std::vector<Eviction>                    evictions_;
     bool                                     settled_   = true;
     size_t                                   n_loading_ = 0;
 };

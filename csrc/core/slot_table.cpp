@@ -3,6 +3,7 @@
 #include "core/error.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace spac {
@@ -177,6 +178,35 @@ std::vector<int> share_out(int n_slots, const std::vector<SlotTable::Layer> & la
         ++shares[remainders[i % remainders.size()].second];
     }
     return shares;
+}
+
+int slots_per_tensor(int64_t blocks_per_slot) {
+    constexpr int64_t max_blocks = std::numeric_limits<int32_t>::max();
+    return static_cast<int>(max_blocks / std::max<int64_t>(1, blocks_per_slot));
+}
+
+int most_slots(const std::vector<int> & limits, const std::vector<SlotTable::Layer> & layers) {
+    const int            n_pool = static_cast<int>(limits.size());
+    std::vector<int64_t> experts(n_pool, 0);
+    int64_t              total = 0;
+    for (const auto & layer : layers) {
+        experts[layer.pool] += layer.n_expert;
+        total += layer.n_expert;
+    }
+    int64_t most = total;
+    for (int p = 0; p < n_pool; ++p) {
+        if (experts[p] > limits[p]) { // shares differ from the exact ones by less than a slot
+            most = std::min(most, (int64_t{limits[p]} + 1) * total / experts[p]);
+        }
+    }
+    const auto too_many = [&](int n) {
+        const std::vector<int> shares = share_out(n, layers, n_pool);
+        return !std::equal(shares.begin(), shares.end(), limits.begin(), [](int a, int b) { return a <= b; });
+    };
+    while (most > 0 && too_many(static_cast<int>(most))) {
+        --most;
+    }
+    return static_cast<int>(most);
 }
 
 } // namespace spac

@@ -84,4 +84,11 @@ class SlotTable {
 // getting more than it has experts.
 std::vector<int> share_out(int n_slots, const std::vector<SlotTable::Layer> & layers, int n_pool);
 
+// How many slots one stacked tensor may have: CUDA's kernels (mmvq, mmvf, mmf, mmq) multiply a slot's index with its
+// size in 32-bit ints, in blocks of a quantized type and elements of another.
+int slots_per_tensor(int64_t blocks_per_slot);
+
+// The most slots that `share_out` gives no pool more than its limit of; all experts when there is room for them.
+int most_slots(const std::vector<int> & limits, const std::vector<SlotTable::Layer> & layers);
+
 } // namespace spac

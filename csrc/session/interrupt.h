@@ -26,8 +26,10 @@ class Interrupt {
     void cancel() noexcept { cancelled_.store(true); }
     void clear() noexcept;
 
-    // Marks the calling thread as the session's, for one call.
+    // Marks the calling thread as the session's, from enter() to leave(). Outside, the check is not made: a decode of
+    // somebody else's on the same context is not the session's to stop.
     void enter() noexcept;
+    void leave() noexcept { runner_.store({}); }
     // Throws what stopped the call (the check's exception, or Cancelled), and takes the request back.
     void raise_if_stopped();
 

@@ -18,6 +18,14 @@ namespace {
 // common logs through a thread of its own, to stderr. Errors reach the caller as exceptions anyway.
 std::once_flag default_verbosity;
 
+std::shared_ptr<Trace> trace_of(const SessionConfig & config) {
+    return config.trace ? config.trace : config.experts ? config.experts->trace() : std::make_shared<Trace>();
+}
+
+bool is_prefix(const llama_tokens & a, const llama_tokens & b) {
+    return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
 } // namespace
 
 void set_common_verbosity(int level) {
@@ -51,7 +59,10 @@ struct Session::Impl {
             }
             impl_.interrupt.enter();
         }
-        ~Use() { impl_.busy.store(false); }
+        ~Use() {
+            impl_.interrupt.leave();
+            impl_.busy.store(false);
+        }
         Use(const Use &)             = delete;
         Use & operator=(const Use &) = delete;
 
@@ -59,6 +70,7 @@ struct Session::Impl {
         Impl & impl_;
     };
 
+    void         check_tokens(const int32_t * tokens, size_t n_tokens) const;
     void         evaluate_prompt(const Progress & progress = {});
     void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
@@ -68,7 +80,8 @@ struct Session::Impl {
     void         commit(const llama_tokens & accepted);
     int          n_pending() const;
 
-    Interrupt                   interrupt; // outlives the contexts' use of it: declared first
+    std::shared_ptr<Trace>      trace;
+    Interrupt                   interrupt; // outlives the contexts' use of it: declared before them
     Context                     target;
     Verifier                    verifier;
     std::unique_ptr<Speculator> speculator;
@@ -90,8 +103,8 @@ struct Session::Impl {
 };
 
 Session::Impl::Impl(const SessionConfig & config)
-    : target(Context::checked_target(config.target_ctx), "target"),
-      verifier(target, config.experts, config.sampling, interrupt), batch(target.get()) {
+    : trace(trace_of(config)), target(Context::checked_target(config.target_ctx), "target"),
+      verifier(target, config.experts, config.sampling, interrupt, *trace), batch(target.get()) {
     std::call_once(default_verbosity, [] { common_log_set_verbosity_thold(-1); });
 
     target.clear();
@@ -117,6 +130,19 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
+void Session::Impl::check_tokens(const int32_t * tokens, size_t n_tokens) const {
+    if (n_tokens > static_cast<size_t>(target.n_ctx())) {
+        throw InputError("the prompt has " + std::to_string(n_tokens) + " tokens, the context holds " +
+                         std::to_string(target.n_ctx()) + ": shorten the prompt or make n_ctx larger");
+    }
+    for (size_t i = 0; i < n_tokens; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= target.n_vocab()) {
+            throw InputError("token " + std::to_string(i) + " of the prompt is " + std::to_string(tokens[i]) +
+                             ", the vocabulary has tokens 0 to " + std::to_string(target.n_vocab() - 1));
+        }
+    }
+}
+
 int Session::Impl::n_pending() const { return static_cast<int>(history.size()) - target.n_past(); }
 
 // Evaluates what the target's memory lacks of the history, in pieces that both contexts can take.
@@ -131,7 +157,11 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
         for (int i = 0; i < n; ++i) {
             batch.add(history[static_cast<size_t>(pos + i)], pos + i, 0, false);
         }
-        target.decode(batch, interrupt);
+        {
+            SpanScope scope(*trace, Activity::prefill);
+            scope.span.count = n;
+            target.decode(batch, interrupt);
+        }
         observe(batch, pos);
         if (progress) {
             progress(target.n_past(), n_total);
@@ -151,6 +181,8 @@ void Session::Impl::observe(const common_batch & decoded, int pos) {
         return;
     }
     try {
+        SpanScope scope(*trace, Activity::observe);
+        scope.span.count = decoded.size();
         speculator->observe(decoded);
     } catch (...) {
         target.trim(pos);
@@ -169,7 +201,9 @@ void Session::Impl::draft() {
     drafted.clear();
     const int n = next_draft_length();
     if (n > 0) {
-        drafted = speculator->draft(history, last, n, listeners.draft_token);
+        SpanScope scope(*trace, Activity::draft);
+        drafted          = speculator->draft(history, last, n, listeners.draft_token);
+        scope.span.count = static_cast<int32_t>(drafted.size());
     }
     result.draft_ns  = since(start);
     result.n_drafted = static_cast<int>(drafted.size());
@@ -219,26 +253,15 @@ Session::Session(const SessionConfig & config) : impl_(std::make_unique<Impl>(co
 
 Session::~Session() = default;
 
-void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress) {
+void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress, size_t n_unseen) {
     auto &          impl = *impl_;
     const Impl::Use use(impl);
     if (n_tokens == 0) {
         throw InputError("the prompt is empty, expected at least one token");
     }
-    if (n_tokens > static_cast<size_t>(impl.target.n_ctx())) {
-        throw InputError("the prompt has " + std::to_string(n_tokens) + " tokens, the context holds " +
-                         std::to_string(impl.target.n_ctx()) + ": shorten the prompt or make n_ctx larger");
-    }
-    for (size_t i = 0; i < n_tokens; ++i) {
-        if (tokens[i] < 0 || tokens[i] >= impl.target.n_vocab()) {
-            throw InputError("token " + std::to_string(i) + " of the prompt is " + std::to_string(tokens[i]) +
-                             ", the vocabulary has tokens 0 to " + std::to_string(impl.target.n_vocab() - 1));
-        }
-    }
+    impl.check_tokens(tokens, n_tokens);
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
-    const bool         extends =
-        std::equal(impl.history.begin(), impl.history.end(), wanted.begin(),
-                   wanted.begin() + static_cast<std::ptrdiff_t>(std::min(impl.history.size(), wanted.size())));
+    const bool         extends = is_prefix(impl.history, wanted);
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
     if (impl.speculator && !extends) {
         impl.speculator->cut(wanted, impl.target.n_past());
@@ -248,8 +271,34 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
     impl.has_prompt = true;
     impl.has_begun  = false;
 
-    impl.verifier.begin(tokens, n_tokens);
+    n_unseen = std::min(n_unseen, n_tokens);
+    impl.verifier.begin(tokens + n_unseen, n_tokens - n_unseen);
     impl.evaluate_prompt(progress);
+}
+
+void Session::adopt(const int32_t * tokens, size_t n_tokens) {
+    auto &          impl = *impl_;
+    const Impl::Use use(impl);
+    impl.check_tokens(tokens, n_tokens);
+    const llama_tokens held(tokens, tokens + n_tokens);
+    const bool         extends = is_prefix(impl.history, held);
+    impl.target.adopt(held);
+    if (impl.speculator) {
+        // Hidden states that it has not seen cannot be shown to it any more: the target will evaluate these anew.
+        impl.target.trim(std::min(impl.target.n_past(), impl.speculator->n_known(held)));
+        if (!extends || impl.target.n_past() < static_cast<int>(impl.history.size())) {
+            impl.speculator->cut(held, impl.target.n_past());
+        }
+    }
+    impl.history    = impl.target.tokens();
+    impl.has_prompt = false;
+    impl.has_begun  = false;
+}
+
+void Session::set_sampling(const SamplingConfig & sampling) {
+    auto &          impl = *impl_;
+    const Impl::Use use(impl);
+    impl.verifier.set_sampling(sampling);
 }
 
 const Step & Session::step() {
@@ -308,6 +357,7 @@ int Session::draft_max() const { return impl_->draft_max; }
 void Session::set_listeners(const Listeners & listeners) {
     const Impl::Use use(*impl_);
     impl_->listeners = listeners;
+    impl_->verifier.set_layer_listener(listeners.verify_layer);
     impl_->interrupt.set_check(listeners.interrupt_check);
 }
 

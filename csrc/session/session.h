@@ -69,11 +69,13 @@ struct SamplingConfig {
 };
 
 // The caller owns the contexts and keeps them and their models alive until the session is gone. They belong to the
-// session meanwhile: it clears their memory at the start and sets their abort callbacks.
+// session meanwhile: it clears their memory at the start and sets their abort callbacks. Between its calls the target
+// may be used otherwise, if adopt() says so before the next prefill.
 struct SessionConfig {
     void *                   target_ctx = nullptr; // llama_context *
     void *                   draft_ctx  = nullptr; // llama_context * or null
     std::shared_ptr<Experts> experts;              // the target's, or null: no demand
+    std::shared_ptr<Trace>   trace;                // where steps are recorded; null: with the experts
     DraftConfig              draft;
     SamplingConfig           sampling;
 };
@@ -101,6 +103,12 @@ struct Step {
     std::shared_ptr<const std::vector<int32_t>> demand;
     int                                         n_layer  = 0;
     int                                         n_expert = 0;
+    // layer_costs[n_layer] of this verification, likewise.
+    std::shared_ptr<const std::vector<LayerCost>> layer_costs;
+    // Experts copied into slots since the step before was verified: their number, bytes, and the time it took.
+    uint64_t n_uploads    = 0;
+    uint64_t upload_bytes = 0;
+    uint64_t upload_ns    = 0;
 };
 
 // Called on the thread that runs the session. A listener may throw: the exception leaves step(), and the session stays
@@ -111,6 +119,10 @@ struct Listeners {
     std::function<void(int32_t token, int index)>                       draft_token;
     std::function<void(const std::vector<int32_t> & draft, int64_t ns)> draft_end;
     std::function<void(const Step & step)>                              verify_end;
+    // An MoE layer of the verification that runs has been computed; demand[n_expert] is what it was asked for. What it
+    // throws leaves step() once the verification has ended, with the sequence as it was, and the further layers are not
+    // told.
+    std::function<void(int layer, const std::vector<int32_t> & demand)> verify_layer;
     // Called now and then while the library works, so that the host language can see signals; throwing stops the call.
     std::function<void()> interrupt_check;
 };
@@ -129,8 +141,17 @@ class Session {
 
     // Makes `tokens` (all of the sequence, at least one) the context of what is generated next. Evaluates all but the
     // last, which the next step verifies; what the memory already holds of it is kept. Starts the sampler anew. If
-    // cancelled, what was evaluated stays, and the next prefill or step goes on from there.
-    void prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress = {});
+    // cancelled, what was evaluated stays, and the next prefill or step goes on from there. The sampler has seen
+    // (penalties look back on) all but the first `n_unseen` tokens.
+    void prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress = {}, size_t n_unseen = 0);
+
+    // Somebody else evaluated or dropped tokens on the target context since the last call: its memory begins with
+    // these. What follows them there is dropped; n_past() says how many of them are really there. The next call must be
+    // prefill().
+    void adopt(const int32_t * tokens, size_t n_tokens);
+
+    // How to sample from the next prefill on. Throws InputError, with everything as it was, for what cannot be.
+    void set_sampling(const SamplingConfig & sampling);
 
     // Drafts, verifies, accepts. At least one token, unless the reason is `length`. An exception before verification
     // (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end listener comes after

@@ -48,6 +48,11 @@ void Speculator::rebuild() {
 
 int Speculator::n_batch() const { return draft_ ? std::min(draft_->n_batch(), target_.n_batch()) : target_.n_batch(); }
 
+int Speculator::n_known(const llama_tokens & tokens) const {
+    const int n = static_cast<int>(tokens.size());
+    return reads_states_ ? common_prefix(draft_->tokens(), tokens, n) : n;
+}
+
 void Speculator::cut(const llama_tokens & tokens, int n) {
     if (draft_) {
         draft_->keep_prefix(tokens, n);

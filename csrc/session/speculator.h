@@ -27,6 +27,8 @@ class Speculator {
 
     // The most tokens that may be given to observe() at once.
     int n_batch() const;
+    // How many of the sequence's first `tokens` may be in the target's memory already when it goes on from there.
+    int n_known(const llama_tokens & tokens) const;
     // The longest draft that the types can make.
     int n_max() const { return n_max_; }
 

@@ -6,6 +6,7 @@
 #include "session/context.h"
 #include "session/session.h"
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,11 +17,18 @@ class Interrupt;
 class Verifier {
   public:
     // `experts` may be null. Throws InputError for sampling parameters that cannot be.
-    Verifier(Context & target, std::shared_ptr<Experts> experts, const SamplingConfig & sampling,
-             Interrupt & interrupt);
+    Verifier(Context & target, std::shared_ptr<Experts> experts, const SamplingConfig & sampling, Interrupt & interrupt,
+             Trace & trace);
 
     // Verifications have at most `n_tokens`: all of them count as demand.
     void set_step_tokens(int n_tokens);
+
+    // How to sample from the next begin() on. Throws InputError, with everything as it was, for what cannot be.
+    void set_sampling(const SamplingConfig & sampling);
+
+    // Who is told of the layers of every verification; see Listeners::verify_layer.
+    using LayerListener = std::function<void(int layer, const std::vector<int32_t> & demand)>;
+    void set_layer_listener(LayerListener listener) { on_layer_ = std::move(listener); }
 
     // A new prompt: the sampler starts anew and has seen these tokens.
     void begin(const int32_t * prompt, size_t n_tokens);
@@ -33,15 +41,21 @@ class Verifier {
     llama_tokens sample(const llama_tokens & draft, Step & step);
 
   private:
+    void decode();
     void take_demand(Step & step);
+    void count_uploads(Step & step);
 
-    Context &                             target_;
-    std::shared_ptr<Experts>              experts_;
-    Interrupt &                           interrupt_;
-    common_params_sampling                sampling_;
-    common_sampler_ptr                    sampler_;
-    common_batch                          batch_;
-    std::shared_ptr<std::vector<int32_t>> demand_ = std::make_shared<std::vector<int32_t>>();
+    Context &                               target_;
+    std::shared_ptr<Experts>                experts_;
+    Interrupt &                             interrupt_;
+    common_params_sampling                  sampling_;
+    common_sampler_ptr                      sampler_;
+    common_batch                            batch_;
+    Trace &                                 trace_;
+    LayerListener                           on_layer_;
+    std::shared_ptr<std::vector<int32_t>>   demand_   = std::make_shared<std::vector<int32_t>>();
+    std::shared_ptr<std::vector<LayerCost>> costs_    = std::make_shared<std::vector<LayerCost>>();
+    ExpertStats                             uploaded_ = {}; // at the step before
 };
 
 } // namespace spac

@@ -1,8 +1,9 @@
 // Everything at once on the stand-in, made to be run under a sanitizer: two streams on one model and a second model
-// beside them, plans that change under way, slots attached anew, delays, copies that fail. Every result must equal the
-// CPU backend's, bit for bit, whatever the interleaving. usage: stress [rounds] [seed]
+// beside them, plans that change under way, slots attached anew, large batches streamed, delays, copies that fail.
+// Every result must equal the CPU backend's, bit for bit, whatever the interleaving. usage: stress [rounds] [seed]
 #include "backend/device.h"
 #include "backend/experts.h"
+#include "limits.h"
 #include "moe.h"
 
 #include <atomic>
@@ -54,12 +55,15 @@ void use(const Model & model, ggml_backend_dev_t device, int rounds, unsigned se
     }
 }
 
-// A policy that never rests.
+std::atomic<uint64_t> n_spans{0}, n_told{0}; // recorded, and told to a layer listener
+
+// A policy that never rests, and somebody who watches.
 void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned seed) {
     std::mt19937 random(seed);
     const auto   n_layer = static_cast<size_t>(experts.n_layer()), n_expert = static_cast<size_t>(experts.n_expert());
     std::vector<int32_t> priority(n_layer * n_expert), threshold(n_layer), demand(n_layer * n_expert),
         slots(n_layer * n_expert);
+    std::vector<spac::LayerCost> costs(n_layer);
     while (!done) {
         for (int32_t & p : priority) {
             p = static_cast<int32_t>(random() % 5);
@@ -84,6 +88,21 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
         case 2:
             experts.settle(0.01);
             break;
+        case 3:
+            experts.set_stream_tokens(random() % 2 != 0 ? 9 : 0);
+            break;
+        case 4:
+            experts.take_layer_costs(costs.data());
+            n_spans += experts.trace()->take().size();
+            experts.trace()->start(random() % 1000);
+            break;
+        case 5:
+            experts.set_layer_listener([](int, const std::vector<int32_t> &) { ++n_told; });
+            break;
+        case 6:
+            experts.set_layer_listener(nullptr);
+            experts.trace()->stop();
+            break;
         default:
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
         }
@@ -99,6 +118,8 @@ void stress(int rounds, unsigned seed, const char * fault) {
     Model b(other, seed + 1, device);
     use(a, device, 1, seed); // makes the layers known
     use(b, device, 1, seed);
+    a.experts->set_step_tokens(8); // more are a prompt
+    b.experts->set_step_tokens(8);
     a.experts->attach_slots(9);
     b.experts->attach_slots(4);
 
@@ -121,8 +142,10 @@ void stress(int rounds, unsigned seed, const char * fault) {
            *fault != 0 ? fault : "masked", seed, static_cast<unsigned long long>(stats.uploads),
            static_cast<unsigned long long>(stats.upload_failures), static_cast<unsigned long long>(stats.evictions),
            static_cast<unsigned long long>(stats.activations_hit), static_cast<unsigned long long>(stats.activations));
-    if (stats.uploads == 0 || stats.activations_hit == 0 || stats.activations_hit == stats.activations) {
-        fprintf(stderr, "nothing was tested: no uploads, or one side did all the work\n");
+    if (stats.uploads == 0 || stats.blocks_streamed == 0 || stats.activations_hit == 0 ||
+        stats.activations_hit == stats.activations || n_spans == 0 || n_told == 0) {
+        fprintf(stderr,
+                "nothing was tested: no uploads, nothing streamed, one side did all the work, or nobody saw it\n");
         ++n_wrong;
     }
 }
@@ -132,6 +155,7 @@ void stress(int rounds, unsigned seed, const char * fault) {
 int main(int argc, char ** argv) {
     const int      rounds = argc > 1 ? atoi(argv[1]) : 15;
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
+    n_wrong += check_slot_limits();
     stress(rounds, seed, "");
     stress(rounds, seed + 100, "compact");
     printf("%d results, %d wrong\n", n_run.load(), n_wrong.load());

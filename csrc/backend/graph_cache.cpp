@@ -1,0 +1,69 @@
+#include "backend/graph_cache.h"
+
+#include "core/error.h"
+
+#include <algorithm>
+
+namespace spac {
+namespace {
+
+// Prompt and step shapes of a context, with room for several draft lengths.
+constexpr size_t max_graphs = 16;
+
+ggml_backend_buffer_type_t staging_type(ggml_backend_dev_t device) {
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
+    return pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type();
+}
+
+} // namespace
+
+SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
+    ++n_asked_;
+    for (auto & g : graphs_) {
+        if (graph->uid != 0 && g->uid == graph->uid && g->n_nodes == graph->n_nodes &&
+            (graph->n_nodes == 0 || g->first == graph->nodes[0])) {
+            g->used = n_asked_;
+            return *g;
+        }
+    }
+    std::vector<Block> blocks = find_blocks(graph);
+    // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
+                 blocks.end());
+    reserve(staging_size(blocks));
+    const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
+    if (graphs_.size() >= max_graphs || graph->uid == 0) {
+        stream_.synchronize(); // launches under way read the tensors of the graph that goes
+    }
+    // a graph without a uid cannot be recognized again
+    graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), [](auto & g) { return g->uid == 0; }), graphs_.end());
+    if (graphs_.size() >= max_graphs) {
+        graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), stale));
+    }
+    void * host = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
+    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get()));
+    graphs_.back()->used = n_asked_;
+    return *graphs_.back();
+}
+
+void GraphCache::reserve(const StagingSize & size) {
+    if (size.host <= reserved_.host && size.device <= reserved_.device) {
+        return;
+    }
+    stream_.synchronize();
+    graphs_.clear(); // they point into what is replaced
+    reserved_.host   = std::max(reserved_.host, size.host);
+    reserved_.device = std::max(reserved_.device, size.device);
+    host_buffer_.reset();
+    device_buffer_.reset();
+    host_buffer_.reset(ggml_backend_buft_alloc_buffer(staging_type(stream_.device()), reserved_.host));
+    device_buffer_.reset(ggml_backend_buft_alloc_buffer(stream_.buffer_type(), reserved_.device));
+    if (!host_buffer_ || !device_buffer_) {
+        reserved_ = {};
+        throw MemoryError(std::string("device ") + ggml_backend_dev_name(stream_.device()) + " has no room for " +
+                          std::to_string(size.device >> 20) + " MiB of staging: use fewer slots or a smaller batch");
+    }
+    ggml_backend_buffer_set_usage(device_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+}
+
+} // namespace spac

@@ -1,0 +1,34 @@
+// The prepared graphs of one stream, and the staging memory that they share.
+//
+// It owns both: a graph's tensors point into the staging, so that a larger one empties the cache.
+#pragma once
+
+#include "backend/compute_stream.h"
+#include "backend/split_graph.h"
+
+#include <memory>
+#include <vector>
+
+namespace spac {
+
+class GraphCache {
+  public:
+    explicit GraphCache(ComputeStream & stream) : stream_(stream) {}
+
+    // The prepared form of a graph, made when it is new; stays until the next call. Waits for the stream where a graph
+    // or staging goes that launches under way may read. Throws MemoryError when the device has no room for staging.
+    SplitGraph & get(const ggml_cgraph * graph);
+    // The staging on the device.
+    ggml_backend_buffer_t scratch() const { return device_buffer_.get(); }
+
+  private:
+    void reserve(const StagingSize & size);
+
+    ComputeStream &                          stream_;
+    ggml_backend_buffer_ptr                  host_buffer_, device_buffer_;
+    StagingSize                              reserved_;
+    std::vector<std::unique_ptr<SplitGraph>> graphs_;
+    uint64_t                                 n_asked_ = 0;
+};
+
+} // namespace spac

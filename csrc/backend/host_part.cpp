@@ -1,0 +1,80 @@
+#include "backend/host_part.h"
+
+#include "backend/model_experts.h"
+#include "backend/timer.h"
+#include "core/error.h"
+#include "ggml-cpu.h"
+
+#include <algorithm>
+
+namespace spac {
+namespace {
+
+// Distinct experts among the host's rows.
+int n_distinct(const SplitBlock & b, const Staging & s) {
+    std::vector<int32_t> ids(s.host_ids, s.host_ids + b.block.n_used() * b.block.n_tokens());
+    std::sort(ids.begin(), ids.end());
+    const auto end = std::unique(ids.begin(), ids.end());
+    return static_cast<int>(end - std::lower_bound(ids.begin(), end, 0));
+}
+
+} // namespace
+
+HostPart::HostPart(bool share_cores) : share_cores_(share_cores), cpu_(ggml_backend_cpu_init()) {
+    if (!cpu_) {
+        throw DeviceError("the CPU backend could not be started");
+    }
+}
+
+HostPart::~HostPart() {
+    if (pool_ != nullptr) {
+        ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
+        ggml_threadpool_free(pool_);
+    }
+}
+
+void HostPart::set_n_threads(int n_threads) { n_threads_ = std::max(1, n_threads); }
+
+void HostPart::start() {
+    if (n_threads_ > pool_size_) {
+        if (pool_ != nullptr) {
+            ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
+            ggml_threadpool_free(pool_);
+        }
+        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads_);
+        // waiting threads spin for some microseconds between layers
+        params.poll = share_cores_ ? 0 : 1;
+        pool_       = ggml_threadpool_new(&params);
+        pool_size_  = n_threads_;
+        ggml_backend_cpu_set_threadpool(cpu_.get(), pool_);
+    }
+    ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);
+}
+
+int HostPart::select(const SplitBlock & b, const Staging & s, const Mask * mask) {
+    const int n_used = b.block.n_used(), n_tokens = b.block.n_tokens();
+    int       n = 0;
+    for (int t = 0; t < n_tokens; ++t) {
+        const int32_t * ids = s.ids_of(b.block, t);
+        for (int u = 0; u < n_used; ++u) {
+            const bool here            = mask == nullptr || mask->slot_of[ids[u]] < 0;
+            s.host_ids[t * n_used + u] = here ? ids[u] : -1;
+            n += here;
+        }
+    }
+    return n;
+}
+
+ggml_status HostPart::compute(const SplitBlock & b, const Staging & s, int n_rows, int64_t & ns) {
+    SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
+    scope.span.count         = n_rows;
+    scope.span.distinct      = b.experts->tracer().on() ? n_distinct(b, s) : -1;
+    const auto        start  = Clock::now();
+    const ggml_status status = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
+    const uint64_t    took   = ns_since(start);
+    b.experts->counters.host_compute_ns += took;
+    ns += static_cast<int64_t>(took);
+    return status;
+}
+
+} // namespace spac

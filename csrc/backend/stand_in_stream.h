@@ -1,0 +1,82 @@
+// The stand-in's streams: each a queue and a worker thread that takes from it in order, with the delays of the
+// settings.
+//
+// Operations hold events and captured graphs by shared pointers: freeing an event under way is safe, as it is on a GPU.
+#pragma once
+
+#include "backend/ggml_internals.h"
+#include "core/trace.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace spac {
+
+class StandInEvent {
+  public:
+    uint64_t record() { return ++recorded_; }
+    uint64_t last() const { return recorded_; }
+    void     reach(uint64_t n);
+    void     wait(uint64_t n);
+
+  private:
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    std::atomic<uint64_t>   recorded_{0}; // number of the last record that was asked for
+    std::atomic<uint64_t>   reached_{0};  // number of the last record that its stream has passed
+};
+
+using StandInEventPtr = std::shared_ptr<StandInEvent>;
+
+class StandInStream {
+  public:
+    StandInStream();
+    ~StandInStream(); // what is queued is done first
+    StandInStream(const StandInStream &)             = delete;
+    StandInStream & operator=(const StandInStream &) = delete;
+
+    // Queued; a copy reads and writes host memory late. `data`: the host's side.
+    void write(void * dst, const void * data, size_t size);
+    void read(const void * src, void * data, size_t size);
+    void record(const StandInEventPtr & event);
+    void wait(const StandInEventPtr & event); // for the record that was the last when this was called
+    // Fails when an operation before it has.
+    ggml_status launch(const ggml_cgraph * graph);
+
+    void synchronize();
+
+    // What stand_in.h says of a stream.
+    bool take_failure() { return failed_.exchange(false); }
+    void mark_uploads() { uploads_ = true; }
+    void trace_next(std::shared_ptr<Trace> trace, const Span & span);
+
+  private:
+    void push(std::function<void()> operation);
+    void compute(ggml_cgraph * graph);
+    void use_threads(int n);
+    void work();
+
+    std::atomic<bool> failed_{false};
+    std::atomic<bool> uploads_{false};
+    // what the next launch is recorded as; of the thread that launches
+    std::shared_ptr<Trace> trace_;
+    Span                   span_;
+
+    ggml_backend_t                    cpu_;
+    ggml_threadpool *                 pool_      = nullptr; // the worker's
+    int                               n_threads_ = 0;
+    std::mutex                        mutex_;
+    std::condition_variable           wake_, idle_;
+    std::deque<std::function<void()>> queue_;
+    std::atomic<size_t>               n_left_{0}; // queued, or at work
+    bool                              stop_ = false;
+    std::thread                       worker_; // last: starts when the rest is there
+};
+
+} // namespace spac

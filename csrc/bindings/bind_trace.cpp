@@ -1,0 +1,84 @@
+// The recorder of a timeline, and the layouts of what it and the layers' costs hand to numpy.
+#include "backend/experts.h"
+#include "bindings/bindings.h"
+#include "core/churn.h"
+#include "core/trace.h"
+
+#include <pybind11/stl.h>
+
+#include <vector>
+
+namespace py = pybind11;
+using spac::Churn;
+using spac::Span;
+using spac::Trace;
+
+namespace {
+
+// What a field of numpy's record is called and what it is in C++: `activity` is an int32 there.
+struct Record {
+    int64_t start_ns, end_ns, bytes;
+    int32_t activity, layer, expert, pool, count, distinct, ok;
+};
+
+py::array_t<Record> take(Trace & trace) {
+    std::vector<Span> spans;
+    {
+        const py::gil_scoped_release release;
+        spans = trace.take();
+    }
+    py::array_t<Record> records(static_cast<py::ssize_t>(spans.size()));
+    Record *            to = records.mutable_data();
+    for (const Span & s : spans) {
+        *to++ = {s.start_ns, s.end_ns,   s.bytes, static_cast<int32_t>(s.activity), s.layer, s.expert, s.pool,
+                 s.count,    s.distinct, s.ok};
+    }
+    return records;
+}
+
+void executed(Churn & churn, int layer, uint64_t version, const std::vector<bool> & wanted,
+              const std::vector<bool> & hit) {
+    churn.executed(layer, version, {wanted.begin(), wanted.end()}, {hit.begin(), hit.end()});
+}
+
+} // namespace
+
+void bind_trace(py::module_ & m) {
+    PYBIND11_NUMPY_DTYPE(Record, start_ns, end_ns, bytes, activity, layer, expert, pool, count, distinct, ok);
+    using spac::LayerCost;
+    PYBIND11_NUMPY_DTYPE(LayerCost, host_ns, wait_ns, host_activations, host_distinct, device_activations,
+                         device_distinct);
+
+    py::list names;
+    for (const char * name : spac::activity_names) {
+        names.append(name);
+    }
+    m.attr("ACTIVITIES") = py::tuple(names);
+    py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace", "The recorder of a timeline; off until it is started.")
+        .def(py::init<>())
+        .def("start", &Trace::start, py::arg("capacity") = Trace::default_capacity,
+             py::call_guard<py::gil_scoped_release>())
+        .def("stop", &Trace::stop)
+        .def("take", &take)
+        .def_property_readonly("on", &Trace::on)
+        .def_property_readonly("dropped", py::cpp_function(&Trace::dropped, py::call_guard<py::gil_scoped_release>()))
+        .def("__len__", &Trace::size, py::call_guard<py::gil_scoped_release>());
+
+    py::class_<Churn>(m, "Churn", "What evictions and uploads were good for: bookkeeping by itself.")
+        .def(py::init<>())
+        .def(
+            "loaded",
+            [](Churn & churn, int layer, int expert) {
+                churn.loaded({layer, expert});
+            },
+            py::arg("layer"), py::arg("expert"))
+        .def(
+            "evicted",
+            [](Churn & churn, int layer, int expert, uint64_t version) {
+                churn.evicted({layer, expert}, version);
+            },
+            py::arg("layer"), py::arg("expert"), py::arg("version"))
+        .def("executed", &executed, py::arg("layer"), py::arg("version"), py::arg("wanted"), py::arg("hit"))
+        .def_property_readonly("n_wasted", &Churn::n_wasted)
+        .def_property_readonly("n_early", &Churn::n_early);
+}

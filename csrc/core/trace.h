@@ -1,0 +1,147 @@
+// The recorder of a timeline: what was done when, as spans of monotonic time.
+//
+// Off unless somebody looks: then a place that could record costs one load and one branch. While on, a span costs a
+// mutex that is held for one store. Room is set aside at the start; spans that come when it is full are counted and
+// dropped, the earlier ones stay. Any thread may call anything.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace spac {
+
+// What a span shows. The fields that it fills in are named here; the others are -1, bytes 0.
+enum class Activity : int32_t {
+    prefill,      // count: tokens
+    draft,        // count: tokens drafted
+    verify,       // count: tokens verified
+    observe,      // the draft model reads what the target has verified; count: tokens
+    sample,       // count: draft tokens accepted
+    layer,        // one MoE block on the thread that decodes; layer, count: tokens
+    host_wait,    // the wait for a block's ids and input; layer
+    host_experts, // a block's experts on the CPU; layer, count: (token, expert) pairs, distinct: experts
+    device_part,  // a block's experts on the device; layer, ok: 1 measured there, 0 from the launch until seen over
+    copy,         // an expert on its way into a slot; layer, expert, pool, bytes, ok. One span for each of a batch,
+                  // from the batch's start to its end
+    evict,        // no duration; layer, expert, pool
+};
+constexpr const char * activity_names[] = {"prefill",   "draft",        "verify",      "observe", "sample", "layer",
+                                           "host_wait", "host_experts", "device_part", "copy",    "evict"};
+
+struct Span {
+    int64_t  start_ns = 0; // of std::chrono::steady_clock
+    int64_t  end_ns   = 0;
+    int64_t  bytes    = 0;
+    Activity activity = Activity::prefill;
+    int32_t  layer    = -1;
+    int32_t  expert   = -1;
+    int32_t  pool     = -1;
+    int32_t  count    = -1;
+    int32_t  distinct = -1;
+    int32_t  ok       = -1; // 1 yes, 0 no
+    int32_t  unused   = 0;
+};
+
+class Trace {
+  public:
+    static constexpr size_t default_capacity = size_t{1} << 20;
+
+    // The time of a span's ends.
+    static int64_t now() noexcept {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+            .count();
+    }
+
+    bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
+
+    // Records from now on, at most `capacity` spans between two calls of take(); forgets what there was.
+    void start(size_t capacity) {
+        std::vector<Span> room;
+        room.reserve(capacity);
+        const std::lock_guard lock(mutex_);
+        spans_.swap(room);
+        capacity_ = capacity;
+        dropped_  = 0;
+        on_.store(true, std::memory_order_relaxed);
+    }
+
+    // What was recorded stays until it is taken.
+    void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
+
+    void add(const Span & span) noexcept {
+        if (!on()) {
+            return;
+        }
+        const std::lock_guard lock(mutex_);
+        if (spans_.size() < capacity_) {
+            spans_.push_back(span); // within what start() reserved: no allocation
+        } else {
+            ++dropped_;
+        }
+    }
+
+    // The spans recorded since the last call, in the order in which they ended.
+    std::vector<Span> take() {
+        std::vector<Span> room;
+        if (on()) {
+            room.reserve(capacity_of());
+        }
+        const std::lock_guard lock(mutex_);
+        spans_.swap(room);
+        capacity_ = spans_.capacity();
+        return room;
+    }
+
+    size_t size() const {
+        const std::lock_guard lock(mutex_);
+        return spans_.size();
+    }
+    // Spans that found no room, since start().
+    uint64_t dropped() const {
+        const std::lock_guard lock(mutex_);
+        return dropped_;
+    }
+
+  private:
+    size_t capacity_of() const {
+        const std::lock_guard lock(mutex_);
+        return capacity_;
+    }
+
+    std::atomic<bool>  on_{false};
+    mutable std::mutex mutex_;
+    std::vector<Span>  spans_;
+    size_t             capacity_ = 0;
+    uint64_t           dropped_  = 0;
+};
+
+// Records the scope that it lives in, if recording was on when it began. Fill the span's fields in while it lives.
+class SpanScope {
+  public:
+    SpanScope(Trace & trace, Activity activity, int layer = -1) : trace_(trace.on() ? &trace : nullptr) {
+        if (trace_ != nullptr) {
+            span.activity = activity;
+            span.layer    = layer;
+            span.start_ns = Trace::now();
+        }
+    }
+    ~SpanScope() {
+        if (trace_ != nullptr) {
+            span.end_ns = Trace::now();
+            trace_->add(span);
+        }
+    }
+    SpanScope(const SpanScope &)             = delete;
+    SpanScope & operator=(const SpanScope &) = delete;
+
+    Span span;
+
+  private:
+    Trace * trace_;
+};
+
+} // namespace spac

@@ -1,0 +1,75 @@
+#include "limits.h"
+
+#include "backend/device.h"
+#include "backend/model_experts.h"
+#include "backend/stand_in.h"
+#include "core/error.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace {
+
+int n_failed = 0;
+
+void check(bool ok, const char * what) {
+    if (!ok) {
+        fprintf(stderr, "slot limits: %s\n", what);
+        ++n_failed;
+    }
+}
+
+// BF16 experts of 7168 x 2048: 146 are the most that one tensor can stack.
+class Layers {
+  public:
+    explicit Layers(const std::vector<int> & n_experts) : experts(std::make_shared<spac::ModelExperts>()) {
+        ctx_.reset(ggml_init({2 * n_experts.size() * ggml_tensor_overhead(), nullptr, true}));
+        experts->set_device(spac::stand_in_device(), spac::ModelExperts::HostMemory::pageable);
+        for (const int n : n_experts) {
+            const auto weight = [&](int64_t in, int64_t out) {
+                return ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_BF16, in, out, n);
+            };
+            experts->find_or_add_layer({weight(7168, 2048), weight(2048, 7168)}, 8);
+        }
+    }
+    std::vector<int> pools() const {
+        std::vector<int> pools;
+        for (int il = 0; il < experts->n_layer(); ++il) {
+            pools.push_back(experts->pool_of(il));
+        }
+        return pools;
+    }
+    std::shared_ptr<spac::ModelExperts> experts;
+
+  private:
+    ggml_context_ptr ctx_;
+};
+
+} // namespace
+
+int check_slot_limits() {
+    n_failed          = 0;
+    const auto before = spac::stand_in();
+    auto       large  = before;
+    large.memory_mb   = 1L << 30;
+    spac::set_stand_in(large);
+    {
+        const Layers two_fit({73, 73, 73, 73, 73});
+        check(two_fit.pools() == std::vector<int>{0, 0, 1, 1, 2}, "layers share a pool as far as it can be addressed");
+        check(two_fit.experts->slots_that_fit(0) == 5 * 73, "then all experts can have slots");
+    }
+    {
+        const Layers too_many({256, 256});
+        check(too_many.pools() == std::vector<int>{0, 1}, "a layer beyond the limit has a pool of its own");
+        check(too_many.experts->slots_that_fit(0) == 2 * 146, "no more slots fit than can be addressed");
+        try {
+            too_many.experts->attach_slots(400);
+            check(false, "more slots are refused");
+        } catch (const spac::InputError & error) {
+            check(strstr(error.what(), "can address 146 of this size: give 292 slots at most") != nullptr,
+                  error.what());
+        }
+    }
+    spac::set_stand_in(before);
+    return n_failed;
+}
