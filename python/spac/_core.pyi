@@ -60,6 +60,7 @@ def set_stand_in(
     memory_mb: int = 0,
     fail_uploads: int = 0,
     n_threads: int = 1,
+    spin_us: float = 50,
 ) -> None:
     """Sets the stand-in's speed and faults, from now on. What is not given returns to its default."""
 
@@ -67,7 +68,8 @@ def stand_in() -> dict[str, float]:
     """The stand-in's settings, by the names of set_stand_in()."""
 
 def set_fault(fault: str) -> None:
-    """Faults for tests: "" (none), "swap-slots", "drop-join"; "compact" is another way, no fault."""
+    """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "no-kernel"; "compact" is another
+    way, no fault."""
 
 class AbortGuard:
     """In its block, a file or parameters for which ggml would end the process make loading fail instead.
@@ -80,6 +82,46 @@ class AbortGuard:
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+# Where time goes
+
+ACTIVITIES: tuple[str, ...]
+"""What a span may show, by its `activity`; csrc/core/trace.h says which fields each fills in."""
+
+class Trace:
+    """The recorder of a timeline: spans of what the mechanism did. Off until started; any thread."""
+
+    def __init__(self) -> None: ...
+    def start(self, capacity: int = 1 << 20) -> None:
+        """Records from now on, at most `capacity` spans between two take(); forgets what there was."""
+    def stop(self) -> None:
+        """What was recorded stays until it is taken."""
+    def take(self) -> npt.NDArray[np.void]:
+        """The spans since the last call, in the order in which they ended: a structured array.
+
+        int64 start_ns, end_ns (of time.monotonic_ns), bytes; int32 activity, layer, expert, pool, count,
+        distinct, ok, -1 where an activity has none.
+        """
+    @property
+    def on(self) -> bool: ...
+    @property
+    def dropped(self) -> int:
+        """Spans that found no room since start()."""
+    def __len__(self) -> int: ...
+
+class Churn:
+    """What evictions and uploads were good for (csrc/core/churn.h): bookkeeping by itself."""
+
+    def __init__(self) -> None: ...
+    def loaded(self, layer: int, expert: int) -> None: ...
+    def evicted(self, layer: int, expert: int, version: int) -> None: ...
+    def executed(self, layer: int, version: int, wanted: Sequence[bool], hit: Sequence[bool]) -> None: ...
+    @property
+    def n_wasted(self) -> int:
+        """Uploads whose expert was evicted without a hit in between."""
+    @property
+    def n_early(self) -> int:
+        """Evictions of experts that the next execution of their layer wanted."""
 
 # Experts
 
@@ -142,7 +184,24 @@ class Experts:
     def set_counting(self, counting: bool) -> None: ...
     def take_demand(self) -> tuple[Int32Array, int]:
         """int32[L, N] activations since the last call (zeroed by it), and the graphs they stem from."""
+    def routes(self) -> Int32Array:
+        """int32 [L, T, U]: the experts that every token of the last verification (or decode) was routed to.
+
+        T and U are the largest numbers of tokens and of experts for each in any layer; -1 where a layer had
+        fewer (the last layer may compute only the tokens whose logits are wanted). A copy, read-only.
+        """
+    def take_layer_costs(self) -> npt.NDArray[np.void]:
+        """What every layer's decoding cost since the last call: a structured array [L], see Step.layer_costs.
+
+        A session takes them after each verification.
+        """
     def set_step_tokens(self, n_max: int) -> None: ...
+    def set_stream_tokens(self, n_min: int) -> None:
+        """Batches of n_min tokens that are no demand have all experts copied through the device; 0: never."""
+    def stream_bytes(self) -> int:
+        """Device memory that this takes from the first such batch on; slots_that_fit() leaves room for it."""
+    @property
+    def trace(self) -> Trace: ...
     @property
     def stats(self) -> dict[str, int]:
         """Counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
@@ -181,6 +240,21 @@ class Step:
         A read-only view on the session's one buffer: the next step overwrites it.
         """
     @property
+    def layer_costs(self) -> npt.NDArray[np.void]:
+        """What every layer of this verification took and computed: a structured array, [L] or [0].
+
+        int64 host_ns (experts on the CPU), wait_ns (waiting for ids and input), int32 host_activations,
+        host_distinct, device_activations, device_distinct. A read-only view that the next step overwrites.
+        """
+    @property
+    def n_uploads(self) -> int:
+        """Experts copied into slots since the step before was verified."""
+    @property
+    def upload_bytes(self) -> int: ...
+    @property
+    def upload_ns(self) -> int:
+        """The time that these copies took."""
+    @property
     def draft_ns(self) -> int: ...
     @property
     def verify_ns(self) -> int: ...
@@ -198,6 +272,18 @@ class DraftToken:
     @property
     def index(self) -> int:
         """From 0, in this draft."""
+
+class VerifyLayer:
+    """Event "verify_layer": an MoE layer of the verification that runs has been computed.
+
+    While somebody asks for it, the host waits for the ids of wholly resident layers too.
+    """
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def demand(self) -> Int32Array:
+        """int32[n_expert of the layer]: how often the verification wanted every expert. A copy."""
 
 class DraftEnd:
     """Event "draft_end": the draft that is about to be verified, possibly empty."""
@@ -223,6 +309,7 @@ class Session:
         experts: Experts | None = None,
         *,
         owner: object = None,
+        trace: Trace | None = None,
         draft_types: Sequence[str] = (),
         draft_max: int = 16,
         draft_min: int = 0,
@@ -264,22 +351,63 @@ class Session:
 
         They belong to the session until it is closed: it clears their memory and sets their abort callbacks;
         they must have been made with n_outputs_max 0. Close it before they are freed; `owner` is kept alive
-        until then.
+        until then. Between its calls the target may be used otherwise, if adopt() says so afterwards.
 
         `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly.
         The first draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed
         None a random one.
         """
     def prefill(
-        self, tokens: Int32Array | Sequence[int], progress: Callable[[int, int], object] | None = None
+        self,
+        tokens: Int32Array | Sequence[int],
+        progress: Callable[[int, int], object] | None = None,
+        *,
+        n_unseen: int = 0,
     ) -> None:
         """Makes `tokens` (the whole sequence, at least one) the context of what is generated next.
 
         Evaluates all but the last in pieces of n_batch, after each of which `progress(n_done, n_total)` is
         called; what the memory holds of it already is kept. Starts the sampler anew. None of it counts as
         demand. When it is stopped (Cancelled, or an exception of `progress`), the next prefill or step goes
-        on from there.
+        on from there. The sampler has seen (penalties look back on) all but the first `n_unseen` tokens.
         """
+    def adopt(self, tokens: Int32Array | Sequence[int]) -> None:
+        """Says that the target context was used otherwise since the last call, and begins with `tokens` now.
+
+        What follows them there is dropped; `n_past` says how many of them are really there. The next call
+        must be prefill().
+        """
+    def set_sampling(
+        self,
+        *,
+        seed: int | None = None,
+        temp: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typ_p: float = 1.0,
+        top_n_sigma: float = -1.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        repeat_last_n: int = 64,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = 64,
+        mirostat: int = 0,
+        mirostat_lr: float = 0.1,
+        mirostat_ent: float = 5.0,
+        grammar: str = "",
+        logit_bias: Mapping[int, float] = ...,
+        ignore_eos: bool = False,
+        samplers: Sequence[str] | None = None,
+    ) -> None:
+        """How to sample from the next prefill on. Raises InputError, changing nothing, for what cannot be."""
     def step(self) -> Step:
         """Drafts, verifies, accepts: at least one token, unless the context is full.
 
@@ -293,6 +421,10 @@ class Session:
     def on(self, event: Literal["draft_token"], callback: Callable[[DraftToken], object] | None) -> None: ...
     @overload
     def on(self, event: Literal["draft_end"], callback: Callable[[DraftEnd], object] | None) -> None: ...
+    @overload
+    def on(
+        self, event: Literal["verify_layer"], callback: Callable[[VerifyLayer], object] | None
+    ) -> None: ...
     @overload
     def on(self, event: Literal["verify_end"], callback: Callable[[Step], object] | None) -> None: ...
     @overload
@@ -336,6 +468,67 @@ def draft_types() -> list[str]:
 def needs_draft_context(draft_type: str) -> bool: ...
 def set_common_verbosity(level: int) -> None:
     """Messages of llama.cpp's common library on stderr: -1 none (default), 1 errors, 2 warnings, 5 all."""
+
+# MoE-SpAc's step
+
+class MoeSpac:
+    """MoE-SpAc's step in its default form (csrc/core/moe_spac.h), on arrays that it changes in place."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        n_level: int,
+        per_step: float,
+        forgetting: float,
+        adapt: bool,
+    ) -> None:
+        """arrays: int32 [L, N] utility, used; float64 [L, N] up, down, last, count; float64 [2, L, K] hot;
+        float64 [2, L, 1] total; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots. All are kept.
+        """
+    def set_times(self, times: Sequence[Sequence[float]], draft_token: float) -> None:
+        """Seconds, [L] each: per pair, distinct expert and layer of the CPU, device's expert, upload."""
+    def step(
+        self,
+        demand: Int32Array,
+        slot_of: Int32Array,
+        n_verified: int,
+        n_drafted: int,
+        number: int,
+        share: float,
+        kept: float,
+        /,
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """priority int32[L, N], threshold int32[L], and tau int32[L]."""
+
+# The learned scheduler's step
+
+class Logistic:
+    """The learned scheduler's step (csrc/core/logistic.h), on arrays that it changes in place."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        rate: float,
+        margin: float,
+        kept: tuple[float, float, float],
+        squares_kept: float,
+        least: float,
+        most: float,
+    ) -> None:
+        """arrays: float64 [7] weights, squares; float64 [6, L, N] features; float64 [L, N] probability;
+        uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots. All are kept.
+        kept: what a token leaves of the features recent, near and far.
+        """
+    def step(
+        self,
+        demand: Int32Array,
+        slot_of: Int32Array,
+        routes: Int32Array | None,
+        n_verified: int,
+        n_rejected: int,
+        /,
+    ) -> tuple[Int32Array, Int32Array]:
+        """priority int32[L, N] and threshold int32[L]; routes: int32[L, T, U], -1 padded."""
 
 # The slot table by itself
 
@@ -382,3 +575,9 @@ class Residency:
 
 def share_out(n_slots: int, layers: Sequence[tuple[int, int]], n_pool: int) -> list[int]:
     """Slots of every pool, in proportion to its experts."""
+
+def slots_per_tensor(blocks_per_slot: int) -> int:
+    """How many slots of so many blocks (elements, where a type has none) one stacked tensor may have."""
+
+def most_slots(limits: Sequence[int], layers: Sequence[tuple[int, int]]) -> int:
+    """The most slots whose shares (`share_out`) stay within every pool's limit; `layers` as there."""

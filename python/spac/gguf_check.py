@@ -238,20 +238,21 @@ def _check_attention(header: Header, info: ModelInfo, tensors: list[TensorInfo])
         return
     n_head_kv = size("attention.head_count_kv", n_head)
     key, value = (size(f"attention.{name}_length", info.n_embd // n_head) for name in ("key", "value"))
-    if rope is not None and key is not None and (not 0 < rope <= key or rope % 2):
+    rank = size("attention.kv_lora_rank", 0) or 0
+    latent_alone = rope == 0 and key == rank > 0  # what is cached has no part with positions
+    if rope is not None and key is not None and (not 0 < rope <= key or rope % 2) and not latent_alone:
         raise HeaderError(f"rope.dimension_count is {rope}, not an even number up to a head's size, {key}")
     differ = any(k.endswith("_swa") for k in header.metadata) or any(".ssm_" in t.name for t in tensors)
     if n_head_kv is None or key is None or value is None or differ:
         return
     if min(n_head, n_head_kv, key, value) < 1:
         raise HeaderError(f"it has {n_head} and {n_head_kv} heads of {key} and {value}")
-    rank = size("attention.kv_lora_rank", 0) or 0
     if rank and (size("attention.key_length_mla", key) or 0) <= (rope or 0):
         raise HeaderError("attention.key_length_mla leaves nothing beside rope.dimension_count")
     wanted = {"attn_k.weight": n_head_kv * key, "attn_v.weight": n_head_kv * value}
     for tensor in tensors:
         rows = wanted.get(".".join(tensor.name.rsplit(".", 2)[1:]))
-        if rows is not None and tensor.shape[1:] != (rows,):
+        if rows is not None and tensor.shape[1:] != (rows,) and ".indexer." not in tensor.name:
             raise HeaderError(f"tensor {tensor.name!r} does not have the {rows} rows of its heads")
         # Some have more per head than a query (a gate).
         if not rank and tensor.name.endswith(".attn_q.weight") and tensor.shape[-1] % (n_head * key):

@@ -46,6 +46,7 @@ ODD: dict[str, tuple[str, Shape]] = {
     "experts in every third layer": shape("llama4", n_layer=6, options={"moe_every": 3}),
     "two shared experts": shape("deepseek2", n_shared=2, n_expert=8, n_group=2, options={"sigmoid": 1}),
     "experts of two matrices": shape("granitemoe", options={"gateless": 1}),
+    "no scales": shape("qwen3moe"),
     "a scale for every expert": shape("qwen3moe", options={"scales": 1}),
     "scales, quantized": shape("qwen3moe", types={"*_exps": "Q4_0"}, options={"scales": 1}),
     "biases, odd": shape("gpt-oss", n_expert=7, n_used=3, types={"*": "Q8_0", "*_exps": "MXFP4"}),
@@ -54,6 +55,11 @@ MIXED_FAMILIES = ("mixtral", "qwen2moe", "glm4moe", "phimoe", "llama4", "grovemo
 CONDITIONS: dict[str, tuple[tuple[str, Shape], dict[str, Any]]] = {
     "no mmap": (shape("qwen3moe", types={"*_exps": "Q4_0"}), {"use_mmap": False}),
     "no mmap, merged": (shape("deepseek2", options={"merged": 1}), {"use_mmap": False}),
+    "no mmap, scales": (shape("qwen3moe", options={"scales": 1}), {"use_mmap": False}),
+    "scales, ubatch of 7": (
+        shape("qwen3moe", options={"scales": 1}),
+        {"settings": replace(SMALL, n_ubatch=7)},
+    ),
     "state": (shape("qwen3moe", types={"*": "Q8_0"}), {"script": "state"}),
     "state, latent attention": (shape("deepseek2"), {"script": "state"}),
     "state, windows": (shape("gpt-oss"), {"script": "state"}),
@@ -77,6 +83,7 @@ PARTIAL: dict[str, tuple[tuple[str, Shape], int]] = {
         "F32": shape("qwen3moe", n_layer=4),
         "Q8_0": shape("qwen3moe", n_layer=4, types={"*": "Q8_0"}),
         "merged": shape("deepseek2", n_layer=4, options={"merged": 1}),
+        "scales": shape("qwen3moe", n_layer=4, options={"scales": 1}),
     }.items()
     for n in (0, 1, 3, 4)
 }
@@ -137,6 +144,16 @@ def test_device_and_cpu_had_both_work(case: str, ours: Result) -> None:
         stats: Any = ours.meta[f"{case}|{run.name}"]["stats"]
         assert 0 < stats["activations_hit"] < stats["activations"]
     assert stats["evictions"] > 0
+
+
+@pytest.mark.parametrize("case", ["a scale for every expert", "scales, quantized"])
+def test_scales_make_no_layers_of_their_own(case: str, ours: Result) -> None:
+    """Nor do they make demand of their own: it is that of the model without them."""
+    for run in RUNS:
+        scaled, plain = ours.meta[f"{case}|{run.name}"], ours.meta[f"no scales|{run.name}"]
+        assert scaled["n_layer"] == plain["n_layer"] == 3
+        counted: Any = [(m["stats"]["blocks"], m["stats"]["activations"]) for m in (scaled, plain)]  # type: ignore[index]
+        assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("case", PARTIAL)

@@ -4,7 +4,7 @@ expert and counts for nothing."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from tests.conftest import TinyModel
 from tests.models import write_adapter
-from tests.session.lab import GREEDY, Lab, prompt, take
+from tests.session.lab import GREEDY, Lab, generate, prompt, take
 
 # isort: split
 import llama_cpp.llama_cpp as api  # after spac, which decides on the library
@@ -79,6 +79,48 @@ def test_an_adapter_elsewhere_is_split_as_ever(tiny_model: TinyModel, tmp_path: 
     assert text == adapted_text(path, adapter, device="cpu")[0]
 
 
+@pytest.fixture
+def fault() -> Iterator[Callable[[str], None]]:
+    yield _core.set_fault
+    _core.set_fault("")
+
+
+@pytest.mark.usefixtures("log")
+def test_a_device_without_kernels_is_noted_once(tiny_model: TinyModel, fault: Callable[[str], None]) -> None:
+    path = tiny_model("qwen3moe")
+    fault("no-kernel")
+    with load(path) as engine:
+        text = "".join(engine.generate(TEXT, 24))
+        assert engine.experts is not None
+        stats = engine.experts.stats
+        assert stats["blocks_host"] == stats["blocks"] > 0
+        notes = [note for note in engine.notes if "split" in note]
+    assert len(notes) == 1
+    assert "_exps.weight cannot be split (the device has no kernel for it)" in notes[0]
+    fault("")
+    with load(path, device="cpu") as engine:
+        assert text == "".join(engine.generate(TEXT, 24))
+
+
+def test_experts_met_after_the_layers_were_counted_are_noted_once(lab: Lab, tiny_model: TinyModel) -> None:
+    """As those of a prediction layer, whose context comes later."""
+    path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
+    expected = generate(lab.plain(path, **GREEDY), prompt(40), 24)
+    target = lab.context(path)
+    experts = lab.experts(path)
+    assert experts is not None
+    assert experts.n_layer == 2
+    draft = lab.context(path, ctx_type=1, ctx_other=target)
+    api.llama_log_set(_llama._on_log, ctypes.c_void_p(0))
+    _llama.take_notices()
+    session = lab.session(target, draft, experts, draft_types=["draft-mtp"], draft_max=3, **GREEDY)
+    assert generate(session, prompt(40), 24) == expected
+    notes = _llama.take_notices()
+    assert len(notes) == 1
+    assert "(it was met after the layers were counted)" in notes[0]
+    assert experts.n_layer == 2
+
+
 @pytest.mark.usefixtures("log")
 def test_spacs_own_warnings_are_notes_and_nothing_else_is() -> None:
     for level, line in (
@@ -136,19 +178,24 @@ def test_a_prompt_leaves_the_slots_and_the_demand_alone(
     assert experts.stats["activations"] > 0
 
 
-def test_prompts_between_steps_leave_what_decoding_earned(tiny_model: TinyModel) -> None:
-    """With a scheduler that follows the demand of decoding."""
-    with load(tiny_model("qwen3moe"), ctx=2048, slots=6, scheduler="lru") as engine:
+@pytest.mark.parametrize("scheduler", ["lru", "moe-spac", "ewma"])
+def test_prompts_between_steps_leave_what_decoding_earned(tiny_model: TinyModel, scheduler: str) -> None:
+    """Under every scheduler that follows the demand of decoding; long prompts, and as short as a step."""
+    with load(tiny_model("qwen3moe"), ctx=2048, slots=6, scheduler=scheduler) as engine:
         "".join(engine.generate(TEXT, 30))
         experts, session = engine.experts, engine.session
         assert experts is not None
         assert session is not None
         assert experts.settle(20)
         resident, before = experts.residency(), experts.stats
-        session.prefill(prompt(1800, seed=5))
-        assert experts.settle(20)
-        assert (experts.residency() == resident).all()
-        assert experts.stats["uploads"] == before["uploads"]
+        assert before["uploads"] >= (resident >= 0).sum() > 0
+        for n_tokens in (1800, 9, 40):
+            session.prefill(prompt(n_tokens, seed=n_tokens))
+            assert experts.settle(20)
+            assert (experts.residency() == resident).all()
+            assert experts.stats["uploads"] == before["uploads"]
+            assert experts.stats["activations"] == before["activations"]
+        assert experts.stats["blocks"] > before["blocks"]
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 40])

@@ -32,6 +32,7 @@ class Model:
         if not self.pointer:
             raise RuntimeError(f"{case.model} does not load")
         self._adapter = ll.llama_adapter_lora_init(self.pointer, case.lora.encode()) if case.lora else None
+        self.n_embd = ll.llama_model_n_embd(self.pointer)
         self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.pointer))
 
     def context(self, settings: Settings) -> Context:
@@ -59,8 +60,12 @@ class Context:
         params.flash_attn_type = int(
             settings.flash_attn
         )  # 0 and 1: never and always, not the device's choice
+        params.embeddings = settings.embeddings
+        params.pooling_type = 0  # a row for every token
         self._settings = settings
         self.n_vocab = model.n_vocab
+        self._read = ll.llama_get_embeddings_ith if settings.embeddings else ll.llama_get_logits_ith
+        self._width = model.n_embd if settings.embeddings else model.n_vocab
         self.pointer = ll.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise RuntimeError("no context")
@@ -92,8 +97,8 @@ class Context:
                 raise RuntimeError(f"llama_decode returned {result} at position {position + start}")
             for i in range(len(piece)):
                 if batch.logits[i]:
-                    row = ll.llama_get_logits_ith(self.pointer, i)
-                    rows.append(np.ctypeslib.as_array(row, (self.n_vocab,)).copy())
+                    row = self._read(self.pointer, i)
+                    rows.append(np.ctypeslib.as_array(row, (self._width,)).copy())
         return np.stack(rows)
 
     def rewind(self, position: int) -> None:

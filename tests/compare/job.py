@@ -17,15 +17,17 @@ class Settings:
     n_ubatch: int = 256
     n_threads: int = 1
     flash_attn: bool = False
+    embeddings: bool = False  # compare these: encoders have no logits
 
 
 @dataclass(frozen=True)
 class Run:
     """One pass of the script over a case. A reference ignores everything but `name`.
 
-    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first step;
-    with `moving`, a new plan is submitted before every step and nobody waits for it. `fault` is one of
-    `_core.set_fault`.
+    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first
+    step; with `moving`, a new plan is submitted before every step and nobody waits for it. `fault` is one of
+    `_core.set_fault`. Batches of `stream_tokens` tokens and more have their experts copied through
+    the device.
     """
 
     name: str = "reference"
@@ -34,6 +36,7 @@ class Run:
     moving: bool = False
     fault: str = ""
     fail_uploads: int = 0
+    stream_tokens: int = 0
 
 
 @dataclass(frozen=True)

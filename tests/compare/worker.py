@@ -103,6 +103,8 @@ def _observe(
     before = dict(experts.stats)
     resident, mover = _place(experts, run)
     core.set_fault(run.fault)
+    experts.set_stream_tokens(run.stream_tokens)
+    experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # these are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)
     finally:

@@ -180,3 +180,31 @@ def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, i
         exact = min(n_slots, sum(experts)) * n / sum(experts)
         assert share <= n
         assert abs(share - exact) < 1
+
+
+def test_slots_of_one_tensor_are_addressable_in_32_bits() -> None:
+    """BF16 experts of 7168 x 2048 and Q4_K ones (blocks of 256), and no size at all."""
+    for blocks in (7168 * 2048, 7168 * 2048 // 256, 1, 2**31 - 1):
+        n = _core.slots_per_tensor(blocks)
+        assert n * blocks < 2**31 <= (n + 1) * blocks
+    assert _core.slots_per_tensor(7168 * 2048) == 146
+    assert _core.slots_per_tensor(2**31) == 0
+    assert _core.slots_per_tensor(0) == 2**31 - 1
+
+
+@given(
+    st.lists(st.integers(0, 120), min_size=4, max_size=4),
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8),
+)
+def test_the_most_slots_are_within_every_limit_and_one_more_is_not(
+    limits: list[int], layers: list[tuple[int, int]]
+) -> None:
+    def fits(n_slots: int) -> bool:
+        shares = _core.share_out(n_slots, layers, 4)
+        return all(share <= limit for share, limit in zip(shares, limits, strict=True))
+
+    n_experts = sum(n for n, _ in layers)
+    most = _core.most_slots(limits, layers)
+    assert 0 <= most <= n_experts
+    assert fits(most)
+    assert not any(fits(n) for n in range(most + 1, n_experts + 1))

@@ -1,5 +1,6 @@
 """The architectures: each one is metadata and a list of tensors. To add one, read its `load_arch_hparams` and
-`load_arch_tensors` in llama.cpp's src/models, put it together from `parts`, and register it at the end."""
+`load_arch_tensors` in llama.cpp's src/models, put it together from `parts`, and register it at the end; or
+let the loader tell its tensors (told.py)."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ class Family:
     options: Mapping[str, str] = field(default_factory=dict)
     default: Shape = field(default_factory=Shape)
     rewinds: bool = True  # whether tokens can be taken back one by one; a state cannot do that
+    embeds: bool = False  # gives embeddings, no logits
 
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
         """All tensors in file order."""
@@ -63,7 +65,8 @@ def _grouped(s: Shape) -> Metadata:
 
 
 def _latent(s: Shape) -> LatentSizes:
-    return LatentSizes(q_rank=s.option("q_rank"), absorbed=bool(s.option("absorbed", 1)))
+    sizes = {name: s.options[name] for name in ("kv_rank", "nope", "rope", "value") if name in s.options}
+    return LatentSizes(q_rank=s.option("q_rank"), absorbed=bool(s.option("absorbed", 1)), **sizes)
 
 
 def _deepseek2_metadata(s: Shape) -> Metadata:
@@ -108,7 +111,8 @@ def _glm4moe_layer(s: Shape, il: int) -> list[Tensor]:
     if il < s.n_dense:
         return tensors + parts.dense(s, il, with_norm="post_attention_norm")
     moe = parts.experts(s, il, with_norm="post_attention_norm", selection_bias=True)
-    return tensors + moe + parts.shared_expert(s, il)
+    predicts = bool(s.option("mtp")) and il == s.n_layer - 1
+    return tensors + moe + parts.shared_expert(s, il) + (parts.prediction(s, il) if predicts else [])
 
 
 def _llama4_layer(s: Shape, il: int) -> list[Tensor]:
@@ -191,6 +195,10 @@ FAMILIES: dict[str, Family] = {
             "sigmoid": "gating by sigmoid with a selection bias, weights normed and scaled",
             "q_rank": "rank of the queries' low-rank form, 0: none",
             "absorbed": "1: k_b and v_b (default), 0: kv_b as in old files",
+            "kv_rank": "rank of keys and values together",
+            "nope": "dimensions of a head's keys without position",
+            "rope": "dimensions of a head's keys with position",
+            "value": "dimensions of a head's values",
         },
     ),
     "gpt-oss": Family(
@@ -229,8 +237,10 @@ FAMILIES: dict[str, Family] = {
             leading_dense_block_count=s.n_dense,
             expert_weights_scale=1.5,
             expert_weights_norm=True,
+            **({"nextn_predict_layers": 1} if s.option("mtp") else {}),
         ),
         _glm4moe_layer,
+        options={"mtp": "1: the last layer predicts the token after the next"},
     ),
     "phimoe": Family("phimoe", _moe, _phimoe_layer, embedding={"biases": True}, default=_FULL_HEADS),
     "llama4": Family(

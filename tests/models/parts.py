@@ -14,7 +14,8 @@ from tests.models.shape import Shape
 @dataclass(frozen=True)
 class Tensor:
     """One tensor of a model. `gain` is the standard deviation of its output per unit of input for a matrix
-    (kind "matrix"), of the numbers themselves for a "bias"; a "norm" lies around 1."""
+    (kind "matrix"), of the numbers themselves for a "bias"; a "norm" lies around 1, a "decay" around -1.
+    "ids" are rows of different experts."""
 
     name: str
     shape: tuple[int, ...]
@@ -157,7 +158,7 @@ def experts(
     if merged:
         tensors.append(matrix(p + "ffn_gate_up_exps", s.n_expert, 2 * n_ff, s.n_embd))
     else:
-        names = ("ffn_up_exps",) if gateless else ("ffn_gate_exps", "ffn_up_exps")
+        names: tuple[str, ...] = ("ffn_up_exps",) if gateless else ("ffn_gate_exps", "ffn_up_exps")
         tensors += [matrix(p + name, s.n_expert, n_ff, s.n_embd) for name in names]
     tensors.append(matrix(p + "ffn_down_exps", s.n_expert, s.n_embd, n_ff, gain=2.0))
     if scales:
@@ -187,3 +188,13 @@ def shared_expert(s: Shape, il: int, *, n_ff: int = 0, gated: bool = False) -> l
     if gated:
         tensors.append(Tensor(p + "ffn_gate_inp_shexp.weight", (s.n_embd,), "bias", 0.1))
     return tensors
+
+
+def prediction(s: Shape, il: int) -> list[Tensor]:
+    """What makes a layer one of multi-token prediction."""
+    p = f"blk.{il}.nextn."
+    return [
+        matrix(p + "eh_proj", s.n_embd, 2 * s.n_embd),
+        norm(p + "enorm", s.n_embd),
+        norm(p + "hnorm", s.n_embd),
+    ]

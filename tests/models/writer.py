@@ -13,9 +13,8 @@ from tests.models.families import FAMILIES, Family
 from tests.models.parts import Tensor
 from tests.models.shape import Shape
 from tests.models.tokenizer import n_tokens, write_tokenizer
+from tests.models.values import add_values
 from tests.models.weights import random_weights
-
-Value = int | float | bool | str | list[int] | list[bool]
 
 
 def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None = None) -> Path:
@@ -37,8 +36,7 @@ def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None =
     writer.add_type("model")
     writer.add_name(f"tiny random {family}")
     n_vocab = write_tokenizer(writer, shape.n_vocab)
-    for key, value in spec.metadata(shape).items():
-        _add_value(writer, f"{spec.architecture}.{key}", value)
+    add_values(writer, spec.architecture, spec.metadata(shape))
     for tensor in spec.tensors(shape, n_vocab):
         _add_tensor(writer, shape, tensor)
     writer.write_header_to_file()
@@ -48,27 +46,20 @@ def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None =
     return path
 
 
-def _add_value(writer: GGUFWriter, key: str, value: Value) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
-
-
 def _add_tensor(writer: GGUFWriter, shape: Shape, tensor: Tensor) -> None:
     rng = np.random.default_rng([shape.seed, zlib.crc32(tensor.name.encode())])
+    if tensor.kind == "ids":
+        rows = [rng.permutation(shape.n_expert)[: tensor.shape[-1]] for _ in range(tensor.shape[0])]
+        writer.add_tensor(tensor.name, np.array(rows, np.int32))
+        return
     kind = shape.type_of(tensor.name, is_matrix=tensor.kind in ("matrix", "embedding"))
     mean, std = 0.0, tensor.gain
     if tensor.kind in ("matrix", "router"):
         std = tensor.gain / float(np.sqrt(tensor.shape[-1]))
     elif tensor.kind == "norm":
         mean, std = 1.0, 0.1
+    elif tensor.kind == "decay":
+        mean, std = -1.0, 0.1
     try:
         data = random_weights(rng, tensor.shape, kind, std, mean)
     except ValueError as error:

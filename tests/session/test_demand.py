@@ -48,6 +48,26 @@ def test_demand_is_that_of_the_verified_tokens(
         check(session.step(), experts)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_routes_are_the_demand_by_token(lab: Lab, moe: Path, other: Path, share: float) -> None:
+    experts = counted(lab, moe)
+    experts.attach_slots(round(share * experts.n_layer * experts.n_expert))
+    experts.submit(
+        np.ones((experts.n_layer, experts.n_expert), np.int32), np.zeros(experts.n_layer, np.int32)
+    )
+    assert experts.settle(10)
+    session = lab.session(lab.context(moe), lab.context(other), experts, draft_max=4, temp=1.0, seed=2)
+    session.prefill(prompt(40))
+    for draft_length in (4, 1, 0, 3):
+        session.set_draft_length(draft_length)
+        step, routes = session.step(), experts.routes()
+        assert routes.shape == (experts.n_layer, step.n_verified, experts.layers[0].n_used)
+        sums = [np.bincount(layer[layer >= 0], minlength=experts.n_expert).tolist() for layer in routes]
+        assert sums == step.demand.tolist()
+        tokens = np.sort(routes, axis=2)
+        assert (tokens[..., 1:] > tokens[..., :-1]).all(), "a token wants no expert of a layer twice"
+
+
 def test_neither_prompts_nor_drafts_count(lab: Lab, moe: Path) -> None:
     """Also when the draft model is the target itself, with the same experts."""
     experts = counted(lab, moe)

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spac.errors import Cancelled
-from tests.models import FAMILIES, Shape, write_model
-from tests.models.parts import Tensor, matrix, norm
+from tests.conftest import TinyModel
 from tests.session.lab import GREEDY, Lab, disturbed, generate, persist, prompt, take
 
 MTP_CONTEXT = 1  # LLAMA_CONTEXT_TYPE_MTP
 
 
 @pytest.fixture
-def mtp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mtp(tiny_model: TinyModel) -> Path:
     """A tiny GLM-4 MoE whose last layer predicts the token after the next."""
-    base = FAMILIES["glm4moe"]
-
-    def metadata(shape: Shape) -> dict[str, Any]:
-        return {**base.metadata(shape), "nextn_predict_layers": 1}
-
-    def layer(shape: Shape, il: int) -> list[Tensor]:
-        tensors = base.layer(shape, il)
-        if il < shape.n_layer - 1:
-            return tensors
-        name, size = f"blk.{il}.nextn", shape.n_embd
-        return [
-            *tensors,
-            matrix(f"{name}.eh_proj", size, 2 * size),
-            norm(f"{name}.enorm", size),
-            norm(f"{name}.hnorm", size),
-        ]
-
-    monkeypatch.setitem(FAMILIES, "mtp", replace(base, metadata=metadata, layer=layer))
-    return write_model(tmp_path / "mtp.gguf", "mtp", Shape(n_layer=4))
+    return tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, {"temp": 1.0, "seed": 3}])
