@@ -19,6 +19,7 @@ class FakeExperts:
 
     pool_slots: list[int] = field(default_factory=lambda: [6])
     submitted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    asked_for_routes: int = 0
 
     @property
     def layers(self):
@@ -26,6 +27,10 @@ class FakeExperts:
 
     def residency(self):
         return np.full((3, 5), -1, np.int32)
+
+    def routes(self):
+        self.asked_for_routes += 1
+        return np.full((3, 2, 1), self.asked_for_routes, np.int32)
 
     def submit(self, priority, threshold):
         self.submitted.append((priority.copy(), threshold.copy()))
@@ -81,6 +86,23 @@ def test_only_the_events_asked_for_are_passed_on_and_steps_are_counted():
         driver.raised(Event.DRAFT_END, n_drafted=2)
         driver.raised(Event.VERIFY_END, np.ones((3, 5), np.int32))
     assert scheduler.seen == [(Event.VERIFY_END, 0, 15), (Event.VERIFY_END, 1, 15)]
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_routes_are_shown_to_who_wants_them_after_a_verification(wants):
+    class Routed(Scripted):
+        wants_routes = wants
+
+        def on(self, event, view):
+            self.seen.append((event, view.routes is not None))
+
+    scheduler, experts = Routed(), FakeExperts()
+    driver = Driver(scheduler, experts)
+    driver.start()
+    for event in (Event.DRAFT_END, Event.VERIFY_END):
+        driver.raised(event)
+    assert scheduler.seen == [(Event.START, False), (Event.DRAFT_END, False), (Event.VERIFY_END, wants)]
+    assert experts.asked_for_routes == wants
 
 
 def test_a_plan_for_another_model_is_refused():

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac import scheduler
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, View
 from spac.scheduler.cost import UnitCosts
@@ -204,3 +206,57 @@ def test_a_prefix_of_short_steps_counts_as_many_tokens():
     assert subject.utility.tolist() == [[2, 0, 0, 0]]
     subject.on(Event.VERIFY_END, make_view([4], [2], demand=[[0, 1, 0, 0]], n_verified=1))
     assert subject.utility[0, 0] >= 2
+
+
+class Plain(MoeSpacScheduler):
+    """All in numpy: the reference."""
+
+    allow_fast = False
+
+
+@settings(deadline=None, max_examples=60)
+@given(models(), st.data(), st.sampled_from([{}, {"adapt": False}, {"levels": 7}, {"cost_by_expert": False}]))
+def test_the_fast_step_plans_what_the_reference_plans(model, data, options):
+    n_experts, pools, slots = model
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    costs = UnitCosts(*rng.uniform(1e-6, 1e-4, 6)) if data.draw(st.booleans()) else None
+    subjects = [kind(**options, costs=costs) for kind in (MoeSpacScheduler, Plain)]
+    start = make_view(n_experts, slots, pools)
+    for subject in subjects:
+        subject.on(Event.START, start)
+    assert subjects[0]._fast is not None
+    assert subjects[1]._fast is None
+    for number in range(data.draw(st.integers(1, 20))):
+        demand = np.where(start.exists, rng.poisson(rng.uniform(0, 3), start.demand.shape), 0).astype(
+            np.int32
+        )
+        slot_of = np.where(start.exists & (rng.random(demand.shape) < 0.4), 0, -1).astype(np.int32)
+        step = {"n_verified": int(rng.integers(1, 10)), "n_drafted": int(rng.integers(0, 9)), "step": number}
+        plans = [
+            subject.on(Event.VERIFY_END, replace(start, demand=demand, slot_of=slot_of, **step))
+            for subject in subjects
+        ]
+        np.testing.assert_array_equal(plans[0].priority, plans[1].priority)
+        np.testing.assert_array_equal(plans[0].threshold, plans[1].threshold)
+        if number == 5:  # what was learned moves from one form to the other
+            for subject, state in zip(subjects, [each.state() for each in subjects[::-1]], strict=True):
+                subject.restore(state)
+    states = [subject.state() for subject in subjects]
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+
+
+def test_the_prompt_moves_no_utility(tiny_model):
+    config = EngineConfig(
+        target=tiny_model("qwen3moe"), device="stand-in", slots=0.3, threads=1, ctx=512, scheduler="moe-spac",
+        sampling=SamplingConfig(seed=1, ignore_eos=True), governor="fixed",
+    )  # fmt: skip
+    with Engine(config) as engine:
+        subject = engine.events.driver.scheduler
+        "".join(engine.generate("def f(x):", 9))
+        before = subject.state()
+        engine.session.prefill(engine.tokenize("Another prompt, and a long one. " * 8))
+        for name, value in subject.state().items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        engine.session.step()
+        assert subject.state()["step"] == before["step"] + 1

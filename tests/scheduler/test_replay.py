@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.replay import Demand, Recorder, replay
+from tests.scheduler.views import make_view
 
 
 class Scripted(Scheduler):
@@ -93,6 +96,7 @@ def test_demand_is_saved_and_loaded(tmp_path):
     again = Demand.load(tmp_path / "demand.npz")
     assert again.layers == layers
     np.testing.assert_array_equal(again.counts, counts)
+    assert again.routes is None
     (tmp_path / "other.npz").write_bytes(b"nothing")
     with pytest.raises(InputError, match="not a recording"):
         Demand.load(tmp_path / "other.npz")
@@ -100,6 +104,59 @@ def test_demand_is_saved_and_loaded(tmp_path):
         Demand(layers, counts[:, :1], demand.verified, demand.accepted)
     with pytest.raises(InputError, match="nothing has been recorded"):
         _ = Recorder(scheduler.make("lru")).demand
+
+
+class Routed(Scheduler):
+    """Keeps the routes that it is shown."""
+
+    name = "routed"
+    wants_routes = True
+
+    def __init__(self) -> None:
+        self.seen: list[np.ndarray | None] = []
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.VERIFY_END:
+            self.seen.append(view.routes)
+        return None
+
+
+def test_routes_are_recorded_saved_and_replayed(tmp_path):
+    given = [np.array([[[0, 1], [0, 2]]], np.int32), np.array([[[3, 0]]], np.int32)]
+    recorder = Recorder(scheduler.make("static"))
+    view = make_view([4], [2])
+    recorder.on(Event.START, view)
+    for routes in given:
+        demand = np.bincount(routes.ravel(), minlength=4)[None].astype(np.int32)
+        step = replace(view, demand=demand, n_verified=routes.shape[1], routes=routes)
+        recorder.on(Event.VERIFY_END, step)
+    demand = recorder.demand
+    demand.save(tmp_path / "demand.npz")
+    for each in (demand, Demand.load(tmp_path / "demand.npz")):
+        subject = Routed()
+        replay(subject, each, 2)
+        for shown, routes in zip(subject.seen, given, strict=True):
+            np.testing.assert_array_equal(shown, routes)
+    subject = Routed()
+    replay(subject, demand.part(slice(1, None)), 2)
+    np.testing.assert_array_equal(subject.seen, given[1:])
+    with pytest.raises(InputError, match="routes must have the shape"):
+        replace(demand, routes=given[0])
+
+
+def test_recordings_made_before_routes_were_kept_load(tmp_path):
+    demand = Demand.of(np.ones((2, 1, 3), np.int32), n_used=3)
+    demand.save(tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as file:
+        np.savez(tmp_path / "old.npz", **{name: file[name] for name in file if name != "routes"})
+    old = Demand.load(tmp_path / "old.npz")
+    np.testing.assert_array_equal(old.counts, demand.counts)
+    subject = Routed()
+    replay(subject, old, 2)
+    assert subject.seen == [None, None]
+    recorder = Recorder(scheduler.make("static"))
+    recorder.on(Event.VERIFY_END, make_view([3], [2], demand=[[1, 1, 1]], n_verified=1))
+    assert recorder.demand.routes is None
 
 
 class Settled(Recorder):
@@ -119,7 +176,9 @@ class Settled(Recorder):
         return super().on(event, view)
 
 
-@pytest.mark.parametrize("name", ["lru", "ewma", "moe-spac", "moe-spac:ties=none", "moe-spac:after_use=zero"])
+@pytest.mark.parametrize(
+    "name", ["lru", "ewma", "logistic", "moe-spac", "moe-spac:ties=none", "moe-spac:after_use=zero"]
+)
 @pytest.mark.parametrize("family", ["qwen3moe", "deepseek2"])
 def test_the_replay_of_a_run_counts_what_the_engine_counted(tiny_model, name, family):
     target = tiny_model(family)
@@ -133,6 +192,7 @@ def test_the_replay_of_a_run_counts_what_the_engine_counted(tiny_model, name, fa
         threads=1,
         ctx=256,
         scheduler=recorder,
+        deterministic=True,  # measured costs would decide too
         sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
     )
     with Engine(config) as engine:

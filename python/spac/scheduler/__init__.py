@@ -7,6 +7,7 @@ from typing import Any
 from spac.errors import InputError
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View, share_slots
 from spac.scheduler.ewma import EwmaScheduler
+from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.lru import LruScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.none import NoneScheduler
@@ -14,7 +15,14 @@ from spac.scheduler.static import StaticScheduler
 
 _SCHEDULERS: dict[str, type[Scheduler]] = {
     scheduler.name: scheduler
-    for scheduler in (LruScheduler, StaticScheduler, NoneScheduler, EwmaScheduler, MoeSpacScheduler)
+    for scheduler in (
+        LruScheduler,
+        StaticScheduler,
+        NoneScheduler,
+        EwmaScheduler,
+        LogisticScheduler,
+        MoeSpacScheduler,
+    )
 }
 
 __all__ = ["Event", "Layer", "Plan", "Scheduler", "View", "make", "names", "parse", "share_slots"]

@@ -28,6 +28,7 @@ and time allow.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,12 +69,34 @@ class Averages:
 
         A layer without demand has r_c = 1 and r_g = 0.
         """
-        self._steps += 1
-        share = 1 / self._steps if self._steps <= self._warm_up else self._share
+        share = self.next_share()
         sums = np.stack((levels.at_least(demand), levels.at_least(demand > 0)))
         total = sums[:, :, :1]
         self._hot += share * (sums[:, :, 1:] / np.maximum(total, 1.0) - self._hot)
         self._total += share * (total - self._total)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """All that it has learned, as arrays by name."""
+        return {
+            "shares": self._hot.copy(),
+            "totals": self._total.copy(),
+            "observed": np.array(self._steps, np.int64),
+        }
+
+    def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        """Go on from what `state` gave, of the same shapes."""
+        self._hot, self._total = state["shares"].copy(), state["totals"].copy()
+        self._steps = max(0, int(state["observed"]))
+
+    def next_share(self) -> float:
+        """What the step that is about to be observed weighs; counts it."""
+        self._steps += 1
+        return 1 / self._steps if self._steps <= self._warm_up else self._share
+
+    @property
+    def shares(self) -> FloatArray:
+        """float64 [2, L, K]: of the pairs and of the distinct experts, those of experts with s >= 1..K."""
+        return self._hot
 
     @property
     def r_c(self) -> FloatArray:
@@ -104,17 +127,35 @@ class Times:
     gpu: FloatArray  # [L, 1] per distinct expert
     upload: FloatArray  # [L, 1] per expert
     draft_token: float
+    cpu_layer: FloatArray | None = None  # [L, 1] per layer with anything on the CPU; None where it is 0
 
     @classmethod
     def of(cls, costs: tuple[UnitCosts, ...]) -> Times:
         """costs: of every layer; all have the same draft model."""
         units = [(cost.cpu_pair, cost.cpu_expert, cost.gpu_expert, cost.upload) for cost in costs]
         columns = np.array(units, np.float64).reshape(-1, 4).T[:, :, None]
-        return cls(columns[:2], columns[2], columns[3], costs[0].draft_token if costs else 0.0)
+        per_layer = np.array([cost.cpu_layer for cost in costs], np.float64)[:, None]
+        return cls(
+            cpu=columns[:2],
+            gpu=columns[2],
+            upload=columns[3],
+            draft_token=costs[0].draft_token if costs else 0.0,
+            cpu_layer=per_layer if per_layer.any() else None,
+        )
+
+    @property
+    def rows(self) -> tuple[list[list[float]], float]:
+        """Per pair, expert and layer of the CPU, expert of the device, upload, [L] each; a draft token."""
+        layer = self.cpu_layer if self.cpu_layer is not None else np.zeros_like(self.gpu)
+        columns = (self.cpu[0], self.cpu[1], layer, self.gpu, self.upload)
+        return [column[:, 0].tolist() for column in columns], self.draft_token
 
     def spent(self, total: FloatArray, on_device: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(T_cpu, T_gpu) (Eq. 7, 8), each float64 [L, K], for pairs and distinct experts [2, L, K]."""
-        t_cpu = (self.cpu * (total - on_device)).sum(axis=0)
+        on_cpu = total - on_device
+        t_cpu = (self.cpu * on_cpu).sum(axis=0)
+        if self.cpu_layer is not None:
+            t_cpu += self.cpu_layer * np.clip(on_cpu[1], 0.0, 1.0)  # about the chance that there is any
         return t_cpu, self.gpu * on_device[1]
 
     def window(self, t_cpu: FloatArray, t_gpu: FloatArray, n_drafted: int) -> FloatArray:

@@ -13,15 +13,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from spac.costs import LiveCosts
 from spac.errors import InputError
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+StateArrays = dict[str, npt.NDArray[Any]]
+"""What a scheduler learned, by name; see `Scheduler.state`."""
 
 
 class Event(StrEnum):
@@ -31,9 +34,11 @@ class Event(StrEnum):
     DRAFT_TOKEN = "draft_token"  # a token has been drafted
     DRAFT_END = "draft_end"  # the draft is complete and the target has not seen it yet
     VERIFY_END = "verify_end"  # the target has verified the draft: `View.demand` is this step's
-    # Declared for schedulers that prefetch inside a step; the session does not raise them yet.
-    DRAFT_LAYER = "draft_layer"
+    # A layer of the verification has been computed: `View.demand` has its row, `View.layer` its number. It
+    # does not run again in this step. Asking for it takes time in every layer.
     VERIFY_LAYER = "verify_layer"
+    # Declared for schedulers that prefetch inside a draft; the session does not raise it yet.
+    DRAFT_LAYER = "draft_layer"
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,15 @@ class View:
     pool_slots: IntArray  # [pool] slots of every pool
     slot_of: IntArray  # [L, N] the slot of an expert, -1 when it is not resident
     demand: IntArray  # [L, N] activations in the step that has just been verified; zeros for other events
+    # but VERIFY_LAYER, which knows one layer's
     step: int = 0  # steps verified before this event
     n_drafted: int = 0  # tokens drafted in this step so far
     n_verified: int = 0  # tokens the target evaluated in this step
     n_accepted: int = 0  # drafted tokens that it accepted
+    layer: int = -1  # of VERIFY_LAYER
+    costs: LiveCosts | None = None  # what things cost on this machine, where somebody measures it
+    routes: IntArray | None = None  # [L, T, U] of VERIFY_END, in C order, for schedulers that ask: every
+    # token's experts, in the order of the tokens, rejected ones included; -1 where a layer has fewer
 
     @property
     def n_layer(self) -> int:
@@ -133,10 +143,24 @@ class Scheduler(ABC):
     name: ClassVar[str]
     events: ClassVar[frozenset[Event]] = frozenset({Event.START, Event.VERIFY_END})
     """The events that `on` is called for; others cost nothing."""
+    wants_routes: ClassVar[bool] = False
+    """Whether `View.routes` is to be filled at VERIFY_END; it is None for others, and costs them nothing."""
 
     @abstractmethod
     def on(self, event: Event, view: View) -> Plan | None:
         """The plan from now on, or None to leave the last one standing."""
+
+    def state(self) -> StateArrays:
+        """What it has learned since START, for a restart that does not begin cold: arrays by name, none with
+        Python objects. They depend on model and options in shapes and dtypes, and on nothing else in those.
+        """
+        return {}
+
+    def restore(self, state: StateArrays) -> None:  # noqa: B027  (nothing learned, nothing to restore)
+        """Go on from what `state` of another process gave: with the names, shapes and dtypes of this one's.
+
+        Comes after START. The plan that was in force is restored beside it.
+        """
 
 
 def share_slots(layers: tuple[Layer, ...], pool_slots: IntArray) -> IntArray:

@@ -3,7 +3,7 @@
 The paper (Eq. 7) has the CPU cost a time per activated pair (token, expert). A kernel that reads an expert's
 weights once for all tokens that want it costs a time per distinct expert as well:
 
-    T_cpu = per_pair · pairs + per_expert · distinct        (the paper: `per_expert` is 0)
+    T_cpu = per_layer + per_expert · distinct + per_pair · pairs        (the paper: `per_pair` alone)
 
 `fit` finds either form from measurements, `relative_error` says how well it predicts others.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spac.costs import ExpertCosts
 from spac.errors import InputError
 from spac.scheduler.base import BoolArray, IntArray
 
@@ -33,6 +34,7 @@ class UnitCosts:
     upload: float  # T_io^u: one expert to the device
     draft_token: float = 0.0  # T_draft^u: one token of the draft model
     cpu_expert: float = 0.0  # one distinct expert on the CPU, beside its pairs; 0 in the paper's form
+    cpu_layer: float = 0.0  # a layer that leaves anything to the CPU, beside both; 0 in the paper's form
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -40,24 +42,29 @@ class UnitCosts:
                 raise InputError(f"unit cost {name} must be a time of at least 0 s, not {value!r}")
 
     @classmethod
-    def guessed(cls, expert_bytes: int, *, by_expert: bool = True) -> UnitCosts:
-        """Before anything is measured: a desktop with 30 GB/s of memory, 600 of device memory, 12 of link.
+    def of(cls, costs: ExpertCosts, draft_token: float, *, by_expert: bool = True) -> UnitCosts:
+        """From measured ones; by_expert=False has the CPU cost a time per pair only (Eq. 7 as printed).
 
-        All are bound by reading an expert's weights: on the CPU once, and every pair takes a tenth of that
-        again, or with by_expert=False, the paper's form, for every pair.
+        A transfer takes what it takes while both sides compute.
         """
-        read = expert_bytes / 30e9
         return cls(
-            cpu_pair=read / 10 if by_expert else read,
-            cpu_expert=read if by_expert else 0.0,
-            gpu_expert=expert_bytes / 600e9,
-            upload=expert_bytes / 12e9,
-            draft_token=1e-3,
+            cpu_pair=costs.cpu_pair_s if by_expert else costs.cpu_pair_only_s,
+            cpu_expert=costs.cpu_expert_s if by_expert else 0.0,
+            cpu_layer=costs.cpu_layer_s if by_expert else 0.0,
+            gpu_expert=costs.device_expert_s,
+            upload=costs.upload_busy_s,
+            draft_token=draft_token,
         )
 
+    @classmethod
+    def guessed(cls, expert_bytes: int, *, by_expert: bool = True) -> UnitCosts:
+        """Before anything is measured, and without anybody who measures."""
+        return cls.of(ExpertCosts.guessed(expert_bytes), 1e-3, by_expert=by_expert)
+
     def cpu(self, pairs: Counts, distinct: Counts) -> FloatArray:
-        """float64, of the arguments' shape: seconds of the CPU for `pairs` of `distinct` experts."""
-        return np.asarray(self.cpu_pair * pairs + self.cpu_expert * distinct, np.float64)
+        """float64, of the arguments' shape: a layer's seconds for `pairs` of `distinct` experts."""
+        work = self.cpu_pair * pairs + self.cpu_expert * distinct
+        return np.asarray(work + self.cpu_layer * np.minimum(distinct, 1), np.float64)
 
 
 def step_seconds(counts: IntArray, resident: BoolArray, costs: Sequence[UnitCosts]) -> FloatArray:
@@ -93,23 +100,32 @@ class CpuFit:
 
 
 def fit(
-    pairs: Counts, distinct: Counts, seconds: FloatArray, *, by_expert: bool = True, fixed: bool = False
+    pairs: Counts,
+    distinct: Counts,
+    seconds: FloatArray,
+    *,
+    by_expert: bool = True,
+    fixed: bool = False,
+    relative: bool = False,
 ) -> CpuFit:
     """The model that explains measurements best: least squares, no negative times, outliers dropped once.
 
-    pairs, distinct: [n], what each measurement computed; seconds: float64 [n]. by_expert=False is the paper's
-    form. fixed: also a time per measurement. Raises InputError for fewer than 8 measurements.
+    pairs, distinct: [n], what each measurement computed; seconds: float64 [n], above 0. by_expert=False is
+    the paper's form. fixed: also a time per measurement. relative: errors are shares of the measurements, so
+    that short ones count as much as long ones. Raises InputError for fewer than 8 measurements.
     """
     if len(seconds) < 8:
         raise InputError(f"a fit takes at least 8 measurements, not {len(seconds)}")
     columns = [np.full(len(seconds), float(fixed)), np.asarray(pairs, np.float64)]
     columns.append(np.asarray(distinct, np.float64) * float(by_expert))
     inputs = np.stack(columns, axis=1)
+    if relative:
+        inputs, seconds = inputs / seconds[:, None], np.ones(len(seconds))
     solution = _nonnegative(inputs, seconds)
     # An interrupted measurement is many times too long and would carry the fit.
     off = np.abs(inputs @ solution - seconds)
     kept = off <= 5 * np.median(off) + 1e-12
-    return CpuFit(*_nonnegative(inputs[kept], seconds[kept]))
+    return CpuFit(*_nonnegative(inputs[kept], seconds[kept]).tolist())
 
 
 def _nonnegative(inputs: FloatArray, outputs: FloatArray) -> FloatArray:

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.scheduler.base import Event, IntArray, Layer, Plan, Scheduler, View
+from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
 
 
 class LayerInfo(Protocol):
@@ -34,23 +35,48 @@ class Experts(Protocol):
     @property
     def pool_slots(self) -> list[int]: ...
     def residency(self) -> IntArray: ...
+    def routes(self) -> IntArray: ...
     def submit(self, priority: IntArray, threshold: IntArray) -> None: ...
 
 
 class Driver:
     """One scheduler at work on one model's experts. Not thread-safe: one caller at a time."""
 
-    def __init__(self, scheduler: Scheduler, experts: Experts) -> None:
+    def __init__(self, scheduler: Scheduler, experts: Experts, costs: LiveCosts | None = None) -> None:
+        """experts: with their slots attached; costs: what things cost, where that is known."""
         self.scheduler = scheduler
         self._experts = experts
         self._layers = tuple(
             Layer(info.name, info.n_expert, info.n_used, info.expert_bytes, info.pool)
             for info in experts.layers
         )
-        n_expert = max((layer.n_expert for layer in self._layers), default=0)
+        counts = np.array([layer.n_expert for layer in self._layers], np.int32)
+        n_expert = int(counts.max(initial=0))
+        self.exists: BoolArray = np.arange(n_expert)[None, :] < counts[:, None]
+        """bool [L, N]: False where a layer has no such expert."""
         self._plan = Plan.nothing(len(self._layers), n_expert)
+        self._pool_slots = np.array(experts.pool_slots, np.int32)
+        self._costs = costs
         self._no_demand = np.zeros_like(self._plan.priority)
         self._step = 0
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._plan
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self._layers
+
+    @property
+    def step(self) -> int:
+        """Steps verified so far."""
+        return self._step
+
+    def resume(self, plan: Plan) -> None:
+        """Have a plan of an earlier process in force until the scheduler says otherwise."""
+        self._submit(plan)
 
     def start(self) -> None:
         """Ask for the first plan. To be called once the slots are attached."""
@@ -64,18 +90,23 @@ class Driver:
         n_drafted: int = 0,
         n_verified: int = 0,
         n_accepted: int = 0,
+        layer: int = -1,
     ) -> None:
         """Pass an event on; if the scheduler answers with a plan, it holds from now on."""
         if event in self.scheduler.events:
+            asks = self.scheduler.wants_routes and event == Event.VERIFY_END
             view = View(
                 layers=self._layers,
-                pool_slots=np.array(self._experts.pool_slots, np.int32),
+                pool_slots=self._pool_slots,
                 slot_of=self._experts.residency(),
                 demand=self._no_demand if demand is None else demand,
                 step=self._step,
                 n_drafted=n_drafted,
                 n_verified=n_verified,
                 n_accepted=n_accepted,
+                layer=layer,
+                costs=self._costs,
+                routes=self._experts.routes() if asks else None,
             )
             plan = self.scheduler.on(event, view)
             if plan is not None:

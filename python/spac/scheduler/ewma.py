@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
-from spac.scheduler.base import Event, IntArray, Plan, Scheduler, View
+from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
 
 _ONE = 1 << 16  # priority of one activation per token, kept up for ever
 
@@ -36,6 +36,12 @@ class EwmaScheduler(Scheduler):
         self._score += view.demand * ((1 - self._decay) / view.n_verified)
         priority = (self._score * _ONE).astype(np.int32)
         return Plan(priority, best_per_pool(priority, view))
+
+    def state(self) -> StateArrays:
+        return {"score": self._score.copy()}
+
+    def restore(self, state: StateArrays) -> None:
+        self._score = np.maximum(state["score"], 0.0)
 
 
 def best_per_pool(priority: IntArray, view: View) -> IntArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from spac.scheduler.base import Event, IntArray, Plan, Scheduler, View, share_slots
+from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View, share_slots
 
 
 class LruScheduler(Scheduler):
@@ -34,6 +34,12 @@ class LruScheduler(Scheduler):
             return None
         np.copyto(self._used, (self._step << 32) + view.demand.astype(np.int64), where=used_now)
         return self._plan()
+
+    def state(self) -> StateArrays:
+        return {"used": self._used.copy(), "step": np.array(self._step, np.int64)}
+
+    def restore(self, state: StateArrays) -> None:
+        self._used, self._step = state["used"].copy(), int(state["step"])
 
     def _plan(self) -> Plan:
         """Wanted experts rank above every unwanted one: a load always finds its victim in the same pool."""

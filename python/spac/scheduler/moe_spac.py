@@ -7,6 +7,12 @@ experts in use and the layers' cyclic order are the mechanism's (csrc/backend/re
 csrc/core/slot_table.h). Uploads run while the next tokens are drafted: the plan is there before the draft
 begins. Prefill is not demand and moves no utility.
 
+The rows of Table 4, each one option: w/o SpecUE `speculative=off`; w/o AdaBC `adapt=off`; w/o HetWB
+`balance=off` (τ = `threshold`); w/o SG-Prefetcher `prefetch=off`; w/o SG-Evictor `evict=off`; w/o SD is the
+engine's `--draft-length 0`. Appendix D's other choice after use is `after_use=zero`.
+
+The balancer's unit times are those that the engine measures (`spac.costs`), read anew every few steps.
+
 Priorities are s · 2^20 plus an order within the level (`ties`), so that they are utility levels where levels
 differ and a total order where they do not.
 """
@@ -15,18 +21,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
-from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, View
+from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.static import StaticScheduler
 from spac.scheduler.utility import UtilityEstimator, UtilityOptions
 
+if TYPE_CHECKING:
+    from spac import _core
+
+_COSTS_EVERY = 16  # steps between looks at what things cost
 _LEVEL = 1 << 20  # priority of one utility level; what is below orders experts within it
 
 _KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
@@ -47,7 +57,7 @@ class MoeSpacOptions:
     """Of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
     ties: str = "count"
     """Order within a level: "count" (decayed, their roots), "recent" (last use), "none" (as layers run)."""
-    decay: float = 0.8
+    decay: float = 0.3
     """What is left of a decayed count after γ+1 tokens."""
     after_use: str = "keep"
     """"zero": an expert that was used becomes the first victim (Appendix D); "keep": it keeps its utility."""
@@ -69,9 +79,9 @@ class MoeSpacOptions:
     warm_up: int = 8
     """Steps over which the balancer's ratios are plain means."""
     costs: UnitCosts | None = None
-    """Unit times of all layers; without them they are guessed from the experts' sizes."""
+    """Unit times of all layers; without them those that the engine measures, else guessed from sizes."""
     cost_by_expert: bool = True
-    """False: the guess has the CPU cost a time per pair only (Eq. 7 as printed)."""
+    """False: the CPU costs a time per pair only (Eq. 7 as printed), whether measured or guessed."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -110,11 +120,19 @@ class _Binary:
         self.utility = (demand > 0).astype(np.int32)
         return self.utility
 
+    def state(self) -> StateArrays:
+        return {"utility": self.utility.copy()}
+
+    def restore(self, state: StateArrays) -> None:
+        self.utility = np.clip(state["utility"], 0, 1)
+
 
 class MoeSpacScheduler(Scheduler):
     """The full system by default; see `MoeSpacOptions` for its parts."""
 
     name = "moe-spac"
+    allow_fast: ClassVar[bool] = True
+    """False: numpy throughout, to compare with."""
 
     def __init__(self, **options: Any) -> None:
         """Options by the names of MoeSpacOptions. Raises InputError for what cannot be used."""
@@ -141,6 +159,8 @@ class MoeSpacScheduler(Scheduler):
             return self._start(view)
         if view.n_verified == 0 or not self.options.prefetch:
             return None
+        if self._fast is not None:
+            return self._fast_step(self._fast, view)
         utility = self._estimator.observe(view.demand, view.n_verified)
         resident = view.slot_of >= 0
         if self.options.balance:
@@ -153,12 +173,8 @@ class MoeSpacScheduler(Scheduler):
             UtilityEstimator(exists, options.estimator) if options.speculative else _Binary(exists)
         )
         self._averages = Averages(view.n_layer, self.n_level, options.warm_up)
-        self._times = Times.of(
-            tuple(
-                options.costs or UnitCosts.guessed(layer.expert_bytes, by_expert=options.cost_by_expert)
-                for layer in view.layers
-            )
-        )
+        self._exists = exists
+        self._times = self._unit_times(view)
         pools = np.array([layer.pool for layer in view.layers], np.int32)
         self._pools = Pools(pools, view.pool_slots)
         self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
@@ -167,14 +183,97 @@ class MoeSpacScheduler(Scheduler):
         self._levels = Levels(self.utility, self.n_level)
         fixed = self.n_level if options.balance else min(options.threshold, self.n_level)
         self.threshold = np.full(view.n_layer, fixed, np.int32)
+        self._fast = self._make_fast()
         if not options.prefetch:
             return StaticScheduler().on(Event.START, view)
         return Plan.nothing(view.n_layer, view.n_expert)
+
+    def state(self) -> StateArrays:
+        return {
+            **self._estimator.state(),
+            **self._averages.state(),
+            "count": self._count.copy(),
+            "used": self._used.copy(),
+            "step": np.array(self._step, np.int64),
+            "threshold": self.threshold.copy(),
+        }
+
+    def restore(self, state: StateArrays) -> None:
+        self._estimator.restore(state)
+        self._averages.restore(state)
+        self._levels = Levels(self.utility, self.n_level)
+        self._count, self._used = np.maximum(state["count"], 0.0), state["used"].copy()
+        self._step = int(state["step"])
+        if self.options.balance:
+            self.threshold = np.clip(state["threshold"], 1, self.n_level)
+        self._fast = self._make_fast()
+
+    def _unit_times(self, view: View) -> Times:
+        """What things cost now."""
+        options, by_expert = self.options, self.options.cost_by_expert
+        if options.costs is not None:
+            units = [options.costs] * view.n_layer
+        elif view.costs is not None:
+            costs = view.costs.costs
+            pools = [UnitCosts.of(each, costs.draft_token_s, by_expert=by_expert) for each in costs.experts]
+            units = [pools[layer.pool] for layer in view.layers]
+        else:
+            units = [UnitCosts.guessed(layer.expert_bytes, by_expert=by_expert) for layer in view.layers]
+        return Times.of(tuple(units))
+
+    def _make_fast(self) -> _core.MoeSpac | None:
+        """The same in C++ (csrc/core/moe_spac.h), on the same arrays; None for options that it lacks."""
+        options, estimator, averages = self.options, self._estimator, self._averages
+        default = options.balance and options.evict and options.after_use == "keep" and not options.strict
+        if not (default and options.ties == "count" and options.form == "level" and self.allow_fast):
+            return None
+        if not isinstance(estimator, UtilityEstimator):
+            return None
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "exists": self._exists.view(np.uint8),
+            "pool": self._pools.of_layer,
+            "pool_slots": self._pools.n_slots[:, 0].astype(np.int32),
+            "utility": estimator.utility,
+            "up": estimator.up,
+            "down": estimator.down,
+            "last": estimator.last,
+            "count": self._count,
+            "used": self._used,
+            "hot": averages.shares,
+            "total": averages.total,
+        }
+        from spac import _core  # here, for options are read before the library is loaded
+
+        fast = _core.MoeSpac(
+            arrays, self.n_level, options.draft_length + 1, options.forgetting, options.adapt
+        )
+        fast.set_times(*self._times.rows)
+        return fast
+
+    def _fast_step(self, fast: _core.MoeSpac, view: View) -> Plan:
+        options = self.options
+        self._step += 1
+        if view.costs is not None and view.step % _COSTS_EVERY == 0:
+            self._times = self._unit_times(view)
+            fast.set_times(*self._times.rows)
+        kept = options.decay ** min(1.0, view.n_verified / (options.draft_length + 1))
+        priority, threshold, self.threshold = fast.step(
+            view.demand,
+            view.slot_of,
+            view.n_verified,
+            view.n_drafted,
+            self._step,
+            self._averages.next_share(),
+            kept,
+        )
+        return Plan(priority, threshold)
 
     def _balanced(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
         """int32 [L]: τ for the next step."""
         self._averages.observe(self._levels, view.demand)
         self._levels = Levels(utility, self.n_level)
+        if view.costs is not None and view.step % _COSTS_EVERY == 0:
+            self._times = self._unit_times(view)
         slots = Slots.of(self._levels, resident, self._pools)
         pose = as_printed if self.options.strict else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))

@@ -26,6 +26,7 @@ class Demand:
     counts: IntArray  # [T, L, N] activations
     verified: IntArray  # [T] tokens that the target evaluated
     accepted: IntArray  # [T] drafted tokens that it accepted
+    routes: IntArray | None = None  # [T, L, tokens, U] experts of every token, -1 padded (View.routes)
 
     def __post_init__(self) -> None:
         n_step, n_layer = len(self.counts), len(self.layers)
@@ -33,6 +34,11 @@ class Demand:
             raise InputError(f"demand must have the shape [T, {n_layer}, N], not {list(self.counts.shape)}")
         if self.verified.shape != (n_step,) or self.accepted.shape != (n_step,):
             raise InputError(f"demand of {n_step} steps needs as many counts of verified and accepted tokens")
+        if self.routes is not None and (self.routes.ndim != 4 or self.routes.shape[:2] != (n_step, n_layer)):
+            raise InputError(
+                f"routes must have the shape [{n_step}, {n_layer}, tokens, experts of each], "
+                f"not {list(self.routes.shape)}"
+            )
 
     @classmethod
     def of(cls, counts: IntArray, n_used: int, expert_bytes: int = 1) -> Demand:
@@ -42,9 +48,15 @@ class Demand:
         verified = (counts[:, 0].sum(axis=1) // n_used).astype(np.int32)
         return cls(layers, counts.astype(np.int32), verified, np.maximum(verified - 1, 0))
 
+    def part(self, steps: slice) -> Demand:
+        """Some of the steps."""
+        routes = None if self.routes is None else self.routes[steps]
+        return Demand(self.layers, self.counts[steps], self.verified[steps], self.accepted[steps], routes)
+
     def save(self, path: Path) -> None:
         """As a compressed .npz."""
         fields = [(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in self.layers]
+        no_routes = np.zeros((len(self.counts), len(self.layers), 0, 0))
         np.savez_compressed(
             path,
             names=np.array([x[0] for x in fields]),
@@ -52,6 +64,7 @@ class Demand:
             counts=self.counts.astype(np.uint16),
             verified=self.verified,
             accepted=self.accepted,
+            routes=(no_routes if self.routes is None else self.routes).astype(np.int16),
         )
 
     @classmethod
@@ -64,7 +77,9 @@ class Demand:
                     for name, row in zip(file["names"], file["layers"], strict=True)
                 )
                 counts = file["counts"].astype(np.int32)
-                return cls(layers, counts, file["verified"], file["accepted"])
+                routes = file["routes"].astype(np.int32) if "routes" in file else None
+                routes = routes if routes is not None and routes.size else None
+                return cls(layers, counts, file["verified"], file["accepted"], routes)
         except (OSError, KeyError, ValueError) as error:
             raise InputError(f"{path} is not a recording of demand: {error}") from None
 
@@ -73,6 +88,7 @@ class Recorder(Scheduler):
     """Passes everything on to another scheduler and keeps what the model wanted."""
 
     name = "recorder"
+    wants_routes = True
 
     def __init__(self, inner: Scheduler) -> None:
         self._inner = inner
@@ -83,11 +99,13 @@ class Recorder(Scheduler):
     def clear(self) -> None:
         """Forget the steps so far."""
         self._steps: list[tuple[IntArray, int, int]] = []
+        self._routes: list[IntArray] = []
 
     def on(self, event: Event, view: View) -> Plan | None:
         self._layers = view.layers
         if event == Event.VERIFY_END:
             self._steps.append((view.demand.copy(), view.n_verified, view.n_accepted))
+            self._routes += [view.routes.copy()] if view.routes is not None else []
         return self._inner.on(event, view) if event in self._inner.events else None
 
     @property
@@ -96,9 +114,20 @@ class Recorder(Scheduler):
         if not self._steps:
             raise InputError("nothing has been recorded yet")
         counts, verified, accepted = zip(*self._steps, strict=True)
+        routes = _stacked(self._routes) if len(self._routes) == len(self._steps) else None
         return Demand(
-            self._layers, np.stack(counts), np.array(verified, np.int32), np.array(accepted, np.int32)
+            self._layers, np.stack(counts), np.array(verified, np.int32), np.array(accepted, np.int32), routes
         )
+
+
+def _stacked(routes: list[IntArray]) -> IntArray:
+    """int32 [T, L, tokens, U]: the steps' routes, padded to the longest step with -1."""
+    shape = np.max([each.shape for each in routes], axis=0)
+    found: IntArray = np.full((len(routes), *shape), -1, np.int32)
+    for step, each in zip(found, routes, strict=True):
+        n_layer, n_token, n_used = each.shape
+        step[:n_layer, :n_token, :n_used] = each
+    return found
 
 
 @dataclass(frozen=True)
@@ -178,6 +207,7 @@ def replay(
     state = _Slots(demand.layers, slots, n_expert)
     view = View(demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of))
     plan = Plan.nothing(len(demand.layers), n_expert)
+    routes = demand.routes if scheduler.wants_routes else None
     activations_hit = distinct_hit = 0
     rates: list[float] = []
     found = np.zeros(demand.counts.shape, np.bool_)
@@ -199,8 +229,9 @@ def replay(
         state.use(counts)
         verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
         now = replace(
-            view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified, n_accepted=accepted
-        )
+            view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified, n_accepted=accepted,
+            routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
+        )  # fmt: skip
         ask(Event.VERIFY_END, now)
     state.close()
     return Replay(

@@ -34,6 +34,7 @@ exceed γ: the transition does not depend on it, climbing to K only takes more s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +105,8 @@ class UtilityEstimator:
         """float64 [L, N]: θ_up, in levels ("level") or activations."""
         self.down: FloatArray = np.full(exists.shape, down)
         """float64 [L, N]: θ_down, likewise."""
-        self._last: FloatArray = np.zeros(exists.shape)  # f_{t-1}, or p of "level"
+        self.last: FloatArray = np.zeros(exists.shape)
+        """float64 [L, N]: f_{t-1}, or p of "level"."""
 
     def observe(self, demand: IntArray, n_verified: int) -> IntArray:
         """One iteration of the algorithm's loop: the utilities for the next step.
@@ -126,18 +128,32 @@ class UtilityEstimator:
             self._calibrate(self.down, -change)
         return self.utility
 
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """All that it has learned, as arrays by name."""
+        return {
+            "utility": self.utility.copy(),
+            "up": self.up.copy(),
+            "down": self.down.copy(),
+            "last": self.last.copy(),
+        }
+
+    def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        """Go on from what `state` gave, of the same shapes."""
+        self.utility = np.clip(state["utility"], 0, self.options.levels)
+        self.up, self.down, self.last = (state[name].copy() for name in ("up", "down", "last"))
+
     def _change(self, demand: IntArray, n_verified: int) -> FloatArray:
         """float64 [L, N]: Δ."""
         options = self.options
         if options.form == "level":
             share = min(1.0, n_verified / (options.draft_length + 1))
-            self._last += share * (demand / n_verified - self._last)
-            return np.asarray(options.levels * np.sqrt(self._last) - self.utility)
+            self.last += share * (demand / n_verified - self.last)
+            return np.asarray(options.levels * np.sqrt(self.last) - self.utility)
         frequency = demand.astype(np.float64)
         if options.form == "real":
             frequency *= (options.draft_length + 1) / n_verified
-        change = frequency - self._last
-        self._last = frequency
+        change = frequency - self.last
+        self.last = frequency
         return change
 
     def _calibrate(self, boundary: FloatArray, change: FloatArray) -> None:

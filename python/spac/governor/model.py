@@ -1,0 +1,114 @@
+"""MoE-SpeQ's Amortization Roofline (section 3.2): what a draft of every length is worth.
+
+    Θ(k) = tokens(k) / T_cycle(k),    k* = argmax Θ(k) over [0, k_SLO]    (Eq. 2, 4, 5)
+    tokens(k) = 1 + Σ_i Π_{j≤i} c_j p_j
+
+p_j is the chance that the j-th drafted token is accepted, given that those before it were. The 1 is the
+target's own token, which every verification yields: Eq. 2 leaves it out, and k = 0 could then never win. c_j
+is the chance that a draft goes on to its j-th token, given that it came that far: a draft model may stop when
+it is unsure, an n-gram draft finds no match. With drafts that never stop early, c_j = 1.
+
+    T_cycle(k) = T_draft(n) + T_verify(n + 1) + price · E_new(n + 1), in the mean over n ≤ k    (Eq. 3)
+
+n is what was really drafted. E_new(b) are the distinct experts that a batch of b tokens wants and the
+device does not hold; `price` is what the miss policy pays for one. Where misses are computed by the CPU,
+nothing is fetched before the first layer, and Eq. 3's T_pcie,init has no counterpart. Pure functions of
+arrays: no clock, no device, no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of the parts of a step, in seconds; K is the longest draft."""
+
+    draft_base: float
+    """Of a draft, however short; k = 0 does not pay it."""
+    draft_token: float
+    """Of every drafted token beside."""
+    verify: FloatArray
+    """float64 [K + 1]: of verifying 1 … K + 1 tokens with all their experts resident, and of all that is
+    neither draft nor misses."""
+    misses: FloatArray
+    """float64 [K + 1]: E_new of 1 … K + 1 tokens, distinct (layer, expert)."""
+    price: float
+    """Of one miss."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Θ and its parts for the draft lengths k = 0 … K; all arrays are float64 [K + 1]."""
+
+    tokens: FloatArray
+    """Expected tokens of a step, the target's own included."""
+    cycle: FloatArray
+    """Expected seconds of a step."""
+    longest: FloatArray
+    """Seconds of the longest step that may come of it, wherever the draft stops; for the latency budget."""
+    missed: FloatArray
+    """Expected misses of a step."""
+    compute: FloatArray
+    """Seconds of `cycle` without the misses': 1 / compute is the height of Eq. 3's compute roof per token."""
+
+    @property
+    def theta(self) -> FloatArray:
+        """Θ, tokens per second."""
+        return self.tokens / self.cycle
+
+
+def tokens(accept: FloatArray, go_on: FloatArray) -> FloatArray:
+    """float64 [K + 1]: expected tokens of a step for k = 0 … K; accept: p, go_on: c, both [K]."""
+    result = np.ones(len(accept) + 1)
+    result[1:] += (accept * go_on).cumprod().cumsum()
+    return result
+
+
+def curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
+    """The roofline's operating points. accept, go_on: float64 [K], p and c of the module's docstring."""
+    n = len(accept)
+    drafts = np.zeros(n + 1)
+    drafts[1:] = costs.draft_base + costs.draft_token * np.arange(1, n + 1)
+    missed_s = costs.price * costs.misses
+    longest = drafts + costs.verify + missed_s
+    without_draft = longest[0]
+    longest[0] += costs.draft_base  # of a draft that stops at once
+    np.maximum.accumulate(longest, out=longest)
+    longest[0] = without_draft
+    if (go_on == 1).all():
+        compute = drafts + costs.verify
+        return Curve(tokens(accept, go_on), compute + missed_s, longest, costs.misses, compute)
+    reach = np.asarray(go_on.cumprod(), np.float64)  # the chance that the draft has a j-th token
+    drafts[1:] = costs.draft_base + costs.draft_token * reach.cumsum()
+    missed, compute = _mean(costs.misses, reach), drafts + _mean(costs.verify, reach)
+    return Curve(tokens(accept, go_on), compute + costs.price * missed, longest, missed, compute)
+
+
+def _mean(of_batch: FloatArray, reach: FloatArray) -> FloatArray:
+    """float64 [K + 1]: the mean of of_batch[n] over the drafted n ≤ k; P(n ≥ j) = reach[j - 1] for j ≤ k."""
+    result = of_batch.copy()
+    result[1:] = of_batch[0] + (reach * (of_batch[1:] - of_batch[:-1])).cumsum()
+    return result
+
+
+def longest_within(curve: Curve, budget_s: float) -> int:
+    """k_SLO: the longest draft so that it and every shorter one fit into the budget; 0 when none does."""
+    over = np.flatnonzero(curve.longest > budget_s)
+    return len(curve.longest) - 1 if not over.size else max(0, int(over[0]) - 1)
+
+
+def best(theta: FloatArray, k_max: int, k_min: int = 0) -> int:
+    """k*: argmax Θ over {0} ∪ [k_min, k_max], the shortest of equals (Eq. 4, 5)."""
+    k_min = max(1, k_min)
+    if k_max < k_min:
+        return 0
+    k = k_min + int(theta[k_min : k_max + 1].argmax())
+    return k if theta[k] > theta[0] else 0

@@ -1,0 +1,76 @@
+"""A session's steps, at the draft lengths that a governor chooses, and what they showed of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import monotonic_ns, perf_counter
+from typing import TYPE_CHECKING
+
+from spac.governor.base import FixedGovernor, Governor
+
+if TYPE_CHECKING:
+    import spac._core as _core
+    from spac.timeline import Timeline
+
+_NO_END = 1 << 30
+
+
+class Pace:
+    """The steps of one generation."""
+
+    def __init__(self, governor: Governor, session: _core.Session, timeline: Timeline | None = None) -> None:
+        self.governor, self._session = governor, session
+        self._longest, self._length = session.draft_max, -1
+        self._timeline = None if isinstance(governor, FixedGovernor) else timeline
+        self.lengths: Counter[int] = Counter()
+        """Steps by the draft length that was chosen for them."""
+        self.expected_tokens = self.expected_s = 0.0
+        """Of the steps that the governor expected something of (`Governor.expected`)."""
+
+    def begin(self, prompt_s: float) -> None:
+        """The prompt has been read, in `prompt_s`."""
+        self.governor.begin(prompt_s)
+
+    def step(self, room: int | None) -> _core.Step:
+        """The next step. room: tokens that are still wanted, or None for no end; errors are the session's."""
+        governor, session = self.governor, self._session
+        # The target's own token is one of those wanted.
+        k = min(governor.choose(_NO_END if room is None else max(0, room - 1)), self._longest)
+        if k != self._length:  # else it is left to whoever else may have set it
+            self._length = k
+            session.set_draft_length(k)
+        start = perf_counter()
+        step = session.step()
+        step_s = perf_counter() - start
+        if step.n_verified:
+            self._learn(k, step, step_s)
+        return step
+
+    def _learn(self, k: int, step: _core.Step, step_s: float) -> None:
+        governor = self.governor
+        misses, miss_s = -1, 0.0
+        if governor.wants_experts:
+            layers = step.layer_costs
+            if len(layers):
+                misses, miss_s = int(layers["host_distinct"].sum()), float(layers["host_ns"].sum()) * 1e-9
+                governor.demand(step.demand, step.n_verified)
+        governor.observe(step.n_drafted, step.n_accepted, step.draft_ns * 1e-9, step_s, misses, miss_s)
+        self.lengths[k] += 1
+        expected = governor.expected
+        if expected is not None:
+            self.expected_tokens += expected[0]
+            self.expected_s += expected[1]
+        if self._timeline is not None:
+            self._show(self._timeline, k, step, step_s)
+
+    def _show(self, timeline: Timeline, k: int, step: _core.Step, step_s: float) -> None:
+        """The step on the timeline, with Θ as it was expected and as it was."""
+        theta = {"tokens/s": round((step.n_accepted + 1) / step_s, 1)}
+        expected = self.governor.expected
+        if expected is not None:
+            theta["expected tokens/s"] = round(expected[0] / expected[1], 1)
+        end = monotonic_ns()
+        start, drafted = end - int(step_s * 1e9), step.n_drafted
+        timeline.add(
+            "governor", f"k = {k}", start, end, k=k, drafted=drafted, accepted=step.n_accepted, **theta
+        )

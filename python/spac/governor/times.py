@@ -1,0 +1,259 @@
+"""Times of steps, learnt while they run: robust against a noisy machine, and right before much is known."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+from spac.governor.model import FloatArray
+
+_KEPT = 9  # observations of a size; their median is its time
+# By which a time may be too long, as a share: by the observations of its size, and of sizes beyond all seen.
+_MOST = 0.6
+_DOUBT = np.array([_MOST, _MOST, 0.3] + [0.1 / (n / 3) ** 0.5 for n in range(3, _KEPT + 1)])
+_BEYOND = 0.3
+_SPEED_STEPS, _CALM, _SPEED_RISE, _SPEED_LASTS = 5, 1.5, 1.04, 50
+_AGING = 4e-4  # of the square of a doubt, per step since the last observation
+_PLAUSIBLE = 1.25  # times that of a larger size, at most: beyond that it was interrupted
+_SLOPE_STEPS = 64.0
+
+
+class SizeTimes:
+    """A time by batch size: the median of the last observations of each, monotone and interpolated between.
+
+    Observations come in units of the machine's present speed, see `Speed`. One made in passing (the batch
+    size has just changed, so that graphs are built anew) can only be too long: it counts until two better
+    ones are there. Of two, the shorter holds: interruptions only lengthen.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._kept: list[deque[float]] = [deque(maxlen=_KEPT) for _ in range(n)]
+        self._passing = [math.inf] * n
+        self._seen = [0] * n  # the step of the last observation
+        self._speed = [1.0] * n  # its unit
+        self._time = np.full(n, np.nan)
+        self._before: FloatArray | None = None
+        self._sizes = np.arange(1, n + 1, dtype=np.float64)
+
+    def start(self, times: FloatArray) -> None:
+        """Times from before, of sizes 1, 2, …: their shape holds for sizes that have not been seen."""
+        self._before = times[: self._n]
+
+    def add(self, size: int, seconds: float, step: int, *, passing: bool = False, speed: float = 1.0) -> None:
+        """An observation of a batch of `size`, in units of `speed`."""
+        i, kept = size - 1, self._kept[size - 1]
+        self._seen[i], self._speed[i] = step, speed
+        if passing:
+            self._passing[i] = min(self._passing[i], seconds)
+        else:
+            kept.append(seconds)
+        if len(kept) < 2:
+            self._time[i] = min([self._passing[i], *kept])
+        elif not passing:
+            self._time[i] = sorted(kept)[(len(kept) - 1) // 2]
+
+    def has(self, size: int) -> bool:
+        """Whether the size has been seen."""
+        return not math.isnan(self._time[size - 1])
+
+    def estimate(self, extra: FloatArray) -> FloatArray:
+        """float64 [n]: the times, such that times + extra grow with the size.
+
+        extra: float64 [n], what else these sizes cost; interpolation is done without it. Beyond the largest
+        size seen, times grow as they did on average so far. Raises nothing; zeros when nothing was seen.
+        """
+        time, weights = self._completed()
+        seen = ~np.isnan(time)
+        sizes, values = self._sizes[seen], time[seen]
+        if not len(values):
+            return np.zeros(self._n)
+        values = values + extra[seen]
+        shortest = np.minimum.accumulate(values[::-1])[::-1]
+        values = _monotone(np.minimum(values, _PLAUSIBLE * shortest), weights[seen]) - extra[seen]
+        times = np.interp(self._sizes, sizes, values)
+        last = int(sizes[-1])
+        if last < self._n:
+            slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0]) if len(values) > 1 else values[0]
+            times[last:] += max(0.0, float(slope)) * np.arange(1, self._n - last + 1)
+        return np.asarray(np.maximum.accumulate(times + extra) - extra)
+
+    def _completed(self) -> tuple[FloatArray, FloatArray]:
+        """float64 [n] each: times, nan where nothing is known, and their weights."""
+        weights = np.array([len(kept) or 0.5 for kept in self._kept])
+        before = self._before
+        if before is None:
+            return self._time, weights
+        seen = ~np.isnan(self._time[: len(before)])
+        if not seen.any():
+            return np.append(before, np.full(self._n - len(before), np.nan)), weights
+        time = self._time.copy()
+        scale = float(np.median(time[: len(before)][seen] / before[seen]))
+        time[: len(before)][~seen] = scale * before[~seen]
+        return time, weights
+
+    def shift(self, seconds: FloatArray) -> None:
+        """What was seen so far counts as so much longer. seconds: float64 [n]."""
+        for i, by in enumerate(seconds.tolist()):
+            self._kept[i] = deque((value + by for value in self._kept[i]), _KEPT)
+            self._passing[i] += by
+        self._time += seconds
+
+    def doubt(self, total: FloatArray, step: int, speed: float) -> FloatArray:
+        """float64 [n]: by how much a time may be too long, as a share of it.
+
+        total: float64 [n], the estimate, with what else these sizes cost. A seen size: by few and by old
+        observations, or by larger ones that take less; and what has slowed the machine since may not have
+        slowed this one. One between two seen may be as short as the smaller one's, for times jump. Beyond:
+        likewise, but no less than `_BEYOND` of what is expected. Times from before are as doubtful as can be.
+        """
+        seen = ~np.isnan(self._time)
+        few = _DOUBT[[len(kept) for kept in self._kept]]
+        age = step - np.array(self._seen, np.float64)
+        time = np.where(seen, self._time, np.inf)
+        shortest = np.minimum.accumulate(time[::-1])[::-1]
+        held = np.where(time > _PLAUSIBLE * shortest, _MOST, np.minimum(_MOST, few + np.sqrt(age * _AGING)))
+        below = np.maximum.accumulate(np.where(seen, total, 0.0))
+        gap = np.minimum(
+            1 - below / np.maximum(total, 1e-12), np.where(np.isfinite(shortest), _MOST, _BEYOND)
+        )
+        if self._before is not None:  # on another day, perhaps on a busier machine
+            gap[: len(self._before)] = _MOST
+        slowed = np.minimum(np.array(self._speed) / speed, 1.0)
+        return np.maximum(np.where(seen, 1 - (1 - held) * slowed, gap), 0.0)
+
+
+def _monotone(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """float64 [n]: the growing sequence next to the values in weighted least squares: neighbours that are
+    out of order share their mean."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        members = 1
+        while blocks and blocks[-1][0] > value:
+            mean, heavy, count = blocks.pop()
+            value = (value * weight + mean * heavy) / (weight + heavy)
+            weight, members = weight + heavy, members + count
+        blocks.append((value, weight, members))
+    return np.array([mean for mean, _, members in blocks for _ in range(members)])
+
+
+class Line:
+    """T_draft: a fixed time and one per token, from the last drafts; outliers are cut to twice what is
+    expected.
+
+    Where all drafts had one length, the slope stays what it was: at first, in proportion.
+    """
+
+    def __init__(self, base: float = 0.0, slope: float = 0.0) -> None:
+        self.base, self.slope = base, slope
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._started = slope > 0
+
+    def add(self, n: int, seconds: float) -> None:
+        """A draft of n tokens."""
+        if not self._started:
+            self.base, self.slope = (0.0, seconds / n) if n else (seconds, 0.0)
+            self._started = True
+        elif self._weight > 4:
+            expected = self.base + self.slope * n
+            seconds = min(seconds, 2 * expected) if expected > 0 else seconds
+        keep = 1 - 1 / _SLOPE_STEPS
+        self._weight = self._weight * keep + 1
+        self._x = self._x * keep + n
+        self._y = self._y * keep + seconds
+        self._xx = self._xx * keep + n * n
+        self._xy = self._xy * keep + n * seconds
+        self._fit()
+
+    def _fit(self) -> None:
+        """Least squares, drawn to the last slope, neither base nor slope below 0."""
+        x, y = self._x / self._weight, self._y / self._weight
+        spread = self._xx - self._weight * x * x
+        slope = (self._xy - self._weight * x * y + self.slope) / (spread + 1.0)
+        if x > 0:
+            slope = min(max(0.0, slope), y / x)
+        self.slope, self.base = slope, y - slope * x
+
+
+class Speed:
+    """How much slower the machine is now than in the units that times are kept in; 1 at first.
+
+    All sizes share it: what slows one step (other processes, a warm processor) slows the next one whatever
+    its length, and times observed at different moments stay comparable. It goes by medians, for slow steps
+    are slower than fast ones are fast, and a mean would drift: slowly, and at once where the last ones are
+    off by more than `_CALM`. And it returns to 1: a length always in force cannot tell a slower machine from
+    a time of its own, and after a while the latter is the safer belief.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._ratios: deque[float] = deque(maxlen=_SPEED_STEPS)
+
+    def observe(self, seconds: float, expected: float, steps: int = 1) -> None:
+        """Each of `steps` steps took `seconds`, and `expected` at a speed of 1."""
+        if expected <= 0 or seconds <= 0:
+            return
+        ratio = seconds / expected
+        self._ratios.extend([ratio] * min(steps, _SPEED_STEPS))
+        usual = sorted(self._ratios)[len(self._ratios) // 2]
+        if len(self._ratios) == _SPEED_STEPS and not 1 / _CALM < usual / self.factor < _CALM:
+            self.factor = usual
+        elif ratio > self.factor:
+            self.factor = min(ratio, self.factor * _SPEED_RISE**steps)
+        else:
+            self.factor = max(ratio, self.factor / _SPEED_RISE**steps)
+        self.factor **= (1 - 1 / _SPEED_LASTS) ** steps
+
+
+class Misses:
+    """E_new: distinct non-resident experts that a batch will want, from demand and residency.
+
+    An expert wanted by a share p of the latest tokens is wanted by a batch of b with chance 1 - (1 - p)^b.
+    The chances are summed over a histogram of √p, so that the cost does not grow with the model.
+    """
+
+    _BINS = 64
+
+    def __init__(self, n: int, keep: float = 0.8) -> None:
+        """n: the largest batch; keep: what is left of a share after 8 tokens."""
+        p = (np.arange(self._BINS) / (self._BINS - 1)) ** 2
+        self._chance = 1 - (1 - p[:, None]) ** np.arange(1, n + 1)
+        self._keep = keep
+        self._share: FloatArray | None = None
+        self._demand: FloatArray | None = None
+        self._tokens = 0
+        self._scale = 1.0
+        self.expected = np.zeros(n)
+        """float64 [n]: E_new of batches of 1 … n tokens."""
+
+    def add(self, demand: np.ndarray, n_verified: int) -> None:
+        """demand: int32 [L, N] of a step of n_verified tokens; not kept."""
+        if self._demand is None:
+            self._demand = np.zeros(demand.shape)
+        self._demand += demand
+        self._tokens += n_verified
+
+    def calibrate(self, size: int, missed: float) -> None:
+        """A batch of `size` missed so many: tokens close to each other want the same experts more often."""
+        expected = float(self.expected[size - 1])
+        if expected > 0:
+            self._scale += 0.05 * self._scale * (min(max(missed / expected, 0.5), 2.0) - 1)
+
+    def refresh(self, resident: np.ndarray) -> None:
+        """Renew `expected`. resident: bool [L, N]."""
+        if self._demand is None or self._tokens == 0:
+            return
+        share = np.minimum(self._demand / self._tokens, 1.0)
+        if self._share is None:
+            self._share = share
+        else:
+            kept = self._keep ** (self._tokens / 8)
+            self._share *= kept
+            self._share += (1 - kept) * share
+        self._demand[:] = 0
+        self._tokens = 0
+        absent = self._share[~resident]
+        bins = np.rint(np.sqrt(absent) * (self._BINS - 1)).astype(np.intp)
+        self.expected = self._scale * (np.bincount(bins, minlength=self._BINS) @ self._chance)

@@ -1,0 +1,8 @@
+"""`python -m spac.profile`."""
+
+import sys
+
+from spac.profile import main
+
+if __name__ == "__main__":
+    sys.exit(main())

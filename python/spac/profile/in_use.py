@@ -1,0 +1,68 @@
+"""The costs of an engine: from the last run or guessed, corrected while it runs, kept for the next one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spac.costs import Costs
+from spac.errors import InputError
+from spac.pair import ModelPair
+from spac.profile import cache
+from spac.profile.estimator import CostEstimator, StepTimes
+
+if TYPE_CHECKING:
+    import spac._core as _core
+
+_WORTH_KEEPING = 64  # steps: after fewer, what was there before is as good
+
+
+class CostsInUse:
+    """Of one engine, from its start to its end."""
+
+    def __init__(self, pair: ModelPair, n_tokens: int) -> None:
+        """pair: with experts to split; n_tokens: of the largest verification.
+
+        Raises InputError when a model's file cannot be read.
+        """
+        assert pair.experts is not None
+        layers = pair.experts.layers
+        self._key = cache.Key.of(pair)
+        self.note = ""
+        """What a user should know, or ""."""
+        try:
+            cache.check(self._key)
+        except InputError as error:
+            self.note = f"measured costs are not kept for the next run: {error}"
+        known = cache.load(self._key)
+        self.measured = known is not None
+        """Whether what it began with was measured in an earlier run."""
+        try:
+            start = known if known is not None else Costs.guessed(layers, n_tokens)
+            self.estimator = CostEstimator(start.up_to(n_tokens), layers)
+        except InputError:  # of the same file, split otherwise
+            self.estimator = CostEstimator(Costs.guessed(layers, n_tokens), layers)
+
+    def observe(self, step: _core.Step) -> None:
+        """A step has ended."""
+        if self.estimator.skips(self.estimator.steps + 1):
+            self.estimator.steps += 1
+            return
+        self.estimator.observe(
+            StepTimes(
+                n_drafted=step.n_drafted,
+                draft_s=step.draft_ns * 1e-9,
+                n_verified=step.n_verified,
+                verify_s=(step.verify_ns + step.sample_ns) * 1e-9,
+                layers=step.layer_costs,
+                upload_bytes=step.upload_bytes,
+                upload_s=step.upload_ns * 1e-9,
+            )
+        )
+
+    def close(self) -> None:
+        """Keep what was learnt; where that cannot be, `note` has said so."""
+        if self.estimator.steps >= _WORTH_KEEPING and not self.note:
+            try:
+                cache.store(self._key, self.estimator.costs)
+            except InputError as error:
+                self.note = f"measured costs are not kept for the next run: {error}"

@@ -1,0 +1,240 @@
+"""Measures the costs of a model pair on this machine, by what an engine itself does.
+
+The graphs are llama.cpp's own, split as in use; which experts are resident is set by plans. What the CPU
+computes is timed in every layer, while the device computes the rest. The device cannot be timed by itself:
+with all of a layer's experts resident, a batch takes longer by the device's experts and shorter by the CPU's
+and by the hand-off, and the part that grows with the number of distinct experts is the device's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from spac import _core
+from spac._llama import TokenArray
+from spac.costs import Costs
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.pair import ModelPair
+from spac.profile.probe import Probe
+from spac.profile.timed import BoolArray, Timed, cpu_times, device_time, expert_costs, line
+from spac.scheduler import Event, Plan, Scheduler, View
+
+_BEFORE = 192  # tokens in the context while batches are timed
+_ROUNDS, _LEAST_ROUNDS = 24, 3
+_MODE_S = 0.5  # of rounds for each set of residents
+_SHARES = (0.3, 0.6)  # of experts resident at random while the CPU is timed
+_SETTLE_S = 120.0
+_MARGIN = 1 << 28  # bytes of a real device's memory that are left free
+_COPIES, _COPY_ROUNDS = 48, 5
+_DRAFTS = 4  # steps of every draft length
+_TEXTS = 2  # batches of every size that go on with the text
+
+TEXT = """The mill stood where the river bends, and for three hundred years it had ground the valley's
+corn. When the last miller died, his daughter came back from the city with a box of books and no idea what a
+millstone weighs. "You could sell it," said the notary. She looked at the wheel, green with moss, and shook
+her head.
+
+def moving_average(values, width):
+    \"\"\"The mean of every `width` neighbours.\"\"\"
+    total, means = 0.0, []
+    for i, value in enumerate(values):
+        total += value
+        if i >= width:
+            total -= values[i - width]
+        if i >= width - 1:
+            means.append(total / width)
+    return means
+
+In 1896 the bridge carried 1,200 carts a day; by 1923 there were 310 lorries as well. If a lorry weighs 4.5
+tonnes and a cart 0.8, how much did the bridge bear in an hour? First add up the weights, then divide by the
+hours of daylight. The engineers took twelve hours and doubled the answer, to be on the safe side.
+"""
+
+
+class Forced(Scheduler):
+    """Plans nothing by itself: what is resident is what the measurement asks for."""
+
+    name = "forced"
+    events = frozenset({Event.START})
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        return Plan.nothing(view.n_layer, view.n_expert)
+
+
+class Measurement:
+    """Of one engine, which does nothing else meanwhile. Its slots are empty afterwards."""
+
+    def __init__(self, engine: Engine, pair: ModelPair) -> None:
+        """engine: with `Forced`, on this pair. Raises InputError where there is nothing to split."""
+        if pair.experts is None:
+            raise InputError(
+                f"{pair.target.path.name} runs without the split here: there is nothing to measure"
+            )
+        self._engine, self._pair, self._experts = engine, pair, pair.experts
+        self.layers = pair.experts.layers
+        """Of the target's experts."""
+        self._pool = np.array([layer.pool for layer in self.layers], np.int32)
+        counts = np.array([layer.n_expert for layer in self.layers], np.int32)
+        self._exists: BoolArray = np.arange(pair.experts.n_expert)[None, :] < counts[:, None]
+        self._n_tokens = engine.config.longest_draft + 1
+        self._text = np.tile(pair.target.tokenize(TEXT), 3)
+        room = pair.target_context.size - self._n_tokens
+        self._before = self._text[: min(_BEFORE, room)]
+        self._batches = self._make_batches()
+        self._n_slots = self._experts.slots.n_slots
+
+    def measure(self) -> Costs:
+        """All costs. Raises SpacError when the model cannot be evaluated."""
+        guess = Costs.guessed(self.layers, self._n_tokens)
+        with Probe(self._pair.target_context, self._experts, self._before, self._n_tokens) as self._probe:
+            self._experts.take_demand()
+            without = self._timed(np.zeros_like(self._exists))
+            demand = self._experts.take_demand()[0]
+            used = self._timed(self._hottest(demand))
+            self._n_slots = self._slots_to_use()
+            rows = [*without, *used]
+            for share in _SHARES:
+                rows += self._timed(self._random(share))
+            experts = tuple(
+                expert_costs(
+                    guess.experts[pool],
+                    cpu_times(rows, self._pool == pool),
+                    self._device_time(pool, without),
+                    self._upload_times(pool),
+                )
+                for pool in range(len(guess.experts))
+            )
+        drafts = self._drafts()
+        sampling = median(step.sample_ns for step in drafts) * 1e-9
+        base, token = line([(step.n_drafted, step.draft_ns * 1e-9) for step in drafts if step.n_drafted])
+        verify = [sampling + median(each.seconds for each in some) for some in self._of_text(used)]
+        dense = [
+            sampling + median(max(0.0, each.seconds - float(each.host_s.sum())) for each in some)
+            for some in self._of_text(without)
+        ]
+        return Costs(experts, base, token, tuple(verify), tuple(map(min, dense, verify)))
+
+    # Batches
+
+    def _make_batches(self) -> list[TokenArray]:
+        """Of every size: `_TEXTS` that go on with the text, one of a single token, one of any."""
+        rng, batches = np.random.default_rng(1), []
+        for n in range(1, self._n_tokens + 1):
+            starts = rng.integers(0, max(1, len(self._text) - n), _TEXTS)
+            batches += [self._text[start : start + n] for start in starts]
+            batches += [np.repeat(self._text[n], n), rng.choice(self._text, n)]
+        return batches
+
+    def _of_text(self, timed: list[Timed]) -> Iterator[list[Timed]]:
+        """By size, those that go on with the text."""
+        for first in range(0, len(timed), _TEXTS + 2):
+            yield timed[first : first + _TEXTS]
+
+    def _timed(self, residents: BoolArray) -> list[Timed]:
+        """All batches with these residents (bool [L, N]) and no others."""
+        self._experts.attach_slots(self._n_slots)
+        self._want(residents)
+        timed = [Timed(tokens) for tokens in self._batches]
+        for some in self._of_text(timed):
+            self._probe.decode(some[0].tokens)  # builds the graph of its size
+        start = time.monotonic()
+        for done in range(_ROUNDS):
+            if done >= _LEAST_ROUNDS and time.monotonic() - start > _MODE_S:
+                break
+            for each in timed:
+                each.decodes.append(self._probe.decode(each.tokens))
+        return timed
+
+    def _drafts(self) -> list[_core.Step]:
+        """Steps of the engine's session, with drafts of all lengths."""
+        session = self._engine.session_with(seed=1, ignore_eos=True)
+        session.prefill(self._before)
+        steps = []
+        longest = session.draft_max if self._engine.config.draft_types else 0
+        for n in [longest] + _DRAFTS * list(range(longest + 1)):
+            if session.n_past + longest + 2 >= session.n_ctx:
+                session.prefill(self._before)
+            session.set_draft_length(n)
+            steps.append(session.step())
+        return steps[1:]  # the first one reads the prompt with the draft model
+
+    # Residents
+
+    def _want(self, residents: BoolArray) -> None:
+        """Has these resident, as far as there are slots; others stay where there is room."""
+        self._experts.submit(residents.astype(np.int32), np.ones(len(residents), np.int32))
+        self._experts.settle(_SETTLE_S)
+
+    def _hottest(self, demand: npt.NDArray[np.int32]) -> BoolArray:
+        """bool [L, N]: the most wanted, as many as there are slots."""
+        hottest = np.zeros_like(self._exists)
+        for pool, n_slots in enumerate(self._experts.pool_slots):
+            score = np.where(self._exists & (self._pool == pool)[:, None], demand, -1)
+            chosen = np.argsort(-score, axis=None, kind="stable")[:n_slots]
+            hottest.flat[chosen] = score.flat[chosen] >= 0
+        return hottest
+
+    def _random(self, share: float) -> BoolArray:
+        """bool [L, N]: this share of the experts."""
+        return np.asarray(self._exists & (np.random.default_rng(2).random(self._exists.shape) < share))
+
+    def _slots_to_use(self) -> int:
+        """As many as fit: more than an engine takes of a stand-in."""
+        device = self._engine.device
+        margin = 0 if device is None or device.is_stand_in else _MARGIN
+        return min(int(self._exists.sum()), max(1, self._experts.slots_that_fit(margin)))
+
+    def _device_time(self, pool: int, without: list[Timed]) -> float | None:
+        """With as many whole layers of the pool as fit."""
+        left, whole = self._experts.pool_slots[pool], np.zeros(len(self.layers), np.bool_)
+        for i, layer in enumerate(self.layers):
+            if layer.pool == pool and layer.n_expert <= left:
+                whole[i], left = True, left - layer.n_expert
+        if not whole.any():
+            return None
+        return device_time(without, self._timed(self._exists & whole[:, None]), whole)
+
+    # Transfers
+
+    def _upload_times(self, pool: int) -> tuple[float, float] | None:
+        """Seconds of an expert: alone, and while device and CPU compute. None where there is no room."""
+        mine = np.flatnonzero(self._exists & (self._pool == pool)[:, None])
+        few = -(-_COPIES * int(self._exists.sum()) // len(mine))
+        self._experts.attach_slots(min(self._n_slots, few, int(self._exists.sum()) // 2))
+        size = min(self._experts.pool_slots[pool], len(mine) // 2)
+        if size == 0:
+            return None
+        sets = [np.zeros(self._exists.size, np.bool_) for _ in range(2)]
+        for each, chosen in zip(sets, (mine[:size], mine[-size:]), strict=True):
+            each[chosen] = True
+        alone = self._swaps(sets)
+        stop = threading.Event()
+        busy = threading.Thread(target=self._compute, args=(stop,), name="spac-profile")
+        busy.start()
+        try:
+            return alone, self._swaps(sets)
+        finally:
+            stop.set()
+            busy.join()
+
+    def _swaps(self, sets: list[BoolArray]) -> float:
+        """Seconds of an expert while one set replaces the other, several times."""
+        times = []
+        for i in range(_COPY_ROUNDS + 1):
+            before = self._experts.stats
+            self._want(sets[i % 2].reshape(self._exists.shape))
+            now = self._experts.stats
+            if now["uploads"] > before["uploads"]:
+                times.append((now["upload_ns"] - before["upload_ns"]) / (now["uploads"] - before["uploads"]))
+        return median(times[1:]) * 1e-9 if len(times) > 1 else 0.0
+
+    def _compute(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._probe.decode(self._batches[-1])

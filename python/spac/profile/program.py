@@ -1,0 +1,128 @@
+"""What computing and copying cost here: `python -m spac.profile --target model.gguf --draft draft.gguf`.
+
+The costs go to stdout, as a table or with --json as one line. They are kept for engines, which correct them
+while they run; what is kept is shown again without measuring, until --refresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from spac.config import EngineConfig
+from spac.costs import Costs
+from spac.errors import InputError
+from spac.options import Parser, add_config, read_config
+from spac.program import Talk, add_talk, guarded, models
+
+if TYPE_CHECKING:
+    from spac._core import LayerInfo
+    from spac.profile.cache import Key
+
+_OPTIONS = (
+    "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "device", "threads", "ctx",
+)  # fmt: skip
+_LONGEST = 8  # tokens drafted at most, where nothing is said: from there to 9 tokens, GPU kernels switch
+
+
+def make_parser() -> Parser:
+    """The options of `spac.profile`."""
+    parser = Parser(
+        prog="spac.profile",
+        description="Measure what experts, transfers, drafts and verifications cost on this machine. "
+        "Without --target, the bundled demo pair is measured.",
+    )
+    add_config(parser.add_argument_group("engine"), EngineConfig, _OPTIONS)  # type: ignore[arg-type]
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
+    output.add_argument("--refresh", action="store_true", help="measure, even if costs are known already")
+    add_talk(output)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: _profile(options))
+
+
+def _profile(options: argparse.Namespace) -> int:
+    target, draft, _ = models(options)
+    config = replace(read_config(options, target, draft), governor="fixed")
+    if config.draft_length is None and config.draft_max is None:
+        config = replace(config, draft_max=_LONGEST)
+    # Late: they load the library, and bad options should not wait for that.
+    from spac.engine import Engine
+    from spac.pair import ModelPair
+    from spac.profile import cache
+    from spac.profile.measure import Forced, Measurement
+
+    talk = Talk(options.quiet)
+    pair = ModelPair(config, talk.progress)
+    with Engine(replace(config, scheduler=Forced()), pair=pair) as engine:
+        talk.end_progress()
+        talk.show_notes(engine)
+        measurement = Measurement(engine, pair)
+        key, layers = cache.Key.of(pair), measurement.layers
+        known = None if options.refresh else cache.load(key)
+        costs = known if known is not None else measurement.measure()
+    if known is not None:
+        talk.note("known from an earlier run; --refresh measures anew")
+    else:
+        try:
+            cache.store(key, costs)
+        except InputError as error:
+            talk.note(f"the costs are not kept: {error}")
+    if options.json:
+        about = {"key": asdict(key), "measured_now": known is None}
+        print(json.dumps({**json.loads(costs.to_json()), **about}))
+    else:
+        print("\n".join(_table(costs, key, layers)))
+    return 0
+
+
+def _table(costs: Costs, key: Key, layers: Sequence[LayerInfo]) -> Iterator[str]:
+    yield f"{key.cpu}, {key.threads} {'thread' if key.threads == 1 else 'threads'}; {key.device}"
+    for pool, expert in enumerate(costs.experts):
+        mine = [layer for layer in layers if layer.pool == pool]
+        yield f"\nexperts of {mine[0].expert_bytes / 1e3:,.0f} kB ({_layers(len(mine))})"
+        link = mine[0].expert_bytes / 1e9
+        yield from map(
+            _row,
+            (
+                ("CPU, a distinct expert", expert.cpu_expert_s, ""),
+                ("CPU, an activation (token, expert)", expert.cpu_pair_s, "beside that"),
+                ("CPU, a layer", expert.cpu_layer_s, "beside both"),
+                (
+                    "CPU, an activation, if that were all",
+                    expert.cpu_pair_only_s,
+                    "as MoE-SpAc's Eq. 7 has it",
+                ),
+                ("device, a distinct expert", expert.device_expert_s, ""),
+                ("transfer", expert.upload_s, _rate(link, expert.upload_s)),
+                ("transfer while both compute", expert.upload_busy_s, _rate(link, expert.upload_busy_s)),
+            ),
+        )
+    yield "\ndraft"
+    yield _row(("a draft", costs.draft_base_s, ""))
+    yield _row(("a token of it", costs.draft_token_s, "beside that"))
+    yield "\nverification and sampling" + " " * 17 + "in all   without experts"
+    for n, (verify, dense) in enumerate(zip(costs.verify_s, costs.dense_s, strict=True), 1):
+        yield f"  {n:3} {'token ' if n == 1 else 'tokens'}{verify * 1e6:34,.1f} µs{dense * 1e6:12,.1f} µs"
+
+
+def _row(row: tuple[str, float, str]) -> str:
+    name, seconds, remark = row
+    return f"  {name:<37}{seconds * 1e6:10,.2f} µs  {remark}".rstrip()
+
+
+def _rate(gigabytes: float, seconds: float) -> str:
+    return f"{gigabytes / seconds:.1f} GB/s" if seconds > 0 else ""
+
+
+def _layers(n: int) -> str:
+    return "1 layer" if n == 1 else f"{n} layers"

@@ -1,0 +1,118 @@
+"""From timed batches to unit times. Pure: no device, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.costs import ExpertCosts
+from spac.errors import InputError
+from spac.profile.probe import Decode
+from spac.scheduler.cost import fit
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Timed:
+    """One batch with one set of residents, evaluated several times."""
+
+    tokens: npt.NDArray[np.int32]
+    decodes: list[Decode] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return median(decode.seconds for decode in self.decodes)
+
+    @property
+    def host_s(self) -> FloatArray:
+        """float64 [L]: of the CPU's experts, medians."""
+        return np.asarray(np.median([decode.layers["host_ns"] for decode in self.decodes], axis=0) * 1e-9)
+
+    def counts(self, name: str) -> FloatArray:
+        """float64 [L], such as "host_distinct": the same in all decodes."""
+        return self.decodes[-1].layers[name].astype(np.float64)
+
+
+def cpu_times(rows: Sequence[Timed], layers: BoolArray) -> tuple[tuple[float, float, float], float] | None:
+    """(per layer, per distinct expert, per pair), and the paper's time per pair alone, in seconds.
+
+    layers: bool [L], those of one pool. None when the CPU had too little to do there.
+    """
+    pairs, distinct, seconds = (
+        np.concatenate([column[layers] for column in columns])
+        for columns in (
+            [row.counts("host_activations") for row in rows],
+            [row.counts("host_distinct") for row in rows],
+            [row.host_s for row in rows],
+        )
+    )
+    done = (pairs > 0) & (seconds > 0)
+    try:
+        full = fit(pairs[done], distinct[done], seconds[done], fixed=True, relative=True)
+        paper = fit(pairs[done], distinct[done], seconds[done], by_expert=False, relative=True)
+    except InputError:  # too few measurements
+        return None
+    return (full.fixed, full.per_expert, full.per_pair), paper.per_pair
+
+
+def device_time(without: Sequence[Timed], whole: Sequence[Timed], layers: BoolArray) -> float | None:
+    """Seconds of a distinct expert on the device: the slope of what batches take longer for the experts of
+    `layers` (bool [L]), all resident in `whole` and none in `without`, but for the CPU's time there.
+
+    The intercept takes up the hand-off, which resident layers do not need. None where nothing varied.
+    """
+    distinct = np.array([row.counts("device_distinct")[layers].sum() for row in whole])
+    on_cpu = np.array([row.host_s[layers].sum() for row in without])
+    longer = np.array([b.seconds - a.seconds for a, b in zip(without, whole, strict=True)]) + on_cpu
+    spread = distinct - distinct.mean()
+    if not spread.any():
+        return None
+    # The CPU's other layers differ a little between both sets: the median of slopes between pairs of batches.
+    i, j = np.triu_indices(len(distinct), 1)
+    apart = distinct[i] != distinct[j]
+    slopes = (longer[i] - longer[j])[apart] / (distinct[i] - distinct[j])[apart]
+    weights = np.abs(distinct[i] - distinct[j])[apart]
+    order = np.argsort(slopes)
+    middle = np.searchsorted(weights[order].cumsum(), weights.sum() / 2)
+    return max(0.0, float(slopes[order][middle]))
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(base, slope) of times over amounts, neither below 0; of few points, the slope alone."""
+    if not points:
+        return 0.0, 0.0
+    amounts, seconds = np.array(points, np.float64).T
+    if len(points) < 8 or not np.ptp(amounts):
+        return 0.0, float(np.median(seconds / amounts))
+    found = fit(amounts, np.zeros_like(amounts), seconds, by_expert=False, fixed=True, relative=True)
+    return found.fixed, found.per_pair
+
+
+def expert_costs(
+    guess: ExpertCosts,
+    cpu: tuple[tuple[float, float, float], float] | None,
+    device: float | None,
+    uploads: tuple[float, float] | None,
+) -> ExpertCosts:
+    """What was measured, and the guess for what could not be; uploads: alone, and while both compute."""
+    (layer, expert, pair), paper = cpu or (
+        (guess.cpu_layer_s, guess.cpu_expert_s, guess.cpu_pair_s),
+        guess.cpu_pair_only_s,
+    )
+    alone, busy = uploads or (guess.upload_s, guess.upload_busy_s)
+    return ExpertCosts(
+        cpu_layer_s=layer,
+        cpu_expert_s=expert,
+        cpu_pair_s=pair,
+        cpu_pair_only_s=paper,
+        device_expert_s=device if device is not None else guess.device_expert_s,
+        upload_s=alone,
+        upload_busy_s=busy,
+    )

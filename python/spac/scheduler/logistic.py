@@ -1,0 +1,189 @@
+"""Learned prediction: how probable is it that the next step uses an expert, token by token.
+
+An online logistic regression, one for all experts of a model. After a step of n tokens whose last r were
+drafted and rejected, expert e has the features x_e,
+
+    count     √(f / n), where f of the n tokens were routed to it
+    recent    0.9^(tokens since the last step that used it)
+    near      decayed mean of `count`, of which a token leaves 0.95
+    far       the same, of which a token leaves 0.99
+    position  i / n, where token i of 1..n was the last one routed to it; 0 without one
+    rejected  1 if that was a rejected token (i > n - r)
+
+and the next step uses it with the probability p_e = 1 / (1 + exp(-(w · x_e + b))). When that step is known,
+y_e = 1 for what it used, the gradient of the mean log loss, g = Σ_e (p_e - y_e) (x_e, 1) / E, moves the
+weights as Adagrad with forgetting does:
+
+    G <- 0.98 G + g²;      (w, b) <- (w, b) - η g / √G,   η = 0.1
+
+so that they never freeze: a change of regime is followed within some dozens of steps.
+
+All of it is per token, so that steps may differ in length, down to decoding without speculation.
+
+`position` and `rejected` are what counts hide. Rejected tokens stood at the positions that the next step
+verifies, guesses that were often near enough to be routed alike; and of the accepted ones the late tell more
+than the early. Where routes are not known (demand recorded without), both are 0.
+
+Every pool keeps its most probable experts. A resident one counts `margin` more, so that no copy is made for a
+gain in probability below it. Prefill is not demand and teaches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.errors import InputError
+from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
+from spac.scheduler.ewma import best_per_pool
+
+if TYPE_CHECKING:
+    from spac import _core
+
+FloatArray = npt.NDArray[np.float64]
+
+FEATURES = ("count", "recent", "near", "far", "position", "rejected")
+_START = np.array([1.0] * len(FEATURES) + [-1.5])  # weights, bias
+_RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # what a token leaves of these features
+_RATE = 0.1  # η; hits hardly depend on it between 0.05 and 0.3
+_SQUARES = 1e-4  # G at first
+_SQUARES_KEPT = 0.98
+_LEAST = 1e-12  # of G, for a feature may be silent for ever; and a mean below it is 0: no denormal numbers
+_MOST = 20.0  # of a weight, either way
+_ONE = 1 << 20  # priority of certainty
+
+
+class Predictor:
+    """The regression: from what a step showed to probabilities for the next one."""
+
+    def __init__(self, exists: BoolArray) -> None:
+        """exists: bool [L, N]: False for padding, which teaches nothing."""
+        self._exists = exists
+        self._real = max(1, int(exists.sum()))
+        self.weights = _START.copy()
+        """float64 [7]: w in the order of FEATURES, then b."""
+        self.squares: FloatArray = np.full(len(_START), _SQUARES)
+        """float64 [7]: G."""
+        self.features: FloatArray = np.zeros((len(FEATURES), *exists.shape))
+        """float64 [6, L, N]: x of the last step."""
+        self.probability: FloatArray = np.zeros(exists.shape)
+        """float64 [L, N]: p for the next step; 0 in the padding, and everywhere before the first step."""
+
+    @property
+    def arrays(self) -> StateArrays:
+        """All that it has learned, not copied."""
+        return {
+            "weights": self.weights,
+            "squares": self.squares,
+            "features": self.features,
+            "probability": self.probability,
+        }
+
+    def restore(self, state: StateArrays) -> None:
+        """Go on from copies of the same arrays."""
+        bounds = {
+            "weights": (-_MOST, _MOST), "squares": (_LEAST, 1e12), "features": (0.0, 1.0),
+            "probability": (0.0, 1.0),
+        }  # fmt: skip
+        for name, array in self.arrays.items():
+            np.clip(np.nan_to_num(state[name]), *bounds[name], out=array)
+
+    def observe(self, demand: IntArray, n_verified: int, n_rejected: int, routes: IntArray | None) -> None:
+        """Learn from a step, and predict the next.
+
+        demand: int32 [L, N]; n_verified >= 1: its tokens, of which the last n_rejected were rejected;
+        routes: int32 [L, T, U], see `View.routes`.
+        """
+        used = demand > 0
+        if self.probability.any():
+            self._learn(used)
+        count, recent, near, far, position, rejected = self.features
+        np.sqrt(demand / n_verified, out=count)
+        np.minimum(count, 1.0, out=count)
+        recent *= _RECENT**n_verified
+        recent[used] = 1.0
+        near += (1 - _NEAR**n_verified) * (count - near)
+        far += (1 - _FAR**n_verified) * (count - far)
+        for faded in (recent, near, far):
+            faded[faded < _LEAST] = 0.0
+        position[:] = rejected[:] = 0.0
+        if routes is not None and routes.size:
+            _last_position(position, routes)
+            np.greater(position, 1 - (n_rejected - 0.5) / routes.shape[1], out=rejected)
+        logit = np.tensordot(self.weights[:-1], self.features, 1) + self.weights[-1]
+        np.divide(self._exists, 1 + np.exp(-logit), out=self.probability)
+
+    def _learn(self, used: BoolArray) -> None:
+        error = (self.probability - used) * self._exists
+        gradient = np.append(np.tensordot(self.features, error, 2), error.sum()) / self._real
+        self.squares *= _SQUARES_KEPT
+        self.squares += gradient * gradient
+        np.maximum(self.squares, _LEAST, out=self.squares)
+        self.weights -= _RATE * gradient / np.sqrt(self.squares)
+        np.clip(self.weights, -_MOST, _MOST, out=self.weights)
+
+
+def _last_position(position: FloatArray, routes: IntArray) -> None:
+    """Writes the position, from 1/T to 1, of the last of the T tokens routed to each expert."""
+    n_token = routes.shape[1]
+    for token in range(n_token):
+        layer, place = np.nonzero(routes[:, token] >= 0)
+        position[layer, routes[layer, token, place]] = (token + 1) / n_token
+
+
+class LogisticScheduler(Scheduler):
+    """The highest probabilities of every pool, a resident's raised by the margin."""
+
+    name = "logistic"
+    wants_routes = True
+    allow_fast: ClassVar[bool] = True
+    """False: numpy throughout, to compare with."""
+
+    def __init__(self, margin: float = 0.1) -> None:
+        """margin: the gain in probability that is worth a copy, 0 to less than 1; else InputError."""
+        if not 0 <= margin < 1:
+            raise InputError(f"margin must be at least 0 and below 1, not {margin:g}")
+        self._margin = margin
+
+    @property
+    def probability(self) -> FloatArray:
+        """float64 [L, N]: that the next step uses an expert."""
+        return self._predictor.probability
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.START:
+            self._predictor = Predictor(view.exists)
+            self._fast = self._make_fast(view) if self.allow_fast else None
+            return Plan.nothing(view.n_layer, view.n_expert)
+        if view.n_verified == 0 or not view.demand.any():
+            return None
+        n_rejected = max(0, view.n_drafted - view.n_accepted)
+        if self._fast is not None:
+            step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected)
+            return Plan(*self._fast.step(*step))
+        self._predictor.observe(view.demand, view.n_verified, n_rejected, view.routes)
+        worth = self.probability + self._margin * (view.slot_of >= 0)
+        priority = np.rint(worth * _ONE).astype(np.int32)
+        return Plan(priority, best_per_pool(priority, view))
+
+    def state(self) -> StateArrays:
+        return {name: array.copy() for name, array in self._predictor.arrays.items()}
+
+    def restore(self, state: StateArrays) -> None:
+        self._predictor.restore(state)
+
+    def _make_fast(self, view: View) -> _core.Logistic:
+        """The same in C++ (csrc/core/logistic.h), on the same arrays."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            **self._predictor.arrays,
+            "exists": view.exists.view(np.uint8),
+            "pool": np.array([layer.pool for layer in view.layers], np.int32),
+            "pool_slots": view.pool_slots.copy(),
+        }
+        from spac import _core  # here, for options are read before the library is loaded
+
+        return _core.Logistic(
+            arrays, _RATE, self._margin, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, _LEAST, _MOST
+        )
