@@ -1,9 +1,28 @@
 """Mixture-of-Experts models split between a device and the CPU, with speculative decoding, on llama.cpp."""
 
+from typing import TYPE_CHECKING, Any
+
 from spac import _library
 
+if TYPE_CHECKING:
+    from spac.embedding import disable, enable
+    from spac.llama import Llama
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["Llama", "__version__", "disable", "enable"]
 
 # From here on, whoever imports spac._core or llama_cpp gets them on spac's library. Nothing is loaded yet.
 _library.install()
+
+
+def __getattr__(name: str) -> Any:
+    """What loads the library does so when it is first used."""
+    if name == "Llama":
+        from spac.llama import Llama
+
+        return Llama
+    if name in ("enable", "disable"):
+        from spac import embedding
+
+        return getattr(embedding, name)
+    raise AttributeError(f"module 'spac' has no attribute '{name}'")

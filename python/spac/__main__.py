@@ -1,8 +1,8 @@
-"""`python -m spac` is `python -m spac.run`."""
+"""`python -m spac` is the `spac` command."""
 
 import sys
 
-from spac.run import main
+from spac.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

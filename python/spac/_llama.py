@@ -33,6 +33,7 @@ MTP = int(api.LLAMA_CONTEXT_TYPE_MTP)
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _recent_errors: deque[str] = deque(maxlen=8)
 _notices: deque[str] = deque(maxlen=32)
+_echo: Callable[[int, bytes, object], object] | None = None
 _OURS = "spac: "  # how lines begin that spac's part of the library logs
 
 
@@ -40,6 +41,8 @@ _OURS = "spac: "  # how lines begin that spac's part of the library logs
 def _on_log(level: int, text: bytes, _user_data: object) -> None:
     """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next,
     and spac's own warnings for whoever shows notes."""
+    if _echo is not None:
+        _echo(level, text, None)
     line = text.decode("utf-8", "replace").rstrip("\n")
     if not line.strip(" ."):
         return
@@ -53,6 +56,12 @@ def _on_log(level: int, text: bytes, _user_data: object) -> None:
 # The callback is a module global: the library may log until the process ends.
 api.llama_log_set(_on_log, ctypes.c_void_p(0))
 api.llama_backend_init()
+
+
+def echo_log(echo: Callable[[int, bytes, object], object] | None) -> None:
+    """Also call `echo` with every line's level and text, from now on; None: no more."""
+    global _echo
+    _echo = echo
 
 
 def last_error() -> str:
@@ -73,14 +82,15 @@ def take_notices() -> list[str]:
     return notices
 
 
-def _refusal(what: str) -> SpacError:
+def refusal(what: str) -> SpacError:
     """The error for what the library refused; its log says whether for want of memory."""
     cause = last_error() or "no reason given"
     kind = OutOfMemoryError if "alloc" in cause.lower() or "memory" in cause.lower() else InputError
     return kind(f"{what}: {cause}")
 
 
-def _apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
+def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
+    """Set fields of a structure of parameters. Raises InputError for a name that it does not have."""
     known = [name for name, *_ in params._fields_]
     for name, value in values.items():
         if name not in known:
@@ -157,7 +167,7 @@ class Model(_Owned):
         values.n_gpu_layers = -1 if devices else 0
         report = _Report(progress)
         values.progress_callback = callback = api.llama_progress_callback(report)
-        _apply(values, params)
+        apply(values, params)
         last_error()
         with _core.AbortGuard():
             self._pointer = api.llama_model_load_from_file(os.fsencode(path), values)
@@ -166,7 +176,7 @@ class Model(_Owned):
             self.close()
             raise report.error
         if not self._pointer:
-            raise _refusal(f"{path}: llama.cpp could not load the model")
+            raise refusal(f"{path}: llama.cpp could not load the model")
 
     def _free(self, pointer: Any) -> None:
         api.llama_model_free(pointer)
@@ -216,6 +226,31 @@ class Model(_Owned):
                 return buffer.raw[:count]
             room = -count
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that turns messages into a prompt; None when the file has none."""
+        text = api.llama_model_chat_template(self.pointer, None)
+        return text.decode("utf-8", "replace") if text else None
+
+    @property
+    def begin_text(self) -> str:
+        """The beginning token as text; "" without one."""
+        return self._text(int(api.llama_vocab_bos(self._vocab)))
+
+    @property
+    def end_text(self) -> str:
+        """The end token as text; "" without one."""
+        return self._text(int(api.llama_vocab_eos(self._vocab)))
+
+    @property
+    def adds_begin(self) -> bool:
+        """Whether `tokenize` puts the beginning token in front."""
+        return bool(api.llama_vocab_get_add_bos(self._vocab))
+
+    def _text(self, token: int) -> str:
+        text = api.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return text.decode("utf-8", "replace") if text else ""
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation."""
         return bool(api.llama_vocab_is_eog(self._vocab, token))
@@ -227,12 +262,12 @@ class Context(_Owned):
     def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
         super().__init__()
         values = api.llama_context_default_params()
-        _apply(values, params)
+        apply(values, params)
         last_error()
         with _core.AbortGuard():
             self._pointer = api.llama_init_from_model(model.pointer, values)
         if not self._pointer:
-            raise _refusal(f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens")
+            raise refusal(f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens")
 
     def _free(self, pointer: Any) -> None:
         api.llama_free(pointer)

@@ -33,6 +33,15 @@ DRAFT_TYPES = (
 target's own extra layers."""
 
 
+STREAM_BATCH = 64
+"""Tokens in a graph from which on copying a layer's experts to the device beats computing them on the CPU."""
+GOVERNORS = ("roofline", "fixed")
+FIXED_LENGTH = 8
+"""Tokens drafted per step where nothing is said and nobody chooses."""
+LONGEST = 16
+"""Tokens that a governor may have drafted per step where nothing is said; llama.cpp's default too."""
+
+
 @dataclass(frozen=True)
 class Range:
     """The values that a number may take, both ends included."""
@@ -151,6 +160,7 @@ CONTEXT = Range(
     0, 2**24
 )  # more than any model knows; the library makes lists of this length before it allocates
 PROBABILITY = Range(0, 1)
+DRAFT = Range(0, 63)
 
 
 @dataclass(frozen=True)
@@ -235,9 +245,26 @@ class EngineConfig(_Checked):
         None, "how to draft (default: draft-simple with a draft model, else none)",
         "--draft-type", "--spec-type", choices=DRAFT_TYPES,
     )  # fmt: skip
-    draft_length: int = option(
-        8, "tokens drafted per step at most; 0 turns speculation off",
-        "--draft-length", "--draft-max", "--draft-n", "--spec-draft-n-max", range=Range(0, 63),
+    governor: str | None = option(
+        None, "what chooses the draft length: roofline, every step anew from measured costs; fixed, nothing "
+        "(default: roofline, but fixed with --draft-length)", "--governor", choices=GOVERNORS, metavar="NAME",
+    )  # fmt: skip
+    draft_length: int | None = option(
+        None, f"tokens drafted per step, always (default with --governor fixed: {FIXED_LENGTH}); "
+        "0 turns speculation off", "--draft-length", range=DRAFT,
+    )  # fmt: skip
+    draft_max: int | None = option(
+        None, f"tokens drafted per step at most (default: {LONGEST}); 0 turns speculation off",
+        "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
+    )  # fmt: skip
+    latency_budget: float | None = option(
+        None, "milliseconds that no step, and so no gap between tokens, is to exceed, as far as the draft "
+        "length can see to it; for the first token, its prompt included",
+        "--latency-budget", range=Range(0, 1e6), metavar="MS",
+    )  # fmt: skip
+    deterministic: bool = option(
+        False, "equal runs give equal text: nothing that timing decides, such as the draft length or when "
+        "experts arrive, may change it; slower", "--deterministic",
     )  # fmt: skip
     draft_min: int = option(
         0,
@@ -255,7 +282,7 @@ class EngineConfig(_Checked):
         "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto"
     )
     scheduler: str | schedulers.Scheduler = option(  # noqa: RUF009
-        "lru",
+        "logistic",
         f"what decides which experts are resident: {', '.join(schedulers.names())}; with options as in "
         "moe-spac:levels=8,balance=off",
         "--scheduler",
@@ -278,6 +305,17 @@ class EngineConfig(_Checked):
     ubatch: int = option(
         512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16)
     )
+    stream_batch: int | None = option(
+        None, "prompts: graphs of so many tokens and more have all experts copied through the device and are "
+        f"computed there; 0: never (default: {STREAM_BATCH}, on the stand-in never)",
+        "--stream-batch", range=COUNT,
+    )  # fmt: skip
+    state: Path | str | None = option(  # noqa: RUF009
+        None, "start warm from this file, and save there at the end what the scheduler learned", "--state"
+    )
+    timeline: Path | str | None = option(  # noqa: RUF009
+        None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
+    )
     model_params: Mapping[str, Any] = field(default_factory=dict)
     """Fields of llama_model_params to set beside the above, by llama.cpp's names."""
     context_params: Mapping[str, Any] = field(default_factory=dict)
@@ -290,17 +328,50 @@ class EngineConfig(_Checked):
             raise InputError("no target: name the GGUF file of a model")
         if isinstance(self.scheduler, str):
             schedulers.make(self.scheduler, **self.scheduler_options)  # refused now rather than after loading
-        if self.draft_min > self.draft_length:
-            raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.draft_length}")
+        self._check_draft()
         for name in self.draft_types:
             if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
                 raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")
         Slots.parse(self.slots)
 
+    def _check_draft(self) -> None:
+        if self.draft_length is not None and self.draft_max is not None:
+            raise InputError("draft_length is every draft's, draft_max the longest one's: give one of them")
+        if self.governor == "roofline" and self.draft_length is not None:
+            raise InputError(
+                "draft_length fixes the length that the governor 'roofline' would choose: "
+                "give --draft-max for its longest, or --governor fixed"
+            )
+        if self.governor == "roofline" and self.deterministic:
+            raise InputError("the governor 'roofline' goes by times, which --deterministic excludes")
+        if self.latency_budget is not None and not self.is_governed:
+            raise InputError(
+                "a latency_budget needs a draft length that is chosen while it runs: "
+                "leave out draft_length, governor and deterministic"
+            )
+        if self.draft_min > self.longest_draft:
+            raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.longest_draft}")
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether the draft length is chosen while it runs (governor "roofline")."""
+        if self.governor is not None:
+            return self.governor == "roofline"
+        return self.draft_length is None and not self.deterministic
+
+    @property
+    def longest_draft(self) -> int:
+        """Tokens drafted per step at most; where the length is fixed, always."""
+        if self.draft_length is not None:
+            return self.draft_length
+        if self.draft_max is not None:
+            return self.draft_max
+        return LONGEST if self.is_governed else FIXED_LENGTH
+
     @property
     def draft_types(self) -> tuple[str, ...]:
         """The ways to draft, resolved: empty without speculation."""
-        if self.draft_length == 0:
+        if self.longest_draft == 0:
             return ()
         if self.draft_type is None:
             return ("draft-simple",) if self.draft is not None else ()

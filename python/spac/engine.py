@@ -9,58 +9,106 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from spac import _core
-from spac._llama import TokenArray, take_notices
-from spac.config import EngineConfig, SamplingConfig, Slots
-from spac.errors import OutOfMemoryError
+from spac._llama import Model, TokenArray, take_notices
+from spac.attach import attach_slots
+from spac.config import STREAM_BATCH, EngineConfig, SamplingConfig, Slots
+from spac.errors import InputError
+from spac.events import Events
 from spac.generation import Generation, as_tokens
+from spac.governor import FixedGovernor, Governor, Pace, RooflineGovernor
+from spac.insight import Insight, given_options
 from spac.pair import LoadProgress, ModelPair
-from spac.scheduler import Event, Scheduler, make
+from spac.profile.estimator import CostEstimator
+from spac.profile.in_use import CostsInUse
+from spac.recording import Recorder
+from spac.run_files import RunFiles
+from spac.scheduler import Scheduler, make, parse
 from spac.scheduler.driver import Driver
 from spac.stats import Setting
-
-STAND_IN_SHARE = 0.25  # of the experts, by default: on the stand-in, slots are there to show the split
-MARGIN_SHARE = 0.05  # of the device's memory that auto leaves free
-MARGIN_LEAST = 256 << 20  # on a real device, whose libraries allocate when they are first used
 
 
 class Engine:
     """A model pair with slots, a scheduler and a session. One generation at a time."""
 
-    def __init__(self, config: EngineConfig, *, progress: LoadProgress | None = None) -> None:
-        """Loads everything. Raises InputError, OutOfMemoryError or SpacError with one line."""
+    def __init__(
+        self, config: EngineConfig, *, progress: LoadProgress | None = None, pair: ModelPair | None = None
+    ) -> None:
+        """Loads everything; `pair` is what has been loaded already, and belongs to the engine from now on.
+
+        Raises InputError, OutOfMemoryError or SpacError with one line.
+        """
         started = perf_counter()
         self.config = config
         self._generation: Generation | None = None
         self.session: _core.Session | None = None
         """The session at work, for hooks of one's own (`session.on`); None before the first generation."""
         self._sampling: SamplingConfig | None = None
-        self._pair = ModelPair(config, progress)
+        try:
+            self._files = RunFiles(config)
+        except BaseException:
+            if pair is not None:
+                pair.close()
+            raise
+        self._pair = pair if pair is not None else ModelPair(config, progress)
         self.device = self._pair.device
         """The device that holds the slots; None where plain llama.cpp runs on the CPU."""
         self.experts = self._pair.experts
         """The target's experts; None where there is nothing to split."""
         self._notes = self._pair.notes
+        self.events = Events(None)
+        """What the session's events do; others may listen too."""
+        self._scheduler_name, self._scheduler_options = "none", dict[str, Any]()
+        self._costs: CostsInUse | None = None
+        self._governor: Governor | None = None
         try:
-            self._driver = self._attach()
+            self._stream_prompts()
+            self._costs = self._know_costs()
+            self._governor = self._own_governor = self._choose_governor()
+            self.events.settled = self.experts if config.deterministic else None
+            self.events.driver = driver = self._attach(config.scheduler, config.scheduler_options)
+            self._trace = self.experts.trace if self.experts is not None else _core.Trace()
+            self._notes += self._files.begin(driver, self._scheduler_options, self._trace)
+            self.events.timeline = self._files.timeline
         except BaseException:
             self.close()
             raise
         self._load_s = perf_counter() - started
 
+    def save(self) -> None:
+        """End the timeline and save the warm state, once, where the configuration names files for them.
+
+        Closing does it too. Raises InputError, one line, when a file cannot be written.
+        """
+        self.events.timeline = None
+        about = {"target": Path(self.config.target).name, "device": self._device_name}
+        about["scheduler"] = self._scheduler_name
+        self._notes += self._files.end(self.events.driver, self._scheduler_options, about)
+
     def close(self) -> None:
         """Free everything, in order. The engine cannot be used afterwards; calling it again does nothing."""
+        try:
+            self.save()
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         if self._generation is not None:
             self._generation.retire()
         if self.session is not None:
             self.session.close()
-        self._generation = self.session = self._driver = self.experts = None
+        if self._costs is not None:
+            self._costs.close()
+        self._generation = self.session = self.experts = self._costs = None
+        self.events = Events(None)
         self._pair.close()
 
     def __enter__(self) -> Self:
@@ -69,6 +117,9 @@ class Engine:
     def __exit__(
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        if _type is not None:  # which says more than a file that cannot be written on top of it
+            with suppress(InputError):
+                self.save()
         self.close()
 
     @property
@@ -77,65 +128,122 @@ class Engine:
         self._notes += take_notices()
         return self._notes
 
+    @property
+    def costs(self) -> CostEstimator | None:
+        """What things cost here, kept true by every step; None where there is nothing to split."""
+        return self._costs.estimator if self._costs is not None else None
+
+    def _choose_governor(self) -> Governor | None:
+        """What chooses the draft length; None without speculation."""
+        config = self.config
+        if not config.draft_types:
+            return None
+        if not config.is_governed:
+            return FixedGovernor(config.longest_draft)
+        experts, costs = self.experts, self._costs
+        return RooflineGovernor(
+            config.longest_draft,
+            shortest=config.draft_min,
+            budget_s=None if config.latency_budget is None else config.latency_budget / 1e3,
+            costs=costs.estimator.costs if costs is not None and costs.measured else None,
+            resident=None if experts is None else lambda: experts.residency() >= 0,
+        )
+
+    @property
+    def governor(self) -> Governor | None:
+        """What chooses the draft length; None without speculation."""
+        return self._governor
+
+    def fix_draft_length(self, n: int | None) -> None:
+        """Draft n tokens from the next generation on, whatever the configuration says; None: what it says.
+
+        Raises InputError beyond 0 to the longest draft that the engine was made for.
+        """
+        longest = self.config.longest_draft if self.config.draft_types else 0
+        if n is None:
+            self._governor = self._own_governor
+        elif 0 <= n <= longest:
+            self._governor = FixedGovernor(n) if longest else None
+        else:
+            raise InputError(f"draft length {n}: 0 to {longest} here")
+
+    def pace(self, session: _core.Session) -> Pace | None:
+        """For the steps of one generation by `session`; None without speculation."""
+        return Pace(self._governor, session, self.events.timeline) if self._governor is not None else None
+
+    def _know_costs(self) -> CostsInUse | None:
+        if self.experts is None:
+            return None
+        costs = CostsInUse(self._pair, self.config.longest_draft + 1)
+        if costs.note:
+            self._notes.append(costs.note)
+        self.events.after_step.append(costs.observe)
+        return costs
+
     # Slots and the scheduler
 
-    def _attach(self) -> Driver | None:
+    def _stream_prompts(self) -> None:
+        """Before slots are attached: they leave room for it."""
+        if self.experts is None or self.device is None:
+            return
+        n_tokens = self.config.stream_batch
+        if n_tokens is None:
+            n_tokens = 0 if self.device.is_stand_in else STREAM_BATCH
+        self.experts.set_stream_tokens(n_tokens)
+
+    def set_scheduler(self, scheduler: str | Scheduler) -> None:
+        """Another scheduler from the next step on. What is resident stays until it decides otherwise; with
+        "none" it stays for good. Raises InputError for an unknown name and where there is nothing to split.
+        """
+        if self.experts is None:
+            raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
+        self.events.driver = self._attach(scheduler, {})
+        if self.session is not None:
+            self.events.subscribe(self.session)
+
+    def _attach(self, scheduler: str | Scheduler, options: Mapping[str, Any]) -> Driver | None:
         """Attach the slots and start the scheduler; None when no expert can be resident."""
         if self.experts is None:
             return None
-        scheduler = self.config.scheduler
+        written: dict[str, Any] = {}
         if not isinstance(scheduler, Scheduler):
-            scheduler = make(scheduler, **self.config.scheduler_options)
+            written = {**parse(scheduler)[1], **options}
+            scheduler = make(scheduler, **options)
         self._scheduler_name = scheduler.name
+        self._scheduler_options = given_options(scheduler, written)
         if scheduler.name == "none":
             return None
-        slots = Slots.parse(self.config.slots)
-        if slots.is_auto:
-            self._attach_what_fits(self.experts)
-        else:
-            self._attach_exactly(self.experts, slots.of(self.n_experts))
+        if not self.experts.slots.n_slots:  # else they are there, with what is resident
+            assert self.device is not None
+            self._notes += attach_slots(self.experts, self.device, Slots.parse(self.config.slots))
         if self.experts.slots.n_slots == 0:
             return None
-        driver = Driver(scheduler, self.experts)
+        # A plan that follows measured times would be another one every time.
+        driver = Driver(scheduler, self.experts, None if self.config.deterministic else self.costs)
         driver.start()
         return driver
-
-    def _attach_exactly(self, experts: _core.Experts, n_slots: int) -> None:
-        try:
-            if n_slots:
-                experts.attach_slots(n_slots)
-        except OutOfMemoryError:
-            fit = experts.slots_that_fit(0)
-            raise OutOfMemoryError(
-                f"{n_slots} slots do not fit into the memory of {self._device_name}: {fit} would; "
-                f"give --slots {fit} or --slots auto"
-            ) from None
-
-    def _attach_what_fits(self, experts: _core.Experts) -> None:
-        assert self.device is not None
-        margin, wanted = int(self.device.memory_total * MARGIN_SHARE), self.n_experts
-        if self.device.is_stand_in:
-            wanted = max(1, round(wanted * STAND_IN_SHARE))
-        else:
-            margin = max(margin, MARGIN_LEAST)
-        n_slots = min(wanted, experts.slots_that_fit(margin))
-        while n_slots:
-            try:
-                experts.attach_slots(n_slots)
-                break
-            except OutOfMemoryError:
-                n_slots = n_slots * 3 // 4  # memory may be too fragmented for what its sum promised
-        if n_slots < wanted:
-            self._notes.append(
-                f"slots: {n_slots} of {self.n_experts} experts fit into the memory of {self._device_name}"
-            )
 
     @property
     def n_experts(self) -> int:
         """Experts of the target, all layers together."""
         return sum(layer.n_expert for layer in self.experts.layers) if self.experts is not None else 0
 
+    @property
+    def _mean_expert_bytes(self) -> int:
+        layers = self.experts.layers if self.experts is not None else []
+        return sum(layer.n_expert * layer.expert_bytes for layer in layers) // max(1, self.n_experts)
+
     # Generating
+
+    @property
+    def target(self) -> Model:
+        """The target, for its vocabulary and its chat template."""
+        return self._pair.target
+
+    @property
+    def context(self) -> int:
+        """Tokens that the context holds."""
+        return self._pair.target_context.size
 
     def tokenize(self, text: str) -> TokenArray:
         """int32 tokens of `text`."""
@@ -148,21 +256,27 @@ class Engine:
         *,
         stop: Sequence[str] = (),
         sampling: SamplingConfig | None = None,
+        recorder: Recorder | None = None,
     ) -> Generation:
         """Text that continues `prompt`, as an iterator of pieces; its `stats` and `reason` tell how it went.
 
         It ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a full
-        context. A generation that still runs is ended: an engine has one at a time.
-        Raises InputError when the prompt is empty or does not fit.
+        context. A generation that still runs is ended: an engine has one at a time. A `recorder` notes what
+        every step did. Raises InputError when the prompt is empty or does not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
             self._generation.retire()
+        self.events.settle()
         session, sampling = self._session_for(sampling or self.config.sampling)
-        setting = self._setting(sampling)
+        setting = self.setting(sampling)
+        self.events.insight = insight = Insight()
         self._generation = Generation(
-            self._pair.target, session, self.experts, setting, tokens, max_tokens, stop
-        )
+            self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
+            insight=insight, recorder=recorder, pace=self.pace(session),
+        )  # fmt: skip
+        if recorder is not None:
+            recorder.watch(self.events, self.governor)
         return self._generation
 
     def _session_for(self, sampling: SamplingConfig) -> tuple[_core.Session, SamplingConfig]:
@@ -171,62 +285,52 @@ class Engine:
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
         if self.session is not None and sampling == self._sampling:
             return self.session, sampling
+        session = self.session_with(**{item.name: getattr(sampling, item.name) for item in fields(sampling)})
+        self._sampling = sampling
+        return session, sampling
+
+    def session_with(self, **sampling: Any) -> _core.Session:
+        """The session, which samples like this from its next prefill on; opened when there is none yet.
+
+        Parameters and errors are those of `_core.Session.set_sampling`.
+        """
+        self._sampling = None
         if self.session is not None:
-            self.session.close()
+            self.session.set_sampling(**sampling)
+            return self.session
         pair = self._pair
-        options: dict[str, Any] = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
         session = _core.Session(
             pair.target_context.address,
             pair.draft_context.address if pair.draft_context is not None else None,
             self.experts,
             draft_types=list(self.config.draft_types),
-            draft_max=self.config.draft_length,
+            draft_max=self.config.longest_draft,
             draft_min=self.config.draft_min,
             p_min=self.config.draft_p_min,
-            **options,
+            trace=self._trace,
+            **sampling,
         )
-        if self._driver is not None:
-            self._subscribe(session, self._driver)
-        self.session, self._sampling = session, sampling
-        return session, sampling
-
-    @staticmethod
-    def _subscribe(session: _core.Session, driver: Driver) -> None:
-        """Have the events that the scheduler wants raised; the others cost nothing."""
-
-        def draft_token(event: _core.DraftToken) -> None:
-            driver.raised(Event.DRAFT_TOKEN, n_drafted=event.index + 1)
-
-        def draft_end(event: _core.DraftEnd) -> None:
-            driver.raised(Event.DRAFT_END, n_drafted=len(event.tokens))
-
-        def verify_end(step: _core.Step) -> None:
-            driver.raised(
-                Event.VERIFY_END,
-                step.demand,
-                n_drafted=step.n_drafted,
-                n_verified=step.n_verified,
-                n_accepted=step.n_accepted,
-            )
-
-        for callback in (draft_token, draft_end, verify_end):
-            if Event(callback.__name__) in driver.scheduler.events:
-                session.on(callback.__name__, callback)
+        self.events.subscribe(session)
+        self.session = session
+        return session
 
     @property
     def _device_name(self) -> str:
         return self.device.name if self.device is not None else "cpu"
 
-    def _setting(self, sampling: SamplingConfig) -> Setting:
+    def setting(self, sampling: SamplingConfig) -> Setting:
+        """What runs, for the statistics of a generation that samples like this."""
         config, slots = self.config, self.experts.slots if self.experts is not None else None
         return Setting(
             target=str(config.target),
             draft=str(config.draft) if self._pair.draft is not None else None,
             device=self._device_name,
             device_is_stand_in=self.device is not None and self.device.is_stand_in,
-            scheduler=self._scheduler_name if self.experts is not None else "none",
+            scheduler=self._scheduler_name,
             draft_types=config.draft_types,
-            draft_length=config.draft_length if config.draft_types else 0,
+            draft_length=config.longest_draft if config.draft_types else 0,
+            governor=self._governor.name if self._governor is not None else "none",
+            expert_bytes=self._mean_expert_bytes,
             threads=self._pair.threads,
             context=self._pair.target_context.size,
             seed=sampling.seed or 0,
@@ -234,5 +338,6 @@ class Engine:
             n_experts=self.n_experts,
             slots=slots.n_slots if slots is not None else 0,
             slot_bytes=slots.bytes if slots is not None else 0,
+            scheduler_options=self._scheduler_options,
             load_s=self._load_s,
         )

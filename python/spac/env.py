@@ -31,6 +31,18 @@ class Folder:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A variable that holds any text; unset and empty are the same."""
+
+    name: str
+    doc: str
+
+    def get(self) -> str:
+        """The text; "" when it is not set."""
+        return os.environ.get(self.name, "")
+
+
+@dataclass(frozen=True)
 class Numbers:
     """A variable that holds `name=value` pairs with commas between; `known` has their names and types."""
 
@@ -80,7 +92,31 @@ STAND_IN = Numbers(
         "memory_mb": int,
         "fail_uploads": int,
         "n_threads": int,
+        "spin_us": float,
     },
     "How the stand-in device behaves, for tests and for seeing what a slow link does, such as "
     '"upload_gb_s=4,latency_us=10,memory_mb=64". Not set: as fast as memory, half of the host\'s.',
 )
+CACHE_HOME = Folder(
+    "XDG_CACHE_HOME",
+    "The user's folder for what can be made again. Not set: ~/.cache. spac's is spac/ in it.",
+)
+STATE_HOME = Folder(
+    "XDG_STATE_HOME",
+    "The user's folder for what programs remember, such as the lines typed into the chat. Not set: "
+    "~/.local/state. spac's is spac/ in it.",
+)
+NO_COLOR = Text(
+    "NO_COLOR", "When it is not empty, programs write plain text: no color, no rendered Markdown."
+)
+API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send; --api-key goes before it.")
+
+
+def cache_folder() -> Path:
+    """Where spac keeps what can be made again; it may not exist yet."""
+    return (CACHE_HOME.get() or Path.home() / ".cache") / "spac"
+
+
+def state_folder() -> Path:
+    """Where spac keeps what it remembers; it may not exist yet."""
+    return (STATE_HOME.get() or Path.home() / ".local" / "state") / "spac"

@@ -11,11 +11,14 @@ import numpy as np
 
 from spac._llama import Model, TokenArray
 from spac.errors import Cancelled, InputError
+from spac.governor import Pace
+from spac.insight import Insight
 from spac.stats import Meter, RunStats, Setting
 from spac.text import TextStream
 
 if TYPE_CHECKING:
     import spac._core as _core
+    from spac.recording import Recorder
 
 
 class Generation(Iterator[str]):
@@ -24,6 +27,8 @@ class Generation(Iterator[str]):
     Iterating does the work. `stats` may be read at any time, `cancel` called from any thread. A generation
     that is not read to its end simply stops there.
     """
+
+    _n_unseen = 0  # tokens of the prompt that penalties do not look back on
 
     def __init__(
         self,
@@ -34,7 +39,13 @@ class Generation(Iterator[str]):
         prompt: TokenArray,
         max_tokens: int | None,
         stop: Sequence[str],
+        *,
+        insight: Insight | None = None,
+        recorder: Recorder | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        """insight: where the session's events count the steps; pace: what chooses the draft lengths, if
+        anything does; see `Engine.generate` for the rest."""
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
         if prompt.size > setting.context:
@@ -46,8 +57,12 @@ class Generation(Iterator[str]):
         self.tokens: list[int] = []
         """The tokens generated so far, without the one that ended the text."""
         self._model, self._session, self._experts = model, session, experts
-        self._setting, self._meter = setting, Meter(prompt_tokens=int(prompt.size))
-        self._limit = max_tokens
+        self._setting, self._meter = (
+            setting,
+            Meter(prompt_tokens=int(prompt.size), insight=insight or Insight(), pace=pace),
+        )
+        self._limit, self._pace = max_tokens, pace
+        self._recorder = recorder
         self._text = TextStream(stop)
         self._cancelled = False
         self._running = False  # in a call of the session, which cancel() then stops
@@ -88,6 +103,9 @@ class Generation(Iterator[str]):
                     yield text
         except Cancelled:
             self._meter.reason = "cancelled"
+        finally:
+            if self._recorder is not None:
+                self._recorder.end()
         tail = self._text.finish()
         if tail:
             yield tail
@@ -117,23 +135,29 @@ class Generation(Iterator[str]):
             meter.prefill_s = time.perf_counter() - started
             meter.prefilled_tokens = max(0, self._session.n_past - kept)
         self._counts = self._counts_before = self._read_counts()
+        if self._pace is not None:
+            self._pace.begin(meter.prefill_s)
+        if self._recorder is not None:
+            self._recorder.begin(self._session, self._experts, self._counts)
 
     def _prefill_session(self, prompt: TokenArray) -> None:
         try:
-            self._session.prefill(prompt)
+            self._session.prefill(prompt, n_unseen=self._n_unseen)
         except Cancelled:
             if self._cancelled:
                 raise
-            self._session.prefill(prompt)  # it was a cancel() of the generation before, seen late
+            # It was a cancel() of the generation before, seen late.
+            self._session.prefill(prompt, n_unseen=self._n_unseen)
 
     def _step(self) -> str:
         """One draft and verification. Only the time spent here counts, not that of who reads the pieces."""
         meter = self._meter
         started = time.perf_counter()
         with self._call():
-            step = self._session.step()
+            step = self._session.step() if self._pace is None else self._pace.step(self._room)
         text = "".join(self._accept(int(token)) for token in step.tokens)
-        meter.decode_s += time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        meter.decode_s += elapsed
         if not meter.steps:
             meter.first_token_s = meter.prefill_s + meter.decode_s
         meter.steps += 1
@@ -145,7 +169,13 @@ class Generation(Iterator[str]):
         meter.sample_s += step.sample_ns / 1e9
         meter.reason = meter.reason or step.reason
         self._count()
+        if self._recorder is not None:
+            self._recorder.step(step, int(elapsed * 1e9), self._counts)
         return text
+
+    @property
+    def _room(self) -> int | None:
+        return None if self._limit is None else self._limit - self._meter.generated_tokens
 
     def _accept(self, token: int) -> str:
         """The text that a token makes certain; sets the reason when it is the last one."""

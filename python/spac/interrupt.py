@@ -17,11 +17,11 @@ class Interrupt:
 
     Python runs signal handlers between its own instructions only, and one graph of a large model can take
     seconds. The thread here wakes as the signal arrives. Where `cancel` gives nothing to call,
-    KeyboardInterrupt is raised.
+    KeyboardInterrupt is raised. The second one ends the process, unless `insistent` is False.
     """
 
-    def __init__(self, cancel: Callable[[], Callable[[], None] | None]) -> None:
-        self._cancel = cancel
+    def __init__(self, cancel: Callable[[], Callable[[], None] | None], *, insistent: bool = True) -> None:
+        self._cancel, self._insistent = cancel, insistent
         self._watcher = threading.Thread(target=self._watch, name="spac-interrupt", daemon=True)
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class Interrupt:
         presses = 0
         while data := os.read(self._read, 16):
             presses += data.count(signal.SIGINT)
-            if presses > 1:
+            if presses > 1 and self._insistent:
                 os._exit(EXIT_CODE)
             cancel = self._cancel()
             if presses and cancel is not None:

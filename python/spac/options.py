@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,10 +66,17 @@ def _scheduler(text: str) -> str:
     return text
 
 
-def add_config(parser: argparse.ArgumentParser, config: type[EngineConfig] | type[SamplingConfig]) -> None:
-    """An option for every field that declares flags. What is not given stays out of the namespace."""
+def add_config(
+    parser: argparse.ArgumentParser,
+    config: type[EngineConfig] | type[SamplingConfig],
+    only: Collection[str] | None = None,
+) -> None:
+    """An option for every field that declares flags, or for those named in `only`.
+
+    What is not given stays out of the namespace.
+    """
     for item in fields(config):
-        if item.metadata.get("flags"):
+        if item.metadata.get("flags") and (only is None or item.name in only):
             parser.add_argument(
                 *item.metadata["flags"],
                 dest=item.name,
@@ -86,6 +93,8 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
     metavar = meta["metavar"]
     if kind in ("int", "float"):
         return {"type": number(int if kind == "int" else float, meta["range"]), "metavar": metavar or "N"}
+    if meta["choices"] and kind == "str":
+        return {"choices": meta["choices"], "metavar": metavar}
     if meta["choices"]:
         return {"type": _names(meta["choices"]), "metavar": metavar or "TYPE[,TYPE]"}
     if item.name == "scheduler":

@@ -54,12 +54,7 @@ class ModelPair:
         self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
         self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
         self._check_pair()
-        # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
-        size = self._context_size()
-        self.target_context = self._context(
-            self.target, n_ctx=size, n_rs_seq=config.draft_length if types else 0
-        )
-        self.draft_context = self._open_draft_context() if needs_draft else None
+        self._open_contexts()
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None where there is nothing to split."""
         if self.experts is None:
@@ -74,6 +69,7 @@ class ModelPair:
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
             if settings := env.STAND_IN.get():
                 _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
+                self.device = choose_device(device.name)  # as it is now: with that much memory
         self.notes += missing_features(_core.system_info())
 
     def _open(self, path: Path, *, load_mtp: bool) -> tuple[Model, _core.Experts | None]:
@@ -112,6 +108,16 @@ class ModelPair:
         if self._config.ctx is None:
             return min(DEFAULT_CONTEXT, trained)
         return self._config.ctx or trained
+
+    def _open_contexts(self) -> None:
+        config, types = self._config, self._config.draft_types
+        # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
+        size = self._context_size()
+        self.target_context = self._context(
+            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0
+        )
+        needs_draft = any(name.startswith("draft-") for name in types)
+        self.draft_context = self._open_draft_context() if needs_draft else None
 
     def _open_draft_context(self) -> Context:
         """As llama.cpp's own programs do it: drafts from the target's hidden states see its context."""

@@ -8,8 +8,13 @@ that this run cannot have (acceptance without a draft, a hit rate without expert
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from spac.governor import Pace
+from spac.insight import Insight
+from spac.stats_table import rows
 
 SCHEMA = 1
 
@@ -38,6 +43,9 @@ class Setting:
     slots: int  # experts that the device can hold
     slot_bytes: int  # device memory of the slots
     load_s: float  # from the start of loading to the first possible prompt
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the defaults
+    governor: str = "none"  # what chose the draft length
+    expert_bytes: int = 0  # of an expert, in the mean over the layers
 
 
 @dataclass
@@ -62,6 +70,8 @@ class Meter:
     counted_steps: int = 0
     resident: int = 0
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
+    insight: Insight = field(default_factory=Insight)
+    pace: Pace | None = None  # None without speculation
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,11 @@ class RunStats:
     draft_s: float
     verify_s: float
     sample_s: float
+    # the governor
+    draft_length_mean: float | None  # chosen for a step
+    draft_lengths: Mapping[str, int]  # steps by the length that was chosen
+    predicted_tokens_per_second: float | None  # of the steps of which the governor expected something
+    amortization_intensity: float | None  # tokens per MB of experts that were wanted and not resident
     # experts
     hit_rate: float | None  # of activations (token, expert), computed on the device
     hit_rate_distinct: float | None  # of distinct (layer, expert) per step, resident
@@ -105,6 +120,14 @@ class RunStats:
     bytes_moved: Mapping[
         str, int
     ]  # uploads (experts), downloads (ids, block inputs), joins (rows from the CPU)
+    uploads_wasted: int  # whose expert was evicted again without a use
+    evictions_early: int  # of experts that the next execution of their layer wanted
+    upload_s: float  # time of the copies that `uploads` and `upload_failures` count
+    prediction: Mapping[str, float | None] | None  # hot or cold, see Insight.prediction
+    r_c: Sequence[float] | None  # for thresholds 1..K, see Insight.shares_by_threshold
+    r_g: Sequence[float] | None
+    reuse: float | None  # activations per distinct (layer, expert) of a step
+    reuse_by_tokens: Mapping[str, float]  # the same by the tokens that a step verified
     host_waits: int
     host_wait_s: float
     host_compute_s: float
@@ -112,14 +135,21 @@ class RunStats:
     slots: int
     slots_resident: int
     slot_bytes: int
+    # scheduling: observe, solve, submit
+    scheduler_s: float
+    scheduler_ms_per_step: float | None
+    scheduler_share: float | None  # of the decode time
     # setting
     target: str
     draft: str | None
     device: str
     device_is_stand_in: bool
     scheduler: str
+    scheduler_options: Mapping[str, Any]
     draft_types: tuple[str, ...]
     draft_length: int
+    governor: str
+    expert_bytes: int
     threads: int
     context: int
     seed: int
@@ -129,7 +159,11 @@ class RunStats:
     def of(cls, setting: Setting, meter: Meter) -> RunStats:
         """The derived figures of what `meter` counted."""
         counts = meter.experts.get
-        activations = counts("activations", 0)
+        activations, insight = counts("activations", 0), meter.insight
+        shares = insight.shares_by_threshold or {}
+        scheduler_s = insight.scheduler_ns / 1e9
+        scheduler_step = ratio(scheduler_s, meter.steps)
+        missed_mb = (counts("distinct", 0) - counts("distinct_hit", 0)) * setting.expert_bytes / 1e6
         hit_rate = ratio(counts("activations_hit", 0), activations)
         per_token, per_step = (
             ratio(meter.decode_s, meter.generated_tokens),
@@ -156,6 +190,8 @@ class RunStats:
             draft_s=meter.draft_s,
             verify_s=meter.verify_s,
             sample_s=meter.sample_s,
+            **_governed(meter.pace),
+            amortization_intensity=ratio(meter.step_tokens, missed_mb),
             hit_rate=hit_rate,
             hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
             hit_rate_step=ratio(meter.step_hit_rates, meter.counted_steps),
@@ -170,6 +206,17 @@ class RunStats:
                 "downloads": counts("download_bytes", 0),
                 "joins": counts("join_bytes", 0),
             },
+            uploads_wasted=counts("uploads_wasted", 0),
+            evictions_early=counts("evictions_early", 0),
+            upload_s=counts("upload_ns", 0) / 1e9,
+            prediction=insight.prediction,
+            r_c=shares.get("r_c"),
+            r_g=shares.get("r_g"),
+            reuse=ratio(activations, counts("distinct", 0)),
+            reuse_by_tokens=insight.reuse_by_tokens,
+            scheduler_s=scheduler_s,
+            scheduler_ms_per_step=None if scheduler_step is None else scheduler_step * 1e3,
+            scheduler_share=ratio(scheduler_s, meter.decode_s),
             host_waits=counts("host_waits", 0),
             host_wait_s=counts("host_wait_ns", 0) / 1e9,
             host_compute_s=counts("host_compute_ns", 0) / 1e9,
@@ -183,90 +230,14 @@ class RunStats:
 
     def table(self) -> str:
         """The figures that a reader wants first, as lines of text."""
-        return "\n".join(f"{name:<11} {value}" for name, value in _rows(self))
+        return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
 
 
-def _rows(stats: RunStats) -> list[tuple[str, str]]:
-    speculation = (
-        f"{', '.join(stats.draft_types)}, {stats.draft_length} tokens" if stats.draft_types else "off"
-    )
-    device = stats.device + (" (not a GPU: shows the split)" if stats.device_is_stand_in else "")
-    rows = [
-        (
-            "speed",
-            f"{_number(stats.tokens_per_second)} tokens/s, {_number(stats.latency_ms_per_token)} ms/token, "
-            f"{_number(stats.latency_ms_per_step)} ms/step",
-        ),
-        (
-            "prompt",
-            f"{stats.prompt_tokens} tokens at {_number(stats.prefill_tokens_per_second)} tokens/s, "
-            f"first token after {_seconds(stats.time_to_first_token_s)}, loaded in {_seconds(stats.load_s)}",
-        ),
-        (
-            "text",
-            f"{stats.generated_tokens} tokens, ended by {stats.reason or 'nothing yet'}, seed {stats.seed}",
-        ),
-        (
-            "speculation",
-            f"{speculation}"
-            + (
-                f": acceptance {_percent(stats.acceptance)}, {_number(stats.tokens_per_step)} tokens/step"
-                if stats.draft_types
-                else ""
-            ),
-        ),
-    ]
-    if stats.n_experts:
-        rows += _expert_rows(stats)
-    return [*rows, ("device", f"{device}, {stats.threads} CPU threads")]
-
-
-def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
-    moved = stats.bytes_moved
-    return [
-        (
-            "experts",
-            f"{stats.slots} slots for {stats.n_experts} experts ({_bytes(stats.slot_bytes)}), "
-            f"{stats.slots_resident} resident, scheduler {stats.scheduler}",
-        ),
-        (
-            "hit rate",
-            f"{_percent(stats.hit_rate)} of activations, "
-            f"{_percent(stats.hit_rate_distinct)} of distinct experts",
-        ),
-        ("share", f"GPU {_percent(stats.gpu_share)}, CPU {_percent(stats.cpu_share)}"),
-        (
-            "moved",
-            f"{_bytes(moved['uploads'])} in {stats.uploads} uploads ({stats.evictions} evictions"
-            + (f", {stats.upload_failures} failed" if stats.upload_failures else "")
-            + f"), {_bytes(moved['downloads'])} to the CPU, {_bytes(moved['joins'])} back",
-        ),
-        (
-            "host waits",
-            f"{stats.host_waits}, {_seconds(stats.host_wait_s)} in all; "
-            f"experts on the CPU took {_seconds(stats.host_compute_s)}",
-        ),
-    ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{_number(value * 1e3)} ms" if value < 1 else f"{value:.1f} s"
-
-
-def _bytes(value: int) -> str:
-    size = float(value)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{_number(size)} {unit}"
-        size /= 1000
-    return f"{_number(size)} TB"
+def _governed(pace: Pace | None) -> dict[str, Any]:
+    """The fields of RunStats that tell of the draft lengths chosen."""
+    lengths = pace.lengths if pace is not None else {}
+    return {
+        "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),
+        "draft_lengths": {str(k): n for k, n in sorted(lengths.items())},
+        "predicted_tokens_per_second": ratio(pace.expected_tokens, pace.expected_s) if pace else None,
+    }

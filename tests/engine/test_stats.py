@@ -58,7 +58,8 @@ SCHEMA_1 = [
     "upload_failures", "evictions", "bytes_moved", "host_waits", "host_wait_s", "host_compute_s",
     "n_experts", "slots", "slots_resident", "slot_bytes", "target", "draft", "device",
     "device_is_stand_in", "scheduler", "draft_types", "draft_length", "threads", "context", "seed",
-    "temp",
+    "temp", "scheduler_options", "uploads_wasted", "evictions_early", "upload_s", "prediction", "r_c", "r_g",
+    "reuse", "reuse_by_tokens", "scheduler_s", "scheduler_ms_per_step", "scheduler_share",
 ]  # fmt: skip
 
 
@@ -96,6 +97,6 @@ def test_the_table_has_a_line_for_every_subject(meter):
     names = [line[:11].strip() for line in lines]
     assert names == [
         "speed", "prompt", "text", "speculation",
-        "experts", "hit rate", "share", "moved", "host waits", "device",
+        "experts", "hit rate", "scheduler", "share", "moved", "host waits", "device",
     ]  # fmt: skip
     assert all(len(line) < 120 for line in lines)

@@ -58,6 +58,7 @@ class Worker:
         self.n_calls = 0
         self._process: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (for the worker's life)
+        self._folder = tempfile.TemporaryDirectory()  # for what options with any name make it write
 
     def __call__(self, arguments: Sequence[str]) -> Answer:
         """Raises DiedError when there is no answer; the next call starts a new process."""
@@ -76,13 +77,18 @@ class Worker:
         self._errors.truncate()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.worker"],
-            cwd=ROOT,
+            cwd=self._folder.name,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             # Without the last one, an aborting process runs a debugger on itself.
-            env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+                "OMP_WAIT_POLICY": "passive",
+                "GGML_NO_BACKTRACE": "1",
+            },
         )
         self._read(self._process)
         return self._process
@@ -117,6 +123,7 @@ class Worker:
     ) -> None:
         self._stop()
         self._errors.close()
+        self._folder.cleanup()
 
 
 def check(answer: Answer, arguments: Sequence[str]) -> None:

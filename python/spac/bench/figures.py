@@ -1,0 +1,134 @@
+"""What was measured, as figures: a row per candidate, the best of them, and all of it as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Self
+
+from spac.bench.candidates import Candidate
+from spac.bench.measure import Sample
+from spac.stats import ratio
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median over the rounds, and the ends."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Self | None:
+        """None where no round has a value."""
+        known = [value for value in values if value is not None]
+        return cls(median(known), min(known), max(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate's figures; None is what it cannot have. The shares are over all its runs together."""
+
+    candidate: Candidate
+    tokens_per_second: Spread | None
+    ratio: Spread | None  # to the baseline with the same drafts, round by round
+    time_to_first_token_s: Spread | None
+    acceptance: float | None
+    tokens_per_step: float | None
+    hit_rate: float | None  # of activations
+    bytes_moved_per_step: float | None
+    slots: int | None
+    n_experts: int
+
+
+Samples = Mapping[Candidate, Sequence[Sample]]
+
+
+def rows(samples: Samples) -> list[Row]:
+    """A row for every candidate with a sample."""
+    baselines = {candidate.length: each for candidate, each in samples.items() if candidate.is_baseline}
+    return [_row(each, own, baselines.get(each.length, ())) for each, own in samples.items() if own]
+
+
+def _row(candidate: Candidate, samples: Sequence[Sample], baseline: Sequence[Sample]) -> Row:
+    runs = [run for sample in samples for run in sample.runs]
+    steps = sum(run.steps for run in runs)
+    moved = sum(sum(run.bytes_moved.values()) for run in runs)
+    n_experts = runs[0].n_experts
+    return Row(
+        candidate=candidate,
+        tokens_per_second=Spread.of([sample.tokens_per_second for sample in samples]),
+        ratio=None if candidate.is_baseline else Spread.of(_ratios(samples, baseline)),
+        time_to_first_token_s=Spread.of([sample.first_token_s for sample in samples]),
+        acceptance=ratio(sum(run.accepted_tokens for run in runs), sum(run.drafted_tokens for run in runs)),
+        tokens_per_step=ratio(sum((run.tokens_per_step or 0) * run.steps for run in runs), steps),
+        hit_rate=ratio(
+            sum((run.hit_rate or 0) * run.activations for run in runs), sum(run.activations for run in runs)
+        ),
+        bytes_moved_per_step=ratio(moved, steps) if n_experts else None,
+        slots=runs[0].slots if n_experts else None,
+        n_experts=n_experts,
+    )
+
+
+def _ratios(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[float | None]:
+    theirs = {sample.round: sample.tokens_per_second for sample in baseline}
+    pairs = [(sample.tokens_per_second, theirs.get(sample.round)) for sample in samples]
+    return [own / other if own and other else None for own, other in pairs]
+
+
+def best(all_rows: Sequence[Row]) -> Row | None:
+    """The row with the highest median speed; None when nothing was generated."""
+    return max(
+        (row for row in all_rows if row.tokens_per_second),
+        key=lambda row: row.tokens_per_second.median if row.tokens_per_second else 0.0,
+        default=None,
+    )
+
+
+def rivals(all_rows: Sequence[Row], winner: Row) -> int:
+    """How many others' ranges of speed reach into the winner's: more rounds would tell them apart."""
+    low = winner.tokens_per_second.least if winner.tokens_per_second else 0.0
+    return sum(
+        row is not winner and row.tokens_per_second is not None and row.tokens_per_second.most >= low
+        for row in all_rows
+    )
+
+
+def as_json(samples: Samples, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, for `json.dumps`; `about` goes in front."""
+    table = rows(samples)
+    winner = best(table)
+    return {
+        "schema": SCHEMA,
+        **about,
+        "recommended": winner.candidate.arguments if winner is not None else None,
+        "settings": [_setting(row, row is winner, samples[row.candidate]) for row in table],
+    }
+
+
+def _setting(row: Row, is_best: bool, samples: Sequence[Sample]) -> dict[str, Any]:
+    figures = asdict(row)
+    del figures["candidate"]
+    return {
+        "setting": row.candidate.label,
+        "options": shlex.join(row.candidate.arguments),
+        "is_baseline": row.candidate.is_baseline,
+        "is_best": is_best,
+        **figures,
+        "rounds": [
+            {
+                "round": sample.round,
+                "tokens_per_second": sample.tokens_per_second,
+                "runs": [
+                    {**asdict(run), "text": text} for run, text in zip(sample.runs, sample.texts, strict=True)
+                ],
+            }
+            for sample in samples
+        ],
+    }

@@ -1,0 +1,245 @@
+"""`python -m spac.bench`: its options, its prompts, and where the figures go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spac import __version__, interrupt
+from spac.bench.candidates import (
+    ROOFLINE,
+    Candidate,
+    can_draft,
+    combinations,
+    default_lengths,
+    parse_length,
+)
+from spac.config import COUNT, EngineConfig, Range, SamplingConfig, Slots
+from spac.errors import InputError
+from spac.files import check_writable, write_atomically
+from spac.options import Parser, add_config, number, read_config
+from spac.program import INTERRUPTED, Talk, add_talk, guarded, models
+from spac.scheduler import make, names
+
+if TYPE_CHECKING:
+    from spac.bench.measure import Measurement
+
+SCHEDULERS = ("logistic", "lru", "moe-spac")
+PROMPTS = (
+    'def read_table(path):\n    """Read a CSV file into a list of dictionaries."""\n',
+    "The main difference between a process and a thread is that",
+    'class Queue:\n    """A first-in, first-out queue with a limit."""\n\n    def __init__(self, limit):\n',
+)
+"""What is continued where nothing is said: code and prose."""
+_VARIED = ("scheduler", "slots", "draft_length", "governor", "state", "timeline")
+_REPRODUCIBLE = {"temp": 0.0, "seed": 1}
+
+T = TypeVar("T")
+
+
+def _convert(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """For argparse, which passes on the words of this error only."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _scheduler(text: str) -> str:
+    make(text)
+    return text
+
+
+def make_parser() -> Parser:
+    """The options of `spac.bench`."""
+    parser = Parser(
+        prog="spac.bench",
+        description="Measure which settings are fastest on this machine: all combinations of the listed "
+        "schedulers, slots and draft lengths, in turns, beside plain llama.cpp on the CPU. Without --target, "
+        "the bundled demo pair is measured.",
+    )
+    compared = parser.add_argument_group("compared")
+    compared.add_argument(
+        "--schedulers", "--scheduler", nargs="+", metavar="NAME[:OPTIONS]", type=_convert(_scheduler),
+        help=f"of {', '.join(names())}; with options as in moe-spac:levels=8 "
+        f"(default: {' '.join(SCHEDULERS)})",
+    )  # fmt: skip
+    compared.add_argument(
+        "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=_convert(Slots.parse),
+        help=f"experts that the device holds: {Slots.ACCEPTED} (default: auto)".replace("%", "%%"),
+    )  # fmt: skip
+    compared.add_argument(
+        "--draft-lengths", "--draft-length", nargs="+", metavar=f"N|{ROOFLINE}", type=_convert(parse_length),
+        help=f"tokens drafted per step; {ROOFLINE}: chosen while it runs (default: 0 {ROOFLINE}, where there "
+        "is something to draft with)",
+    )  # fmt: skip
+    compared.add_argument("--baseline", choices=("cpu", "none"), default="cpu",
+                          help="plain llama.cpp on the CPU with the same drafts (default: cpu)")  # fmt: skip
+    text = parser.add_argument_group("text")
+    text.add_argument("--prompt", "-p", metavar="TEXT", action="append", default=[],
+                      help="a text to continue; may be given several times")  # fmt: skip
+    text.add_argument("--file", "-f", metavar="FILE", action="append", default=[],
+                      help="read a prompt from a file; may be given several times")  # fmt: skip
+    text.add_argument(
+        "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=64,
+        type=number(int, Range(1, COUNT.high)), help="tokens to generate per prompt at most (default: 64)",
+    )  # fmt: skip
+    text.add_argument("--repeat", metavar="N", default=3, type=number(int, Range(1, 1000)),
+                      help="rounds through all settings (default: 3)")  # fmt: skip
+    own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
+    add_config(parser.add_argument_group("engine"), EngineConfig, own)  # type: ignore[arg-type]
+    sampling = parser.add_argument_group("sampling", "as for spac.run, but greedy unless told")
+    add_config(sampling, SamplingConfig)  # type: ignore[arg-type]
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
+                        "and the table goes to stderr")  # fmt: skip
+    add_talk(output)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: Bench(options).run())
+
+
+class Bench:
+    """One run of the program."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self._talk = Talk(options.quiet)
+        self._is_stand_in = False
+
+    def run(self) -> int:
+        """Raises InputError and OutOfMemoryError, one line."""
+        options = self.options
+        target, draft, _ = models(options)
+        prompts = _prompts(options)
+        if options.json not in (None, "-"):
+            check_writable(Path(options.json))
+        base = read_config(options, target, draft, **_REPRODUCIBLE)
+        candidates, file_size = self._candidates(base)
+        # Late: it loads the library, and bad options should not wait for that.
+        from spac.bench.measure import Measurement
+
+        limit = options.max_tokens
+        measured = Measurement(base, candidates, prompts, limit, options.repeat, self._talk)
+        code = self._measure(measured, file_size)
+        if any(measured.samples.values()):
+            self._report(measured, interrupted=code != 0)
+        return code
+
+    def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
+        """What is compared, and the bytes of the files that it needs. Raises InputError."""
+        from spac.gguf_check import check_model
+
+        options = self.options
+        if options.draft_lengths and any(n != 0 for n in options.draft_lengths) and not can_draft(base):
+            raise InputError(
+                "draft lengths need something to draft with: add --draft FILE, or an ngram --draft-type"
+            )
+        lengths = tuple(options.draft_lengths or default_lengths(base)) if can_draft(base) else (0,)
+        info = check_model(base.target)
+        file_size = info.file_size
+        if base.draft is not None and any(n != 0 for n in lengths):
+            file_size += check_model(base.draft, "draft").file_size
+        on_cpu = base.device.lower() == "cpu"
+        if (on_cpu or not info.is_moe) and (options.schedulers or options.slot_numbers):
+            reason = "--device cpu runs" if on_cpu else f"{info.path.name} has no experts and runs"
+            raise InputError(f"{reason} without the split: leave out --schedulers and --slots")
+        candidates = combinations(
+            base,
+            options.schedulers or SCHEDULERS,
+            options.slot_numbers or [Slots()],
+            lengths,
+            splits=info.is_moe and not on_cpu,
+            baseline=options.baseline == "cpu" and not on_cpu,
+        )
+        return candidates, file_size
+
+    def _measure(self, measured: Measurement, file_size: int) -> int:
+        from spac.bench.pairs import Pairs
+
+        pairs = Pairs(measured.base, measured.candidates, file_size, self._talk.progress)
+        self._is_stand_in = pairs.is_stand_in
+        try:
+            with interrupt.Interrupt(measured.canceller), closing(pairs):
+                measured.run(pairs)
+        except KeyboardInterrupt:
+            self._talk.end_progress()
+            self._talk.note("interrupted: this is what was measured until then")
+            return INTERRUPTED
+        return 0
+
+    def _report(self, measured: Measurement, *, interrupted: bool) -> None:
+        from spac.bench import figures, table
+
+        options = self.options
+        n_prompts = len(measured.prompts)
+        n_rounds = max(map(len, measured.samples.values()))
+        rounds = (
+            f"{n_rounds} {_plural('round', n_rounds)} of {n_prompts} {_plural('prompt', n_prompts)}, "
+            f"{options.max_tokens} tokens each at most"
+        )
+        text = list(table.lines(figures.rows(measured.samples), rounds))
+        if self._is_stand_in:
+            text.append("the stand-in is the CPU playing a GPU: its speeds tell nothing about a GPU")
+        if options.json == "-":
+            print("\n".join(text), file=sys.stderr)
+        else:
+            print("\n".join(text), flush=True)
+        if options.json is not None:
+            self._write_json(
+                json.dumps(figures.as_json(measured.samples, self._about(measured, interrupted)))
+            )
+
+    def _write_json(self, line: str) -> None:
+        if self.options.json == "-":
+            print(line, flush=True)
+        else:
+            write_atomically(Path(self.options.json), line.encode() + b"\n")
+
+    def _about(self, measured: Measurement, interrupted: bool) -> dict[str, Any]:
+        base = measured.base
+        return {
+            "version": __version__,
+            "target": str(base.target),
+            "draft": str(base.draft) if base.draft is not None else None,
+            "device": base.device,
+            "device_is_stand_in": self._is_stand_in,
+            "prompts": list(measured.prompts),
+            "max_tokens": measured.max_tokens,
+            "repeat": measured.repeat,
+            "interrupted": interrupted,
+            "left_out": {each.label: why for each, why in measured.left_out.items()},
+        }
+
+
+def _plural(noun: str, n: int) -> str:
+    return noun if n == 1 else f"{noun}s"
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+    """Raises InputError."""
+    prompts = list(options.prompt)
+    for name in options.file:
+        try:
+            prompts.append(Path(name).read_bytes().decode("utf-8", "replace"))
+        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{name}: the prompt cannot be read: {reason}") from None
+    if not all(prompts):
+        raise InputError("a prompt is empty: give at least one character of text")
+    return prompts or list(PROMPTS)

@@ -1,0 +1,78 @@
+"""The table that a user reads, and what it recommends."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from spac.bench.figures import Row, Spread, best, rivals
+
+_HEAD = (
+    "setting", "tokens/s", "[range]", "ratio", "first token", "accepted", "tokens/step", "hit rate",
+    "MB/step", "slots",
+)  # fmt: skip
+
+
+def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
+    """The table and what follows from it; `rounds` says what was measured how often."""
+    winner = best(all_rows)
+    cells = [_HEAD, *(_cells(row) for row in all_rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    marks = ["  ", *("* " if row is winner else "  " for row in all_rows)]
+    for mark, row in zip(marks, cells, strict=True):
+        first, *others = (
+            cell.ljust(width) if at in (0, 2) else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield (mark + "  ".join([first, *others])).rstrip()
+    yield ""
+    yield f"tokens/s: median [least–most] of {rounds}"
+    if any(row.ratio is not None for row in all_rows):
+        yield "ratio: to llama.cpp on the CPU with the same drafts; the median of the rounds' ratios"
+    if winner is not None:
+        yield _recommendation(all_rows, winner)
+
+
+def _recommendation(all_rows: Sequence[Row], winner: Row) -> str:
+    options = shlex.join(winner.candidate.arguments) or "no options"
+    n = rivals(all_rows, winner)
+    doubt = f"; the range of {n} other{'s' * (n > 1)} reaches into its own" if n else ""
+    return f"* fastest here, for spac.run: {options}{doubt}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    speed = row.tokens_per_second
+    return (
+        row.candidate.label,
+        _number(_median(speed)),
+        _range(speed),
+        "1" if row.candidate.is_baseline else _number(_median(row.ratio)),
+        _seconds(_median(row.time_to_first_token_s)),
+        _percent(row.acceptance),
+        _number(row.tokens_per_step),
+        _percent(row.hit_rate),
+        _number(None if row.bytes_moved_per_step is None else row.bytes_moved_per_step / 1e6),
+        "-" if row.slots is None else f"{row.slots} of {row.n_experts}",
+    )
+
+
+def _median(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.median
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _range(spread: Spread | None) -> str:
+    return "" if spread is None else f"[{_number(spread.least)}–{_number(spread.most)}]"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{_number(value * 1e3)} ms" if value < 1 else f"{_number(value)} s"

@@ -1,0 +1,12 @@
+"""Talk with a model in the terminal: `python -m spac.chat --target model.gguf --draft draft.gguf`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chat; returns its exit code."""
+    from spac.chat.app import main as run
+
+    return run(arguments)

@@ -1,0 +1,169 @@
+"""The program: reads messages, shows answers, until the user leaves.
+
+Answers go to stdout, everything else to stderr. Exit codes as of `spac.run`; from a script, the worst of what
+its lines met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spac import env, interrupt
+from spac.chat.commands import COMMANDS, Leave, is_command, run_command
+from spac.chat.console import Editor, Lines, Source, history_file
+from spac.chat.conversation import Conversation
+from spac.chat.display import Display, Markdown, Plain
+from spac.config import COUNT, EngineConfig, Range, SamplingConfig
+from spac.errors import InputError
+from spac.options import Parser, add_config, number, read_config
+from spac.program import BAD_INPUT, FAULT, Talk, add_talk, guarded, message_of, models, say
+
+if TYPE_CHECKING:
+    from spac.chat.dialogue import Dialogue
+
+
+def make_parser() -> Parser:
+    """The options of `spac.chat`."""
+    parser = Parser(
+        prog="spac.chat",
+        description="Talk with a Mixture-of-Experts model in the terminal. /help lists the commands. "
+        "Without --target, the bundled demo pair answers: a model of Python code, no assistant.",
+    )
+    talk = parser.add_argument_group("chat")
+    talk.add_argument("--system", "-sys", metavar="TEXT", help="system prompt")
+    talk.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
+    talk.add_argument(
+        "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=-1,
+        type=number(int, Range(-1, COUNT.high)),
+        help="tokens of an answer at most; -1 goes on until the context is full (default: -1)",
+    )  # fmt: skip
+    talk.add_argument(
+        "--chat-template-file", metavar="FILE", help="a Jinja template in place of the model's own"
+    )
+    talk.add_argument("--no-markdown", action="store_true", help="show answers as they are written")
+    talk.add_argument("--no-history", action="store_true", help="do not keep typed lines for the next chat")
+    add_config(parser.add_argument_group("engine"), EngineConfig)  # type: ignore[arg-type]
+    add_config(parser.add_argument_group("sampling"), SamplingConfig)  # type: ignore[arg-type]
+    add_talk(parser.add_argument_group("output"))
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chat; returns its exit code."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, App(options).run)
+
+
+class App:
+    """One run of the program."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._talk = Talk(options.quiet)
+        self._interactive = sys.stdin is not None and sys.stdin.isatty()
+        self._code = 0
+
+    def run(self) -> int:
+        options = self._options
+        source, display = self._source(), self._display()
+        conversation = Conversation.load(Path(options.load)) if options.load else Conversation()
+        if options.system is not None:
+            conversation.system = options.system
+        template = _read(options.chat_template_file) if options.chat_template_file else None
+        target, draft, demo = models(options)
+        config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
+        from spac.chat.dialogue import Dialogue  # late: they load the library
+        from spac.chat.template import Template
+        from spac.engine import Engine
+
+        with interrupt.Interrupt(lambda: None):
+            engine = Engine(config, progress=self._talk.progress)
+        with engine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._talk.end_progress()
+            self._talk.show_notes(engine)
+            dialogue = Dialogue(engine, Template(engine.target, template), conversation, self._max_tokens)
+            if dialogue.note:
+                self._talk.note(dialogue.note)
+            if self._interactive:
+                self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+            self._converse(dialogue, source, display)
+        return self._code
+
+    @property
+    def _max_tokens(self) -> int | None:
+        limit = int(self._options.max_tokens)
+        return None if limit < 0 else limit
+
+    def _source(self) -> Source:
+        if not self._interactive:
+            return Lines()
+        words = [f"/{name}" for name in COMMANDS]
+        return Editor(words, None if self._options.no_history else history_file())
+
+    def _display(self) -> Display:
+        terminal = sys.stdout.isatty()
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if not terminal or self._options.no_markdown or env.NO_COLOR.get():
+            return Plain(terminal=terminal)
+        return Markdown()
+
+    def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
+        while True:
+            try:
+                text = source.read()
+                if is_command(text):
+                    self._tell(run_command(dialogue, text))
+                elif text:
+                    self._answer(dialogue, text.removeprefix("/") if text.startswith("//") else text, display)
+            except (EOFError, Leave):
+                return
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # whatever it is, what was said is not lost
+                self._refuse(error)
+
+    def _answer(self, dialogue: Dialogue, text: str, display: Display) -> None:
+        forgotten = dialogue.n_forgotten
+        pieces = dialogue.answer(text)
+        if dialogue.n_forgotten > forgotten:
+            n = dialogue.n_forgotten - forgotten
+            self._talk.note(f"context full: the oldest {n} exchanges are no longer seen by the model")
+        generation = dialogue.generation
+        assert generation is not None
+        # No second Ctrl-C ends the process: what was said would be lost.
+        with interrupt.Interrupt(lambda: generation.cancel, insistent=False):
+            display.show(pieces, dialogue.status)
+        if generation.reason == "cancelled":
+            self._talk.note("stopped" if dialogue.answered else "stopped before the answer began: not kept")
+        elif dialogue.ended_by_context:
+            self._talk.note(f"the answer ends here: the context of {dialogue.context} tokens is full")
+        elif not dialogue.answered:
+            self._talk.note("the model has nothing to say")
+        self._talk.show_notes(dialogue.engine)
+        self._tell(dialogue.status())
+
+    def _tell(self, text: str) -> None:
+        if not self._talk.quiet:
+            say(f"\033[2m{text}\033[0m" if sys.stderr.isatty() and not env.NO_COLOR.get() else text)
+
+    def _refuse(self, error: Exception) -> None:
+        if not self._interactive:
+            self._code = max(self._code, BAD_INPUT if isinstance(error, InputError) else FAULT)
+        say(f"spac.chat: error: {message_of(error)}")
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,124 @@
+"""What can be asked of the chat itself: lines that begin with a slash."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spac.chat.conversation import Conversation
+from spac.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from spac.chat.dialogue import Dialogue
+
+
+class Leave(Exception):  # noqa: N818  (a wish, not a fault)
+    """The user wants to go."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what follows its name, what it does, and the function that does it and says so."""
+
+    argument: str
+    purpose: str
+    run: Callable[[Dialogue, str], str]
+
+
+def is_command(text: str) -> bool:
+    """Whether a line is for the chat and not for the model; two slashes send one."""
+    return text.startswith("/") and not text.startswith("//")
+
+
+def run_command(dialogue: Dialogue, line: str) -> str:
+    """Do what a line asks for; returns what to tell. Raises InputError, or Leave."""
+    name, _, argument = line[1:].partition(" ")
+    argument = argument.strip()
+    command = COMMANDS.get(name)
+    if command is None:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
+        raise InputError(f"/{one_line(name)} is no command; {hint}")
+    if command.argument and not argument and not command.argument.startswith("["):
+        raise InputError(f"/{name} needs {command.argument}")
+    if argument and not command.argument:
+        raise InputError(f"/{name} takes nothing after it")
+    return command.run(dialogue, argument)
+
+
+def _help(_dialogue: Dialogue, _argument: str) -> str:
+    lines = [f"/{name} {command.argument}" for name, command in COMMANDS.items()]
+    width = max(map(len, lines))
+    rows = [f"{line:<{width}}  {COMMANDS[line[1:].split()[0]].purpose}" for line in lines]
+    keys = [
+        "Enter sends; Alt-Enter, or a backslash at the end of a line, goes on in the next one; a message may",
+        'stand between """ and """. Ctrl-C stops an answer, Ctrl-D leaves. //text sends /text.',
+    ]
+    return "\n".join([*rows, *keys])
+
+
+def _reset(dialogue: Dialogue, _argument: str) -> str:
+    n = len(dialogue.conversation.exchanges)
+    dialogue.begin(Conversation(dialogue.conversation.system))
+    return f"forgot {n} exchanges; the system prompt stays"
+
+
+def _save(dialogue: Dialogue, argument: str) -> str:
+    path = Path(argument).expanduser()
+    dialogue.conversation.save(path)
+    return f"saved {len(dialogue.conversation.exchanges)} exchanges to {path}"
+
+
+def _load(dialogue: Dialogue, argument: str) -> str:
+    path = Path(argument).expanduser()
+    dialogue.begin(Conversation.load(path))
+    return f"loaded {len(dialogue.conversation.exchanges)} exchanges from {path}"
+
+
+def _stats(dialogue: Dialogue, _argument: str) -> str:
+    if dialogue.generation is None:
+        raise InputError("/stats: there was no answer yet")
+    return dialogue.generation.stats.table()
+
+
+def _scheduler(dialogue: Dialogue, argument: str) -> str:
+    dialogue.engine.set_scheduler(argument)
+    return f"scheduler {argument}"
+
+
+def _draft_length(dialogue: Dialogue, argument: str) -> str:
+    if argument == "auto":
+        dialogue.set_draft_length(None)
+        return "draft length as at the start"
+    try:
+        length = int(argument)
+    except ValueError:
+        raise InputError(f"/draft-length needs a whole number or auto, not '{one_line(argument)}'") from None
+    dialogue.set_draft_length(length)
+    return f"draft length {length}"
+
+
+def _system(dialogue: Dialogue, argument: str) -> str:
+    if argument:
+        dialogue.conversation.system = argument
+    return f"system prompt: {one_line(dialogue.conversation.system) or 'none'}"
+
+
+def _exit(_dialogue: Dialogue, _argument: str) -> str:
+    raise Leave
+
+
+COMMANDS = {
+    "help": Command("", "this list", _help),
+    "reset": Command("", "forget what was said", _reset),
+    "save": Command("FILE", "write the conversation, as JSON", _save),
+    "load": Command("FILE", "go on with a saved conversation", _load),
+    "stats": Command("", "the figures of the last answer", _stats),
+    "scheduler": Command("NAME", "another scheduler, from the next answer on", _scheduler),
+    "draft-length": Command("N|auto", "tokens drafted per step, from the next answer on", _draft_length),
+    "system": Command("[TEXT]", "another system prompt, from the next answer on", _system),
+    "exit": Command("", "leave", _exit),
+}

@@ -1,0 +1,96 @@
+"""What was said: a system prompt and exchanges, kept in a file on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from spac.errors import InputError
+
+Message = dict[str, str]
+"""`role` (system, user, assistant) and `content`."""
+
+SCHEMA = 1
+"""Of the file; raised when a field changes its meaning."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A message and its answer, which may have been stopped halfway."""
+
+    user: str
+    assistant: str
+
+
+@dataclass
+class Conversation:
+    """A system prompt ("" for none) and the exchanges, oldest first."""
+
+    system: str = ""
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def messages(self, then: str | None = None, skip: int = 0) -> list[Message]:
+        """As a chat template takes them, but for the oldest `skip` exchanges; `then` is the next message."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for exchange in self.exchanges[skip:]:
+            messages.append({"role": "user", "content": exchange.user})
+            messages.append({"role": "assistant", "content": exchange.assistant})
+        if then is not None:
+            messages.append({"role": "user", "content": then})
+        return messages
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file whole or not at all. Raises InputError when it cannot be written."""
+        text = json.dumps({"spac_chat": SCHEMA, "messages": self.messages()}, indent=1, ensure_ascii=False)
+        name = None
+        try:
+            # Beside the file, so that one step puts it in place. mkstemp makes it readable by its owner only.
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with open(handle, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+            if name is not None:
+                Path(name).unlink(missing_ok=True)
+            raise InputError(f"{path}: cannot be written: {_reason(error)}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote, or a list of OpenAI's messages. Raises InputError."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+        if isinstance(found, dict) and found.get("spac_chat", SCHEMA) != SCHEMA:
+            raise InputError(f"{path}: a conversation of another version of spac")
+        messages = found.get("messages") if isinstance(found, dict) else found
+        try:
+            return cls._of(messages)
+        except (TypeError, KeyError, AttributeError, ValueError):
+            raise InputError(
+                f"{path}: no conversation: messages of role and content, user and assistant in turn"
+            ) from None
+
+    @classmethod
+    def _of(cls, messages: Any) -> Self:
+        pairs = [(message["role"], message["content"]) for message in messages]
+        if not all(isinstance(content, str) for _, content in pairs):
+            raise ValueError
+        conversation = cls()
+        if pairs and pairs[0][0] == "system":
+            conversation.system = pairs.pop(0)[1]
+        if [role for role, _ in pairs] != ["user", "assistant"] * (len(pairs) // 2):
+            raise ValueError
+        texts = [content for _, content in pairs]
+        conversation.exchanges = [Exchange(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+        return conversation
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,80 @@
+"""The `spac` command: one front door to all programs. Nothing of theirs is imported before that."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import signal
+import sys
+from collections.abc import Sequence
+
+from spac import __version__
+from spac.errors import one_line
+from spac.program import BAD_INPUT, say
+
+COMMANDS = {
+    "run": "generate text from a prompt",
+    "chat": "talk with a model in the terminal",
+    "serve": "an OpenAI-compatible server",
+    "bench": "measure speed, schedulers and settings",
+    "profile": "measure what this machine's computing and copying cost",
+    "report": "a run's figures as one HTML page",
+    "doctor": "what was found on this machine, and what is off and why",
+}
+"""Each is the module spac.<name>, which has a `main(arguments) -> exit code`."""
+
+
+def usage() -> str:
+    """The help of the command itself."""
+    lines = [
+        "usage: spac COMMAND [OPTIONS]",
+        "",
+        "Mixture-of-Experts models split between a device and the CPU, with",
+        "speculative decoding.",
+        "",
+        *(f"  {name:<8} {purpose}" for name, purpose in COMMANDS.items()),
+        "",
+        "`spac COMMAND --help` lists a command's options, `spac --version` tells the",
+        "version.",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `spac COMMAND …`; returns the exit code: 2 for what is no command, else the command's."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = given[0] if given else ""
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"spac {__version__}")
+        return 0
+    if name not in COMMANDS:
+        return _refuse(name)
+    if importlib.util.find_spec(f"spac.{name}") is None:
+        say(f"spac: error: this installation has no command '{name}'")
+        return BAD_INPUT
+    module = importlib.import_module(f"spac.{name}")
+    return int(module.main(given[1:]))
+
+
+def _refuse(name: str) -> int:
+    if not name:
+        say(usage())
+        return BAD_INPUT
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    if name.startswith("-"):
+        hint = "options follow the command, as in `spac run --help`"
+    else:
+        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(COMMANDS)}"
+    say(f"spac: error: '{one_line(name)}' is no command; {hint}")
+    return BAD_INPUT
+
+
+def entry() -> int:
+    """The console script."""
+    # Until a program can end in good order, Ctrl-C ends it without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return main()

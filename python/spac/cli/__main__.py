@@ -1,0 +1,8 @@
+"""`python -m spac.cli` is the `spac` command."""
+
+import sys
+
+from spac.cli import entry
+
+if __name__ == "__main__":
+    sys.exit(entry())

@@ -1,0 +1,270 @@
+"""What spac found on this machine, and what is off and why: `spac doctor`, or `python -m spac.doctor --json`.
+
+Exit code 0 when models can be run here, 1 when something stands in the way. What merely slows them down, or
+an extra that is not installed, is told and changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from spac import __version__, env
+from spac.errors import SpacError, one_line
+from spac.host import missing_features, physical_cores
+from spac.options import Parser
+from spac.program import add_talk, guarded
+
+State = Literal["ok", "off", "fault"]
+EXTRAS = {
+    "chat": ("prompt_toolkit", "rich"),
+    "server": (
+        "fastapi",
+        "uvicorn",
+        "sse_starlette",
+        "starlette_context",
+        "pydantic_settings",
+        "prometheus_client",
+    ),
+}
+"""The modules behind the optional parts, by the name of their extra."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `why` says what is off about it, and what to do; empty for "ok"."""
+
+    name: str
+    state: State
+    found: str
+    why: str = ""
+
+
+def missing_modules(extra: str) -> list[str]:
+    """Those of an extra's modules that are not installed."""
+    return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+
+
+def examine() -> Iterator[Finding]:
+    """Everything, in the order in which it is told. No check stops those after it."""
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _python, _library, _llama_cpp_python, _cpu, _gpu, _memory, _folders, _extras, _demo,
+    ]  # fmt: skip
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # a check that fails is a finding too
+            name = check.__name__.strip("_").replace("_", "-")
+            yield Finding(name, "fault", "-", one_line(str(error)) or type(error).__name__)
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("spac", "ok", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+
+
+def _library() -> Iterator[Finding]:
+    from spac import _core, _library
+
+    pin = _core.llama_cpp_python_version
+    yield Finding(
+        "library", "ok", f"{_library.library_path()}, of llama-cpp-python {pin}, ggml {_core.ggml_version()}"
+    )
+
+
+def _llama_cpp_python() -> Iterator[Finding]:
+    name = "llama-cpp-python"
+    try:
+        import llama_cpp
+    except ImportError as error:  # its line tells the remedy
+        yield Finding(name, "fault", "not usable", one_line(str(error)))
+        return
+    yield Finding(name, "ok", f"{llama_cpp.__version__}, on spac's library")
+
+
+def _cpu() -> Iterator[Finding]:
+    from spac import _core
+
+    info = _core.system_info()
+    features = " ".join(re.findall(r"(\w+) = 1", info))
+    why = "; ".join(missing_features(info))
+    cores = f"{physical_cores()} cores of {os.cpu_count()} CPUs"
+    yield Finding("cpu", "off" if why else "ok", f"{_cpu_name()}, {cores}; {features}", why)
+
+
+def _cpu_name() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1] if match else platform.machine()
+
+
+def _gpu() -> Iterator[Finding]:
+    from spac import _core, _library
+
+    built = hasattr(ctypes.CDLL(str(_library.library_path())), "ggml_backend_cuda_reg")
+    why = "" if built else "built without CUDA: install the toolkit and spac anew, with -DSPAC_CUDA=on"
+    yield Finding("cuda-build", "ok" if built else "off", "yes" if built else "no", why)
+    driver = _driver()
+    why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
+    yield Finding("driver", "ok" if driver else "off", driver or "none", why)
+    devices = [device for device in _core.devices() if not device.is_stand_in]
+    for device in devices:
+        free, total = _gb(device.memory_free), _gb(device.memory_total)
+        yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
+    if not devices:
+        yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))
+
+
+def _why_no_gpu(built: bool, driver: str) -> str:
+    if not built or not driver:
+        what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
+        return f"needs {what}: the split is shown on the stand-in, no faster than the CPU"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "the driver offers no device" + (
+        f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
+    )
+
+
+def _driver() -> str:
+    """The NVIDIA driver and the CUDA version that it can do; "" without one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return ""
+    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:  # WSL2 has none
+        return cuda
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return f"{match[1]}, {cuda}" if match else cuda
+
+
+def _memory() -> Iterator[Finding]:
+    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    free, total = (int(sizes[key]) << 10 for key in ("MemAvailable", "MemTotal"))
+    limit = _cgroup_limit()
+    bound = f", limited to {_gb(limit)} by its control group" if limit is not None and limit < total else ""
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    lock = "unlimited" if locked == resource.RLIM_INFINITY else _gb(locked)
+    yield Finding("memory", "ok", f"{_gb(free)} of {_gb(total)} available{bound}; lockable: {lock}")
+
+
+def _cgroup_limit() -> int | None:
+    try:
+        return int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # ValueError: "max"
+        return None
+
+
+def _folders() -> Iterator[Finding]:
+    for name, folder in (("cache", env.cache_folder()), ("state", env.state_folder())):
+        near = next(part for part in (folder, *folder.parents) if part.exists())
+        fine = near.is_dir() and os.access(near, os.W_OK | os.X_OK)
+        why = "" if fine else f"{near} cannot be written: nothing is kept between runs"
+        yield Finding(name, "ok" if fine else "off", str(folder), why)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra in EXTRAS:
+        missing = missing_modules(extra)
+        why = f"not installed: {', '.join(missing)}; run `pip install 'spac[{extra}]'`" if missing else ""
+        yield Finding(f"extra-{extra}", "off" if missing else "ok", "no" if missing else "installed", why)
+
+
+def _demo() -> Iterator[Finding]:
+    """Load the bundled pair, with its split, and generate a little: the one check that proves the others."""
+    if importlib.util.find_spec("spac.demo") is None:
+        yield Finding("demo", "off", "none", "this installation has no demo pair")
+        return
+    from spac import demo
+    from spac.config import EngineConfig, SamplingConfig
+    from spac.engine import Engine
+
+    config = EngineConfig(demo.TARGET, demo.DRAFT, ctx=512, sampling=SamplingConfig(temp=0))
+    try:
+        with Engine(config) as engine:
+            generation = engine.generate(demo.PROMPT, max_tokens=16)
+            text = "".join(generation)
+            stats = generation.stats
+            if engine.experts is not None:
+                pinned = engine.experts.host_memory
+                yield Finding("expert-memory", *_expert_memory(pinned, stats.device_is_stand_in))
+    except SpacError as error:
+        yield Finding("demo", "fault", "does not run", str(error))
+        return
+    speed = f"{stats.tokens_per_second:.0f} tokens/s" if stats.tokens_per_second else "no speed"
+    state: State = "ok" if text and stats.generated_tokens else "fault"
+    found = (
+        f"{stats.generated_tokens} tokens at {speed} on {stats.device}, hit rate {stats.hit_rate or 0:.0%}"
+    )
+    yield Finding("demo", state, found, "" if state == "ok" else "it generates nothing")
+
+
+def _expert_memory(way: str, is_stand_in: bool) -> tuple[State, str, str]:
+    if is_stand_in or way.startswith("pinned"):
+        return "ok", way, ""
+    return (
+        "off",
+        way,
+        "the driver does not pin the mapping of the model: uploads are slower (WSL2 limits pinned memory)",
+    )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def make_parser() -> Parser:
+    """The options of `spac doctor`."""
+    parser = Parser(
+        prog="spac.doctor", description="Tell what was found on this machine, and what is off and why."
+    )
+    parser.add_argument("--json", action="store_true", help="as one line of JSON")
+    add_talk(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine and tell; returns 1 when something keeps models from running."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: _tell(options.json))
+
+
+def _tell(as_json: bool) -> int:
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            mark = {"ok": "  ", "off": "- ", "fault": "! "}[finding.state]
+            print(f"{mark}{finding.name:<18}{finding.found}", flush=True)
+            if finding.why:
+                print(f"{'':<20}{finding.why}", flush=True)
+    healthy = all(finding.state != "fault" for finding in findings)
+    if as_json:
+        report: dict[str, Any] = {
+            "schema": 1,
+            "healthy": healthy,
+            "findings": [asdict(one) for one in findings],
+        }
+        print(json.dumps(report))
+    return 0 if healthy else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

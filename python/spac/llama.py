@@ -1,0 +1,319 @@
+"""llama-cpp-python's `Llama`, with the experts split and speculation by the native session.
+
+Example:
+    from spac import Llama
+
+    llm = Llama("model.gguf", draft="draft.gguf", n_ctx=4096)
+    print(llm("def fibonacci(n):", max_tokens=100)["choices"][0]["text"])
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp._logger import llama_log_callback
+from llama_cpp.llama import LlamaState, LogitsProcessorList
+
+from spac import _core, _llama
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError, SpacError
+from spac.gguf_check import check_model
+from spac.llama_options import OPTIONS, check_names, engine_config
+from spac.llama_pair import LentPair, Placement
+from spac.llama_run import LoopRun, TokenRun, plain_setting
+from spac.llama_sampling import LogitBias, Sampling
+from spac.scheduler import Event
+from spac.stats import RunStats, Setting
+
+__all__ = ["OPTIONS", "Llama"]
+
+log = logging.getLogger("spac.embedding")
+log.addHandler(logging.NullHandler())
+
+_GENERATE = inspect.signature(llama_cpp.Llama.generate)
+_CHOICE = frozenset(item.name for item in fields(Sampling))
+
+
+class Llama(llama_cpp.Llama):  # type: ignore[misc]
+    """`llama_cpp.Llama`, whose experts run on the device and the CPU at once.
+
+    Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
+    (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
+    parts are on the device, unless `n_gpu_layers` is more than 0. A model without experts, with no draft, is
+    plain llama.cpp's.
+
+    What the native session cannot do runs on llama_cpp's own loop, on the same split context but without
+    speculation: `logits_all`, a `draft_model`, a `logits_processor`.
+
+    Raises InputError (a ValueError), OutOfMemoryError (a MemoryError) or SpacError, with one line.
+    """
+
+    input_ids: npt.NDArray[np.intc]
+    n_tokens: int
+    _engine: Engine | None = None
+    _run: TokenRun | LoopRun | None = None
+    _placement: Placement | None = None
+    _restored = 0  # tokens of a state that was loaded: a recurrent memory cannot go back to before its end
+    _turn = 0  # of generations: who was interrupted by another one finds a changed context
+
+    def __init__(self, model_path: str, **options: Any) -> None:
+        self._own = own = {name: options.pop(name) for name in OPTIONS if name in options}
+        self._said: set[str] = set()
+        check_names(options)
+        if options.get("vocab_only"):
+            super().__init__(model_path, **options)
+            return
+        is_moe = check_model(model_path).is_moe
+        config = engine_config(model_path, own, options)
+        try:
+            self._load(config, options, is_moe=is_moe)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, config: EngineConfig, options: dict[str, Any], *, is_moe: bool) -> None:
+        if not config.draft_types and not (is_moe and config.device.lower() != "cpu"):
+            self._load_target(config, options)
+            return
+
+        def load(placement: Placement) -> tuple[Any, Any]:
+            self._placement = placement
+            for name in ("n_threads", "n_threads_batch"):
+                if not options.get(name):
+                    options[name] = placement.threads
+            if "devices" in placement.model_params and options.get("n_gpu_layers", 0) <= 0:
+                options["n_gpu_layers"] = -1
+            self._load_target(config, options)
+            return self.model, self.ctx
+
+        pair = LentPair(config, load, is_moe=is_moe)
+        self._stack.callback(pair.close)
+        self._engine = engine = Engine(config, pair=pair)
+        self._stack.callback(engine.close)
+        weakref.finalize(self, engine.close)  # apps seldom close: this comes before the interpreter's end
+        engine.session_with(temp=0.0)  # now, while the context's memory is empty: it is cleared by this
+        self.input_ids = np.zeros(max(self._n_ctx, len(self.input_ids)), np.intc)
+        for note in self.notes:
+            log.info("%s", note)
+            if self.verbose:
+                print(f"spac: {note}", file=sys.stderr)
+
+    def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
+        """llama_cpp's own initialization; what the library refuses is told with its reason."""
+        _llama.echo_log(llama_log_callback if options.get("verbose", True) else None)
+        _llama.last_error()
+        try:
+            with _core.AbortGuard():
+                super().__init__(str(config.target), **options)
+        except ValueError as error:
+            if not str(error).startswith("Failed to "):
+                raise
+            what = "load the model" if "model" in str(error) else "make a context"
+            raise _llama.refusal(f"{config.target}: llama.cpp could not {what}") from None
+
+    def close(self) -> None:
+        """Free everything, in order."""
+        if "_stack" in self.__dict__:  # not when the file was refused before anything was made
+            super().close()
+
+    def _check_open(self) -> None:
+        if self.model is None:
+            raise InputError("the model is closed")
+
+    # llama_cpp fills these structures in field by field; what says where experts go is there from the start.
+
+    @property
+    def model_params(self) -> Any:
+        return self.__dict__["model_params"]
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        _llama.apply(params, self._placement.model_params if self._placement is not None else {})
+        self.__dict__["model_params"] = params
+
+    @property
+    def context_params(self) -> Any:
+        return self.__dict__["context_params"]
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        _llama.apply(params, self._placement.context_params if self._placement is not None else {})
+        self.__dict__["context_params"] = params
+
+    # What runs
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine behind; None where plain llama.cpp runs."""
+        return self._engine
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about how this model runs, one line each; there may be more later."""
+        return self._engine.notes if self._engine is not None else []
+
+    @property
+    def stats(self) -> RunStats | None:
+        """The figures of the last generation; None before the first."""
+        return self._run.stats if self._run is not None else None
+
+    # Generating
+
+    @functools.wraps(llama_cpp.Llama.generate)
+    def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
+        given = _GENERATE.bind(self, *args, **keywords).arguments
+        choice = {name: value for name, value in given.items() if name in _CHOICE}
+        sampling = Sampling(**choice)
+        self._check_open()
+        refusal = self._refusal(sampling)
+        self._turn += 1
+        if given.get("reset", True):
+            self._forget_restored(given["tokens"])
+        if refusal is not None:
+            self._say(refusal)
+            experts = self._engine.experts if self._engine is not None else None
+            self._run = run = LoopRun(self._setting(sampling), experts, len(given["tokens"]))
+            yield from run.measure(super().generate(*args, **keywords))
+            return
+        sequence = list(given["tokens"])
+        if not given.get("reset", True):
+            sequence = self._input_ids.tolist() + sequence
+        yield from self._generate(sequence, sampling, given.get("stopping_criteria"))
+
+    def _forget_restored(self, tokens: Sequence[int]) -> None:
+        """Start from nothing where `tokens` would have a restored recurrent memory go back. It keeps the
+        states of its last tokens for that (`n_rs_seq`), but a saved state is without them."""
+        keep = self.longest_token_prefix(self._input_ids.tolist(), list(tokens)[:-1])
+        if keep < self.n_tokens and keep <= self._restored:
+            self.reset()
+
+    def reset(self) -> None:
+        """As llama_cpp's."""
+        super().reset()
+        self._restored = 0
+
+    def load_state(self, state: LlamaState) -> None:
+        """As llama_cpp's."""
+        super().load_state(state)
+        self._restored = self.n_tokens if self._engine is not None and self._is_recurring else 0
+
+    @property
+    def _is_recurring(self) -> bool:
+        return bool(self._is_recurrent or self._is_hybrid)
+
+    def _refusal(self, sampling: Sampling) -> str | None:
+        """Why a generation runs on llama_cpp's own loop ("" where there is no other); None if it does not."""
+        if self._engine is None:
+            return ""
+        if self.draft_model is not None:
+            return "a draft_model in Python"
+        if self._logits_all:
+            return "logits_all"
+        return sampling.refusal or None
+
+    def _say(self, refusal: str) -> None:
+        if refusal and refusal not in self._said:
+            self._said.add(refusal)
+            speculates = self._engine is not None and self._engine.config.draft_types
+            level = logging.WARNING if speculates else logging.INFO
+            log.log(level, "%s: such calls run on llama_cpp's own loop, without speculation", refusal)
+
+    def _generate(
+        self, sequence: list[int], sampling: Sampling, stopping_criteria: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """By the native session. `input_ids` and `n_tokens` say at every token what llama_cpp would have
+        evaluated then; whoever changes the context meanwhile, or sends tokens, has the rest follow that."""
+        assert self._engine is not None
+        engine, turn, n_unseen = self._engine, self._turn, len(sequence)
+        session = engine.session_with(**sampling.native(seed=self._seed, last_n=self.last_n_tokens_size))
+        setting = self._setting(sampling)
+        try:
+            while True:
+                session.adopt(self._input_ids)
+                prompt = np.array(sequence, np.intc)
+                self._run = run = TokenRun(engine, session, setting, prompt, n_unseen)
+                for token in run.each():
+                    self._note(sequence)
+                    if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
+                        return
+                    sent = yield token
+                    ours = turn == self._turn and self.n_tokens == len(sequence)
+                    sequence = [*(sequence if ours else self._input_ids.tolist()), token, *(sent or ())]
+                    if sent or not ours:
+                        self._turn = turn = self._turn + 1
+                        break
+                else:
+                    return
+        finally:
+            if turn == self._turn:
+                self._settle()
+
+    def _setting(self, sampling: Sampling) -> Setting:
+        """What runs, for the statistics."""
+        temp = max(float(sampling.temp), 0.0)
+        if self._engine is not None:
+            return replace(self._engine.setting(SamplingConfig()), seed=self._seed, temp=temp)
+        device = _core.default_device() if self.model_params.n_gpu_layers else "cpu"
+        return plain_setting(self.model_path, device, self.n_threads, self.n_ctx(), self._seed, temp)
+
+    def _note(self, sequence: Sequence[int]) -> None:
+        """The context holds `sequence` (and maybe more, which does not count)."""
+        known = self.n_tokens if self.n_tokens == len(sequence) - 1 else 0
+        self.input_ids[known : len(sequence)] = sequence[known:]
+        self.n_tokens = len(sequence)
+        self._requires_eval = True  # the logits in the context are of the last verification's end
+
+    def _settle(self) -> None:
+        """Drop from the context what nobody has read, and count what is there."""
+        if self._engine is None or self._engine.session is None:
+            return
+        session = self._engine.session
+        try:
+            session.adopt(self._input_ids)
+        except SpacError:
+            session.reset()
+        self.n_tokens = session.n_past
+        self._requires_eval = True
+
+    def _create_completion(
+        self, *args: Any, logit_bias: Any = None, logits_processor: Any = None, **keywords: Any
+    ) -> Iterator[Any]:
+        self._check_open()
+        if logit_bias and self._engine is not None:
+            logits_processor = LogitsProcessorList([*(logits_processor or ()), LogitBias(logit_bias)])
+            logit_bias = None
+        return super()._create_completion(  # type: ignore[no-any-return]
+            *args, logit_bias=logit_bias, logits_processor=logits_processor, **keywords
+        )
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """As llama_cpp's. Tokens that are decoded one at a time count as demand for experts."""
+        self._check_open()
+        if isinstance(self._run, LoopRun):
+            self._run.n_evaluated += len(tokens)
+        experts = self._engine.experts if self._engine is not None else None
+        if experts is None or not (len(tokens) == 1 or (self.draft_model is not None and self.n_tokens)):
+            super().eval(tokens)
+            return
+        experts.set_counting(True)
+        try:
+            super().eval(tokens)
+        finally:
+            experts.set_counting(False)
+            demand, _graphs = experts.take_demand()
+        if self._engine is not None and self._engine.events.driver is not None:
+            self._engine.events.driver.raised(Event.VERIFY_END, demand, n_verified=len(tokens))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **self._own}

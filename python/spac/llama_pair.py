@@ -1,0 +1,90 @@
+"""The pair of an engine whose target llama-cpp-python has loaded, and owns."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spac import _core
+from spac._llama import Context, Model
+from spac._llama import _Owned as Owned
+from spac.config import EngineConfig
+from spac.gguf_check import check_model
+from spac.pair import ModelPair, choose_device
+
+
+class _LentModel(Model):
+    """A model that somebody else frees."""
+
+    def __init__(self, path: Path, pointer: Any) -> None:
+        Owned.__init__(self)
+        self.path, self._pointer = path, pointer
+
+    def _free(self, pointer: Any) -> None:
+        pass
+
+
+class _LentContext(Context):
+    """A context that somebody else frees."""
+
+    def __init__(self, pointer: Any) -> None:
+        Owned.__init__(self)
+        self._pointer = pointer
+
+    def _free(self, pointer: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What llama-cpp-python has to load the target with: fields of its parameters beside its own."""
+
+    model_params: dict[str, Any]
+    context_params: dict[str, Any]
+    threads: int
+
+
+Load = Callable[[Placement], tuple[Any, Any]]
+"""Loads the target; returns its llama_model and its llama_context."""
+
+
+class LentPair(ModelPair):
+    """A pair whose target is `load`'s; the draft is its own. `is_moe`: whether the target has experts."""
+
+    def __init__(self, config: EngineConfig, load: Load, *, is_moe: bool) -> None:
+        self._lend, self._is_moe = load, is_moe
+        super().__init__(config, None)
+        del self._lend  # it usually belongs to whoever owns this pair
+
+    def _load(self) -> None:
+        config, types = self._config, self._config.draft_types
+        needs_draft = any(name.startswith("draft-") for name in types)
+        draft = Path(config.draft) if config.draft and needs_draft else None
+        if draft is not None:
+            check_model(draft, "draft")
+        # A model without experts stays where llama-cpp-python's own arguments put it.
+        self.device = choose_device(config.device) if self._is_moe else None
+        self._note_device()
+        devices = (ctypes.c_void_p * 2)(
+            _core.device_handle(self.device.name) if self.device is not None else None, None
+        )
+        model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
+        if self.device is not None:
+            model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
+        placement = Placement(
+            {**model_params, **config.model_params},
+            {"n_rs_seq": config.longest_draft if types else 0, **config.context_params},
+            self.threads,
+        )
+        with _core.LoadScope() as scope:
+            model, context = self._lend(placement)
+        self.target = self._keep(_LentModel(Path(config.target), model))
+        self.target_context = self._keep(_LentContext(context))
+        experts = scope.experts if self.device is not None else None
+        self.experts = experts if experts is not None and experts.n_layer > 0 else None
+        self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
+        self._check_pair()
+        self.draft_context = self._open_draft_context() if needs_draft else None

@@ -1,0 +1,55 @@
+"""One HTML page about a run: `python -m spac.report run.json`, of what `spac run --record run.json` noted.
+
+The page is one file that needs no network. It goes to `run.html` beside the recording, or to --output. Exit
+codes are those of `spac.run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spac.files import write_atomically
+from spac.options import Parser
+from spac.program import add_talk, guarded, say
+from spac.report.page import page
+from spac.report.reading import read
+
+
+def make_parser() -> Parser:
+    """The options of `spac.report`."""
+    parser = Parser(
+        prog="spac.report",
+        description="Show what a run did as one HTML page, from a recording of `spac run --record FILE`.",
+    )
+    parser.add_argument("recording", metavar="RECORDING", help="the recording; - is stdin")
+    parser.add_argument(
+        "--output", "-o", metavar="FILE",
+        help="the page; - is stdout (default: the recording's name with .html, stdout for stdin)",
+    )  # fmt: skip
+    add_talk(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    data = page(read(options.recording)).encode()
+    output = options.output
+    if output is None:
+        output = "-" if options.recording == "-" else str(Path(options.recording).with_suffix(".html"))
+    if output == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        write_atomically(Path(output), data)
+        if not options.quiet:
+            say(f"spac: {output}")
+    return 0

@@ -1,0 +1,261 @@
+"use strict";
+// Charts as SVG, drawn from data alone: lines, stacks, bars and fields (a colour for every step and row).
+
+const PAD = { left: 54, right: 14, top: 12, bottom: 34 };
+const charts = [];
+
+class Chart {
+  constructor(host, spec) {
+    Object.assign(this, { host, spec });
+    const caption = make("figcaption", {}, host);
+    make("h3", {}, caption, spec.title);
+    this.where = make("span", { class: "where", "aria-live": "polite" }, caption);
+    this.legend = make("ul", { class: "legend" }, host);
+    this.values = spec.series.map((series) => this.#legendOf(series));
+    if (spec.kind === "field") this.#legendOfField();
+    this.root = make("svg:svg", { role: "img", tabindex: 0, "aria-label": this.#summary() }, host);
+    this.top = spec.kind === "stack" || spec.kind === "bars" ? this.#stacked() : null;
+    this.root.addEventListener("pointermove", (event) => this.#point(event));
+    this.root.addEventListener("pointerdown", (event) => this.#point(event));
+    this.root.addEventListener("pointerleave", () => showAt(spec.group, null));
+    this.root.addEventListener("blur", () => showAt(spec.group, null));
+    this.root.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(() => this.draw()).observe(host);
+    charts.push(this);
+  }
+
+  #legendOf(series) {
+    if (series.style === "faint") return null;
+    const item = make("li", series.hint ? { title: series.hint } : {}, this.legend);
+    const filled = this.spec.kind !== "lines" && series.style === "line";
+    make("i", { class: `key ${filled ? "filled" : series.style} c${series.colour}` }, item);
+    make("span", {}, item, series.name);
+    return make("b", {}, item, series.total || "");
+  }
+
+  #legendOfField() {
+    const item = make("li", {}, this.legend), [low, high] = this.spec.scale;
+    make("span", {}, item, this.spec.ends ? this.spec.ends[0] : short(low));
+    make("i", { class: `gradient ${this.spec.ramp}` }, item);
+    make("span", {}, item, this.spec.ends ? this.spec.ends[1] : short(high));
+    this.fieldValue = make("b", {}, make("li", {}, this.legend), "");
+  }
+
+  #summary() {
+    const told = this.spec.series.filter((s) => s.total).map((s) => `${s.name} ${s.total}`);
+    return [this.spec.title, ...told].join(", ");
+  }
+
+  // The tops of every series, one upon the other; what is dashed stands beside the stack.
+  #stacked() {
+    let below = this.spec.x.map(() => 0);
+    return this.spec.series.map((series) => {
+      if (series.style === "dash") return series.values;
+      below = series.values.map((value, i) => below[i] + (value || 0));
+      return below;
+    });
+  }
+
+  // The range of the y axis; a few peaks may not flatten all the rest.
+  #range() {
+    if (this.spec.y_range) return this.spec.y_range;
+    const rows = this.top || this.spec.series.map((s) => s.values);
+    const all = rows.flat().filter((v) => v !== null).sort((a, b) => a - b);
+    const high = all.length ? all[all.length - 1] : 1;
+    const tops = (this.top ? this.top[this.spec.series.findLastIndex((s) => s.style !== "dash")].slice() : all)
+      .sort((a, b) => a - b);
+    const usual = 1.5 * (tops[Math.floor(0.97 * (tops.length - 1))] || 0);
+    this.cut = this.spec.group === "steps" && usual > 0 && high > 1.4 * usual ? high : 0;
+    return [0, (this.cut ? usual : high) * 1.06 || 1];
+  }
+
+  draw() {
+    const { spec, root } = this;
+    const width = inside(this.host), height = spec.height || 210;
+    if (!width) return;
+    root.replaceChildren();
+    root.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    root.setAttribute("height", height);
+    this.inner = { w: width - PAD.left - PAD.right, h: height - PAD.top - PAD.bottom };
+    [this.low, this.high] = spec.kind === "field" ? [-0.5, spec.field.length - 0.5] : this.#range();
+    this.#axes();
+    const clip = `clip-${charts.indexOf(this)}`;
+    const box = { x: PAD.left, y: PAD.top, width: this.inner.w, height: this.inner.h };
+    make("svg:rect", box, make("svg:clipPath", { id: clip }, root));
+    this.plot = make("svg:g", { "clip-path": `url(#${clip})` }, root);
+    if (spec.kind === "field") this.#field();
+    const order = spec.series.map((series, i) => i);
+    if (this.top) order.reverse().sort((a, b) => (spec.series[a].style === "dash") - (spec.series[b].style === "dash"));
+    for (const i of order) this.#drawSeries(spec.series[i], i);
+    for (const mark of spec.marks || []) this.#mark(mark);
+    if (this.cut) {
+      const place = { class: "marked", x: width - PAD.right, y: PAD.top + 10, "text-anchor": "end" };
+      make("svg:text", place, root, `peaks up to ${inUnit(this.cut, spec.unit)} cut off`);
+    }
+    this.cross = make("svg:line", { class: "cross", y1: PAD.top, y2: PAD.top + this.inner.h, visibility: "hidden" }, root);
+  }
+
+  px(x) { return PAD.left + (x - this.spec.x_range[0]) / (this.spec.x_range[1] - this.spec.x_range[0]) * this.inner.w; }
+  py(y) { return PAD.top + (1 - (y - this.low) / (this.high - this.low)) * this.inner.h; }
+
+  #axes() {
+    const { spec, root, inner } = this, right = PAD.left + inner.w, bottom = PAD.top + inner.h;
+    const field = spec.kind === "field", whole = field || spec.y_whole;
+    const scale = spec.unit === "%" ? 100 : 1;
+    for (const y of ticks(this.low * scale, this.high * scale, inner.h / 42, whole)) {
+      const at = this.py(y / scale);
+      if (!field) make("svg:line", { class: "grid", x1: PAD.left, x2: right, y1: at, y2: at }, root);
+      const label = spec.unit === "%" ? `${short(y)}%` : spec.unit === "bytes" ? inUnit(y, "bytes") : short(y);
+      make("svg:text", { class: "tick", x: PAD.left - 7, y: at + 4, "text-anchor": "end" }, root, label);
+    }
+    for (const x of ticks(...spec.x_range, inner.w / 65, true)) {
+      if (x < spec.x_range[0] || x > spec.x_range[1]) continue;
+      make("svg:text", { class: "tick", x: this.px(x), y: bottom + 17, "text-anchor": "middle" }, root, short(x));
+    }
+    make("svg:line", { class: "axis", x1: PAD.left, x2: right, y1: bottom, y2: bottom }, root);
+    make("svg:text", { class: "label", x: right, y: bottom + 31, "text-anchor": "end" }, root, spec.x_label);
+    const unit = spec.unit === "%" || spec.unit === "bytes" ? "" : spec.y_label || spec.unit;
+    make("svg:text", { class: "label", x: 2, y: PAD.top - 2 }, root, unit);
+  }
+
+  // Runs of points without a gap, as [x, y] in pixels.
+  #runs(values) {
+    const runs = [[]];
+    values.forEach((value, i) => {
+      if (value === null) runs.push([]);
+      else runs[runs.length - 1].push([this.px(this.spec.x[i]), this.py(value)]);
+    });
+    return runs.filter((run) => run.length);
+  }
+
+  // Corners of a curve: straight, or as steps.
+  #corners(run, stepped) {
+    if (!stepped || run.length < 2) return run;
+    return run.flatMap(([x, y], i) => {
+      const from = i ? (run[i - 1][0] + x) / 2 : x, to = i < run.length - 1 ? (x + run[i + 1][0]) / 2 : x;
+      return [[from, y], [to, y]];
+    });
+  }
+
+  #drawSeries(series, i) {
+    if (this.spec.kind === "bars") return this.#bars(series, i);
+    const stack = this.spec.kind === "stack" && series.style !== "dash";
+    const values = stack ? this.top[i] : series.values;
+    if (series.style === "dots") return this.#dots(series);
+    for (const run of this.#runs(values)) {
+      const points = this.#corners(run, series.style === "step");
+      if (stack || series.style === "area" || series.style === "band") {
+        const low = series.style === "band"
+          ? series.low.map((y, at) => [this.px(this.spec.x[at]), this.py(y)]).reverse()
+          : [[points[points.length - 1][0], this.py(0)], [points[0][0], this.py(0)]];
+        const kind = stack ? "solid" : series.style;
+        make("svg:polygon", { class: `${kind} c${series.colour}`, points: [...points, ...low].join(" ") }, this.plot);
+      }
+      if (stack || series.style === "band") continue;
+      if (points.length === 1) make("svg:circle", { class: `dot c${series.colour}`, cx: points[0][0], cy: points[0][1], r: 3 }, this.plot);
+      else make("svg:polyline", { class: `${series.style} c${series.colour}`, points: points.join(" ") }, this.plot);
+    }
+  }
+
+  #dots(series) {
+    series.values.forEach((value, i) => {
+      if (value === null) return;
+      const r = 3 + 5 * Math.sqrt(series.size ? series.size[i] : 0);
+      make("svg:circle", { class: `dot c${series.colour}`, cx: this.px(this.spec.x[i]), cy: this.py(value), r }, this.plot);
+    });
+  }
+
+  #bars(series, i) {
+    const room = this.inner.w / this.spec.x.length, width = Math.max(1, Math.min(room * 0.72, 46));
+    series.values.forEach((value, at) => {
+      if (value === null) return;
+      const top = this.py(this.top[i][at]);
+      const box = { x: this.px(this.spec.x[at]) - width / 2, y: top, width, height: Math.max(0, this.py(0) - top) };
+      make("svg:rect", { class: `solid c${series.colour}`, ...box }, this.plot);
+    });
+  }
+
+  #field() {
+    const { spec } = this, n_row = spec.field.length, n_column = spec.field[0].length;
+    if (!n_column) return;
+    const canvas = make("canvas", { width: n_column, height: n_row });
+    const context = canvas.getContext("2d"), image = context.createImageData(n_column, n_row);
+    const ramp = rampOf(spec.ramp), [low, high] = spec.scale;
+    spec.field.forEach((row, y) => row.forEach((value, x) => {
+      image.data.set([...ramp((value - low) / (high - low || 1)), 255], 4 * ((n_row - 1 - y) * n_column + x));
+    }));
+    context.putImageData(image, 0, 0);
+    const x = this.px(spec.from), end = this.px(spec.from + n_column * spec.per_row);
+    const box = { x, y: PAD.top, width: end - x, height: this.inner.h, preserveAspectRatio: "none" };
+    make("svg:image", { ...box, class: "field", href: canvas.toDataURL() }, this.plot);
+  }
+
+  #mark(mark) {
+    const { root, inner } = this;
+    if (mark.y !== undefined) {
+      const y = this.py(mark.y);
+      make("svg:line", { class: "mark", x1: PAD.left, x2: PAD.left + inner.w, y1: y, y2: y }, root);
+      make("svg:text", { class: "marked", x: PAD.left + inner.w - 4, y: y - 5, "text-anchor": "end" }, root, mark.label);
+    } else {
+      const x = this.px(mark.x), late = mark.x > this.spec.x_range[1] / 2;
+      make("svg:line", { class: "mark", x1: x, x2: x, y1: PAD.top, y2: PAD.top + inner.h }, root);
+      const anchor = { x: x + (late ? -6 : 6), y: PAD.top + 11, "text-anchor": late ? "end" : "start" };
+      make("svg:text", { class: "marked", ...anchor }, root, mark.label);
+    }
+  }
+
+  #point(event) {
+    const box = this.root.getBoundingClientRect();
+    const share = (event.clientX - box.left - PAD.left) / this.inner.w;
+    if (share < 0 || share > 1) return showAt(this.spec.group, null);
+    const [low, high] = this.spec.x_range;
+    this.row = this.spec.kind === "field" ? Math.floor((1 - (event.clientY - box.top - PAD.top) / this.inner.h) * this.spec.field.length) : null;
+    showAt(this.spec.group, low + share * (high - low), this);
+  }
+
+  #key(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move || !this.spec.x.length) return;
+    event.preventDefault();
+    const at = this.at === undefined || this.at === null ? (move > 0 ? -1 : this.spec.x.length) : this.at;
+    const next = Math.min(Math.max(at + move, 0), this.spec.x.length - 1);
+    showAt(this.spec.group, this.spec.x[next], this);
+  }
+
+  show(x, from) {
+    const { spec } = this;
+    if (!this.cross) return;
+    this.cross.setAttribute("visibility", x === null ? "hidden" : "visible");
+    if (x === null) {
+      this.at = null;
+      this.where.textContent = "";
+      this.values.forEach((place, i) => { if (place) place.textContent = spec.series[i].total || ""; });
+      if (this.fieldValue) this.fieldValue.textContent = "";
+      return;
+    }
+    if (spec.x.length) {
+      let best = 0;
+      spec.x.forEach((each, i) => { if (Math.abs(each - x) < Math.abs(spec.x[best] - x)) best = i; });
+      this.at = best;
+      this.values.forEach((place, i) => { if (place) place.textContent = inUnit(spec.series[i].values[best], spec.unit); });
+      if (spec.kind !== "field") x = spec.x[best];
+    }
+    this.cross.setAttribute("x1", this.px(x));
+    this.cross.setAttribute("x2", this.px(x));
+    this.where.textContent = `${spec.x_label} ${short(Math.round(x))}`;
+    if (this.fieldValue) this.#showField(x, from);
+  }
+
+  #showField(x, from) {
+    const { spec } = this, column = Math.floor((x - spec.from) / spec.per_row);
+    const row = from === this ? this.row : null;
+    const inside = row !== null && row >= 0 && row < spec.field.length && column >= 0 && column < spec.field[0].length;
+    const value = !inside ? "" : spec.shown ? spec.shown[row][column] : short(spec.field[row][column]);
+    this.fieldValue.textContent = inside ? `${spec.y_label} ${row}: ${value}` : "";
+  }
+}
+
+// Charts of one group share the place that the reader points at.
+function showAt(group, x, from) {
+  for (const chart of charts) if (chart.spec.group === group) chart.show(x, from);
+}

@@ -1,0 +1,257 @@
+"""What the page's charts show, as data for the drawing in `charts.js`: titles, axes and series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spac.report.figures import (
+    FloatArray,
+    Part,
+    number,
+    percent,
+    rate,
+    rows,
+    seconds,
+    size,
+    smooth,
+    time_parts,
+)
+from spac.report.reading import Recording
+
+Chart = dict[str, Any]
+
+POINTS = 240  # along an axis, at most: more would not be seen
+BANDS = 30  # of that many neighbours, smoothed curves
+
+PINK, BLUE, SKY, RED, ORANGE, GREEN, VIOLET, GREY, INK = range(9)  # page.css has them as --c0 … --c8
+
+
+class Charts:
+    """The charts of one recording, by the names of the places where the page wants them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording, self._content = recording, recording.content
+        self._c = rows(recording, POINTS)
+        self._steps = self._c["steps"]
+        self._width = max(1, len(self._steps) // BANDS)
+        self.n_step = int(self._steps.sum())
+
+    def all(self) -> dict[str, Chart]:
+        """Those that there is something to show in."""
+        if not self.n_step:
+            return {}
+        charts = {"time": self._time(), "speed": self._speed()}
+        if self._c["drafted"].any() or self._c["draft_length"].any():
+            charts |= {"draft": self._draft(), "roofline": self._roofline()}
+        if self._content["experts"] is not None:
+            charts |= {"hits": self._hits(), "slots": self._slots(), "moved": self._moved()}
+            charts |= {"swaps": self._swaps(), **self._layers()}
+        if self._content["thresholds"] is not None and self._content["thresholds"]["steps"]:
+            charts |= self._thresholds()
+        governor = self._content["governor"]
+        if governor is not None and governor.get("curve") is not None and governor["theta"]:
+            charts["theta"] = self._theta()
+        return charts
+
+    def parts(self) -> list[Part]:
+        """The time's parts, in rows that add up to all of it."""
+        return time_parts(self._c)
+
+    def _over_steps(self, title: str, unit: str, series: list[Chart], **more: Any) -> Chart:
+        """series: with a value for every row of steps, unless `more` has other x."""
+        x_range = [0.5, self.n_step + 0.5]
+        axis = {"group": "steps", "x": _middles(self._steps), "x_label": "step", "x_range": x_range}
+        return {"kind": "lines", **axis, "title": title, "unit": unit, "series": series, **more}
+
+    def _per_step(self, column: str) -> FloatArray:
+        return self._c[column] / self._steps
+
+    def _smooth(self, part: str, whole: str, scale: float = 1) -> list[float | None]:
+        return rate(smooth(self._c[part], self._width) * scale, smooth(self._c[whole], self._width))
+
+    def _share(self, part: str, whole: str) -> float | None:
+        total = float(self._c[whole].sum())
+        return float(self._c[part].sum()) / total if total else None
+
+    # Experts
+
+    def _hits(self) -> Chart:
+        slots, n = self._recording.figure("slots") or 0, self._recording.figure("n_experts") or 0
+        series = []
+        for name, part, whole, colour in (
+            ("activations", "activations_hit", "activations", BLUE),
+            ("distinct experts", "distinct_hit", "distinct", GREEN),
+        ):
+            values, total = self._smooth(part, whole), percent(self._share(part, whole))
+            series.append(_series(name, colour, values, total=total))
+        every = rate(self._c["activations_hit"], self._c["activations"])
+        series.insert(0, _series("activations, each step", BLUE, every, style="faint"))
+        marks = [{"y": slots / n, "label": f"slots: {percent(slots / n)} of the experts"}] if n else []
+        return self._over_steps("Hit rate", "%", series, y_range=[0, 1], marks=marks)
+
+    def _thresholds(self) -> dict[str, Chart]:
+        """τ over time; of every layer where they differ."""
+        told = self._content["thresholds"]
+        steps, levels = np.array(told["steps"], float), told["levels"]
+        each = np.array(told["sums"], float) / steps[:, None]
+        low, high, mean = each.min(1), each.max(1), each.mean(1)
+        series = [
+            _series("lowest to highest layer", VIOLET, high.tolist(), style="band", low=low.tolist()),
+            _series("mean of the layers", VIOLET, mean.tolist(), style="step", total=number(mean.mean())),
+        ]
+        more = {"x": _middles(steps), "y_range": [0, levels + 0.5], "y_whole": True}
+        charts = {"threshold": self._over_steps("Threshold τ", "", series, **more)}
+        if (low < high).mean() > 0.05:
+            more = {"scale": [0, levels], "y_label": "layer", "ramp": "demand"}
+            charts["thresholds"] = self._field("Threshold τ of every layer", each.T, told, **more)
+        return charts
+
+    def _layers(self) -> dict[str, Chart]:
+        by = {name: np.array(sums, float) for name, sums in self._content["experts"]["by_layer"].items()}
+        if not by:
+            return {}
+        n = len(by["host_ns"])
+        axis = {"x": list(range(n)), "x_label": "MoE layer", "x_range": [-0.5, n - 0.5], "group": "layer"}
+        device = by["device_activations"]
+        hits = [_series("activations on the device", BLUE, rate(device, by["host_activations"] + device))]
+        times = []
+        for name, column, colour in (("CPU experts", "host_ns", RED), ("host waits", "wait_ns", SKY)):
+            values, total = by[column] / self.n_step / 1e6, f"{seconds(by[column].sum() / 1e9)} in all"
+            times.append(_series(name, colour, values.tolist(), total=total))
+        bars = {"kind": "bars", "height": 180, **axis}
+        return {
+            "layer_hits": {
+                **bars,
+                "title": "Hit rate by layer",
+                "unit": "%",
+                "y_range": [0, 1],
+                "series": hits,
+            },
+            "layer_times": {**bars, "title": "Time by layer, per step", "unit": "ms", "series": times},
+        }
+
+    # Time
+
+    def _time(self) -> Chart:
+        parts, c = self.parts(), self._c
+        total, series = float(c["time_ns"].sum()) or 1.0, []
+        for i, part in enumerate(parts):
+            values, share = (part.ns / self._steps / 1e6).tolist(), percent(float(part.ns.sum()) / total)
+            series.append(_series(part.name, i, values, total=share, hint=part.explanation))
+        if self._content["device"] is not None and c["device_ns"].any():
+            name = "device experts, beside it" + (
+                " (at most)" if self._content["device"] == "at most" else ""
+            )
+            hint = "the device's own time on experts while the CPU computes or waits: no part of the sum"
+            share, values = percent(self._share("device_ns", "time_ns")), self._per_step("device_ns") / 1e6
+            series.append(_series(name, INK, values.tolist(), style="dash", total=share, hint=hint))
+        return self._over_steps("Time of a step", "ms", series, kind="stack", height=300)
+
+    def _speed(self) -> Chart:
+        series = []
+        for name, tokens, time, colour, style in (
+            ("measured", "tokens", "time_ns", BLUE, "line"),
+            ("expected by the governor", "expected_tokens", "expected_ns", RED, "dash"),
+        ):
+            mean = self._share(tokens, time)
+            if mean is not None:
+                values = self._smooth(tokens, time, 1e9)
+                series.append(_series(name, colour, values, style=style, total=number(mean * 1e9)))
+        return self._over_steps("Throughput", "tokens/s", series)
+
+    # Speculation
+
+    def _draft(self) -> Chart:
+        series = [_series("asked for", BLUE, self._per_step("draft_length").tolist(), style="step")]
+        for name, colour in (("drafted", ORANGE), ("accepted", GREEN)):
+            series.append(_series(name, colour, self._smooth(name, "steps")))
+        for each, column in zip(series, ("draft_length", "drafted", "accepted"), strict=True):
+            each["total"] = number(self._share(column, "steps"))
+        return self._over_steps("Draft length", "tokens", series)
+
+    def _roofline(self) -> Chart:
+        lengths, governor = self._content["lengths"], self._content["governor"] or {}
+        steps, tokens, time = (np.array(lengths[name], float) for name in ("steps", "tokens", "time_ns"))
+        series, marks, n = [], [], len(steps)
+        curve = governor.get("curve")
+        if curve is not None and curve["theta"]:
+            theta = np.array(curve["theta"], float)
+            roof = rate(np.array(curve["tokens"], float), np.array(curve["compute_s"], float))
+            series.append(_series("roof: no misses", GREY, roof, style="dash"))
+            series.append(_series("expected, as of the end", BLUE, theta.tolist()))
+            n, best = max(n, len(theta)), int(theta.argmax())
+            marks.append({"x": best, "label": f"best: {best}"})
+        share = (steps / max(1.0, float(steps.max(initial=0)))).tolist()
+        measured = rate(tokens * 1e9, time)
+        series.append(_series("measured, larger for more steps", RED, measured, style="dots", size=share))
+        axis = {"x": list(range(n)), "x_label": "draft length", "x_range": [-0.4, n - 0.6], "group": "length"}
+        title = "The governor's roofline" if curve is not None else "Throughput by draft length"
+        return {"kind": "lines", **axis, "title": title, "unit": "tokens/s", "series": series, "marks": marks}
+
+    def _theta(self) -> Chart:
+        governor = self._content["governor"]
+        counts = np.array(governor["steps"], float)
+        theta = np.array(governor["theta"], float).T / counts
+        best, worst = theta.max(0), theta.min(0)
+        shares = (theta - worst) / np.where(best > worst, best - worst, 1)
+        chart = self._field(
+            "What the governor expected of every draft length", shares, governor,
+            scale=[0, 1], y_label="draft length", ramp="resident", ends=["worst", "best at that time"],
+        )  # fmt: skip
+        chart["from"] = max(0, self.n_step - int(counts.sum())) + 0.5  # no model in the first steps
+        chart["shown"] = [[f"{number(value)} tokens/s" for value in row] for row in theta.tolist()]
+        chart["series"] = [_series("asked for", RED, self._per_step("draft_length").tolist(), style="step")]
+        return chart
+
+    def _field(self, title: str, values: FloatArray, told: Chart, **more: Any) -> Chart:
+        """values: float64 [y, row]; told: the part of the recording that they stem from."""
+        field = [[round(value, 3) for value in row] for row in values.tolist()]
+        more = {"kind": "field", "per_row": told["per_row"], "from": 0.5, "field": field, **more}
+        return self._over_steps(title, "", [], **more)
+
+    # Slots and memory
+
+    def _slots(self) -> Chart:
+        slots = self._recording.figure("slots") or 0
+        in_use = self._per_step("resident").tolist()
+        marks = [{"y": slots, "label": f"{number(slots)} slots"}] if slots else []
+        series = [_series("resident experts", GREEN, in_use, style="area")]
+        return self._over_steps(
+            "Slots in use", "experts", series, y_range=[0, max(1, slots) * 1.15], marks=marks
+        )
+
+    def _moved(self) -> Chart:
+        series = []
+        for name, column, colour in (
+            ("experts, up", "upload_bytes", BLUE),
+            ("ids and inputs, down", "download_bytes", ORANGE),
+            ("CPU rows, back up", "join_bytes", RED),
+        ):
+            total = size(float(self._c[column].sum()))
+            series.append(_series(name, colour, self._per_step(column).tolist(), total=total))
+        return self._over_steps("Bytes moved, per step", "bytes", series, kind="stack")
+
+    def _swaps(self) -> Chart:
+        series = []
+        for name, column, colour in (
+            ("uploads", "uploads", BLUE),
+            ("evictions", "evictions", RED),
+            ("uploads never used", "uploads_wasted", GREY),
+        ):
+            total = number(float(self._c[column].sum()))
+            series.append(_series(name, colour, self._smooth(column, "steps"), total=total))
+        return self._over_steps("Experts swapped, per step", "", series)
+
+
+def _series(name: str, colour: int, values: Sequence[Any], *, style: str = "line", **more: Any) -> Chart:
+    kept = [None if value is None else float(f"{value:.5g}") for value in values]
+    return {"name": name, "colour": colour, "style": style, "values": kept, **more}
+
+
+def _middles(steps: FloatArray) -> list[float]:
+    """Where on the axis of steps a row of so many lies."""
+    middles: list[float] = (np.cumsum(steps) - steps / 2 + 0.5).tolist()
+    return middles

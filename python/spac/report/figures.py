@@ -1,0 +1,126 @@
+"""The figures of a page, computed from a recording; what they look like is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.recording import COLUMNS
+from spac.report.reading import Recording
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the steps' time."""
+
+    name: str
+    explanation: str
+    ns: FloatArray
+    """By row."""
+
+
+def rows(recording: Recording, n_max: int) -> dict[str, FloatArray]:
+    """The columns of the steps, float64 [row], with at most `n_max` rows: neighbours are added up."""
+    columns = recording.content["steps"]["columns"]
+    n = len(columns["steps"])
+    starts = np.arange(0, n, max(1, -(-n // n_max)))
+    return {
+        name: np.add.reduceat(np.array(columns[name], float), starts) if n else np.zeros(0)
+        for name in COLUMNS
+    }
+
+
+def rate(part: FloatArray, whole: FloatArray) -> list[float | None]:
+    """part / whole, None where there is no whole."""
+    return [p / w if w > 0 else None for p, w in zip(part.tolist(), whole.tolist(), strict=True)]
+
+
+def smooth(values: FloatArray, width: int) -> FloatArray:
+    """Sums over `width` neighbours centred on each row, fewer at the ends."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    at = np.arange(len(values))
+    low, high = np.maximum(at - width // 2, 0), np.minimum(at + (width + 1) // 2, len(values))
+    return np.asarray(sums[high] - sums[low])
+
+
+def time_parts(columns: Mapping[str, FloatArray]) -> list[Part]:
+    """Where the steps' time went, part by part; their sum is `time_ns`."""
+    c = columns
+    within = c["host_wait_ns"] + c["host_compute_ns"] + c["queue_ns"]
+    draft = c["draft_ns"] + c["observe_ns"]
+    known = draft + np.maximum(c["verify_ns"], within) + c["sample_ns"] + c["scheduler_ns"]
+    return [
+        Part("Draft", "the draft model, or the n-gram draft", draft),
+        Part(
+            "Dense and other",
+            "the rest of the verification: attention, dense layers, output",
+            np.maximum(c["verify_ns"] - within, 0),
+        ),
+        Part(
+            "Host waits", "the CPU waits for a layer's ids and input: the device is busy", c["host_wait_ns"]
+        ),
+        Part("CPU experts", "experts that were not resident", c["host_compute_ns"]),
+        Part("Launches and copies", "calls that queue the device's work", c["queue_ns"]),
+        Part("Sampling", "choosing and checking tokens", c["sample_ns"]),
+        Part("Scheduler", "deciding what is resident", c["scheduler_ns"]),
+        Part("Everything else", "accepting, text, the governor, Python", np.maximum(c["time_ns"] - known, 0)),
+    ]
+
+
+def fixed_hit_rate(recording: Recording) -> float | None:
+    """Share of the activations that the best fixed choice of experts would have met: the most wanted of every
+    pool, as many as it has slots. None without demand."""
+    demand = recording.matrices.get("demand")
+    if demand is None or not demand.any():
+        return None
+    experts = recording.content["experts"]
+    pools = np.array([layer["pool"] for layer in experts["layers"]])
+    met = 0
+    for pool, n_slot in enumerate(experts["pool_slots"]):
+        wanted = np.sort(demand[pools == pool].ravel())[::-1]
+        met += int(wanted[: int(n_slot)].sum(dtype=np.int64))
+    return met / int(demand.sum(dtype=np.int64))
+
+
+def file_name(path: str | None) -> str | None:
+    """A model's name: where it lies is nobody's business."""
+    return None if path is None else PurePath(path).name or path
+
+
+def number(value: Any) -> str:
+    """Three digits; "–" for what there is not."""
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def percent(value: Any) -> str:
+    return "–" if value is None else f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"
+
+
+def seconds(value: Any) -> str:
+    if value is None:
+        return "–"
+    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(value) * scale >= 1:
+            return f"{number(value * scale)} {unit}"
+    return f"{number(value * 1e6)} µs" if value else "0 s"
+
+
+def size(value: Any) -> str:
+    """Bytes, in powers of 1000."""
+    if value is None:
+        return "–"
+    amount = float(value)
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(amount) < 1000:
+            return f"{number(amount)} {unit}"
+        amount /= 1000
+    return f"{number(amount)} TB"

@@ -1,0 +1,115 @@
+"""Puts a page together: one HTML file with its style, its drawing and its data inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from spac.report import words
+from spac.report.charts import Chart, Charts
+from spac.report.figures import file_name
+from spac.report.reading import MATRICES, Recording
+
+SCRIPTS = ("drawing.js", "charts.js", "heat.js", "page.js")
+
+MAPS = """\
+<fieldset><legend>Experts of a layer, from left to right:</legend>
+<label><input type="radio" name="order" value="number" checked> by number</label>
+<label><input type="radio" name="order" value="demand"> most wanted first</label></fieldset>
+<div class="pair"><figure id="heat-resident"></figure><figure id="heat-demand"></figure></div>
+<p id="expert" aria-live="polite">Point at an expert, or use the arrow keys.</p>
+"""
+
+
+def page(recording: Recording) -> str:
+    """The page as text; all that is a recording's is escaped."""
+    charts = Charts(recording)
+    drawn = charts.all()
+    script = "\n".join(_file(name) for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    name = escape(file_name(recording.word("target")) or "a run")
+    return Template(_file("page.html")).substitute(
+        title=f"{name} – spac report",
+        heading=name,
+        script_hash=f"sha256-{digest}",
+        style=_file("page.css"),
+        setting=words.settings(recording),
+        cards=words.cards(recording),
+        sections="\n".join(_sections(recording, charts, drawn)),
+        version=escape(recording.content["version"]),
+        data=_embedded({"charts": drawn, "experts": _experts(recording)}),
+        script=script,
+    )
+
+
+def _file(name: str) -> str:
+    return (Path(__file__).parent / name).read_text("utf-8")
+
+
+def _embedded(data: Any) -> str:
+    """JSON that no HTML parser takes for markup."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _experts(recording: Recording) -> Chart | None:
+    experts = recording.content["experts"]
+    if experts is None:
+        return None
+    counts = [layer["n_expert"] for layer in experts["layers"]]
+    return {
+        "n_layer": len(counts),
+        "n_expert": experts["n_expert"],
+        "counts": counts,
+        "looks": experts["looks"],
+        "summary": f"{len(counts)} layers of up to {experts['n_expert']} experts",
+        **{name: experts[name] for name in MATRICES},
+    }
+
+
+def _sections(recording: Recording, charts: Charts, drawn: dict[str, Chart]) -> Iterable[str]:
+    if not drawn:
+        yield '<p class="lead">No step was recorded: the run ended before its first token.</p>'
+    elif recording.content["experts"] is None:
+        yield f'<p class="lead">{words.NO_EXPERTS}</p>'
+    else:
+        title = "Where the experts are, and where they are wanted"
+        yield _section("experts", title, words.of_hits(recording), MAPS)
+        yield _section("hits", "Hits over time", "", _figures(drawn, "hits", "threshold", "thresholds"))
+    if drawn:
+        time = _figures(drawn, "time") + words.time_table(charts)
+        yield _section("time", "Where the time goes", words.of_time(charts), time)
+        speculation = _figures(drawn, "draft", "speed", "roofline", "theta")
+        yield _section("speculation", "Speculation", words.of_speculation(recording), speculation)
+        yield _section("memory", "Slots and memory", "", _figures(drawn, "slots", "swaps", "moved"))
+        layers = _figures(drawn, "layer_hits", "layer_times")
+        layers += _details("As a table", words.layer_table(recording))
+        yield _section("layers", "Layer by layer", "", layers)
+    figures = _details("The run's statistics, as --stats json has them", words.statistics_table(recording))
+    yield _section("figures", "All figures", "", figures)
+
+
+def _section(name: str, title: str, lead: str, body: str) -> str:
+    if not body:
+        return ""
+    told = f'<p class="lead">{escape(lead)}</p>' if lead else ""
+    return f'<section id="{name}"><h2>{escape(title)}</h2>{told}{body}</section>'
+
+
+def _figures(drawn: dict[str, Chart], *names: str) -> str:
+    """Places for those of the charts that there are, side by side where there is room."""
+    there = [name for name in names if name in drawn]
+    places = "".join(f'<figure id="chart-{name}"></figure>' for name in there)
+    return f'<div class="pair of{len(there)}">{places}</div>' if there else ""
+
+
+def _details(summary: str, body: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>" if body else ""

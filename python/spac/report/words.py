@@ -1,0 +1,189 @@
+"""What the page says in words: what ran, the key figures, the sentences and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from spac.report.charts import Charts
+from spac.report.figures import file_name, fixed_hit_rate, number, percent, seconds, size
+from spac.report.reading import Recording
+
+NO_EXPERTS = "This model has no experts that could be split, or ran without the split."
+
+
+def settings(recording: Recording) -> str:
+    """List items: what ran, and with what."""
+    word, figure = recording.word, recording.figure
+    draft = file_name(word("draft")) or plain(recording.stats.get("draft_types") or "none")
+    longest = f"{word('governor') or 'fixed'}, at most {number(figure('draft_length'))}"
+    options = plain(recording.stats.get("scheduler_options") or "")
+    scheduler = (word("scheduler") or "none") + (f" ({options})" if options else "")
+    device = (word("device") or "cpu") + (
+        ", the CPU playing a GPU" if recording.stats.get("device_is_stand_in") else ""
+    )
+    facts: list[tuple[str, str | None]] = [
+        ("draft", draft),
+        ("draft length", longest if draft != "none" else None),
+        ("device", device),
+        ("scheduler", scheduler),
+        ("slots", f"{number(figure('slots'))} for {number(figure('n_experts'))} experts"),
+        ("CPU threads", number(figure("threads"))),
+        ("temperature", number(figure("temp"))),
+        ("seed", plain(recording.stats.get("seed"))),
+        ("recorded", (recording.content["started"] or "–").replace("T", " ").replace("+00:00", " UTC")),
+    ]
+    items = (f"<li><b>{name}</b> {escape(fact)}</li>" for name, fact in facts if fact is not None)
+    return "\n".join(items)
+
+
+def cards(recording: Recording) -> str:
+    """The key figures: terms and descriptions."""
+    n, word, figure = _numbers(recording), recording.word, recording.figure
+    told = [
+        ("Speed", n("tokens_per_second"), "tokens/s", f"{n('latency_ms_per_token')} ms per token"),
+        ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, ended by {word('reason') or '–'}"),
+        (
+            "First token",
+            seconds(figure("time_to_first_token_s")),
+            "",
+            f"prompt of {n('prompt_tokens')} tokens",
+        ),
+    ]
+    if recording.stats.get("draft_types"):
+        told.append(
+            ("Acceptance", percent(figure("acceptance")), "", f"{n('tokens_per_step')} tokens per step")
+        )
+    if recording.content["experts"] is not None:
+        moved = sum(recording.total(f"{way}_bytes") for way in ("upload", "download", "join"))
+        swaps = f"{n('uploads')} uploads, {n('evictions')} evictions"
+        distinct = f"{percent(figure('hit_rate_distinct'))} of distinct experts"
+        host = f"and {seconds(figure('host_compute_s'))} of experts on the CPU"
+        told += [
+            ("Hit rate", percent(figure("hit_rate")), "", distinct),
+            (
+                "Slots",
+                n("slots_resident"),
+                f"of {n('slots')} in use",
+                f"{size(figure('slot_bytes'))} on the device",
+            ),
+            ("Moved", size(moved), "", swaps),
+            ("Host waits", seconds(figure("host_wait_s")), "", host),
+        ]
+    return "\n".join(
+        f'<div><dt>{name}</dt><dd class="value">{escape(value)} <small>{escape(unit)}</small></dd>'
+        f'<dd class="more">{escape(more)}</dd></div>'
+        for name, value, unit, more in told
+    )
+
+
+def _numbers(recording: Recording) -> Any:
+    return lambda name: number(recording.figure(name))
+
+
+def of_hits(recording: Recording) -> str:
+    """How good the choice of residents was."""
+    slots, n_expert = recording.figure("slots"), recording.figure("n_experts")
+    best = fixed_hit_rate(recording)
+    if not slots or not n_expert or best is None:
+        return "No expert was on the device."
+    return (
+        f"The device held {percent(slots / n_expert)} of the experts and computed "
+        f"{percent(recording.figure('hit_rate'))} of the activations. The best fixed choice of as many "
+        f"experts, known only afterwards, would have computed {percent(best)}."
+    )
+
+
+def of_time(charts: Charts) -> str:
+    """What takes most of it."""
+    parts = sorted(charts.parts(), key=lambda part: -part.ns.sum())
+    total = sum(part.ns.sum() for part in parts) or 1.0
+    first, second = parts[:2]
+    return (
+        f"Most of a step's time went to {first.name} ({percent(first.ns.sum() / total)}: "
+        f"{first.explanation}), then to {second.name} ({percent(second.ns.sum() / total)}: "
+        f"{second.explanation})."
+    )
+
+
+def of_speculation(recording: Recording) -> str:
+    """What drafting brought."""
+    n = _numbers(recording)
+    if not recording.stats.get("draft_types"):
+        return "Off: every step decoded one token."
+    return (
+        f"{n('drafted_tokens')} tokens were drafted and {n('accepted_tokens')} accepted; "
+        f"with the target's own, a step made {n('tokens_per_step')} tokens."
+    )
+
+
+def time_table(charts: Charts) -> str:
+    """The parts of a step's time."""
+    parts = charts.parts()
+    total = sum(float(part.ns.sum()) for part in parts) or 1.0
+    rows = []
+    for part in parts:
+        took = float(part.ns.sum())
+        rows.append((part.name, part.explanation, seconds(took / charts.n_step / 1e9), percent(took / total)))
+    rows.append(("A step", "", seconds(total / charts.n_step / 1e9), percent(1)))
+    return table(("part", "what it is", "per step", "share"), rows, n_text=2)
+
+
+def layer_table(recording: Recording) -> str:
+    """Every MoE layer's figures; "" without them."""
+    experts = recording.content["experts"]
+    if experts is None or not experts["by_layer"]:
+        return ""
+    by, demand, rows = experts["by_layer"], recording.matrices["demand"], []
+    for i, layer in enumerate(experts["layers"]):
+        device, all_pairs = (
+            by["device_activations"][i],
+            by["device_activations"][i] + by["host_activations"][i],
+        )
+        hit_rate = percent(device / all_pairs if all_pairs else None)
+        times = (seconds(by[name][i] / 1e9) for name in ("host_ns", "wait_ns"))
+        counts = (str(layer["n_expert"]), str(int((demand[i] > 0).sum())), size(layer["expert_bytes"]))
+        rows.append((str(i), layer["name"], *counts, hit_rate, *times))
+    head = (
+        "layer",
+        "name",
+        "experts",
+        "ever wanted",
+        "bytes of one",
+        "hit rate",
+        "CPU experts",
+        "host waits",
+    )
+    return table(head, rows, n_text=2)
+
+
+def statistics_table(recording: Recording) -> str:
+    """All of the run's statistics."""
+    stats = {name: plain(value) for name, value in recording.stats.items()}
+    for name in ("target", "draft"):
+        stats[name] = file_name(recording.word(name)) or "–"
+    return table(("figure", "value"), stats.items(), n_text=2)
+
+
+def plain(value: Any) -> str:
+    """Any value of the statistics."""
+    if value is None:
+        return "–"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {plain(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(plain, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], n_text: int) -> str:
+    """n_text: columns of words, to the left; those of numbers follow."""
+    kinds = ["" if i < n_text else ' class="n"' for i in range(len(head))]
+    top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
+    lines = []
+    for row in rows:
+        cells = [f"<td{kind}>{escape(text)}</td>" for text, kind in zip(row[1:], kinds[1:], strict=True)]
+        lines.append(f'<tr><th scope="row">{escape(row[0])}</th>{"".join(cells)}</tr>')
+    body = "".join(lines)
+    return f'<div class="table"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

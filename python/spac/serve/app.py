@@ -1,0 +1,228 @@
+"""The program: loads a model, puts it into llama-cpp-python's server, and serves until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from spac import env, interrupt
+from spac.config import COUNT, EngineConfig, Range
+from spac.errors import InputError
+from spac.options import Parser, add_config, number, read_config
+from spac.program import Talk, add_talk, guarded, models
+
+if TYPE_CHECKING:
+    from spac.serve.gate import House
+
+BACKLOG = 2048
+GRACE_S = 5  # for responses to end when the server is stopped; their generations are stopped at once
+
+
+def make_parser() -> Parser:
+    """The options of `spac.serve`."""
+    parser = Parser(
+        prog="spac.serve",
+        description="Serve a Mixture-of-Experts model with OpenAI's interface, at http://HOST:PORT/v1. "
+        "Without --target, the bundled demo pair. Ctrl-C stops.",
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    server.add_argument("--port", metavar="N", type=number(int, Range(0, 65535)), default=8000,
+                        help="port to listen on; 0 takes a free one (default: 8000)")  # fmt: skip
+    server.add_argument(
+        "--api-key", metavar="KEY",
+        help=f"what clients must send; better given as {env.API_KEY.name} in the environment, "
+        "for others can read options",
+    )  # fmt: skip
+    server.add_argument("--queue", metavar="N", type=number(int, Range(0, COUNT.high)), default=16,
+                        help="requests that may wait; others get status 429 (default: 16)")  # fmt: skip
+    server.add_argument("--alias", metavar="NAME", help="the model's name (default: its file's)")
+    add_config(parser.add_argument_group("engine"), EngineConfig)  # type: ignore[arg-type]
+    add_talk(parser.add_argument_group("output"))
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until stopped; returns the exit code, 0 after Ctrl-C."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: serve(options))
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Listen, load, serve."""
+    _check_extra()
+    talk = Talk(options.quiet)
+    target, draft, _demo = models(options)
+    config = read_config(options, target, draft)
+    api_key = env.API_KEY.get() if options.api_key is None else options.api_key
+    out = sys.stdout
+    with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
+        # llama-cpp-python's server prints when a client leaves.
+        chatter = sys.stderr if options.verbose else stack.enter_context(open(os.devnull, "w"))
+        stack.enter_context(contextlib.redirect_stdout(chatter))
+        if talk.progress is not None:  # somebody watches
+            talk.note(f"loading {target.name}")
+        with interrupt.Interrupt(lambda: None):
+            llama = stack.enter_context(contextlib.closing(load(config)))
+        for note in llama.notes:
+            talk.note(note)
+        if adopt_template(llama):
+            talk.note(f"{target.name} has no chat template: a plain one is used")
+        if not api_key and not _is_loopback(bound):
+            talk.note("whoever reaches this machine can use the model: --api-key asks for a key")
+        app, house = make_app(llama, options.alias or target.name, api_key, options.queue)
+        server = make_server(app, house, verbose=options.verbose)
+        talk.note("serving until Ctrl-C; the address goes to stdout")
+        print(f"http://{_address(bound)}/v1", file=out, flush=True)
+        server.run(sockets=[bound])
+    return 0
+
+
+def _check_extra() -> None:
+    from spac.doctor import missing_modules
+
+    missing = missing_modules("server")
+    if missing:
+        raise InputError(f"the server needs {', '.join(missing)}: run `pip install 'spac[server]'`")
+
+
+# The socket
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket, before anything is loaded. Raises InputError when there is no such address, or it is
+    taken."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"--host {host}: {reason}") from None
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host and --port"
+        ) from None
+    return bound
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(bound: socket.socket) -> bool:
+    host = str(bound.getsockname()[0])
+    return host.startswith("127.") or host == "::1"
+
+
+# The app
+
+
+def load(config: EngineConfig) -> Any:
+    """The model, as llama-cpp-python's `Llama` with the split."""
+    from spac.llama import OPTIONS, Llama
+
+    own = {item.name: getattr(config, item.name) for item in fields(config) if item.name in OPTIONS}
+    return Llama(
+        str(config.target),
+        n_ctx=4096 if config.ctx is None else config.ctx,
+        n_batch=config.batch,
+        n_ubatch=config.ubatch,
+        n_threads=config.threads or None,
+        n_threads_batch=config.threads or None,
+        flash_attn=True,  # as llama.cpp, and so the other programs, decide by themselves
+        verbose=False,
+        **own,
+    )
+
+
+def adopt_template(llama: Any) -> bool:
+    """Give a model without a chat template the plain one of `spac.chat`; returns whether it had none."""
+    from llama_cpp.llama_chat_format import (
+        ChatFormatterResponse,
+        Jinja2ChatFormatter,
+        chat_formatter_to_chat_completion_handler,
+    )
+
+    from spac.chat.template import FALLBACK, FALLBACK_STOP
+
+    if "tokenizer.chat_template" in llama.metadata:
+        return False
+    plain = Jinja2ChatFormatter(FALLBACK, "", "")
+
+    def formatter(**request: Any) -> Any:
+        return ChatFormatterResponse(plain(**request).prompt, list(FALLBACK_STOP))
+
+    llama.chat_handler = chat_formatter_to_chat_completion_handler(formatter)
+    return True
+
+
+def make_app(llama: Any, name: str, api_key: str, queue: int) -> tuple[Any, House]:
+    """llama-cpp-python's app around a model, behind the gate."""
+    from llama_cpp.server import app as upstream
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+    from starlette.middleware import Middleware
+
+    from spac.serve.gate import Gate, House
+    from spac.serve.guest import Guest, Shelf
+    from spac.serve.line import Line
+    from spac.serve.metrics import Metrics
+    from spac.serve.routes import add_routes
+
+    line = Line(queue)
+    metrics = Metrics(line)
+    house = House(line, metrics, (name,), api_key)
+    shelf = Shelf(name, Guest(llama, name, metrics))
+    os.environ.pop("CONFIG_FILE", None)  # else the app takes its models and its key from there
+    proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: shelf
+    try:
+        app = upstream.create_app(
+            # The key is the gate's matter. A request must not be interrupted by the next one.
+            server_settings=ServerSettings(api_key=None, interrupt_requests=False, root_path=""),
+            model_settings=[ModelSettings(model=name)],
+        )
+    finally:
+        upstream.LlamaProxy = proxy
+    app.user_middleware.append(Middleware(Gate, house=house))  # behind CORS, for browsers see refusals too
+    add_routes(app, house)
+    return app, house
+
+
+def make_server(app: Any, house: House, *, verbose: bool) -> Any:
+    """uvicorn around the app; from now on, Ctrl-C and SIGTERM stop it, and at once what it serves."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        backlog=BACKLOG,
+        log_level="info" if verbose else "error",
+        access_log=verbose,
+        timeout_graceful_shutdown=GRACE_S,
+        lifespan="off",
+    )
+    server = uvicorn.Server(config)
+    leave = server.handle_exit
+
+    def handle_exit(number: int, frame: Any) -> None:
+        house.close()
+        leave(number, frame)
+
+    server.handle_exit = handle_exit
+    # uvicorn takes the signals over when it starts, and raises them again at its end: to be stopped is how a
+    # server ends well.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda *_: setattr(server, "should_exit", True))
+    return server

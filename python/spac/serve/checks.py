@@ -1,0 +1,116 @@
+"""Whether a request can be served, before it takes a place in the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from llama_cpp.server import types
+from pydantic import ValidationError
+
+from spac.serve.refusal import Refusal
+
+REQUESTS = {
+    "/v1/completions": types.CreateCompletionRequest,
+    "/v1/engines/copilot-codex/completions": types.CreateCompletionRequest,
+    "/v1/chat/completions": types.CreateChatCompletionRequest,
+    "/v1/embeddings": types.CreateEmbeddingRequest,
+    "/extras/tokenize": types.TokenizeInputRequest,
+    "/extras/tokenize/count": types.TokenizeInputRequest,
+    "/extras/detokenize": types.DetokenizeInputRequest,
+}
+"""The requests that use the model, by path, and llama-cpp-python's types for them."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def checked(path: str, body: bytes, models: Collection[str]) -> bytes:
+    """The body as llama-cpp-python's server understands it. Raises Refusal, with a 4xx status."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise Refusal(400, "the body is no JSON object")
+    # What OpenAI's clients leave open is not said, rather than said to be null.
+    request = {name: value for name, value in request.items() if value is not None}
+    _check_model(path, request, models)
+    _translate(request)
+    if path == "/v1/chat/completions":
+        _check_messages(request)
+    try:
+        valid = REQUESTS[path].model_validate(request)
+    except ValidationError as error:
+        raise _first_fault(error) from None
+    _check_choices(valid)
+    try:
+        return json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refusal(400, "the body has half of a surrogate pair, which is no text") from None
+
+
+def _translate(request: dict[str, Any]) -> None:
+    """OpenAI's newer names into those that llama-cpp-python's server knows."""
+    if "max_completion_tokens" in request:
+        request.setdefault("max_tokens", request.pop("max_completion_tokens"))
+    form = request.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        named = form.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if not isinstance(schema, dict):
+            raise Refusal(400, "response_format: json_schema has no schema", param="response_format")
+        request["response_format"] = {"type": "json_object", "schema": schema}
+
+
+def _check_model(path: str, request: dict[str, Any], models: Collection[str]) -> None:
+    name = request.get("model")
+    if name is not None and name not in models and not path.startswith("/v1/engines/"):
+        raise Refusal(
+            404,
+            f"the model '{name}' is not served here: {', '.join(models)} is",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def _first_fault(error: ValidationError) -> Refusal:
+    # A union names its members by their types in the location; those not meant complain of the role.
+    faults = error.errors()
+    fault = next((each for each in faults if each["type"] != "literal_error"), faults[0])
+    parts = [str(part) for part in fault["loc"]]
+    where = ".".join(part for part in parts if part != "str" and not part[:1].isupper() and "[" not in part)
+    return Refusal(400, f"{where}: {fault['msg']}", param=where or None)
+
+
+def _check_choices(request: Any) -> None:
+    """What the server's types allow, and the server does not do."""
+    for name in ("n", "best_of"):
+        if getattr(request, name, None) not in (None, 1):
+            raise Refusal(400, f"{name}: only 1 answer to a request is made here", param=name)
+    if getattr(request, "temperature", 0) < 0:
+        raise Refusal(400, "temperature: must be at least 0", param="temperature")
+    prompt = getattr(request, "prompt", "")
+    if isinstance(prompt, list) and len(prompt) != 1:
+        raise Refusal(400, f"prompt: one text to a request, not {len(prompt)}", param="prompt")
+    for token in getattr(request, "logit_bias", None) or ():
+        if request.logit_bias_type != "tokens" and not token.isdecimal():
+            raise Refusal(400, f"logit_bias: '{token}' is no token's number", param="logit_bias")
+
+
+def _check_messages(request: dict[str, Any]) -> None:
+    """Also gives the newer role "developer" the older name that templates know."""
+    messages = request.get("messages")
+    if not messages or not isinstance(messages, list):
+        raise Refusal(400, "messages: a list of at least one is needed", param="messages")
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "developer":
+            message["role"] = "system"
+        elif role not in ROLES:
+            raise Refusal(400, f"messages: the role '{role}' is none of {', '.join(ROLES)}", param="messages")
+        parts = message.get("content")
+        if isinstance(parts, list) and any(
+            not isinstance(part, dict) or part.get("type") != "text" for part in parts
+        ):
+            raise Refusal(400, "messages: only text can be read here", param="messages")

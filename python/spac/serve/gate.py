@@ -1,0 +1,251 @@
+"""What stands before llama-cpp-python's app: the key, checks, the queue, and an eye on clients that leave.
+
+The app itself answers some bad requests with a traceback and status 500, sends a stream's status before it
+knows whether there will be a stream, and generates on for clients that have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+
+from spac.serve.checks import REQUESTS, checked
+from spac.serve.line import Full, Line
+from spac.serve.metrics import Metrics
+from spac.serve.refusal import GONE, Refusal, refusal_of
+from spac.serve.ticket import TICKET, Ticket
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY = 32 << 20
+STALL_S = 60.0
+"""A client that takes nothing for so long counts as gone: others wait for the model."""
+OPEN_TO_ALL = {"/health"}
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+class Gate:
+    """An ASGI middleware, the innermost one."""
+
+    def __init__(self, app: App, *, house: House) -> None:
+        self._app, self._house = app, house
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        began, path = time.monotonic(), str(scope["path"])
+        answer = Answer(send)
+        try:
+            self._house.admit(path, scope)
+            if path in REQUESTS and scope["method"] == "POST":
+                await self._serve(path, scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer.send)
+                await answer.end()
+        except Exception as error:
+            refusal = refusal_of(error)
+            if refusal.status == GONE:
+                answer.status = GONE  # nobody listens
+            else:
+                await answer.refuse(refusal)
+        finally:
+            metrics, known = self._house.metrics, path in REQUESTS
+            metrics.requests.labels(path if known else "other", str(answer.status)).inc()
+            if known:
+                metrics.seconds.observe(time.monotonic() - began)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
+        body = checked(path, await _read(receive), self._house.models)
+        ticket = Ticket()
+        watch = asyncio.create_task(_watch(receive, ticket))
+        self._house.tickets.add(ticket)
+        try:
+            if not await self._turn(ticket):
+                answer.status = GONE
+                return
+            try:
+                await self._run(ticket, scope, body, answer)
+            finally:
+                await run_in_threadpool(ticket.finish)
+                self._house.line.leave()
+        finally:
+            self._house.tickets.discard(ticket)
+            watch.cancel()
+            if ticket.cancelled and not answer.complete:
+                answer.status = GONE
+
+    async def _turn(self, ticket: Ticket) -> bool:
+        """Wait for the request's turn; False when its client leaves before. Raises Refusal: no place."""
+        line, began = self._house.line, time.monotonic()
+        turn = asyncio.create_task(line.turn())
+        left = asyncio.create_task(ticket.left.wait())
+        try:
+            await asyncio.wait({turn, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not turn.done():
+                turn.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                await turn
+                self._house.metrics.queued.observe(time.monotonic() - began)
+                return True
+            except Full:
+                raise Refusal(
+                    429,
+                    f"{line.n_waiting} requests are waiting, and no more may: try again later",
+                    code="queue_full",
+                    retry_after_s=line.retry_after_s(),
+                ) from None
+        return False
+
+    async def _run(self, ticket: Ticket, scope: Scope, body: bytes, answer: Answer) -> None:
+        told = {b"content-length": str(len(body)).encode(), b"content-type": b"application/json"}
+        others = [(name, value) for name, value in scope["headers"] if name not in told]
+        scope = {**scope, "headers": [*others, *told.items()]}
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            await ticket.left.wait()
+            return {"type": "http.disconnect"}
+
+        token = TICKET.set(ticket)
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            TICKET.reset(token)
+        await answer.end()
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).hostname
+    except ValueError:
+        return None
+
+
+class House:
+    """What the gate and the routes share: the queue, the figures, the names, the key, who is being served."""
+
+    def __init__(self, line: Line, metrics: Metrics, models: tuple[str, ...], api_key: str) -> None:
+        self.line, self.metrics, self.models = line, metrics, models
+        self.tickets: set[Ticket] = set()
+        self._key = api_key.encode()
+        self._closing = False
+
+    def admit(self, path: str, scope: Scope) -> None:
+        """Raises Refusal when the key is wrong or the server is about to stop.
+
+        Without a key, pages of other machines are refused: browsers let any of them send requests here.
+        """
+        if self._closing:
+            raise Refusal(503, "the server is stopping")
+        headers = dict(scope["headers"])
+        if path in OPEN_TO_ALL:
+            return
+        if not self._key:
+            origin = headers.get(b"origin", b"").decode("latin-1")
+            if origin and _host_of(origin) not in LOOPBACK:
+                raise Refusal(403, f"a page of {origin} needs an API key: start the server with --api-key")
+            return
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+            raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    def close(self) -> None:
+        """Stop everything that runs or waits, and admit nobody. From the event loop's thread."""
+        self._closing = True
+        for ticket in list(self.tickets):
+            ticket.cancel()
+
+
+class Answer:
+    """The way out. Holds back a response's beginning until there is something of it, and its end until the
+    app is done, so that what goes wrong meanwhile can still be told."""
+
+    def __init__(self, send: Send) -> None:
+        self._out = send
+        self._held: list[Message] = []
+        self._started = False
+        self._streams = False
+        self.status = 500
+        """Of the response."""
+        self.complete = False
+        """Whether all of it has been sent."""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            fields = dict(message.get("headers", ()))
+            self._streams = fields.get(b"content-type", b"").startswith(b"text/event-stream")
+            self._held.append(message)
+        elif not message.get("more_body") or not message.get("body"):
+            self._held.append(message)
+        else:
+            await self._release()
+            await self._send(message)
+
+    async def end(self) -> None:
+        """The app is done."""
+        await self._release()
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """In place of the response; as an event where one has begun."""
+        if self._started:
+            if self._streams:
+                await self._send({"type": "http.response.body", "body": refusal.event(), "more_body": True})
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        self.status, self._held = refusal.status, []
+        body = json.dumps(refusal.body()).encode()
+        start = {"type": "http.response.start", "status": refusal.status, "headers": refusal.fields()}
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await asyncio.wait_for(self._out(message), STALL_S)
+        except TimeoutError:
+            raise Refusal(GONE, "the client takes nothing") from None
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body")
+
+    async def _release(self) -> None:
+        while self._held:
+            self._started = True
+            await self._send(self._held.pop(0))
+
+
+async def _read(receive: Receive) -> bytes:
+    """The request's body. Raises Refusal when it is too large, or its client left."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(GONE, "the client left")
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY:
+            raise Refusal(413, f"the body has more than {MAX_BODY >> 20} MB")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _watch(receive: Receive, ticket: Ticket) -> None:
+    """Cancel when the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    ticket.cancel()

@@ -1,0 +1,109 @@
+"""The model as llama-cpp-python's server gets it: stops when its client has left, counts what it did, and
+refuses in words for clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import llama_cpp
+
+from spac.errors import Cancelled
+from spac.serve.metrics import Metrics
+from spac.serve.refusal import GONE, Refusal, refusal_of
+from spac.serve.ticket import TICKET, Ticket
+
+
+class Guest:
+    """Behaves like the `Llama` inside. One request at a time: the queue sees to that."""
+
+    def __init__(self, llama: Any, name: str, metrics: Metrics) -> None:
+        """`name` is what answers call the model."""
+        self._llama, self._name, self._metrics = llama, name, metrics
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llama, name)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.create_completion(*args, **keywords)
+
+    def create_chat_completion(self, **keywords: Any) -> Any:
+        # Unbound, so that the chat format's handler asks us for the completion.
+        with _refusing():
+            return llama_cpp.Llama.create_chat_completion(self, **keywords)
+
+    def create_embedding(self, *args: Any, **keywords: Any) -> Any:
+        with _refusing():
+            return self._llama.create_embedding(*args, **keywords)
+
+    def detokenize(self, tokens: list[int]) -> bytes:
+        n_vocab = self._llama.n_vocab()
+        for token in tokens:
+            if not 0 <= token < n_vocab:  # the library would end the process
+                raise Refusal(400, f"{token} is no token: they are 0 to {n_vocab - 1}", param="tokens")
+        return bytes(self._llama.detokenize(tokens).decode("utf-8", "replace"), "utf-8")
+
+    def create_completion(self, *args: Any, stopping_criteria: Any = None, **keywords: Any) -> Any:
+        ticket = TICKET.get()
+        criteria = [*(stopping_criteria or ()), lambda _tokens, _logits: ticket.cancelled]
+        keywords["model"] = self._name
+        keywords["stopping_criteria"] = llama_cpp.StoppingCriteriaList(criteria)
+        if keywords.get("stream"):
+            stream = self._stream(ticket, args, keywords)
+            ticket.at_end(stream.close)  # of a client that left, it would linger until it is collected
+            return stream
+        with _refusing(), self._at_work(ticket):
+            return self._llama.create_completion(*args, **keywords)
+
+    def _stream(
+        self, ticket: Ticket, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Generator[Any, None, None]:
+        with _refusing(), self._at_work(ticket):
+            yield from self._llama.create_completion(*args, **keywords)
+
+    @contextlib.contextmanager
+    def _at_work(self, ticket: Ticket) -> Iterator[None]:
+        if ticket.cancelled:
+            raise Refusal(GONE, "cancelled")
+        engine = getattr(self._llama, "engine", None)
+
+        def stop() -> None:
+            # What runs in the library now; between its calls, the stopping criterion ends the generation.
+            if engine is not None and engine.session is not None:
+                engine.session.cancel()
+
+        before = getattr(self._llama, "stats", None)
+        ticket.running(stop)
+        try:
+            yield
+        finally:
+            ticket.running(None)
+            stats = getattr(self._llama, "stats", None)
+            if stats is not None and stats != before:
+                self._metrics.observe(stats)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except (Refusal, GeneratorExit):
+        raise
+    except Cancelled:
+        raise Refusal(GONE, "cancelled") from None
+    except Exception as error:
+        raise refusal_of(error) from error
+
+
+class Shelf:
+    """In place of llama-cpp-python's LlamaProxy: the one model, by its name."""
+
+    def __init__(self, name: str, guest: Guest) -> None:
+        self.name, self._guest = name, guest
+
+    def __call__(self, _model: str | None = None) -> Guest:
+        return self._guest
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self.name])

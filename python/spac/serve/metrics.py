@@ -1,0 +1,82 @@
+"""The figures of a server, for Prometheus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from spac.serve.line import Line
+    from spac.stats import RunStats
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Metrics:
+    """Counters since the server started, and gauges of the last request's rates. A registry of its own."""
+
+    def __init__(self, line: Line) -> None:
+        self._registry = CollectorRegistry()
+        self._set_up_requests(line)
+        self._set_up_generation()
+
+    def _set_up_requests(self, line: Line) -> None:
+        self.requests = self._make(Counter, "requests", "Requests by path and status; 499: the client left.",
+                                   ("path", "status"))  # fmt: skip
+        self.seconds = self._make(Histogram, "request_seconds", "From a request to its answer's end.",
+                                  buckets=SECONDS)  # fmt: skip
+        self.queued = self._make(Histogram, "queue_seconds", "Of a request's time, that in the queue.",
+                                 buckets=SECONDS)  # fmt: skip
+        self._make(Gauge, "queue_length", "Requests that wait for their turn.").set_function(
+            lambda: line.n_waiting
+        )
+        self._make(Gauge, "queue_limit", "Requests that may wait.").set(line.limit)
+        self._make(Gauge, "running", "Requests that are served at this moment.").set_function(
+            lambda: int(line.busy)
+        )
+
+    def _set_up_generation(self) -> None:
+        self._speed = self._make(Gauge, "tokens_per_second", "Of the last request's decoding.")
+        self._acceptance = self._make(Gauge, "acceptance", "Drafted tokens that were accepted, last request.")
+        self._hit_rate = self._make(Gauge, "hit_rate", "Activations computed on the device, last request.")
+        self._tokens = self._make(Counter, "tokens", "Tokens: prompt, prefilled, generated, …",
+                                  ("kind",))  # fmt: skip
+        self._steps = self._make(Counter, "steps", "Steps: draft, verification.")
+        self._time = self._make(Counter, "seconds", "Time of prefill, decode, …", ("kind",))  # fmt: skip
+        self._activations = self._make(Counter, "activations", "Activations (token, expert) of decode steps.",
+                                       ("place",))  # fmt: skip
+        self._bytes = self._make(Counter, "moved_bytes", "Bytes: uploads, downloads, joins.", ("kind",))
+        self._uploads = self._make(Counter, "uploads", "Experts put into slots.")
+        self._evictions = self._make(Counter, "evictions", "Experts evicted from slots.")
+        self._waits = self._make(Counter, "host_waits", "Waits of the CPU for the device.")
+
+    def _make(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
+        return kind(f"spac_{name}", text, labels, registry=self._registry, **more)
+
+    def observe(self, stats: RunStats) -> None:
+        """Count one generation, finished or stopped. From any thread."""
+        for gauge, rate in (
+            (self._speed, stats.tokens_per_second),
+            (self._acceptance, stats.acceptance),
+            (self._hit_rate, stats.hit_rate),
+        ):
+            if rate is not None:
+                gauge.set(rate)
+        for kind in ("prompt", "prefilled", "generated", "drafted", "accepted"):
+            self._tokens.labels(kind).inc(getattr(stats, f"{kind}_tokens"))
+        for kind in ("prefill", "decode", "draft", "verify", "sample", "host_wait", "host_compute"):
+            self._time.labels(kind).inc(getattr(stats, f"{kind}_s"))
+        hits = round((stats.hit_rate or 0) * stats.activations)
+        self._activations.labels("device").inc(hits)
+        self._activations.labels("host").inc(stats.activations - hits)
+        for kind, size in stats.bytes_moved.items():
+            self._bytes.labels(kind).inc(size)
+        self._steps.inc(stats.steps)
+        self._uploads.inc(stats.uploads)
+        self._evictions.inc(stats.evictions)
+        self._waits.inc(stats.host_waits)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return bytes(generate_latest(self._registry))

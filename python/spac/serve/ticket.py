@@ -1,0 +1,51 @@
+"""One request on its way, known to all that happens for it in tasks and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+
+
+class Ticket:
+    """Whether the client is still there, and what to stop when it is not."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        """Set when nobody waits for the answer any more. For the event loop."""
+        self._lock = threading.RLock()  # a signal's handler may cancel while its thread does
+        self._cancelled = False
+        self._stop: Callable[[], None] | None = None
+        self._at_end: list[Callable[[], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """The same, for any thread."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Nobody waits any more: stop what runs. From the event loop's thread."""
+        self.left.set()
+        with self._lock:
+            self._cancelled = True
+            if self._stop is not None:
+                self._stop()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """What to call when the request is over, before the next one's turn."""
+        self._at_end.append(call)
+
+    def finish(self) -> None:
+        """The request is over."""
+        while self._at_end:
+            self._at_end.pop()()
+
+    def running(self, stop: Callable[[], None] | None) -> None:
+        """What to call on `cancel` from now on; None when nothing runs any more."""
+        with self._lock:
+            self._stop = stop
+
+
+TICKET: ContextVar[Ticket] = ContextVar("TICKET")
+"""Of the request that this task, or the thread that works for it, serves."""

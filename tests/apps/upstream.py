@@ -1,0 +1,92 @@
+"""llama-cpp-python's own tests, unpacked from the pinned sdist, and models to take the place of downloads."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"  # what its tests read beside downloads
+
+# What its tests import and we need not install: the hub's function answers with a file of ours; SciPy's is
+# imported there and not called.
+STAND_INS = {
+    "huggingface_hub.py": """
+import json, os
+
+def hf_hub_download(repo_id, filename):
+    return json.loads(os.environ["SPAC_TEST_MODELS"])[filename]
+""",
+    "scipy/__init__.py": "",
+    "scipy/special.py": "def log_softmax(x):\n    raise NotImplementedError\n",
+}
+
+# Its arguments: the mode, names of tests to leave out, and pytest's.
+LAUNCHER = """
+import multiprocessing, sys, pytest, spac
+
+multiprocessing.cpu_count = lambda: 1  # the tests take a thread for each, which spin where others work too
+
+class Deselect:
+    def pytest_collection_modifyitems(self, config, items):
+        out = [item for item in items if item.name in sys.argv[2].split()]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+if sys.argv[1] == "enable":
+    spac.enable(slots="25%", draft_type="ngram-simple", draft_length=3)
+sys.exit(pytest.main(sys.argv[3:], plugins=[Deselect()]))
+"""
+
+
+def llama_source() -> ModuleType:
+    """The module of the build that has the sdist."""
+    sys.path.insert(0, str(ROOT / "cmake"))
+    try:
+        return importlib.import_module("llama_source")
+    finally:
+        sys.path.pop(0)
+
+
+def unpack_tests(folder: Path) -> None:
+    """Its tests and what they read, in `folder`. Raises llama_source().SourceError, or what pip ran into."""
+    source = llama_source()
+    version, sha256 = source.read_pin(ROOT / "LLAMA_CPP_VERSION")
+    sdist = source.fetch_sdist(version, sha256, source.cache_folder(folder))
+    wanted = {VOCABULARY}
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            path = member.name.partition("/")[2]
+            if member.isfile() and (path in wanted or path.startswith("tests/")):
+                content = archive.extractfile(member)
+                assert content is not None
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(content.read())
+    for name, text in STAND_INS.items():
+        (folder / "stand_ins" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "stand_ins" / name).write_text(text)
+
+
+def run_tests(
+    folder: Path, mode: str, models: str, deselect: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs what `unpack_tests` made on spac's library, as `mode` says ("plain" or "enable").
+
+    models: JSON, a file of ours for each file that the tests would download.
+    """
+    python_path = [str(folder / "stand_ins"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    options = ["tests", "-q", "-ra", "--noconftest", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [sys.executable, "-c", LAUNCHER, mode, " ".join(deselect), *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "SPAC_TEST_MODELS": models},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )

@@ -1,0 +1,21 @@
+"""One tiny twin with its draft, for all tests here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.twin.__main__ import arguments
+
+AGREEMENT = 0.7
+
+
+@pytest.fixture(scope="session")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(target, draft), as the program writes them; the draft knows `AGREEMENT` of the chain."""
+    folder = tmp_path_factory.mktemp("twin")
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    args = arguments().parse_args(["tiny", str(target), "--draft", str(draft), "--agreement", str(AGREEMENT)])
+    args.run(args)
+    return target, draft

@@ -1,0 +1,147 @@
+"""Answers in one context: what is kept, what is forgotten, what a fault or a stop leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from spac import demo
+from spac.chat.conversation import Conversation, Exchange
+from spac.chat.dialogue import Dialogue
+from spac.chat.template import Template
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def engine():
+    config = EngineConfig(
+        demo.TARGET, demo.DRAFT, draft_length=8, device="stand-in", threads=1, ctx=256,
+        sampling=SamplingConfig(temp=0),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        yield engine
+
+
+@pytest.fixture
+def dialogue(engine):
+    engine.set_scheduler("lru")
+    engine.fix_draft_length(None)
+    engine.events.after_step.clear()
+    return Dialogue(engine, Template(engine.target), Conversation(), 24)
+
+
+def said(dialogue, text):
+    return "".join(dialogue.answer(text))
+
+
+def test_what_has_been_evaluated_is_kept(dialogue):
+    first = said(dialogue, "import os and sys")
+    assert dialogue.conversation.exchanges == [Exchange("import os and sys", first)]
+    said(dialogue, "more")
+    stats = dialogue.generation.stats
+    assert stats.prompt_tokens > 30
+    assert stats.prefilled_tokens < 20  # the new message, and what tokenizes otherwise at the joints
+
+
+def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
+    dialogue.conversation.system = "# Python"
+    forgotten = []
+    for turn in range(12):
+        said(dialogue, f"def f{turn}(x): write this function please")
+        forgotten.append(dialogue.n_forgotten)
+        stats = dialogue.generation.stats
+        assert stats.prompt_tokens + stats.generated_tokens <= stats.context
+        assert not dialogue.ended_by_context
+    assert forgotten == sorted(forgotten)
+    assert 0 < forgotten[-1] < 12
+    assert len(dialogue.conversation.exchanges) == 12
+    messages = dialogue.conversation.messages(skip=dialogue.n_forgotten)
+    assert messages[0] == {"role": "system", "content": "# Python"}
+
+
+def test_a_message_that_does_not_fit(dialogue):
+    said(dialogue, "short")
+    before = list(dialogue.conversation.exchanges)
+    with pytest.raises(InputError, match="the context holds 256"):
+        dialogue.answer("word " * 400)
+    assert dialogue.conversation.exchanges == before
+    assert said(dialogue, "short again")
+
+
+def test_an_answer_that_the_context_ends(engine):
+    engine.events.after_step.clear()
+    sampling = SamplingConfig(temp=0, ignore_eos=True)
+    endless = Dialogue(engine, Template(engine.target, "{{ messages[-1].content }}"), Conversation(), None)
+    endless._sampling = sampling
+    assert said(endless, "x = ")
+    assert endless.ended_by_context
+    assert "context 25" in endless.status()
+
+
+def test_a_fault_keeps_what_was_said(dialogue, engine):
+    first = said(dialogue, "import os")
+    steps = []
+
+    def fail(step):
+        steps.append(step)
+        if len(steps) == 3:
+            raise RuntimeError("a listener's fault")
+
+    engine.events.after_step.append(fail)
+    pieces = []
+    with pytest.raises(RuntimeError, match="fault"):
+        pieces.extend(dialogue.answer("import sys and json and re and time"))
+    engine.events.after_step.clear()
+    kept = dialogue.conversation.exchanges
+    assert kept[0] == Exchange("import os", first)
+    assert len(kept) == 2
+    assert kept[1].assistant
+    assert said(dialogue, "go on")
+    assert len(kept) == 3
+
+
+def test_a_stop_keeps_what_came(dialogue):
+    pieces = dialogue.answer("class A:")
+    first = next(pieces)
+    dialogue.generation.cancel()
+    rest = "".join(pieces)
+    assert dialogue.generation.reason == "cancelled"
+    assert dialogue.conversation.exchanges == [Exchange("class A:", first + rest)]
+    pieces = dialogue.answer("class B:")
+    dialogue.generation.cancel()  # before it began
+    assert list(pieces) == []
+    assert not dialogue.answered
+    assert len(dialogue.conversation.exchanges) == 1
+
+
+@pytest.mark.parametrize("scheduler", ["moe-spac", "ewma", "static", "none"])
+def test_another_scheduler_changes_no_word(dialogue, engine, scheduler):
+    text = said(dialogue, "def walk(top):")
+    dialogue.begin(Conversation())
+    engine.set_scheduler(scheduler)
+    assert said(dialogue, "def walk(top):") == text
+    assert dialogue.generation.stats.scheduler == scheduler
+
+
+def test_another_draft_length(dialogue):
+    said(dialogue, "def walk(top):")
+    assert dialogue.generation.stats.drafted_tokens > 0
+    dialogue.set_draft_length(0)
+    said(dialogue, "def run(top):")
+    assert dialogue.generation.stats.drafted_tokens == 0
+    dialogue.set_draft_length(None)
+    said(dialogue, "def walk(top):")
+    assert dialogue.generation.stats.drafted_tokens > 0
+    for wrong in (-1, 9):
+        with pytest.raises(InputError, match="0 to 8"):
+            dialogue.set_draft_length(wrong)
+
+
+def test_the_figures_on_one_line(dialogue):
+    assert dialogue.status() == ""
+    said(dialogue, "def walk(top):")
+    line = dialogue.status()
+    for part in ("tok/s", "acceptance", "hit rate", "GPU", "CPU", "context"):
+        assert part in line
+    assert "\n" not in line

@@ -1,0 +1,198 @@
+"""The parts of the chat that need no model: conversations, input, Markdown."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac.chat.console import Lines, is_complete, unfold
+from spac.chat.conversation import Conversation, Exchange
+from spac.chat.display import Markdown, Plain, split_blocks, visible
+from spac.errors import InputError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+CONVERSATIONS = st.builds(Conversation, TEXT, st.lists(st.builds(Exchange, TEXT, TEXT), max_size=4))
+
+
+# Conversations
+
+
+@given(CONVERSATIONS)
+def test_what_was_saved_is_loaded(tmp_path_factory, conversation):
+    path = tmp_path_factory.mktemp("saved") / "chat.json"
+    conversation.save(path)
+    assert Conversation.load(path) == conversation
+    assert list(path.parent.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # what was said is the user's alone
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "chat.json"
+    Conversation("first").save(path)
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("spac.chat.conversation.os.fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        Conversation("second").save(path)
+    assert Conversation.load(path).system == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_list_of_messages_is_a_conversation(tmp_path):
+    path = tmp_path / "chat.json"
+    path.write_text('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]')
+    assert Conversation.load(path) == Conversation("", [Exchange("a", "b")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "3", "{}", '"text"', "[3]", '{"messages": [3]}', '{"messages": [{"role": "user"}]}',
+        '[{"role": "user", "content": "alone"}]', '[{"role": "assistant", "content": "first"}]',
+        '[{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]',
+        '{"spac_chat": 2, "messages": []}',
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation(tmp_path, text):
+    path = tmp_path / "chat.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"chat\.json") as refused:
+        Conversation.load(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_forgotten_exchanges_stay_in_the_conversation():
+    conversation = Conversation("be brief", [Exchange("a", "b"), Exchange("c", "d")])
+    assert [message["content"] for message in conversation.messages("e", skip=1)] == [
+        "be brief", "c", "d", "e",
+    ]  # fmt: skip
+    assert len(conversation.messages()) == 5
+
+
+# Input
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("hello\n", ["hello"]),
+        ("one \\\ntwo\nthree\n", ["one \ntwo", "three"]),
+        ('"""\nfor x in y:\n\n    pass\n"""\nnext\n', ["for x in y:\n\n    pass", "next"]),
+        ('"""one line"""\n', ["one line"]),
+        ("last without newline", ["last without newline"]),
+        ("cut short \\", ["cut short"]),
+        ('"""never closed\n', ["never closed"]),
+        ("\n\n", ["", ""]),
+        ("", []),
+    ],
+)
+def test_messages_of_several_lines(monkeypatch, typed, meant):
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    lines = Lines()
+    assert [lines.read() for _ in meant] == meant
+    with pytest.raises(EOFError):
+        lines.read()
+
+
+@given(st.text(st.sampled_from('ab"\\\n ')))
+def test_whatever_is_typed_can_be_ended(text):
+    """A message that is not complete is so after one more line."""
+    if not is_complete(text):
+        assert is_complete(text + "\n") or is_complete(text + '\n"""')
+    unfold(text)
+
+
+# Markdown
+
+
+@given(
+    st.lists(st.sampled_from(["# h", "text", "- a", "  b", "```", "1. x", "", "> q", "| a |", "---", "\r"]))
+)
+def test_blocks_are_split_where_they_end(lines):
+    """Piece by piece or at once: the same blocks in the end, and every character kept."""
+    text = "\n".join(lines)
+    done, tail = "", ""
+    for character in text:
+        tail += character
+        if character == "\n":
+            complete, tail = split_blocks(tail)
+            done += complete
+    assert done + tail == text
+    complete, rest = split_blocks(text)
+    assert complete + rest == text
+
+
+def drawn(text, monkeypatch, pieces=7, columns=60):
+    """What a terminal shows of an answer, without colors."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    display = Markdown()
+    display._console = Console(file=out, width=columns, height=10, color_system=None)
+    cut = [text[at : at + pieces] for at in range(0, len(text), pieces)]
+    display.show(iter(cut), lambda: "figures")
+    return out.getvalue()
+
+
+ANSWER = """# Title
+
+Some *text* with <think> and `code`.
+
+```python
+def f():
+    return 1
+```
+
+- one
+- two
+"""
+
+
+def test_an_answer_is_drawn_as_markdown(monkeypatch):
+    shown = drawn(ANSWER, monkeypatch)
+    for part in ("Title", "Some text with <think> and code.", "def f():", "    return 1", " • one", " • two"):
+        assert part in shown
+    for sign in ("*text*", "```", "# Title"):
+        assert sign not in shown
+    assert drawn(ANSWER, monkeypatch, pieces=1).split() == drawn(ANSWER, monkeypatch, pieces=999).split()
+
+
+def test_a_block_longer_than_the_screen_is_shown_whole(monkeypatch):
+    text = "```\n" + "".join(f"line {at}\n" for at in range(40)) + "```\n"
+    shown = drawn(text, monkeypatch)
+    assert all(f"line {at}\n" in "".join(line.rstrip() + "\n" for line in shown.splitlines())
+               for at in range(40))  # fmt: skip
+
+
+def test_what_failed_halfway_stays_on_the_screen(monkeypatch, capsys):
+    def failing():
+        yield "as far as "
+        yield "it came"
+        raise RuntimeError
+
+    for display in (Plain(terminal=True), Markdown()):
+        with pytest.raises(RuntimeError):
+            display.show(failing(), str)
+        assert "as far as it came" in capsys.readouterr().out
+
+
+def test_a_terminal_obeys_no_model():
+    assert visible("a\x1b[2Jb\r\nc\td\x9b") == "a\N{REPLACEMENT CHARACTER}[2Jb\nc\td\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_pipe_gets_the_text_as_it_is(capsys):
+    Plain(terminal=False).show(iter(["a\x1b[2J", "b"]), str)
+    assert capsys.readouterr().out == "a\x1b[2Jb\n"
+
+
+def test_the_file_can_be_read_by_others(tmp_path):
+    path = tmp_path / "chat.json"
+    Conversation("s", [Exchange("ü", "b")]).save(path)
+    assert json.loads(path.read_text())["messages"][1] == {"role": "user", "content": "ü"}

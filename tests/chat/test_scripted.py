@@ -1,0 +1,158 @@
+"""Chats from a script: answers on stdout, everything else on stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from spac.chat.app import main
+from tests.chat.conftest import GREEDY
+from tests.cli.conftest import environment
+
+
+def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
+    file = tmp_path / "chat.json"
+    done = chat("import os \\", "import sys", "/stats", "import re", f"/save {file}", options=("-n", 6))
+    assert done.code == 0
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    assert messages[0]["content"] == "import os \nimport sys"
+    assert done.out == "".join(message["content"] + "\n" for message in messages[1::2])
+    for part in ("no chat template", "tok/s", "acceptance", "hit rate", "context", "speculation", "saved 2"):
+        assert part in done.err
+
+
+def test_a_saved_chat_goes_on(chat, tmp_path):
+    file = tmp_path / "chat.json"
+    whole = chat("import os", "import re", options=("-n", 6, "-q"))
+    chat("import os", f"/save {file}", options=("-n", 6))
+    for resumed in (
+        chat("import re", options=("-n", 6, "-q", "--load", file)),
+        chat("/system forgotten", f"/load {file}", "import re", options=("-n", 6, "-q")),
+    ):
+        assert resumed.code == 0
+        assert whole.out.splitlines()[-1] == resumed.out.splitlines()[-1]
+    assert whole.err == ""
+
+
+def test_the_system_prompt_is_seen(chat):
+    runs = (
+        chat("x", options=("-n", 1)),
+        chat("x", options=("-n", 1, "--system", "import numpy as np")),
+        chat("/system import numpy as np", "x", options=("-n", 1)),
+    )
+    plain, by_option, by_command = (int(re.search(r"context (\d+)/", run.err)[1]) for run in runs)
+    assert by_option == by_command > plain
+
+
+def test_what_a_reset_forgets(chat):
+    done = chat("import os", "/reset", "import os", options=("-n", 6))
+    half = len(done.out) // 2
+    assert done.out[:half] == done.out[half:]
+    assert "forgot 1 exchanges" in done.err
+
+
+def test_commands_that_cannot_be(chat):
+    bad = {
+        "/sav x": "did you mean /save?",
+        "/save": "needs FILE",
+        "/reset all": "takes nothing",
+        "/stats": "no answer yet",
+        "/load /no/such.json": "/no/such.json: cannot be read",
+        "/save /no/such/folder/x": "cannot be written",
+        "/scheduler lrux": "lru, static",
+        "/draft-length many": "whole number",
+        "/draft-length 99": "0 to 8 here; start with --draft-max",
+    }
+    done = chat(*bad, "/scheduler moe-spac", "/draft-length 0", "x", options=("-n", 4, "-q"))
+    assert done.code == 2
+    lines = done.err.splitlines()
+    assert len(lines) == len(bad)
+    for line, words in zip(lines, bad.values(), strict=True):
+        assert line.startswith("spac.chat: error: ")
+        assert words in line
+    assert done.out.count("\n") == 1  # and the chat went on
+
+
+def test_help_lists_all_commands_and_exit_leaves(chat):
+    done = chat("/help", "/exit", "never asked")
+    assert done.code == 0
+    assert done.out == ""
+    for name in ("help", "reset", "save", "load", "stats", "scheduler", "draft-length", "system", "exit"):
+        assert f"/{name}" in done.err
+
+
+def test_two_slashes_send_one(chat, tmp_path):
+    chat("//help", f"/save {tmp_path}/x", options=("-n", 2))
+    assert json.loads((tmp_path / "x").read_text())["messages"][0]["content"] == "/help"
+
+
+def test_the_models_own_template(chat, templated):
+    done = chat("hello", options=("-m", templated(), "-n", 4, "--draft-length", 0))
+    assert done.code == 0
+    assert "template" not in done.err
+
+
+def test_a_long_chat_forgets_and_says_so(chat):
+    done = chat(*(["import os and sys and time"] * 14), options=("-n", 16, "-c", 256))
+    assert done.code == 0
+    assert "context full: the oldest" in done.err
+    assert done.out.count("\n") >= 14
+
+
+def test_a_message_that_does_not_fit(chat):
+    done = chat("word " * 400, "x", options=("-n", 4, "-c", 256, "-q"))
+    assert done.code == 2
+    assert "the context holds 256" in done.error
+    assert done.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--load", "no.json"], "no.json"),
+        (["--chat-template-file", "no.jinja"], "no.jinja"),
+        (["-m", "no.gguf"], "no.gguf"),
+        (["-n", "-2"], "-1 to"),
+        (["--markdown"], "--markdown"),
+    ],
+)
+def test_options_that_cannot_be(chat, arguments, said):
+    done = chat("x", options=tuple(arguments))
+    assert (done.code, done.out) == (2, "")
+    assert said in done.error
+
+
+@pytest.mark.parametrize(("module", "stdin"), [("prompt_toolkit", True), ("rich", False)])
+def test_without_its_packages(capfd, monkeypatch, module, stdin):
+    """They are needed on a terminal only, and asked for in one line."""
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: stdin, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["--no-history"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "pip install 'spac[chat]'" in err
+
+
+def test_nobody_reads_the_answers(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spac.chat", *GREEDY, "-n", "8", "-q"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=tmp_path, env=environment(),
+    )  # fmt: skip
+    process.stdout.close()
+    process.stdin.write(b"x\ny\n")
+    process.stdin.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(30) == 141
+    assert err == b""

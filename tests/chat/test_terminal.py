@@ -1,0 +1,159 @@
+"""The chat in a real pseudo-terminal: editing, several lines, Ctrl-C, Ctrl-D, commands, Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+
+import pytest
+
+from tests.chat.conftest import GREEDY
+from tests.cli.conftest import environment
+
+pexpect = pytest.importorskip("pexpect")
+
+READY = "\x1b[?2004h"  # the line editor asks for pasted text in brackets
+UP, LEFT, HOME, ALT_ENTER = "\x1b[A", "\x1b[D", "\x01", "\x1b\r"
+PASTE, PASTED = "\x1b[200~", "\x1b[201~"
+
+
+class Terminal:
+    """A chat with the demo pair on a terminal of 100 columns and 24 lines."""
+
+    def __init__(self, folder, *options, **env):
+        self.history = folder / "state" / "spac" / "chat-history"
+        terminal = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": ""}
+        env = environment(**{**terminal, "XDG_STATE_HOME": str(folder / "state"), **env})
+        self.child = pexpect.spawn(
+            sys.executable, ["-m", "spac.chat", *GREEDY, *options],
+            env=env, cwd=folder, dimensions=(24, 100), timeout=30, encoding="utf-8",
+        )  # fmt: skip
+        self.child.delaybeforesend = None
+        self.folder = folder
+        self.ready()
+
+    def ready(self):
+        """Wait for the prompt; returns what was shown before it, without colors and movements."""
+        self.child.expect_exact(READY)
+        return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])", "", self.child.before)
+
+    def type(self, text):
+        self.child.send(text + "\r")
+        return self.ready()
+
+    def messages(self):
+        """What was said, by way of /save."""
+        shown = self.type("/save said.json")
+        assert "saved" in shown
+        return [
+            message["content"] for message in json.loads((self.folder / "said.json").read_text())["messages"]
+        ]
+
+    def leave(self):
+        self.child.sendeof()
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        return self.child.exitstatus
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    opened = []
+
+    def make(*options, **env):
+        opened.append(Terminal(tmp_path, *options, **env))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.child.close(force=True)
+
+
+def test_editing_and_history(terminal):
+    chat = terminal("-n", "4")
+    chat.type("imporx\x7ft oss\x7f")
+    chat.type("b" + HOME + "a")
+    chat.type(UP + UP + " again")
+    chat.type("one" + ALT_ENTER + "two")
+    chat.type("three\\\rfour")
+    chat.type('"""\rfive\r\rsix\r"""')
+    chat.type(PASTE + "seven\neight" + PASTED)
+    assert chat.messages()[::2] == [
+        "import os", "ab", "import os again", "one\ntwo", "three\nfour", "five\n\nsix", "seven\neight",
+    ]  # fmt: skip
+    assert chat.leave() == 0
+    assert chat.history.stat().st_mode & 0o777 == 0o600
+    again = terminal("-n", "4")
+    again.type(UP + UP + UP)  # over the command, and the pasted text's lines are one entry
+    assert again.messages()[0] in ('"""\nfive\n\nsix\n"""', "five\n\nsix", "seven\neight")
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
+    chat = terminal("-n", "1900", "--ignore-eos", "--no-history")
+    chat.child.send("import os\r")
+    chat.child.expect("tok/s")  # the figures below the growing answer
+    chat.child.sendintr()
+    shown = chat.ready()
+    assert "stopped" in shown
+    question, answer = chat.messages()
+    assert question == "import os"
+    assert answer
+    chat.child.send("half typed")
+    chat.child.sendintr()
+    chat.ready()
+    assert "draft length 0" in chat.type("/draft-length 0")
+    assert len(chat.messages()) == 2
+    assert chat.leave() == 0
+    assert not chat.history.exists()
+
+
+def test_three_times_ctrl_c_loses_nothing(terminal):
+    chat = terminal("-n", "1900", "--ignore-eos")
+    chat.child.send("import os\r")
+    chat.child.expect("tok/s")
+    for _ in range(3):
+        chat.child.kill(signal.SIGINT)
+    chat.ready()
+    assert chat.child.isalive()
+    while len(chat.messages()) != 2:  # a press that came late left an empty prompt
+        pass
+    assert chat.leave() == 0
+
+
+def test_commands_and_completion(terminal):
+    chat = terminal("-n", "4")
+    assert "did you mean /help?" in chat.type("/hepl")
+    assert "/draft-length N|auto" in chat.type("/help")
+    chat.child.send("/sche\t")
+    chat.child.expect_exact("duler")
+    assert "scheduler moe-spac" in chat.type(" moe-spac")
+    assert "system prompt: be brief" in chat.type("/system be brief")
+    chat.type("x")
+    assert "hit rate" in chat.type("/stats")
+    assert "forgot 1" in chat.type("/reset")
+    chat.child.send("/exit\r")
+    chat.child.expect(pexpect.EOF)
+    chat.child.close()
+    assert chat.child.exitstatus == 0
+
+
+# Whatever is asked, the demo goes on with reStructuredText, whose code is Markdown's too.
+TEMPLATE = r"""{{ '\"\"\"\n- one\n- two\n- three\n- four\n' if messages }}"""
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "is_drawn"),
+    [((), {}, True), (("--no-markdown",), {}, False), ((), {"NO_COLOR": "1"}, False)],
+)
+def test_markdown_is_drawn_and_raw_on_request(terminal, tmp_path, options, env, is_drawn):
+    (tmp_path / "template").write_text(TEMPLATE)
+    chat = terminal("-n", "24", "--chat-template-file", "template", *options, **env)
+    shown = chat.type("x")
+    answer = chat.messages()[1]
+    code = re.search("`(\\w+)`", answer)
+    assert code
+    assert (code[0] in shown) != is_drawn
+    assert code[1] in shown
+    assert chat.leave() == 0

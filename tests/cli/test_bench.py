@@ -1,0 +1,277 @@
+"""`spac bench`: every combination is measured as `spac run` would run it, and told in a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from spac.bench import main
+from spac.bench.candidates import Candidate, combinations
+from spac.bench.figures import best, rivals, rows
+from spac.bench.measure import Sample
+from spac.bench.pairs import Pairs
+from spac.bench.table import lines
+from spac.config import EngineConfig, Slots
+from spac.run import main as run
+from spac.stats import Meter, RunStats, Setting
+from tests.cli.conftest import ONE_THREAD, environment
+
+SHORT = (*ONE_THREAD, "--device", "stand-in", "--repeat", "1", "--max-tokens", "8")
+
+
+@pytest.fixture
+def bench(capfd):
+    """`bench("--slots", 4)`: the program in this process; its exit code, stdout and stderr."""
+
+    def call(*arguments, short=SHORT):
+        try:
+            code = main([*short, *map(str, arguments)])
+        except SystemExit as exit:  # argparse
+            code = exit.code
+        streams = capfd.readouterr()
+        return code, streams.out, streams.err
+
+    return call
+
+
+def test_the_demo_pair_in_every_combination(bench, tmp_path):
+    path = tmp_path / "bench.json"
+    code, out, err = bench(
+        "--schedulers", "lru", "moe-spac:levels=8", "none", "--slots", "10%", 40,
+        "--draft-lengths", 0, 3, "--repeat", 2, "--json", path,
+    )  # fmt: skip
+    assert code == 0
+    assert "loading" not in err  # nobody watches
+    found = json.loads(path.read_text())
+    settings = found["settings"]
+    labels = [each["setting"] for each in settings]
+    split = [f"{name}, slots {n}" for name in ("lru", "moe-spac:levels=8") for n in ("10%", "40")] + ["none"]
+    assert labels == [f"{what}, draft {n}" for what in ("llama.cpp on the CPU", *split) for n in (0, 3)]
+    for each in settings:
+        assert [turn["round"] for turn in each["rounds"]] == [0, 1]
+        assert all(len(turn["runs"]) == len(found["prompts"]) for turn in each["rounds"])
+        assert each["tokens_per_second"]["least"] <= each["tokens_per_second"]["median"]
+        assert (each["ratio"] is None) == each["is_baseline"]
+    assert_ran_as_told(settings)
+    table = out.splitlines()
+    assert [line[2:].split("  ")[0] for line in table[1 : 1 + len(labels)]] == labels
+    marked = [line for line in table[1 : 1 + len(labels)] if line.startswith("* ")]
+    fastest = max(settings, key=lambda each: each["tokens_per_second"]["median"])
+    assert len(marked) == 1
+    assert fastest["setting"] in marked[0]
+    assert fastest["is_best"]
+    assert f"for spac.run: {fastest['options']}" in out
+    assert "tell nothing about a GPU" in out
+
+
+def assert_ran_as_told(settings):
+    """Slots, schedulers and drafts are what the settings say, prompts were read, and texts depend on drafts
+    only."""
+    texts = {0: set(), 3: set()}
+    slots = {"10%": 16, "40": 40}
+    for each in settings:
+        length = int(each["setting"][-1])
+        for turn in each["rounds"]:
+            texts[length].add(tuple(each["text"] for each in turn["runs"]))
+            for stats in turn["runs"]:
+                assert stats["draft_length"] == length
+                assert (stats["drafted_tokens"] > 0) == (length > 0)
+                assert stats["prefilled_tokens"] == stats["prompt_tokens"] - 1 > 0
+                assert stats["generated_tokens"] == 8
+                if each["is_baseline"]:
+                    assert stats["device"] == "cpu"
+                    continue
+                scheduler, *rest = each["setting"].split(", ")
+                assert stats["scheduler"] == scheduler.split(":")[0]
+                assert stats["slots"] == (slots[rest[0].removeprefix("slots ")] if len(rest) == 2 else 0)
+                assert (stats["scheduler_options"] == {"levels": 8}) == (":" in scheduler)
+    assert len(texts[0]) == len(texts[3]) == 1
+
+
+def test_it_generates_what_run_does_with_the_options_it_names(bench, target, draft, capfd):
+    same = ["-m", target, "-md", draft, "-p", "def f("]
+    code, out, _ = bench(
+        *same, "--schedulers", "ewma", "--slots", 5, "--draft-lengths", 2, "--baseline", "none", "-q",
+        "--json", "-",
+    )  # fmt: skip
+    assert code == 0
+    (found,) = json.loads(out)["settings"]
+    assert found["options"] == "--scheduler ewma --slots 5 --draft-length 2"
+    given = [*ONE_THREAD, "--device", "stand-in", "-n", "8", "--temp", "0", "--stats", "none", "-q"]
+    assert run([*map(str, same), *given, *found["options"].split()]) == 0
+    assert capfd.readouterr().out == found["rounds"][0]["runs"][0]["text"] + "\n"
+
+
+def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
+    code, out, _ = bench("-m", tiny_model("qwen3"), "-p", "def f(", "-q")
+    assert code == 0
+    assert [line[2:].split("  ")[0] for line in out.splitlines()[1:3]] == [
+        "llama.cpp on the CPU", "llama.cpp on stand-in",
+    ]  # fmt: skip
+    code, _, err = bench("-m", tiny_model("qwen3"), "--slots", 4)
+    assert code == 2
+    assert "no experts" in one_line(err)
+
+
+def test_slots_that_do_not_fit_are_left_out(target):
+    memory = environment(SPAC_STAND_IN="memory_mb=1")  # the tiny model takes less, its experts more
+    command = [sys.executable, "-m", "spac.bench", *SHORT, "-c", "64", "-b", "32", "-ub", "32"]
+    given = ["-m", str(target), "-p", "x", "--schedulers", "lru", "--baseline", "none"]
+    done = subprocess.run(
+        [*command, *given, "--slots", "1", "100%", "auto"], capture_output=True, text=True, env=memory
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left out: lru, slots 100%: " in done.stderr
+    assert "slots 100%" not in done.stdout
+    counts = [line.split()[-3] for line in done.stdout.splitlines() if " of 15" in line]
+    assert counts[0] == "1"
+    assert 1 <= int(counts[1]) <= 4  # a quarter, or what fits
+
+
+@pytest.mark.parametrize(("room", "n_loaded"), [(0, [1] * 6), (1 << 60, [1, 1, 2, 2, 2, 2])])
+def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch, room, n_loaded):
+    monkeypatch.setattr("spac.bench.pairs._available", lambda: room)
+    base = EngineConfig(target=target, draft=draft, device="stand-in", threads=1, ctx=64)
+    candidates = combinations(base, ["lru"], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
+    shared = Pairs(base, candidates, 1, None)
+    shared.is_stand_in = False  # then what fits counts, also how much of it the draft takes
+    with closing(shared):
+        seen = []
+        for candidate in candidates:
+            pair = shared.share(candidate)
+            seen.append(len(shared._loaded))
+            drafted = [pair.target_context] if candidate.length == 0 else [pair.draft_context, pair.draft]
+            assert None not in drafted
+            assert (pair.draft_context is None) == (candidate.length == 0)
+            if candidate.length == 0 and candidate.slots.is_auto:
+                assert [key for key in shared._loaded if not key[0]] == [(False, False)]
+            pair.close()
+    assert seen == n_loaded
+
+
+def test_what_comes_to_the_same_is_measured_once(target):
+    base = EngineConfig(target=target, device="stand-in")
+    none = [Slots(count=0), Slots(share=0.0), Slots(count=4)]
+    found = combinations(base, ["lru", "none", "lru"], none, [0], splits=True, baseline=False)
+    assert [each.label for each in found] == ["none", "lru, slots 4"]
+
+
+def sample(at, seconds):
+    setting = Setting("m", None, "cpu", False, "none", (), 0, 1, 64, 0, 0.0, 0, 0, 0, 0.0)
+    return Sample(at, [RunStats.of(setting, Meter(generated_tokens=12, decode_s=seconds, steps=12))], [""])
+
+
+def test_ratios_are_of_the_same_round():
+    baseline = Candidate("cpu", "", Slots(count=0), 0, True, is_baseline=True)
+    other = Candidate("auto", "lru", Slots(), 0, True)
+    lone = Candidate("auto", "lru", Slots(), 4, True)
+    measured = {
+        baseline: [sample(0, 1.0), sample(1, 4.0), sample(2, 2.0)],
+        other: [sample(0, 0.5), sample(1, 1.0), sample(2, 2.0)],
+        lone: [sample(0, 3.0)],
+    }
+    table = rows(measured)
+    assert [row.ratio and row.ratio.median for row in table] == [None, 2.0, None]
+    assert [row.tokens_per_second.median for row in table] == [6.0, 12.0, 4.0]
+    winner = best(table)
+    assert winner is table[1]
+    assert rivals(table, winner) == 1
+    assert "--scheduler lru --slots auto --draft-length 0; the range of 1 other" in list(lines(table, ""))[-1]
+
+
+def one_line(err):
+    assert err.count("\n") == 1, f"one line was promised, not:\n{err}"
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--schedulers", "lru", "belady"], "moe-spac"),
+        (["--schedulers", "lru:depth=2"], "depth"),
+        (["--schedulers"], "--schedulers"),
+        (["--slots", "10%", "150%"], "0 to 1"),
+        (["--slots", "some"], "'auto', a count"),
+        (["--draft-lengths", "4", "many"], "roofline"),
+        (["--draft-lengths", "64"], "0 to 63"),
+        (["--draft-lengths", "2", "--draft-min", "3"], "draft_min 3"),
+        (["--draft-lengths", "roofline", "--deterministic"], "--deterministic"),
+        (["--baseline", "vllm"], "cpu"),
+        (["--repeat", "0"], "1 to 1000"),
+        (["--max-tokens", "0"], "1 to 2147483647"),
+        (["--device", "CUDA7"], "stand-in"),
+        (["--device", "cpu", "--slots", "4"], "--device cpu"),
+        (["--prompt", ""], "empty"),
+        (["--file", "no.txt"], "no.txt"),
+        (["--json", "no/bench.json"], "no/bench.json"),
+        (["--target", "no.gguf"], "no.gguf"),
+        (["--draft", "draft.gguf"], "--target"),
+        (["--threads", "-1"], "0 to 512"),
+        (["--state", "warm"], "--state"),
+        (["-c", "64", "-q", "-p", "abc " * 300], "--ctx"),
+    ],
+)
+def test_bad_input_is_one_line(bench, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = bench(*arguments)
+    assert code == 2
+    assert out == ""
+    assert said in one_line(err)
+    assert os.listdir() == []
+
+
+def test_draft_lengths_need_a_draft(bench, target):
+    code, _, err = bench("-m", target, "--draft-lengths", 0, 2)
+    assert code == 2
+    assert "--draft FILE" in one_line(err)
+
+
+def test_an_interrupt_ends_with_the_table_so_far(target, tmp_path):
+    command = [
+        sys.executable,
+        "-c",
+        INTERRUPTING,
+        *SHORT,
+        "--repeat",
+        "50",
+        "-m",
+        str(target),
+        "-p",
+        "def f(",
+    ]
+    path = tmp_path / "bench.json"
+    done = subprocess.run(
+        [*command, "--schedulers", "lru", "--json", str(path)],
+        capture_output=True, text=True, timeout=60, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "interrupted" in done.stderr
+    assert "* " in done.stdout
+    found = json.loads(path.read_text())
+    assert found["interrupted"]
+    assert [len(each["rounds"]) for each in found["settings"]] == [2, 2]
+
+
+INTERRUPTING = f"""
+import os, sys
+from spac.bench import main, measure
+of = measure.Engine.generate
+calls = []
+def generate(*given, **named):  # Ctrl-C in the second generation of the fifth turn
+    calls.append(0)
+    generation = of(*given, **named)
+    if len(calls) == 10:
+        next(generation)
+        os.kill(os.getpid(), {int(signal.SIGINT)})
+    return generation
+measure.Engine.generate = generate
+sys.exit(main(sys.argv[1:]))
+"""

@@ -1,0 +1,56 @@
+"""--timeline and --state: what a run leaves behind, and the one line where it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+GREEDY = ("--temp", 0, "-n", 8, "--device", "stand-in", "--draft-length", 4, "--slots", "40%")
+
+
+@pytest.fixture
+def pair(target, draft):
+    return ("-m", target, "-md", draft, "-p", "def f(", *GREEDY)
+
+
+def test_a_timeline_and_a_warm_start(spac_run, pair, tmp_path):
+    timeline, state = tmp_path / "run.json", tmp_path / "warm.state"
+    files = ("--timeline", timeline, "--state", state, "--stats", "json")
+    first = spac_run(*pair, *files)
+    assert first.code == 0
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+    events = json.loads(timeline.read_text())["traceEvents"]
+    stats = json.loads(first.err.splitlines()[-1])
+    assert sum(event.get("cat") == "verify" for event in events) == stats["steps"]
+    second = spac_run(*pair, *files, "--scheduler", "ewma", "--quiet")
+    assert second.code == 0
+    third = spac_run(*pair, *files, "--scheduler", "lru")
+    assert third.code == 0
+    notes = [line for line in third.err.splitlines() if "warm.state" in line]
+    assert notes == [
+        f"spac: state {state}: of scheduler 'ewma', this is 'lru'; starts cold, and replaces it at the end"
+    ]
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--state"])
+def test_a_file_that_cannot_be_written(spac_run, pair, tmp_path, option):
+    outcome = spac_run(*pair, "-q", option, tmp_path / "no" / "file")
+    assert outcome.code == 2
+    assert "no/file: cannot be written" in outcome.error
+    assert outcome.out == ""
+
+
+def test_a_file_that_is_no_state(spac_run, pair, tmp_path):
+    (tmp_path / "notes.txt").write_text("what I did in my holidays")
+    outcome = spac_run(*pair, "-q", "--state", tmp_path / "notes.txt")
+    assert outcome.code == 2
+    assert "not a saved state" in outcome.error
+    assert (tmp_path / "notes.txt").read_text() == "what I did in my holidays"
+
+
+def test_without_slots_there_is_nothing_to_keep(spac_run, pair, tmp_path):
+    outcome = spac_run(*pair, "--slots", 0, "--state", tmp_path / "warm.state")
+    assert outcome.code == 0
+    assert "not used, for there are no slots" in outcome.err
+    assert not (tmp_path / "warm.state").exists()

@@ -1,0 +1,118 @@
+"""What `spac doctor` finds, and what it says of what is missing or broken."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+
+import pytest
+
+from spac import _core, doctor
+from spac.doctor import examine, main
+from tests.cli.conftest import environment
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return {finding.name: finding for finding in examine()}
+
+
+def test_it_finds_what_is_there(findings):
+    assert not [finding for finding in findings.values() if finding.state == "fault"]
+    assert _core.llama_cpp_python_version in findings["library"].found
+    assert importlib.metadata.version("llama_cpp_python") in findings["llama-cpp-python"].found
+    assert "cores" in findings["cpu"].found
+    assert "available" in findings["memory"].found
+    assert "16 tokens" in findings["demo"].found
+    real = [device for device in _core.devices() if not device.is_stand_in]
+    assert (findings["gpu"].state == "ok") == bool(real)
+
+
+def test_what_is_off_says_why(findings):
+    for finding in findings.values():
+        assert bool(finding.why) == (finding.state != "ok"), finding
+        assert "\n" not in finding.found + finding.why
+
+
+def test_as_json_and_as_lines(capsys, monkeypatch, findings):
+    monkeypatch.setattr(doctor, "examine", lambda: iter(findings.values()))
+    assert main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"]
+    assert [finding["name"] for finding in report["findings"]] == list(findings)
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for finding in findings.values():
+        assert finding.found in out
+        assert finding.why in out
+
+
+def test_a_fault_is_exit_code_1(capsys, monkeypatch):
+    def broken():
+        raise ImportError("spac is not built: run `pip install .`")
+        yield
+
+    broken.__name__ = "_library"
+    monkeypatch.setattr(doctor, "_library", broken)
+    monkeypatch.setattr(doctor, "_demo", lambda: iter(()))
+    assert main([]) == 1
+    out, err = capsys.readouterr()
+    assert "! library" in out
+    assert "spac is not built" in out
+    assert "spac  " in out  # the other findings are told all the same
+    assert err == ""
+
+
+def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(nowhere / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    found = {finding.name: finding for check in (doctor._extras, doctor._folders) for finding in check()}
+    assert found["extra-chat"].state == "off"
+    assert "pip install 'spac[chat]'" in found["extra-chat"].why
+    assert found["extra-server"].state == "ok"
+    assert found["cache"].state == "off"
+    assert str(nowhere) in found["cache"].why
+    assert found["state"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "visible", "words"),
+    [
+        (False, "", None, "a CUDA build and a driver"),
+        (True, "", None, "a driver"),
+        (False, "CUDA 13.0", None, "a CUDA build"),
+        (True, "CUDA 13.0", "", "CUDA_VISIBLE_DEVICES is ''"),
+        (True, "CUDA 13.0", None, "no device"),
+    ],
+)
+def test_why_there_is_no_gpu(monkeypatch, built, driver, visible, words):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert words in doctor._why_no_gpu(built, driver)
+
+
+def test_what_experts_lie_in():
+    assert doctor._expert_memory("pinned mapping", False)[0] == "ok"
+    assert doctor._expert_memory("staged", True)[0] == "ok"
+    state, _, why = doctor._expert_memory("staged", False)
+    assert state == "off"
+    assert "pin" in why
+
+
+def test_a_library_that_is_not_there(tmp_path):
+    """Without the native library, it is told rather than raised."""
+    source = "import spac._library as l; l.library_path = lambda: l.Path('/no/libllama.so')\n"
+    source += "from spac.doctor import main; raise SystemExit(main([]))"
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, cwd=tmp_path, env=environment()
+    )
+    assert done.returncode == 1
+    assert "! library" in done.stdout
+    assert "cannot be loaded" in done.stdout
+    assert "Traceback" not in done.stderr

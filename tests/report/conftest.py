@@ -1,0 +1,82 @@
+"""A recording of the demo pair, made once, and the browser, where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.browser import Browser, find
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program left behind."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+def spac(*arguments: object, cwd: Path, stdin: bytes | None = None) -> Outcome:
+    """A program of spac as a user starts it: `spac("run", "--temp", 0, cwd=folder)`."""
+    name, *options = map(str, arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", f"spac.{name}", *options], cwd=cwd, input=stdin or b"", capture_output=True,
+        timeout=TIMEOUT_S, env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout, done.stderr.decode())
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of the demo pair: 5 layers of 32 experts, drafts, thresholds, a governor."""
+    folder = tmp_path_factory.mktemp("recorded")
+    done = spac(
+        "run", "--scheduler", "moe-spac", "--device", "stand-in", "--threads", 1, "-n", 150, "--temp", 0,
+        "--record", "run.json", "--stats-file", "stats.json", "-q", cwd=folder,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return folder / "run.json"
+
+
+@pytest.fixture
+def content(recorded: Path) -> dict[str, Any]:
+    """A copy of that recording's content, to be changed at will."""
+    return json.loads(recorded.read_text())
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium or Chrome here to show the page in")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Callable[..., Browser]:
+    """`show(content, width=390)`: the browser with the page of a recording."""
+    from spac.report.page import page
+    from spac.report.reading import parse
+
+    def open_page(
+        content: dict[str, Any], *, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> Browser:
+        path = tmp_path / "page.html"
+        path.write_text(page(parse(json.dumps(content).encode(), "test")))
+        browser.view(width, height, dark=dark, phone=width < 500)
+        browser.open(path)
+        return browser
+
+    return open_page

@@ -1,0 +1,153 @@
+"""The page as a file: complete, self-contained, escaped, written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from spac.report import main
+from spac.report.charts import Charts
+from spac.report.figures import fixed_hit_rate, number, percent, rows, seconds, size, smooth, time_parts
+from spac.report.page import page
+from spac.report.reading import parse
+from tests.report.conftest import spac
+
+
+def page_of(content):
+    return page(parse(json.dumps(content).encode(), "test"))
+
+
+def test_everything_is_inside(content):
+    text = page_of(content)
+    assert "$" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=(?!\"data:)", text)
+    for told in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "stand-in"):
+        assert told in text
+    assert content["stats"]["target"] not in text  # the folder is nobody's business
+
+
+def test_the_tables_have_the_key_figures_without_any_script(content):
+    text = re.sub(r"<script.*?</script>", "", page_of(content), flags=re.S)
+    stats = content["stats"]
+    for told in (
+        number(stats["tokens_per_second"]),
+        percent(stats["hit_rate"]),
+        percent(stats["acceptance"]),
+    ):
+        assert f">{told} <small>" in text
+    for part in ("Draft", "Host waits", "CPU experts", "Scheduler"):
+        assert f'<th scope="row">{part}</th>' in text
+
+
+def test_names_are_escaped(content):
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;.gguf"
+    content["stats"].update(target=evil, draft=f"/tmp/{evil}", scheduler=evil, device=evil)
+    content["experts"]["layers"][0]["name"] = evil
+    content["version"] = content["started"] = evil
+    text = page_of(content)
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert text.count("<script") == text.count("</script>") == 2
+
+
+def test_output_by_name_by_default_and_to_stdout(recorded, tmp_path):
+    copy = tmp_path / "run.json"
+    copy.write_bytes(recorded.read_bytes())
+    (tmp_path / "run.html").write_text("earlier")
+    done = spac("report", "run.json", cwd=tmp_path)
+    assert (done.code, done.out) == (0, b"")
+    assert "run.html" in done.err
+    made = (tmp_path / "run.html").read_bytes()
+    assert made.endswith(b"</html>\n")
+    assert spac("report", "run.json", "-o", "-", cwd=tmp_path).out == made
+    piped = spac("report", "-", cwd=tmp_path, stdin=copy.read_bytes())
+    assert (piped.out, piped.err) == (made, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.json"]
+
+
+def test_an_output_that_cannot_be_written(recorded, tmp_path):
+    done = spac("report", recorded, "-o", tmp_path / "no" / "page.html", cwd=tmp_path)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+
+
+def test_what_is_no_plain_file_stays_what_it_is(recorded, tmp_path):
+    (tmp_path / "real.html").write_text("earlier")
+    (tmp_path / "link.html").symlink_to("real.html")
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit((tmp_path / "pipe").read_bytes)
+        for name in ("link.html", "pipe"):
+            assert main([str(recorded), "-q", "-o", str(tmp_path / name)]) == 0
+        assert read.result(10).endswith(b"</html>\n")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "real.html").read_bytes().endswith(b"</html>\n")
+    name = 250 * "x"
+    assert main([str(recorded), "-q", "-o", str(tmp_path / name)]) == 0
+    assert main([str(recorded), "-q", "-o", str(tmp_path / (9 * name))]) == 2
+
+
+@pytest.mark.parametrize("part", ["experts", "thresholds", "governor", "device", "started"])
+def test_what_a_run_does_not_have_is_left_out(content, part):
+    content[part] = None
+    if part == "experts":
+        content["thresholds"] = None
+    text = page_of(content)
+    assert ('id="heat-demand"' in text) == (part != "experts")
+    assert ('id="chart-threshold"' in text) == (part not in ("experts", "thresholds"))
+    assert ('id="chart-theta"' in text) == (part != "governor")
+
+
+def test_a_run_without_a_step(content):
+    for column in content["steps"]["columns"].values():
+        column.clear()
+    assert "No step was recorded" in page_of(content)
+
+
+def test_the_parts_of_the_time_are_all_of_it(content):
+    columns = rows(parse(json.dumps(content).encode(), "test"), 40)
+    parts = time_parts(columns)
+    assert sum(part.ns for part in parts) == pytest.approx(columns["time_ns"], rel=1e-6)
+    assert len(columns["steps"]) <= 40
+    assert columns["steps"].sum() == content["stats"]["steps"]
+
+
+def test_the_best_fixed_choice(content):
+    recording = parse(json.dumps(content).encode(), "test")
+    best = np.sort(recording.matrices["demand"].ravel())[::-1][:40].sum() / recording.matrices["demand"].sum()
+    assert fixed_hit_rate(recording) == pytest.approx(best)
+    content["experts"]["pool_slots"] = [0]
+    assert fixed_hit_rate(parse(json.dumps(content).encode(), "test")) == 0
+
+
+def test_charts_have_a_value_for_every_place(content):
+    for name, chart in Charts(parse(json.dumps(content).encode(), "test")).all().items():
+        for series in chart["series"]:
+            if name != "roofline":
+                assert len(series["values"]) == len(chart["x"]), (name, series["name"])
+        assert chart["x"] == sorted(chart["x"])
+
+
+def test_figures_in_words():
+    assert [number(v) for v in (None, 0, 1234.5, 12.345, 0.00123)] == ["–", "0", "1,234", "12.3", "0.00123"]
+    assert [seconds(v) for v in (None, 0, 2.5, 0.0123, 4.2e-5)] == ["–", "0 s", "2.5 s", "12.3 ms", "42 µs"]
+    assert [size(v) for v in (0, 999, 1e6, 4.18e9, 5e15)] == ["0 B", "999 B", "1 MB", "4.18 GB", "5,000 TB"]
+    assert [percent(v) for v in (None, 0, 0.1234, 1)] == ["–", "0%", "12.3%", "100%"]
+    assert smooth(np.array([1.0, 2, 3, 4]), 1).tolist() == [1, 2, 3, 4]
+    assert smooth(np.array([1.0, 2, 3, 4]), 2).tolist() == [1, 3, 5, 7]
+
+
+def test_a_governor_that_is_not_yet_sure(content):
+    curve = content["governor"]["curve"]
+    curve["compute_s"][3], curve["theta"][4] = -1e-4, -5.0
+    content["governor"]["theta"][0][2] = -7.5
+    charts = Charts(parse(json.dumps(content).encode(), "test")).all()
+    assert charts["roofline"]["series"][0]["values"][3] is None
+    assert charts["theta"]["shown"][2][0].startswith("-")

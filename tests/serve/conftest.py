@@ -1,0 +1,152 @@
+"""A server as a user starts it, with the demo pair; one for all tests, for it has a model to load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.conftest import ONE_THREAD, environment
+
+KEY = "a key"
+QUEUE = 6
+FIXED = (*ONE_THREAD, "--draft-length", "8")  # no text depends on how long things take
+
+
+class Server:
+    """The running process, seen from outside."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._err = folder / "stderr"
+        self._clients: list[openai.OpenAI] = []
+        with open(self._err, "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "spac", "serve", "--port", "0", *FIXED, *arguments],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True, cwd=folder,
+                env=environment(SPAC_API_KEY=KEY),
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.process.stdout.close()
+        if not self.url.startswith("http://127.0.0.1:"):
+            self.kill()
+            pytest.fail(f"no server: {self.err}")
+        self.address = self.url.split("/")[2]
+        wait_until(self.answers)
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=60)
+        self._clients.append(client)
+        return client
+
+    def kill(self) -> None:
+        """Whatever state it is in."""
+        self.process.kill()
+        self.process.wait()
+        for client in self._clients:
+            client.close()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send the signal, unless it has ended; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        for client in self._clients:
+            client.close()
+        assert "Traceback" not in self.err
+        return code
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.address, timeout=60)
+
+    def ask(
+        self, method: str, path: str, body: bytes | str | dict | None = None, key: str = KEY
+    ) -> tuple[int, bytes]:
+        """Status and body of a request made by hand."""
+        connection = self.connection()
+        try:
+            data = json.dumps(body) if isinstance(body, dict) else body
+            connection.request(method, path, data, {"authorization": f"Bearer {key}"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def answers(self) -> bool:
+        try:
+            return self.ask("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def health(self) -> dict:
+        return json.loads(self.ask("GET", "/health")[1])
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples that have these labels."""
+        families = text_string_to_metric_families(self.ask("GET", "/metrics")[1].decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """For what another thread or process does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo pair as "demo", with a key, a queue of QUEUE places and a context of 2048."""
+    server = Server(
+        tmp_path_factory.mktemp("server"), "--alias", "demo", "--queue", str(QUEUE), "--ctx", "2048"
+    )
+    yield server
+    assert server.stop() == 0
+
+
+class Long:
+    """A stream that keeps the model busy for some seconds, until it is left."""
+
+    TOKENS = 1900
+
+    def __init__(self, server: Server) -> None:
+        self._client = server.client()
+        bias = {"0": -100.0}  # the demo's end token
+        self.stream = self._client.completions.create(
+            model="demo", prompt="x", max_tokens=self.TOKENS, temperature=0, logit_bias=bias, stream=True
+        )
+        self.first = next(iter(self.stream))
+
+    def leave(self) -> None:
+        self.stream.response.close()
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """Start `call` in a thread; its result, or what it raised, is appended to the list."""
+    results: list[object] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, results

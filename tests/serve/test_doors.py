@@ -1,0 +1,91 @@
+"""Starting and stopping: bad input is one line with exit code 2, a stop is exit code 0."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from spac.serve.app import main
+from tests.cli.conftest import environment
+from tests.serve.conftest import KEY, Long, Server, in_thread, wait_until
+
+
+def refused(capfd, *arguments):
+    """The one line that a refused start writes."""
+    try:
+        code = main(list(arguments))
+    except SystemExit as end:
+        code = end.code
+    out, err = capfd.readouterr()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_port_that_is_taken(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(capfd, "--port", str(port))
+    assert f"127.0.0.1 port {port}: " in line
+    assert "--port" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "no such host"], "--host no such host"),
+        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7"),
+        (["--port", "65536"], "0 to 65535"),
+        (["--port", "http"], "whole number"),
+        (["--queue", "-1"], "0 to"),
+        (["--target", "no.gguf"], "no.gguf"),
+        (["--draft", "no.gguf"], "--target"),
+        (["--temp", "0"], "--temp"),  # clients choose how to sample
+    ],
+)
+def test_options_that_cannot_be(capfd, arguments, said):
+    assert said in refused(capfd, "--port", "0", *arguments)
+
+
+def test_without_its_packages(capfd, monkeypatch):
+    monkeypatch.setattr("spac.doctor.missing_modules", lambda extra: ["fastapi"] if extra == "server" else [])
+    assert "pip install 'spac[server]'" in refused(capfd)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_it_serves(tmp_path, number):
+    """What runs and what waits ends at once."""
+    server = Server(tmp_path, "--alias", "demo", "--ctx", "2048")
+    try:
+        long = Long(server)
+        waiting, results = in_thread(lambda: Long(server))
+        wait_until(lambda: server.health()["queue"] == 1)
+        assert server.stop(number) == 0
+        waiting.join(20)
+        assert isinstance(results[0], Exception)
+        long.leave()
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "said"), [(["-q"], KEY, ""), (["-q"], "", ""), ([], "", "--api-key asks for a key")]
+)
+def test_an_open_door_is_spoken_of(tmp_path, more, key, said):
+    """And with --quiet, there is nothing but the address."""
+    command = [sys.executable, "-m", "spac.serve", "--port", "0", "--host", "0.0.0.0", "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=environment(SPAC_API_KEY=key),
+    )  # fmt: skip
+    address = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert address.startswith("http://0.0.0.0:"), err
+    assert (process.returncode, out) == (0, ""), err
+    assert said in err
+    assert bool(err) == bool(said), err

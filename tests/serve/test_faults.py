@@ -1,0 +1,173 @@
+"""Faults of the model and of the network, with a model that fails on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+
+import pytest
+from starlette.testclient import TestClient
+
+from spac.errors import Cancelled
+from spac.serve import gate
+from spac.serve.app import make_app
+from spac.serve.guest import Guest
+from spac.serve.line import Line
+from spac.serve.metrics import Metrics
+from spac.serve.refusal import GONE, Refusal
+from spac.serve.ticket import TICKET, Ticket
+
+pytestmark = [  # of streams that end early, sse-starlette leaves the channel open
+    pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _collect():
+    """Those channels are collected here, where that is no error."""
+    yield
+    gc.collect()
+
+
+REQUEST = {"prompt": "x", "stream": True}
+
+
+class Failing:
+    """Yields some chunks, then raises."""
+
+    stats = engine = None
+    chat_handler = None
+
+    def __init__(self, n_chunks: int, error: Exception | None) -> None:
+        self._n_chunks, self._error = n_chunks, error
+        self.closed = 0
+
+    def create_completion(self, *, stream=False, **keywords):
+        assert not keywords["stopping_criteria"]([], [])  # the client is there
+        if not stream:
+            raise self._error
+        return self._chunks()
+
+    def _chunks(self):
+        try:
+            for at in range(self._n_chunks):
+                yield {"choices": [{"text": str(at)}]}
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.closed += 1
+
+
+def served(llama):
+    app, house = make_app(llama, "failing", "", 2)
+    return TestClient(app), house
+
+
+def test_a_fault_is_told_and_the_next_request_served(caplog):
+    client, house = served(Failing(0, RuntimeError("the device is gone")))
+    for stream in (False, True):
+        with caplog.at_level(logging.ERROR, "spac.serve"):
+            response = client.post("/v1/completions", json={**REQUEST, "stream": stream})
+        assert response.status_code == 500
+        assert response.json()["error"]["message"] == "RuntimeError: the device is gone"
+        assert response.json()["error"]["type"] == "server_error"
+        assert "the device is gone" in caplog.text
+    assert not house.line.busy
+
+
+def test_a_fault_after_the_beginning_is_an_event():
+    client, _ = served(Failing(50, RuntimeError("the device is gone")))
+    response = client.post("/v1/completions", json=REQUEST)
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    assert response.status_code == 200
+    texts = [event["choices"][0]["text"] for event in events[:-1]]
+    assert texts  # what was still on its way inside the app may be missing
+    assert texts == [str(at) for at in range(len(texts))]
+    assert events[-1]["error"]["message"] == "RuntimeError: the device is gone"
+    assert "[DONE]" not in response.text
+
+
+def test_a_stream_is_closed_before_the_next_request():
+    llama = Failing(3, None)
+    client, _ = served(llama)
+    assert client.post("/v1/completions", json=REQUEST).text.count("data: {") == 3
+    assert llama.closed == 1
+
+
+def test_settings_of_the_environment_change_nothing(monkeypatch):
+    """llama-cpp-python's server would take its key and its models from there."""
+    monkeypatch.setenv("CONFIG_FILE", "no.json")
+    monkeypatch.setenv("API_KEY", "another")
+    client, _ = served(Failing(1, None))
+    assert client.post("/v1/completions", json=REQUEST).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost:3000", 200), ("http://127.0.0.1", 200), (None, 200), ("https://example.com", 403),
+     ("null", 403), ("http://[", 403)],
+)  # fmt: skip
+def test_pages_of_others_are_refused_without_a_key(origin, status):
+    client, _ = served(Failing(1, None))
+    headers = {} if origin is None else {"origin": origin}
+    assert client.post("/v1/completions", json=REQUEST, headers=headers).status_code == status
+    assert client.get("/v1/models", headers=headers).status_code == status
+    assert client.get("/health", headers=headers).status_code == 200
+
+
+def test_a_client_that_leaves_stops_what_the_library_does():
+    """Also the prompt's evaluation, during which no stopping criterion is asked."""
+    ticket = Ticket()
+
+    class Session:
+        cancelled = False
+
+        def cancel(self):
+            self.cancelled = True
+
+    class Evaluating:
+        stats = None
+
+        class engine:  # noqa: N801
+            session = Session()
+
+        def create_completion(self, **_keywords):
+            ticket.cancel()
+            assert self.engine.session.cancelled
+            raise Cancelled("cancelled")
+
+    token = TICKET.set(ticket)
+    try:
+        guest = Guest(Evaluating(), "name", Metrics(Line(1)))
+        for _ in range(2):  # the second time, it is not even begun
+            with pytest.raises(Refusal) as refusal:
+                guest.create_completion()
+            assert refusal.value.status == GONE
+    finally:
+        TICKET.reset(token)
+
+
+def test_while_it_stops_nobody_is_admitted():
+    client, house = served(Failing(1, None))
+    house.close()
+    response = client.post("/v1/completions", json=REQUEST)
+    assert response.status_code == 503
+
+
+def test_a_client_that_takes_nothing_is_gone(monkeypatch):
+    monkeypatch.setattr(gate, "STALL_S", 0.01)
+
+    async def never(_message):
+        await asyncio.Event().wait()
+
+    async def main():
+        answer = gate.Answer(never)
+        await answer.send({"type": "http.response.start", "status": 200, "headers": []})
+        await answer.send({"type": "http.response.body", "body": b"data", "more_body": True})
+
+    with pytest.raises(Refusal) as refusal:
+        asyncio.run(main())
+    assert refusal.value.status == GONE
