@@ -32,6 +32,8 @@ VARIANTS = (
     "lru",
     "static",
     "ewma",
+    "ewma:decay=0.2",
+    "logistic",
     "moe-spac",
     "moe-spac:form=real",
     "moe-spac:form=literal",

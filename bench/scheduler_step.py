@@ -41,8 +41,10 @@ def views(n_layer: int, n_expert: int, n_step: int) -> Iterator[View]:
         np.add.at(demand, (np.arange(n_layer)[None, :, None], chosen), 1)
         slot_of = np.where(rng.random(empty.shape) < SHARE, 0, -1).astype(np.int32)
         yield replace(
-            first, demand=demand, slot_of=slot_of, step=step, n_drafted=N_TOKEN - 1, n_verified=N_TOKEN
-        )
+            first, demand=demand, slot_of=slot_of, step=step, n_drafted=N_TOKEN - 1, n_verified=N_TOKEN,
+            n_accepted=int(rng.integers(N_TOKEN)),
+            routes=np.ascontiguousarray(chosen.transpose(1, 0, 2), np.int32),
+        )  # fmt: skip
 
 
 def timed(name: str, calls: Iterable[Callable[[], object]]) -> None:

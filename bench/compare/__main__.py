@@ -1,0 +1,134 @@
+"""spac and llama.cpp side by side: same files, prompts, threads, draft length, and equal VRAM.
+
+    python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|stand-in|cpu] [--budgets SHARE …]
+                                [--contexts N …] [--only TEXT …] [--server PROGRAM] [--seconds 540] [--quick]
+
+Every engine runs in a process of its own; what is done is kept in OUT/cells, and a run that is out of its
+seconds (exit code 3) is called again in the same way. OUT gets compare.md, compare.json and plots. Exit code
+1: the page names what could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.compare.cells import ROOT
+from bench.compare.comparison import Comparison
+from bench.compare.page import breakdowns, plot, table, verdict
+from bench.compare.roofline import Bandwidths
+from spac.errors import SpacError
+from spac.host import physical_cores
+
+UNFINISHED = 3
+
+
+def setting_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures belong to."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "target": args.target.name,
+        "draft": args.draft.name if args.draft else None,
+        "device": args.device,
+        "threads": args.threads,
+        "cores": physical_cores(),
+        "draft length": args.draft_length,
+        "tokens": args.tokens,
+        "prompts": args.texts,
+        "commit": commit,
+    }
+
+
+def page(
+    comparison: Comparison, bandwidths: Bandwidths | None, perplexity: dict[str, float], tables: list[str]
+) -> str:
+    """The results as Markdown."""
+    setting = setting_of(comparison.args)
+    lines = ["# spac and llama.cpp side by side", "", ", ".join(f"{k}: {v}" for k, v in setting.items()), ""]
+    lines.append("Decode: median of the warm prompts; cold: the first prompt after loading.")
+    if bandwidths:
+        link = "none" if bandwidths.link is None else f"{bandwidths.link / 1e9:.1f} GB/s"
+        lines.append(
+            f"Measured bandwidths: memory {bandwidths.dram / 1e9:.1f} GB/s, link {link}, "
+            f"device {bandwidths.device / 1e9:.1f} GB/s; the ideal is what they allow."
+        )
+    if not comparison.on_gpu:
+        lines.append("There is no GPU in this: it shows that everything runs, and no speed.")
+    lines += ["", *tables, ""]
+    lines += [f"Perplexity, {name}: {value:.5f}" for name, value in perplexity.items()]
+    lines += ["", "Not run: " + (str(len(comparison.not_run)) if comparison.not_run else "nothing")]
+    lines += [f"- {line}" for line in comparison.not_run]
+    return "\n".join(lines) + "\n"
+
+
+def conclude(comparison: Comparison, out: Path) -> None:
+    """Write page, figures and plots."""
+    bandwidths, perplexity = comparison.bandwidths(), comparison.perplexities()
+    rows = comparison.rows(bandwidths)
+    text = page(comparison, bandwidths, perplexity, [table(rows), "", *verdict(rows), "", breakdowns(rows)])
+    (out / "compare.md").write_text(text)
+    values = {
+        "setting": setting_of(comparison.args),
+        "bandwidths": asdict(bandwidths) if bandwidths else None,
+        "perplexity": perplexity,
+        "rows": [asdict(row) for row in rows],
+        "not_run": comparison.not_run,
+    }
+    (out / "compare.json").write_text(json.dumps(values, indent=1) + "\n")
+    plot(rows, out)
+    print(text, end="")
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("out", type=Path)
+    add("--target", type=Path, required=True)
+    add("--draft", type=Path)
+    add("--device", default="CUDA0", help="CUDA0, …; stand-in or cpu to try it without a GPU")
+    add("--budgets", nargs="+", default=["10%", "17%", "25%", "50%"], metavar="SHARE")
+    add("--contexts", nargs="+", type=int, default=[512, 4096], metavar="TOKENS")
+    add("--schedulers", nargs="+", default=["lru", "moe-spac", "ewma", "static"])
+    add("--only", nargs="+", metavar="TEXT", help="engines whose names contain one of these")
+    add("--draft-length", type=int, default=8)
+    add("--tokens", type=int, default=128, help="generated after each prompt")
+    add("--texts", type=int, default=3, help="prompts; the first one is met cold")
+    add("--text", type=Path, help="take prompts from this file (a twin has its own)")
+    add("--threads", type=int, default=physical_cores())
+    add("--reference", type=Path, help="folder of the unpatched libllama.so")
+    add("--server", type=Path, help="a llama-server program to compare with as well")
+    add("--seconds", type=float, default=540)
+    add("--quick", action="store_true", help="one budget, one short context, few tokens")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    args = arguments().parse_args(argv)
+    if args.quick:
+        args.budgets, args.contexts, args.tokens, args.texts = args.budgets[:1], [64], 24, 2
+    try:
+        comparison = Comparison(args)
+        comparison.run()
+        conclude(comparison, args.out)
+    except (SpacError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if any(line.endswith("out of time") for line in comparison.not_run):
+        return UNFINISHED
+    return 1 if comparison.not_run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

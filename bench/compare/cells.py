@@ -1,0 +1,195 @@
+"""The cells of the comparison: which engines, on which budget and context, and what runs a cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.compare.job import Job, Result
+from spac.gguf_header import read_header
+from spac.gguf_info import EXPERTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A row of the table. `tuned`: llama.cpp with as many layers' experts on the device as fit into the VRAM
+    that spac took."""
+
+    name: str
+    kind: str
+    speculates: bool
+    tuned: bool = False
+    scheduler: str = ""
+    governor: str | None = None
+    draft_length: int | None = None  # None: the comparison's
+
+    @property
+    def by_budget(self) -> bool:
+        """Whether the budget of experts on the device makes a difference to it."""
+        return self.kind == "spac" or self.tuned
+
+
+def engines(schedulers: list[str], with_server: bool) -> list[Engine]:
+    """All rows; spac's first, for their VRAM is what llama.cpp is tuned to."""
+    rows = [Engine(f"spac {name}, draft", "spac", True, scheduler=name) for name in schedulers]
+    rows += [
+        Engine("spac lru, no draft", "spac", False, scheduler="lru"),
+        Engine("spac lru, governor", "spac", True, scheduler="lru", governor="roofline"),
+        Engine("spac moe-spac, governor", "spac", True, scheduler="moe-spac", governor="roofline"),
+    ]
+    for kind in ("llama.cpp", *(("llama-server",) if with_server else ())):
+        rows += [
+            Engine(f"{kind}, experts on CPU", kind, False),
+            Engine(f"{kind}, experts on CPU, draft", kind, True),
+            Engine(f"{kind} --n-cpu-moe", kind, False, tuned=True),
+            Engine(f"{kind} --n-cpu-moe, draft", kind, True, tuned=True),
+            # Fewer drafted tokens want fewer experts: llama.cpp's own default length.
+            Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3),
+        ]
+    return rows
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine on one budget ("17%") and context (tokens of prompt)."""
+
+    engine: Engine
+    budget: str
+    context: int
+
+    @property
+    def key(self) -> str:
+        budget = self.budget if self.engine.by_budget else "any"
+        return "".join(
+            c if c.isalnum() or c in "-%." else "_" for c in f"{self.engine.name}-{budget}-{self.context}"
+        )
+
+
+def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterator[Cell]:
+    """Every cell once, the first budget and context first."""
+    seen: set[str] = set()
+    for context in contexts:
+        for budget in budgets:
+            for engine in rows:
+                cell = Cell(engine, budget, context)
+                if cell.key not in seen:
+                    seen.add(cell.key)
+                    yield cell
+
+
+def layer_bytes(path: Path) -> list[int]:
+    """Bytes of every layer's experts, 0 where a layer has none."""
+    header = read_header(path)
+    sizes: dict[int, int] = {}
+    for tensor in header.tensors:
+        if tensor.name.startswith("blk."):
+            layer = int(tensor.name.split(".")[1])
+            sizes[layer] = sizes.get(layer, 0) + (tensor.n_bytes if EXPERTS.search(tensor.name) else 0)
+    return [sizes.get(i, 0) for i in range(max(sizes) + 1)]
+
+
+def layers_on_cpu(sizes: list[int], room: float) -> int:
+    """The N of --n-cpu-moe: the first N layers' experts on the CPU, the others' within `room` bytes."""
+    used, n = 0, len(sizes)
+    while n > 0 and used + sizes[n - 1] <= room:
+        n -= 1
+        used += sizes[n]
+    return n
+
+
+class VramMeter:
+    """Polls what is used of a GPU's memory while a process runs; None where there is no nvidia-smi."""
+
+    def __init__(self, device: str) -> None:
+        number = "".join(c for c in device if c.isdigit())
+        self._command = [
+            "nvidia-smi", "-i", number or "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits",
+        ]  # fmt: skip
+        self._before = self._read() if device.upper().startswith("CUDA") else None
+        self._peak = self._before
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def _read(self) -> int | None:
+        try:
+            out = subprocess.run(self._command, capture_output=True, text=True, timeout=10, check=True).stdout
+            return int(out.split()[0]) << 20
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            return None
+
+    def _poll(self) -> None:
+        while not self._done.wait(0.2):
+            now = self._read()
+            if now is not None and self._peak is not None:
+                self._peak = max(self._peak, now)
+
+    def __enter__(self) -> VramMeter:
+        if self._before is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def used(self) -> int | None:
+        """Bytes at the peak beyond those before."""
+        return None if self._peak is None or self._before is None else self._peak - self._before
+
+
+def environment(reference: Path | None) -> dict[str, str]:
+    """For a process that runs the unpatched library of that folder, or (None) spac's own.
+
+    CUDA's libraries may be Python packages; spac finds them by itself, the unpatched library must be told.
+    """
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+    found.pop("LLAMA_CPP_LIB_PATH", None)
+    if reference is not None:
+        packages = [str(each) for folder in sys.path for each in Path(folder or ".").glob("nvidia/*/lib")]
+        paths = [path for path in (found.get("LD_LIBRARY_PATH", ""), *packages) if path]
+        found |= {"LLAMA_CPP_LIB_PATH": str(reference), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    return found
+
+
+def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: float) -> Result:
+    """Runs a job in a process of its own, and keeps its result in the work folder.
+
+    reference: the folder of the unpatched library, for jobs of llama.cpp; None: spac's own library.
+    """
+    job_path, result_path, log_path = (work / f"{key}.{end}" for end in ("job.json", "json", "log"))
+    job.write(job_path)
+    library = "spac" if reference is None else "stock"
+    result_path.unlink(missing_ok=True)
+    begun = time.monotonic()
+    with VramMeter(job.device) as meter, log_path.open("w") as log:
+        command = [sys.executable, "-m", "bench.compare.worker", str(job_path), str(result_path), library]
+        try:
+            code = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment(reference),
+                stdout=log,
+                stderr=log,
+                timeout=seconds,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return Result(error=f"not done within {seconds:.0f} s")
+    if not result_path.is_file():
+        tail = log_path.read_text().strip().splitlines()[-1:] or ["no output"]
+        return Result(
+            error=f"ended with status {code} after {time.monotonic() - begun:.0f} s: {tail[0][:200]}"
+        )
+    result = replace(Result.read(result_path), peak_vram=meter.used)
+    result.write(result_path)
+    return result

@@ -1,0 +1,246 @@
+"""The comparison's course: which cells run, in which order, tuned to what, and what is kept of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from bench.compare.cells import ROOT, Cell, engines, environment, grid, layer_bytes, layers_on_cpu, run_cell
+from bench.compare.job import Job, Result
+from bench.compare.page import Demand, Row, ideal_speed, row_of
+from bench.compare.roofline import Bandwidths, Weights
+from spac.config import Slots
+from spac.errors import InputError
+from spac.gguf_check import check_model
+from spac.gguf_header import read_header
+from tests.reference import reference_folder
+
+LEAST_S = 20  # no cell is begun with fewer seconds left
+VRAM_NOISE = 64 << 20
+PERPLEXITY_TOKENS = 256  # of each prompt
+
+
+class Comparison:
+    """One run over the grid; what earlier runs did is read from the cells' folder."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises InputError for files and settings that cannot be used."""
+        self.args = args
+        self.cells: Path = args.out / "cells"
+        self.cells.mkdir(parents=True, exist_ok=True)
+        self.deadline = time.monotonic() + args.seconds
+        reference = args.reference or reference_folder()
+        if reference is None:
+            raise InputError(
+                "no unpatched library: build with -DSPAC_BUILD_REFERENCE=ON, or give --reference FOLDER"
+            )
+        self.reference = Path(reference)
+        for path, role in ((args.target, "target"), (args.draft, "draft")):
+            if path is not None:
+                check_model(path, role)
+        rows = engines(args.schedulers, bool(args.server))
+        rows = [row for row in rows if args.draft or not row.speculates]
+        if args.only:
+            rows = [row for row in rows if any(text in row.name for text in args.only)]
+        self.grid = list(grid(rows, args.budgets, args.contexts))
+        self.sizes = layer_bytes(args.target)
+        self.target, self.draft = Weights.of(args.target), Weights.of(args.draft) if args.draft else None
+        self.not_run: list[str] = []
+        self.results: dict[str, Result] = {}
+        self.n_cpu_moe: dict[str, int | None] = {}
+        self._prompts = {n: self._make_prompts(n) for n in {*args.contexts, PERPLEXITY_TOKENS}}
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.args.device.upper().startswith("CUDA"))
+
+    def _device(self, kind: str) -> str:
+        """Where that side runs: the stand-in computes on the CPU, and llama.cpp does without it."""
+        return "cpu" if kind != "spac" and self.args.device == "stand-in" else self.args.device
+
+    def _make_prompts(self, n: int) -> list[list[int]]:
+        """Prompts of `n` tokens: stretches of a twin's chain, or of --text."""
+        count = self.args.texts
+        chain = read_header(self.args.target).metadata.get("twin.chain")
+        if isinstance(chain, int) and self.args.text is None:
+            return [[(i * chain // count + j) % chain for j in range(n)] for i in range(count)]
+        if self.args.text is None:
+            raise InputError(f"{self.args.target} is no twin: give --text FILE to take prompts from")
+        from spac._llama import Model
+
+        text = self.args.text.read_text()
+        tokens = Model(self.args.target, (), {"vocab_only": True}).tokenize(text).tolist()
+        if len(tokens) < count * n:
+            raise InputError(f"{self.args.text}: {len(tokens)} tokens are less than {count} prompts of {n}")
+        return [tokens[i * n : (i + 1) * n] for i in range(count)]
+
+    def job(self, cell: Cell) -> Job:
+        """What the cell runs. Raises InputError where something it needs has not run."""
+        args, engine = self.args, cell.engine
+        n_cpu_moe = self._tuned(cell) if engine.tuned else len(self.sizes) if engine.kind != "spac" else None
+        return Job(
+            kind=engine.kind,
+            target=str(args.target),
+            prompts=self._prompts[cell.context],
+            n_predict=args.tokens,
+            ctx=cell.context + args.tokens + 64,
+            threads=args.threads,
+            device=self._device(engine.kind),
+            draft=str(args.draft) if engine.speculates else None,
+            draft_length=(engine.draft_length or args.draft_length) if engine.speculates else 0,
+            n_cpu_moe=n_cpu_moe,
+            slots=cell.budget,
+            scheduler=engine.scheduler or "lru",
+            governor=engine.governor,
+            program=str(args.server or ""),
+        )
+
+    def _vram(self, cell: Cell, kind: str, speculates: bool | None = None) -> int | None:
+        """The most VRAM that engines of this kind took on the cell's context: spac's on its budget,
+        llama.cpp's with all experts on the CPU. None where it is not known."""
+        found = []
+        for other in self.grid:
+            engine, result = other.engine, self.results.get(other.key)
+            if result is None or result.peak_vram is None or other.context != cell.context or engine.tuned:
+                continue
+            same_budget = kind != "spac" or other.budget == cell.budget
+            if engine.kind == kind and same_budget and speculates in (None, engine.speculates):
+                found.append(result.peak_vram)
+        return max(found, default=None)
+
+    def _tuned(self, cell: Cell) -> int:
+        """N of --n-cpu-moe: what fits into the most VRAM that spac took on this budget, or, where VRAM is not
+        measured, into its slots."""
+        if not self.on_gpu:
+            share = Slots.parse(cell.budget).share or 0.0
+            return layers_on_cpu(self.sizes, share * sum(self.sizes))
+        taken, bare = self._vram(cell, "spac"), self._vram(cell, cell.engine.kind, cell.engine.speculates)
+        if taken is None or bare is None:
+            raise InputError(
+                "not tuned: the VRAM of spac, or of llama.cpp with all experts on the CPU, is not known"
+            )
+        return layers_on_cpu(self.sizes, taken - bare)
+
+    def run(self) -> None:
+        """All cells that are not done and for which there is time; those tuned to others' VRAM after them."""
+        for cell in sorted(self.grid, key=lambda c: (self.args.contexts.index(c.context), c.engine.tuned)):
+            try:
+                self._run(cell)
+            except InputError as error:
+                self.not_run.append(f"{cell.key}: {error}")
+
+    def _run(self, cell: Cell) -> None:
+        path = self.cells / f"{cell.key}.json"
+        if path.is_file() and not (done := Result.read(path)).error:
+            self.results[cell.key] = done
+            self.n_cpu_moe[cell.key] = Job.read(path.with_suffix(".job.json")).n_cpu_moe
+            return
+        job = self.job(cell)
+        print(f"{cell.key} …", file=sys.stderr, flush=True)
+        while True:
+            left = self.deadline - time.monotonic()
+            if left < LEAST_S:
+                self.not_run.append(f"{cell.key}: out of time")
+                return
+            result = run_cell(job, self.cells, cell.key, None if job.kind == "spac" else self.reference, left)
+            if not (cell.engine.tuned and self._is_over(cell, result)) or job.n_cpu_moe == len(self.sizes):
+                break
+            path.unlink(missing_ok=True)
+            job = replace(job, n_cpu_moe=(job.n_cpu_moe or 0) + 1)
+        self.n_cpu_moe[cell.key] = job.n_cpu_moe
+        if result.error:
+            self.not_run.append(f"{cell.key}: {result.error}")
+        else:
+            self.results[cell.key] = result
+
+    def _is_over(self, cell: Cell, result: Result) -> bool:
+        """Whether llama.cpp took more VRAM than spac had, by more than what measuring is off by."""
+        limit = self._vram(cell, "spac")
+        return limit is not None and result.peak_vram is not None and result.peak_vram > limit + VRAM_NOISE
+
+    def bandwidths(self) -> Bandwidths | None:
+        """The machine's, measured once."""
+        path = self.cells / "bandwidths.json"
+        if not path.is_file():
+            command = [sys.executable, "-m", "bench.compare.roofline", str(self.reference / "libllama.so")]
+            command += [self.args.device if self.on_gpu else "CPU", str(self.args.threads)]
+            command += ["64" if self.args.quick else "1024", str(path)]
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment(self.reference),
+            )
+            if done.returncode:
+                self.not_run.append(f"bandwidths: {(done.stderr.strip() or 'failed').splitlines()[-1][:200]}")
+                return None
+        return Bandwidths(**json.loads(path.read_text()))
+
+    def perplexities(self) -> dict[str, float]:
+        """Of both libraries, over --text, or words of the chain with a leap at every 32nd."""
+        tokens = [token for prompt in self._prompts[PERPLEXITY_TOKENS] for token in prompt]
+        if self.args.text is None:
+            tokens = [t if i % 32 else (t * 7919) % max(tokens) for i, t in enumerate(tokens)]
+        found = {}
+        for name, reference in (("llama.cpp", self.reference), ("spac", None)):
+            path = self.cells / f"perplexity-{name}.json"
+            left = self.deadline - time.monotonic()
+            if not path.is_file() and left > LEAST_S:
+                job = Job(
+                    kind="perplexity", target=str(self.args.target), prompts=[tokens], n_predict=0,
+                    ctx=len(tokens) + 64, threads=self.args.threads, device=self._device(name),
+                    slots=self.args.budgets[0], n_cpu_moe=len(self.sizes),
+                )  # fmt: skip
+                result = run_cell(job, self.cells, f"perplexity-{name}", reference, left)
+                if result.error:
+                    self.not_run.append(f"perplexity of {name}: {result.error}")
+            if path.is_file() and (value := Result.read(path).perplexity) is not None:
+                found[name] = value
+        return found
+
+    def rows(self, bandwidths: Bandwidths | None) -> list[Row]:
+        """The table's rows, with the ideal that the bandwidths allow."""
+        texts: dict[int, list[list[int]]] = {}  # by context: what the first engine wrote
+        found = []
+        for cell in self.grid:
+            result = self.results.get(cell.key)
+            if result is None:
+                continue
+            text = texts.setdefault(cell.context, [run.tokens for run in result.each])
+            ideal = None if bandwidths is None else self._ideal(cell, result, bandwidths)
+            found.append(row_of(cell, result, self.n_cpu_moe.get(cell.key), ideal, text))
+        return found
+
+    def _ideal(self, cell: Cell, result: Result, bandwidths: Bandwidths) -> float | None:
+        """None where nobody counted the demand."""
+        demand = self._demand(cell)
+        if demand is None:
+            return None
+        resident = demand.resident
+        if cell.engine.kind != "spac":
+            # Whole layers of experts are resident; on the stand-in's side of the comparison none.
+            first = len(self.sizes) if not self.on_gpu else self.n_cpu_moe.get(cell.key) or 0
+            with_experts = [i for i, size in enumerate(self.sizes) if size]
+            resident = demand.distinct * sum(i >= first for i in with_experts) / len(with_experts)
+        draft = self.draft if cell.engine.speculates else None
+        return ideal_speed(result.each, demand, resident, bandwidths, self.target, draft)
+
+    def _demand(self, cell: Cell) -> Demand | None:
+        """The cell's own, or that of spac on the same text in steps of the same kind."""
+        own = Demand.of(self.results[cell.key].each)
+        if own is not None or cell.engine.draft_length is not None:
+            return own
+        for other in self.grid:
+            same = other.context == cell.context and other.engine.speculates == cell.engine.speculates
+            if same and other.engine.governor is None and other.key in self.results:
+                found = Demand.of(self.results[other.key].each)
+                if found is not None:
+                    return found
+        return None

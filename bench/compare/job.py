@@ -1,0 +1,85 @@
+"""What one cell of the comparison runs, and what it found: plain data, as JSON between processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+
+class _Json:
+    """Read from and written to a file."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        values = json.loads(path.read_text())
+        names = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{key: value for key, value in values.items() if key in names})
+
+    def write(self, path: Path) -> None:
+        """In one go: a file that is there is complete."""
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(asdict(self)) + "\n")  # type: ignore[call-overload]
+        unfinished.replace(path)
+
+
+@dataclass(frozen=True)
+class Job(_Json):
+    """One engine on one setting. The first prompt is met cold, the others warm."""
+
+    kind: str  # "llama.cpp", "llama-server", "spac", "perplexity"
+    target: str
+    prompts: list[list[int]]
+    n_predict: int
+    ctx: int
+    threads: int
+    device: str  # a GPU's name, "stand-in", or "cpu"
+    draft: str | None = None
+    draft_length: int = 0
+    n_cpu_moe: int | None = None  # llama.cpp: layers whose experts stay on the CPU; None: no override
+    slots: str = "0"  # spac
+    scheduler: str = "lru"
+    governor: str | None = None  # spac; None: the draft length is fixed
+    program: str = ""  # llama-server's path
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt and what followed. The prompt ends, and the first token begins, with the first step."""
+
+    prompt_tokens: int
+    prefill_s: float
+    first_token_s: float
+    decode_s: float
+    tokens: list[int]
+    steps: int
+    drafted: int = 0
+    accepted: int = 0
+    figures: Mapping[str, Any] = field(default_factory=dict)  # spac's statistics
+
+    @property
+    def decode_speed(self) -> float:
+        return len(self.tokens) / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def prefill_speed(self) -> float:
+        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+
+
+@dataclass(frozen=True)
+class Result(_Json):
+    """What a cell found; `error` when it failed."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    load_s: float = 0.0
+    peak_ram: int = 0  # bytes, pages of mapped files included
+    peak_vram: int | None = None  # bytes on the device while it ran, beyond what was used before
+    perplexity: float | None = None
+    error: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def each(self) -> list[Run]:
+        return [Run(**run) for run in self.runs]

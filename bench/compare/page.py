@@ -1,0 +1,260 @@
+"""The results as a Markdown page, and as plots."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.compare.cells import Cell
+from bench.compare.job import Result, Run
+from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell's figures; times in seconds, memory in bytes, speeds in tokens per second."""
+
+    engine: str
+    budget: str
+    context: int
+    n_cpu_moe: int | None
+    decode: float  # median of the warm runs
+    decode_cold: float
+    prefill: float
+    first_token_s: float
+    acceptance: float | None
+    tokens_per_step: float
+    hit_rate: float | None
+    wait_ms: float | None  # of the host for the device, per step
+    vram: int | None
+    ram: int
+    same_text: bool
+    ideal: float | None  # tokens per second
+    load_s: float
+    breakdown: dict[str, float] | None  # spac's, per warm step: times in ms, moved in MB
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def row_of(
+    cell: Cell, result: Result, n_cpu_moe: int | None, ideal: float | None, reference: list[list[int]] | None
+) -> Row:
+    """`reference`: the texts that the first engine wrote."""
+    runs = result.each
+    warm = runs[1:] or runs
+    drafted = sum(run.drafted for run in warm)
+    figures = [run.figures for run in warm if run.figures]
+    steps = sum(run.steps for run in warm)
+    return Row(
+        engine=cell.engine.name,
+        budget=cell.budget if cell.engine.by_budget else "-",
+        context=cell.context,
+        n_cpu_moe=n_cpu_moe,
+        decode=_median([run.decode_speed for run in warm]),
+        decode_cold=runs[0].decode_speed,
+        prefill=_median([run.prefill_speed for run in warm]),
+        first_token_s=_median([run.first_token_s for run in warm]),
+        acceptance=sum(run.accepted for run in warm) / drafted if drafted else None,
+        tokens_per_step=sum(len(run.tokens) for run in warm) / max(1, steps),
+        hit_rate=_mean_of(figures, "hit_rate"),
+        wait_ms=sum(f["host_wait_s"] for f in figures) / steps * 1e3 if figures else None,
+        vram=result.peak_vram,
+        ram=result.peak_ram,
+        same_text=reference is None or [run.tokens for run in runs] == reference,
+        ideal=ideal,
+        load_s=result.load_s,
+        breakdown=_breakdown(warm),
+    )
+
+
+def _breakdown(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Where spac's steps spent their time; None for others. What verification does beside waits and experts
+    on the CPU is launching, and llama.cpp's own work on the host."""
+    mine, steps = (
+        [run for run in runs if run.figures.get("verify_s") is not None],
+        sum(run.steps for run in runs),
+    )
+    if not mine or not steps:
+        return None
+
+    def per_step(*path: str) -> float:
+        total = 0.0
+        for run in mine:
+            value: Any = run.figures
+            for name in path:
+                value = value[name]
+            total += value
+        return total / steps
+
+    return {
+        "step ms": sum(run.decode_s for run in mine) / steps * 1e3,
+        "draft ms": per_step("draft_s") * 1e3,
+        "verify ms": per_step("verify_s") * 1e3,
+        "waits ms": per_step("host_wait_s") * 1e3,
+        "experts on the CPU ms": per_step("host_compute_s") * 1e3,
+        "waits": per_step("host_waits"),
+        "uploads": per_step("uploads"),
+        "uploads MB": per_step("bytes_moved", "uploads") / 1e6,
+        "to the CPU MB": per_step("bytes_moved", "downloads") / 1e6,
+        "joined MB": per_step("bytes_moved", "joins") / 1e6,
+    }
+
+
+def _mean_of(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [f[name] for f in figures if f.get(name) is not None]
+    return statistics.fmean(values) if values else None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Of warm steps, on average: distinct experts wanted, and how many of them spac had resident."""
+
+    distinct: float
+    resident: float
+
+    @classmethod
+    def of(cls, runs: list[Run]) -> Demand | None:
+        """None without spac's counters."""
+        warm = [run for run in runs[1:] or runs if run.figures.get("distinct")]
+        steps = sum(run.steps for run in warm)
+        if not steps:
+            return None
+        return cls(*(sum(run.figures[name] for run in warm) / steps for name in ("distinct", "distinct_hit")))
+
+
+def ideal_speed(
+    runs: list[Run],
+    demand: Demand,
+    resident: float,
+    bandwidths: Bandwidths,
+    target: Weights,
+    draft: Weights | None,
+) -> float:
+    """Tokens per second that the measured bandwidths allow, with `resident` of the demand on the device."""
+    warm = runs[1:] or runs
+    steps = max(1, sum(run.steps for run in warm))
+    drafted = sum(run.drafted for run in warm) / steps
+    tokens = sum(len(run.tokens) for run in warm) / steps
+    step_s = ideal_step_s(bandwidths, target, resident, demand.distinct - resident, draft, drafted)
+    return tokens / step_s
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown, a table per context and budget; rows without a budget are in each."""
+    parts = []
+    for context in dict.fromkeys(row.context for row in rows):
+        for budget in dict.fromkeys(row.budget for row in rows if row.budget != "-"):
+            mine = [r for r in rows if r.context == context and r.budget in (budget, "-")]
+            if any(r.budget == budget for r in mine):
+                parts.append(f"### {budget} of the experts, prompts of {context} tokens\n\n" + _one(mine))
+    return "\n\n".join(parts)
+
+
+def breakdowns(rows: list[Row]) -> str:
+    """Markdown: where spac's steps spend their time."""
+    mine = [row for row in rows if row.breakdown]
+    if not mine:
+        return ""
+    names = list(mine[0].breakdown or {})
+    lines = ["### Where spac's steps spend their time, per step", ""]
+    lines.append("| engine | experts | prompt | " + " | ".join(names) + " |")
+    lines.append("| --- | ---: | ---: |" + " ---: |" * len(names))
+    for row in mine:
+        values = " | ".join(f"{value:.2f}" for value in (row.breakdown or {}).values())
+        lines.append(f"| {row.engine} | {row.budget} | {row.context} | {values} |")
+    return "\n".join(lines)
+
+
+_HEAD = (
+    "engine", "decode tok/s", "cold", "prefill tok/s", "first token", "acceptance", "tokens/step", "hits",
+    "waits/step", "VRAM", "RAM", "ideal tok/s", "reached", "text",
+)  # fmt: skip
+
+
+def _one(rows: list[Row]) -> str:
+    lines = ["| " + " | ".join(_HEAD) + " |", "| --- |" + " ---: |" * (len(_HEAD) - 1)]
+    for row in sorted(rows, key=lambda r: -r.decode):
+        tuned = row.n_cpu_moe is not None and "--n-cpu-moe" in row.engine
+        name = f"{row.engine} (N = {row.n_cpu_moe})" if tuned else row.engine
+        cells = (
+            name, f"{row.decode:.1f}", f"{row.decode_cold:.1f}", f"{row.prefill:.0f}",
+            f"{row.first_token_s * 1e3:.0f} ms", _percent(row.acceptance), f"{row.tokens_per_step:.2f}",
+            _percent(row.hit_rate), "-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms", _gb(row.vram),
+            _gb(row.ram), "-" if row.ideal is None else f"{row.ideal:.0f}",
+            _percent(row.decode / row.ideal if row.ideal else None), "same" if row.same_text else "differs",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _gb(value: int | None) -> str:
+    return "-" if value is None else f"{value / 1e9:.2f} GB"
+
+
+def verdict(rows: list[Row]) -> list[str]:
+    """spac's best against llama.cpp's, by budget and context, one line each."""
+    lines = []
+    for context in dict.fromkeys(row.context for row in rows):
+        for budget in dict.fromkeys(row.budget for row in rows if row.budget != "-"):
+            mine = [r for r in rows if r.context == context and r.budget in (budget, "-")]
+            ours = [r for r in mine if r.engine.startswith("spac")]
+            theirs = [r for r in mine if not r.engine.startswith("spac")]
+            drafting = [r for r in theirs if ", draft" in r.engine]
+            if not ours or not theirs:
+                continue
+            best = max(ours, key=lambda r: r.decode)
+            line = f"{budget}, {context} tokens: {best.engine} {best.decode:.1f} tok/s"
+            for what, group in (("best llama.cpp", theirs), ("best with a draft", drafting)):
+                if group:
+                    other = max(group, key=lambda r: r.decode)
+                    line += (
+                        f"; {what} ({other.engine}) {other.decode:.1f}, {best.decode / other.decode:.2f} ×"
+                    )
+            lines.append(line)
+    return lines
+
+
+def plot(rows: list[Row], folder: Path) -> list[Path]:
+    """Decoding speed over the budget, one figure per context. Needs matplotlib; none without it."""
+    try:
+        import matplotlib
+    except ImportError:
+        return []
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    made = []
+    for context in dict.fromkeys(row.context for row in rows):
+        mine = [row for row in rows if row.context == context]
+        budgets = list(dict.fromkeys(row.budget for row in mine if row.budget != "-"))
+        figure, axis = pyplot.subplots(figsize=(8, 4.5))
+        for name in dict.fromkeys(row.engine for row in mine):
+            points = {row.budget: row.decode for row in mine if row.engine == name}
+            if "-" in points:
+                axis.axhline(points["-"], linestyle=":", color="gray")
+                axis.annotate(name, (0, points["-"]), fontsize=7)
+            else:
+                places = [i for i, budget in enumerate(budgets) if budget in points]
+                axis.plot(places, [points[budgets[i]] for i in places], marker="o", label=name)
+        axis.set(
+            xlabel="experts on the device",
+            ylabel="tokens/s, decoding, warm",
+            title=f"{context} tokens of prompt",
+        )
+        axis.set_xticks(range(len(budgets)), budgets)
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7)
+        figure.tight_layout()
+        made.append(folder / f"decode-{context}.png")
+        figure.savefig(made[-1], dpi=120)
+        pyplot.close(figure)
+    return made

@@ -1,0 +1,174 @@
+"""llama.cpp as published: the unpatched library through llama-cpp-python's ctypes functions.
+
+Speculation is llama.cpp's simple kind, greedy: a draft model proposes, the target verifies the draft in one
+batch. The loop around the library's calls is Python's; per step it costs some ten microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+import numpy as np
+
+from bench.compare.job import Job, Run
+from bench.compare.likelihood import surprise
+
+BATCH = 2048
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+@api.llama_log_callback  # type: ignore[untyped-decorator]
+def _log(level: int, text: bytes, _user: object) -> None:
+    if level == 4:
+        print(text.decode(errors="replace"), end="", flush=True)
+
+
+def start() -> None:
+    """Once per process, before anything else."""
+    api.llama_log_set(_log, ctypes.c_void_p(0))
+    api.llama_backend_init()
+
+
+def _experts_on_cpu(n_layer: int) -> Any:
+    """The overrides of --n-cpu-moe: experts of the first layers in the CPU's plain buffers."""
+    buffer_type = api._lib.ggml_backend_cpu_buffer_type
+    buffer_type.restype = ctypes.c_void_p
+    rows = [
+        _Override(rf"blk\.{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps".encode(), buffer_type())
+        for layer in range(n_layer)
+    ]
+    return (_Override * (n_layer + 1))(*rows, _Override(None, None))
+
+
+class Decoder:
+    """A model and one context of it. All of it on the device but what `n_cpu_moe` keeps on the CPU."""
+
+    def __init__(self, path: str, job: Job, n_cpu_moe: int | None = None) -> None:
+        params = api.llama_model_default_params()
+        on_device = job.device != "cpu"
+        params.n_gpu_layers = -1 if on_device else 0
+        if on_device:
+            params.split_mode, params.main_gpu = 0, int(re.sub(r"\D", "", job.device) or 0)
+        if n_cpu_moe:
+            self._overrides = _experts_on_cpu(n_cpu_moe)
+            params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p).value
+        self.model = api.llama_model_load_from_file(path.encode(), params)
+        if not self.model:
+            raise RuntimeError(f"{path} does not load in llama.cpp")
+        values = api.llama_context_default_params()
+        values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
+        values.n_threads = values.n_threads_batch = job.threads
+        self.context = api.llama_init_from_model(self.model, values)
+        if not self.context:
+            raise RuntimeError(f"{path}: llama.cpp makes no context of {job.ctx} tokens")
+        self.n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+        self._batch = api.llama_batch_init(BATCH, 0, 1)
+        for i in range(BATCH):
+            self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
+        shape = (BATCH,)
+        self._token = np.ctypeslib.as_array(self._batch.token, shape)
+        self._pos = np.ctypeslib.as_array(self._batch.pos, shape)
+        self._logits = np.ctypeslib.as_array(self._batch.logits, shape)
+
+    def decode(self, tokens: Sequence[int], position: int, *, logits: str = "none") -> None:
+        """Evaluates tokens from `position` on; logits of "none", the "last" of them or "all"."""
+        for start in range(0, len(tokens), BATCH):
+            piece = tokens[start : start + BATCH]
+            n = len(piece)
+            self._batch.n_tokens = n
+            self._token[:n] = piece
+            self._pos[:n] = np.arange(position + start, position + start + n)
+            self._logits[:n] = logits == "all"
+            if logits == "last" and start + n == len(tokens):
+                self._logits[n - 1] = 1
+            if status := api.llama_decode(self.context, self._batch):
+                raise RuntimeError(f"llama_decode returned {status} at position {position + start}")
+
+    def best(self, row: int) -> int:
+        """The likeliest token of a row of the last batch (-1: its last with logits)."""
+        # Not llama_sampler_sample: with a large vocabulary its list of candidates costs more than this.
+        logits = api.llama_get_logits_ith(self.context, row)
+        return int(np.ctypeslib.as_array(logits, (self.n_vocab,)).argmax())
+
+    def rows(self, n: int) -> np.ndarray:
+        """float32 [n, n_vocab]: the logits of the last batch."""
+        pointer = api.llama_get_logits(self.context)
+        return np.ctypeslib.as_array(pointer, (n, self.n_vocab))
+
+    def forget(self, position: int) -> None:
+        """Takes back what the memory holds from `position` on."""
+        api.llama_memory_seq_rm(api.llama_get_memory(self.context), 0, position, -1)
+
+    def close(self) -> None:
+        api.llama_batch_free(self._batch)
+        api.llama_free(self.context)
+        api.llama_model_free(self.model)
+
+
+def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predict: int, length: int) -> Run:
+    """Greedy text after a prompt, with `length` drafted tokens a step where there is a draft."""
+    begun = time.perf_counter()
+    for each in filter(None, (target, draft)):
+        each.forget(0)
+        if len(prompt) > 1:
+            each.decode(prompt[:-1], 0)
+    _wait(target)
+    prefilled = time.perf_counter()
+    tokens, end, known = list(prompt), len(prompt) + n_predict, len(prompt) - 1
+    steps = drafted = accepted = 0
+    first = None
+    while len(tokens) < end:
+        proposal: list[int] = []
+        room = min(length, end - len(tokens) - 1)
+        if draft is not None and room > 0:
+            draft.decode(tokens[known:], known, logits="last")
+            proposal.append(draft.best(-1))
+            while len(proposal) < room:
+                draft.decode(proposal[-1:], len(tokens) + len(proposal) - 1, logits="last")
+                proposal.append(draft.best(-1))
+        position = len(tokens) - 1
+        target.decode([tokens[-1], *proposal], position, logits="all")
+        kept = 0
+        while True:
+            token = target.best(kept)
+            tokens.append(token)
+            if kept == len(proposal) or proposal[kept] != token:
+                break
+            kept += 1
+        target.forget(position + 1 + kept)
+        if draft is not None:
+            known = position + 1 + min(kept, max(0, len(proposal) - 1)) if proposal else known
+            draft.forget(known)
+        steps, drafted, accepted = steps + 1, drafted + len(proposal), accepted + kept
+        first = first or time.perf_counter()
+    return Run(
+        prompt_tokens=len(prompt), prefill_s=prefilled - begun, first_token_s=(first or prefilled) - begun,
+        decode_s=time.perf_counter() - prefilled, tokens=tokens[len(prompt) :], steps=steps, drafted=drafted,
+        accepted=accepted,
+    )  # fmt: skip
+
+
+def _wait(decoder: Decoder) -> None:
+    """Until the device has done what it was given."""
+    api.llama_synchronize(decoder.context)
+
+
+def perplexity(decoder: Decoder, tokens: list[int]) -> float:
+    """Of all tokens but the first, each after those before it."""
+    decoder.forget(0)
+    total = 0.0
+    for start in range(0, len(tokens) - 1, 512):
+        piece = tokens[start : min(start + 512, len(tokens) - 1)]
+        decoder.decode(piece, start, logits="all")
+        total += surprise(decoder.rows(len(piece)), tokens[start + 1 : start + 1 + len(piece)])
+    return float(np.exp(total / (len(tokens) - 1)))

@@ -1,0 +1,64 @@
+"""``python -m bench.compare.worker JOB.json RESULT.json spac|stock``: one cell, in a process of its own.
+
+The library is the one that LLAMA_CPP_LIB_PATH names, or, for spac's jobs, spac's own.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bench.compare.job import Job, Result
+
+
+def run_stock(job: Job) -> Result:
+    """On the unpatched library."""
+    from bench.compare import stock
+
+    assert "spac" not in sys.modules
+    stock.start()
+    begun = time.perf_counter()
+    target = stock.Decoder(job.target, job, job.n_cpu_moe)
+    if job.kind == "perplexity":
+        return Result(perplexity=stock.perplexity(target, job.prompts[0]))
+    draft = stock.Decoder(job.draft, job) if job.draft and job.draft_length else None
+    load_s = time.perf_counter() - begun
+    runs = [stock.generate(target, draft, prompt, job.n_predict, job.draft_length) for prompt in job.prompts]
+    for each in filter(None, (draft, target)):
+        each.close()
+    return Result(runs=[asdict(run) for run in runs], load_s=load_s)
+
+
+def run_spac(job: Job) -> Result:
+    """On spac's library."""
+    import spac  # noqa: F401  # before llama_cpp: it chooses the library
+    from bench.compare import ours
+
+    if job.kind == "perplexity":
+        return Result(perplexity=ours.perplexity(job))
+    runs, load_s, notes = ours.run(job)
+    return Result(runs=[asdict(run) for run in runs], load_s=load_s, notes=notes)
+
+
+def main() -> int:
+    job_path, result_path, library = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    job = Job.read(job_path)
+    try:
+        if job.kind == "llama-server":
+            from bench.compare import server
+
+            result = server.run(job)
+        else:
+            result = run_spac(job) if library == "spac" else run_stock(job)
+    except Exception as error:
+        result = Result(error=f"{type(error).__name__}: {error}"[:400])
+    usage = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    replace(result, peak_ram=max(usage) * 1024).write(result_path)
+    return 1 if result.error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Does the governor keep up with the best fixed draft length? `python -m bench.governor`.
+
+    python -m bench.governor record FOLDER --prompts FOLDER [--sets NAME ...] [--number N] [--temp T]
+    python -m bench.governor compare FOLDER [--json FILE]
+    python -m bench.governor draw FOLDER PICTURE.svg
+
+`record` runs every prompt of a set (a file of JSON objects with "turns", one a line) under the governor and
+at every fixed draft length, in turn, in one process and one engine, and keeps what every step took and
+accepted: one file per set, so that it can be stopped and continued. The governor begins each set knowing no
+more than what earlier runs have measured of costs. With one seed per prompt the text is the same at every
+length, but for near-ties.
+
+`compare` prints, per set, the throughput against the best of the fixed lengths: live, the median over the
+prompts with its 95 % bootstrap interval, and exactly, by replay: a governor decides anew on the recorded
+steps, without the noise between two runs. `draw` shows the rooflines that the governor ended with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.governor import live, replay
+from spac.errors import SpacError
+
+DEMO = Path(__file__).resolve().parents[2] / "python" / "spac" / "demo"
+
+
+def about(arguments: list[str]) -> dict[str, object]:
+    """Command (folders by their names), machine and commit."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, check=False).returncode
+    return {
+        "command": " ".join(["python -m bench.governor", *(Path(word).name or word for word in arguments)]),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "commit": git.stdout.strip() + (" and changes" if changed else ""),
+    }
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Print the tables; write them too where that is asked for."""
+    sets = live.load(given.folder)
+    rows = {
+        name: {"live": live.against_fixed(data), "replay": replay.against_fixed(data)}
+        for name, data in sets.items()
+    }
+    print("live: tokens/s at fixed lengths, then governor / best fixed, median over prompts [95 % interval]")
+    for name, row in rows.items():
+        measured = row["live"]
+        rates = " ".join(f"{k}:{rate:.0f}" for k, rate in measured["tokens_per_second"].items())
+        ratio, low, high = measured["ratio"]
+        verdict = "met" if high >= 0.97 else "NOT met"
+        print(
+            f"{name:10} {rates:70} best {measured['best']:>2}  {ratio:.3f} [{low:.3f}, {high:.3f}] {verdict}"
+        )
+    print("replay of the recorded steps: lengths chosen, then governor / best fixed, per prompt and of all")
+    for name, row in rows.items():
+        decided = row["replay"]
+        chosen = " ".join(f"{k}:{share:.0%}" for k, share in decided["chosen"].items())
+        ratio, low, high = decided["ratio"]
+        print(
+            f"{name:10} {chosen:70} best {decided['best']:>2}  {ratio:.3f} [{low:.3f}, {high:.3f}] "
+            f"{'met' if high >= 0.97 else 'NOT met'}, of all {decided['ratio_of_sums']:.3f}"
+        )
+    if given.json:
+        given.json.write_text(json.dumps({**about(sys.argv[1:]), "sets": rows}, indent=1) + "\n")
+
+
+def draw(given: argparse.Namespace) -> None:
+    """Draw the rooflines of all sets."""
+    from bench.governor import picture  # late: matplotlib is in the extra "bench"
+
+    picture.draw(live.load(given.folder), given.picture)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    result = argparse.ArgumentParser(prog="python -m bench.governor", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    commands = result.add_subparsers(required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("folder", type=Path)
+    recording.add_argument("--prompts", type=Path, required=True)
+    recording.add_argument("--sets", nargs="+", help="names of the files (default: all)")
+    recording.add_argument("--target", type=Path, default=DEMO / "target.gguf")
+    recording.add_argument("--draft", type=Path, default=DEMO / "draft.gguf")
+    recording.add_argument("--device", default="stand-in")
+    recording.add_argument("--number", type=int, default=12, help="prompts of each set")
+    recording.add_argument("--tokens", type=int, default=192, help="tokens for each prompt")
+    recording.add_argument("--rounds", type=int, default=2, help="runs of every prompt at every length")
+    recording.add_argument("--temp", type=float, default=0.8)
+    recording.set_defaults(run=lambda given: live.record(given, about(sys.argv[1:])))
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("folder", type=Path)
+    comparing.add_argument("--json", type=Path, help="write the figures here too")
+    comparing.set_defaults(run=compare)
+    drawing = commands.add_parser("draw")
+    drawing.add_argument("folder", type=Path)
+    drawing.add_argument("picture", type=Path)
+    drawing.set_defaults(run=draw)
+    return result
+
+
+def main() -> None:
+    given = parser().parse_args()
+    try:
+        given.run(given)
+    except SpacError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

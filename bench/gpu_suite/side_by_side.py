@@ -1,0 +1,105 @@
+"""Stages 2 and 3: full-size twins, and spac beside llama.cpp on them.
+
+    python -m bench.gpu_suite.side_by_side OUT [--stage 2|3] [--device CUDA0] [--work FOLDER]
+                       [--model NAME] [--source FOLDER|FILE.tar.gz] [--no-build] [--seconds 540] [--quick]
+
+Stage 2 is one budget (17 %), one context and the engines that decide; stage 3 the whole grid. Builds spac and
+the unpatched library with CUDA into the tree, writes the twins, runs `bench.compare`; what is done stays in
+the work folder, and a run that is out of its seconds (exit code 3) is called again in the same way. OUT gets
+the pages and the cells' results: on a fresh machine, put them back under the work folder's `compare`, and
+they are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.gpu_suite.__main__ import ROOT, UNFINISHED, OutOfTimeError, Suite
+
+DECIDING = ("spac moe-spac", "spac lru, draft", "llama.cpp")
+"""Parts of the names of stage 2's engines; llama.cpp's are tuned to spac's VRAM, so all of them."""
+
+
+class SideBySide(Suite):
+    """Build, twins, comparison, each where the last call left it."""
+
+    def build_package(self) -> None:
+        """spac's extension module, its library and the unpatched one, into the tree."""
+        cuda = "on" if self.args.device.upper().startswith("CUDA") else "off"
+        build = self.work / "build"
+        self.command(
+            "cmake", "-G", "Ninja", "-S", ROOT, "-B", build, f"-DSPAC_CUDA={cuda}",
+            "-DSPAC_BUILD_REFERENCE=ON", f"-DPython_EXECUTABLE={sys.executable}", *self.source(),
+        )  # fmt: skip
+        self.command("ninja", "-C", build, "-j", self.args.jobs)
+        shutil.copytree(build / "spac", ROOT / "python" / "spac", dirs_exist_ok=True)
+
+    def twins(self) -> tuple[Path, Path]:
+        """(target, draft), written once."""
+        target, draft = (self.work / f"{self.args.model}-{role}.gguf" for role in ("target", "draft"))
+        if not draft.is_file():
+            unfinished = [path.with_suffix(".part") for path in (target, draft)]
+            self.command(
+                sys.executable, "-m", "bench.twin", self.args.model, unfinished[0], "--draft", unfinished[1]
+            )
+            for path, final in zip(unfinished, (target, draft), strict=True):
+                path.replace(final)
+        return target, draft
+
+    def compare(self, target: Path, draft: Path, out: Path) -> int:
+        """bench.compare's exit code; its pages go to OUT in any case."""
+        place = self.work / "compare"
+        words = [sys.executable, "-m", "bench.compare", place, "--target", target, "--draft", draft]
+        words += ["--device", self.args.device, "--seconds", int(self.left())]
+        words += plan(self.args.stage, self.args.quick)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+        done = subprocess.run([str(word) for word in words], cwd=ROOT, env=environment, check=False)
+        if place.is_dir():
+            shutil.copytree(place, out, dirs_exist_ok=True)
+        return done.returncode
+
+
+def plan(stage: int, quick: bool) -> list[str]:
+    """bench.compare's options for a stage."""
+    options = ["--budgets", "17%", "--contexts", "512", "--only", *DECIDING] if stage == 2 else []
+    return [*options, "--quick"] if quick else options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")
+    add("--stage", type=int, choices=(2, 3), default=2)
+    add("--device", default="CUDA0", help="CUDA0, …; stand-in to try the stage itself")
+    add("--model", default="qwen3-30b-a3b", help="a name of bench.twin's; tiny to try the stage itself")
+    add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from")
+    add("--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist")
+    add("--no-build", action="store_true", help="the tree has been built, the unpatched library too")
+    add("--seconds", type=float, default=540, help="stop after that many")
+    add("--jobs", type=int, default=os.cpu_count() or 1)
+    add("--quick", action="store_true")
+    args = parser.parse_args(argv)
+    if args.out is None:
+        parser.error("name a folder for the results, or set OUT")
+    suite, begun = SideBySide(args), time.monotonic()
+    try:
+        if not args.no_build:
+            suite.build_package()
+        built = time.monotonic()
+        target, draft = suite.twins()
+        print(f"built in {built - begun:.0f} s, twins in {time.monotonic() - built:.0f} s", file=sys.stderr)
+        return suite.compare(target, draft, Path(args.out))
+    except OutOfTimeError:
+        print("out of time before the comparison: run the same command again, it goes on", file=sys.stderr)
+        return UNFINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
