@@ -136,7 +136,7 @@ def test_layers_lie_in_their_verification_or_prompt(drawn):
 def test_a_failed_copy_is_drawn_as_one(tmp_path):
     _core.set_stand_in(fail_uploads=1)
     try:
-        drawn = Drawn(tmp_path / "run.json", scheduler="static")
+        drawn = Drawn(tmp_path / "run.json", scheduler="lru")
     finally:
         _core.set_stand_in()
     failed = [event for event in drawn.of("copy") if event["args"]["failed"]]
