@@ -9,7 +9,7 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -257,12 +257,14 @@ class Engine:
         stop: Sequence[str] = (),
         sampling: SamplingConfig | None = None,
         recorder: Recorder | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> Generation:
         """Text that continues `prompt`, as an iterator of pieces; its `stats` and `reason` tell how it went.
 
         It ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a full
         context. A generation that still runs is ended: an engine has one at a time. A `recorder` notes what
-        every step did. Raises InputError when the prompt is empty or does not fit.
+        every step did. `progress(n_done, n_total)` hears how much of the prompt has been read, in pieces of
+        the configuration's `batch` tokens. Raises InputError when the prompt is empty or does not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
@@ -273,7 +275,7 @@ class Engine:
         self.events.insight = insight = Insight()
         self._generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
-            insight=insight, recorder=recorder, pace=self.pace(session),
+            insight=insight, recorder=recorder, pace=self.pace(session), progress=progress,
         )  # fmt: skip
         if recorder is not None:
             recorder.watch(self.events, self.governor)

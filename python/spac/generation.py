@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ class Generation(Iterator[str]):
         insight: Insight | None = None,
         recorder: Recorder | None = None,
         pace: Pace | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """insight: where the session's events count the steps; pace: what chooses the draft lengths, if
         anything does; see `Engine.generate` for the rest."""
@@ -62,7 +63,7 @@ class Generation(Iterator[str]):
             Meter(prompt_tokens=int(prompt.size), insight=insight or Insight(), pace=pace),
         )
         self._limit, self._pace = max_tokens, pace
-        self._recorder = recorder
+        self._recorder, self._progress = recorder, progress
         self._text = TextStream(stop)
         self._cancelled = False
         self._running = False  # in a call of the session, which cancel() then stops
@@ -141,13 +142,16 @@ class Generation(Iterator[str]):
             self._recorder.begin(self._session, self._experts, self._counts)
 
     def _prefill_session(self, prompt: TokenArray) -> None:
+        progress = self._progress
+        if progress is not None:
+            progress(0, int(prompt.size) - 1)
         try:
-            self._session.prefill(prompt, n_unseen=self._n_unseen)
+            self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
         except Cancelled:
             if self._cancelled:
                 raise
             # It was a cancel() of the generation before, seen late.
-            self._session.prefill(prompt, n_unseen=self._n_unseen)
+            self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
 
     def _step(self) -> str:
         """One draft and verification. Only the time spent here counts, not that of who reads the pieces."""

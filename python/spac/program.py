@@ -24,6 +24,7 @@ from spac.options import Parser
 if TYPE_CHECKING:
     from spac.engine import Engine
 
+LONG_PROMPT = 64  # tokens; others are read before one has seen anything
 FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
 
 
@@ -126,6 +127,15 @@ class Talk:
     def _show_progress(self, path: Path, done: float) -> bool:
         self.show(f"loading {path.name} {done:4.0%}")
         return True
+
+    @property
+    def reading(self) -> Callable[[int, int], object] | None:
+        """For `Engine.generate(progress=…)`, as `progress`."""
+        return None if self.quiet or not sys.stderr.isatty() else self._show_reading
+
+    def _show_reading(self, done: int, total: int) -> None:
+        if total >= LONG_PROMPT:
+            self.show(f"reading the prompt: {done} of {total} tokens")
 
     def show(self, line: str) -> None:
         """Progress, in place of what was shown last; nothing where nobody would see it."""

@@ -125,13 +125,15 @@ class Run:
         out.reconfigure(errors="replace")  # type: ignore[union-attr]
         limit = None if options.max_tokens < 0 else options.max_tokens
         self.generation = generation = engine.generate(
-            prompt, limit, stop=options.stop, recorder=self._recorder
-        )
+            prompt, limit, stop=options.stop, recorder=self._recorder,
+            progress=None if options.echo else self._talk.reading,  # it would take the echo's last line away
+        )  # fmt: skip
         code = 0
         try:
             if options.echo:
                 out.write(prompt)
             for piece in generation:
+                self._talk.end_progress()
                 out.write(piece)
                 out.flush()
             out.write("\n")
@@ -140,6 +142,7 @@ class Run:
             generation.cancel()
             code = broken_pipe()
         finally:
+            self._talk.end_progress()
             if self._recorder is not None:
                 self._recorder.write(generation.stats)
         try:

@@ -44,6 +44,14 @@ def test_what_has_been_evaluated_is_kept(dialogue):
     assert stats.prefilled_tokens < 20  # the new message, and what tokenizes otherwise at the joints
 
 
+def test_the_status_tells_of_reading_first(dialogue):
+    told, note = [], dialogue._note_reading
+    dialogue._note_reading = lambda *counts: (note(*counts), told.append(dialogue.status()))
+    said(dialogue, "def walk(top): ...")
+    assert told[0].startswith("reading: 0 of ")
+    assert "tok/s" in dialogue.status()
+
+
 def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
     dialogue.conversation.system = "# Python"
     forgotten = []

@@ -35,7 +35,7 @@ class Dialogue:
         if sampling.seed in (None, -1):
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
         self._sampling = sampling
-        self._answered = False
+        self._answered, self._reading = False, ""
         self.generation: Generation | None = None
         """The one that runs or ran last; None before the first."""
         self.n_forgotten = 0
@@ -78,9 +78,13 @@ class Dialogue:
         """
         prompt = self._fit(text)
         self.generation = generation = self.engine.generate(
-            prompt, self._max_tokens, stop=self._template.stop, sampling=self._sampling
-        )
+            prompt, self._max_tokens, stop=self._template.stop, sampling=self._sampling,
+            progress=self._note_reading,
+        )  # fmt: skip
         return self._read(text, generation)
+
+    def _note_reading(self, done: int, total: int) -> None:
+        self._reading = f"reading: {done} of {total} tokens"
 
     def _read(self, text: str, generation: Generation) -> Iterator[str]:
         pieces: list[str] = []
@@ -94,6 +98,7 @@ class Dialogue:
                     pieces.append(piece)
                     yield piece
         finally:
+            self._reading = ""
             if pieces:
                 self.conversation.exchanges.append(Exchange(text, "".join(pieces)))
 
@@ -126,9 +131,14 @@ class Dialogue:
         return self._max_tokens is None or generation.stats.generated_tokens < self._max_tokens
 
     def status(self) -> str:
-        """The figures of the last answer on one line; those that it cannot have are left out."""
+        """The figures of the last answer on one line; those that it cannot have are left out.
+
+        Before an answer begins: how much of the prompt has been read.
+        """
         if self.generation is None:
             return ""
+        if self._reading and not self._answered:
+            return self._reading
         stats, parts = self.generation.stats, []
         if stats.tokens_per_second is not None:
             parts.append(f"{stats.tokens_per_second:.1f} tok/s")
