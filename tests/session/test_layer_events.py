@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,7 @@ class Recycler(Scheduler):
     def on(self, event, view):
         if event == Event.VERIFY_LAYER:
             self.layers.append(view.layer)
+            time.sleep(0.002)  # a layer that takes its time: copies run beside it
             others = np.arange(view.n_layer) != view.layer
             assert not view.demand[others].any()
             assert view.demand[view.layer].sum() > 0
