@@ -6,7 +6,7 @@
 //   D  ids and input leave for host staging; event
 //   D  the device's part: slot ids by the mask, the chain on resident experts, rows of others zero
 //   H  waits for the event, counts demand, computes the other rows with the CPU backend (at the same time as D's part)
-//   H  packs its rows and indices into staging and queues their copy and the join
+//   H  packs its rows and indices into staging (all rows go from where they are) and queues their copy and the join
 //   D  joins the rows into the block's output; dense nodes up to the next block
 // One mask version serves both sides, and is held until the launch that reads it is known to be over. Staging is one
 // set for all blocks: D writes ids and input of the next block only after everything queued before, H packs rows for
