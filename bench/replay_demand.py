@@ -38,6 +38,7 @@ VARIANTS = (
     "moe-spac:form=real",
     "moe-spac:form=literal",
     "moe-spac:after_use=zero",
+    "moe-spac:ties=count",
     "moe-spac:ties=recent",
     "moe-spac:ties=none",
     "moe-spac:strict=on",

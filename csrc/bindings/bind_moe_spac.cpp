@@ -54,17 +54,19 @@ class PyMoeSpac {
     }
 
     py::tuple step(const py::object & demand, const py::object & slot_of, int n_verified, int n_drafted, int number,
-                   double share, double kept) const {
+                   double share, double kept, const py::object & order) const {
         if (n_verified < 1 || times_.upload.empty()) {
             throw spac::InputError("a step needs times, and at least one token");
         }
+        const int32_t *         by    = order.is_none() ? nullptr : spac::bindings::int32_data(order, "order", shape_);
         const spac::MoeSpacStep given = {spac::bindings::int32_data(demand, "demand", shape_),
                                          spac::bindings::int32_data(slot_of, "slot_of", shape_),
                                          n_verified,
                                          n_drafted,
                                          number,
                                          share,
-                                         kept};
+                                         kept,
+                                         by};
         py::array_t<int32_t>    priority(shape_), threshold(state_.n_layer), tau(state_.n_layer);
         spac::moe_spac_step(state_, options_, times_, given, priority.mutable_data(), threshold.mutable_data(),
                             tau.mutable_data());

@@ -157,9 +157,15 @@ void plan(const MoeSpacState & s, const MoeSpacStep & step, int32_t * priority) 
         if (step.demand[at] > 0) {
             s.used[at] = step.number;
         }
-        s.count[at] *= step.kept;
-        s.count[at] += (1 - step.kept) * std::sqrt(static_cast<double>(step.demand[at]) / step.n_verified);
-        priority[at] = s.utility[at] * level_unit + static_cast<int32_t>(std::min(s.count[at], 1.0) * (level_unit - 1));
+        int32_t order = 0;
+        if (step.order != nullptr) {
+            order = std::clamp(step.order[at], 0, level_unit - 1);
+        } else {
+            s.count[at] *= step.kept;
+            s.count[at] += (1 - step.kept) * std::sqrt(static_cast<double>(step.demand[at]) / step.n_verified);
+            order = static_cast<int32_t>(std::min(s.count[at], 1.0) * (level_unit - 1));
+        }
+        priority[at] = s.utility[at] * level_unit + order;
     }
 }
 

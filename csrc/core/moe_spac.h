@@ -18,7 +18,7 @@ struct MoeSpacState {
     double *  up;      // [L, N] boundaries
     double *  down;    // [L, N]
     double *  last;    // [L, N] the share of the latest tokens that wanted an expert
-    double *  count;   // [L, N] decayed, for the order within a level
+    double *  count;   // [L, N] decayed, for the order within a level; untouched where a step brings one
     int32_t * used;    // [L, N] the step of the last use
     double *  hot;     // [2, L, K] of pairs and of distinct experts, the share with s >= 1..K
     double *  total;   // [2, L] pairs and distinct experts of a step
@@ -47,6 +47,7 @@ struct MoeSpacStep {
     int32_t         number; // of the step
     double          share;  // of this step in the averages
     double          kept;   // of a count
+    const int32_t * order;  // [L, N] within a level, 0 to 2^20 - 1; null: by the decayed counts
 };
 
 // Moves the state on, and writes the plan: priority[L, N] and threshold[L], both in units of 2^20 per level, and the

@@ -17,6 +17,7 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, View
 from spac.scheduler.cost import UnitCosts
+from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, replay
 from tests.scheduler.views import demands, make_view, models
@@ -34,6 +35,7 @@ ABLATIONS = [
     {"form": "real"},
     {"strict": True},
     {"cost_by_expert": False},
+    {"ties": "count"},
     {"ties": "recent"},
     {"ties": "none"},
     {"levels": 1},
@@ -86,7 +88,7 @@ def test_every_variant_plans_for_every_model(model, data, options):
         assert (subject.threshold <= subject.n_level).all()
 
 
-@pytest.mark.parametrize("ties", ["count", "recent", "none"])
+@pytest.mark.parametrize("ties", ["learned", "count", "recent", "none"])
 def test_priorities_are_utility_levels_and_wanted_is_what_reaches_the_threshold(ties):
     subject = MoeSpacScheduler(ties=ties)
     for _, plan in steps(subject, local_demand(), 8):
@@ -101,6 +103,28 @@ def test_within_a_level_the_most_recent_comes_first():
     *_, (_, plan) = steps(subject, demand, 4)
     order = plan.priority[0] % LEVEL
     assert order[0] == order[3] > order[2] > order[1]
+
+
+def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
+    subject, learned = MoeSpacScheduler(margin=0.2), LogisticScheduler(0.2)
+    demand = local_demand()
+    learned.on(Event.START, make_view([16] * 3, [8]))
+    kept = displaced = 0
+    for view, plan in steps(subject, demand, 8):
+        learned.on(Event.VERIFY_END, view)
+        order, resident = plan.priority % LEVEL, view.slot_of >= 0
+        for level in range(subject.n_level + 1):
+            inside = subject.utility == level
+            ranks = np.argsort(learned.probability[inside] + 0.2 * resident[inside])
+            assert (np.diff(order[inside][ranks]) >= 0).all()
+            # A missing expert overtakes a resident of its level only for more than the margin.
+            absent, held = learned.probability[inside & ~resident], learned.probability[inside & resident]
+            gain = absent[:, None] - held[None]
+            above = order[inside & ~resident][:, None] > order[inside & resident][None]
+            assert not (above & (gain < 0.2)).any()
+            kept, displaced = kept + int((~above & (gain > 0)).sum()), displaced + int(above.sum())
+    assert kept
+    assert displaced
 
 
 def test_after_use_zero_makes_used_residents_the_first_victims():
@@ -175,7 +199,8 @@ def test_it_beats_recency_on_demand_with_locality():
         ("moe-spac:levels=four", "levels must be a whole number"),
         ("moe-spac:levels=0", "levels"),
         ("moe-spac:balance=2", "balance must be on or off"),
-        ("moe-spac:ties=alphabet", "count, recent, none"),
+        ("moe-spac:ties=alphabet", "learned, count, recent, none"),
+        ("moe-spac:margin=1", "margin"),
         ("moe-spac:levels", "'levels' is not an option"),
         ("moe-spac:decay=1", "decay"),
         ("lru:levels=4", "'lru' does not take"),
@@ -198,7 +223,7 @@ def test_options_are_read_from_a_name():
 
 def test_a_prefix_of_short_steps_counts_as_many_tokens():
     """Without speculation, utilities are of about as many tokens as with it: one token moves them little."""
-    subject = MoeSpacScheduler()
+    subject = MoeSpacScheduler(levels=4)
     view = make_view([4], [2], demand=[[1, 0, 0, 0]], n_verified=1)
     subject.on(Event.START, view)
     for _ in range(3):
@@ -215,7 +240,11 @@ class Plain(MoeSpacScheduler):
 
 
 @settings(deadline=None, max_examples=60)
-@given(models(), st.data(), st.sampled_from([{}, {"adapt": False}, {"levels": 7}, {"cost_by_expert": False}]))
+@given(
+    models(),
+    st.data(),
+    st.sampled_from([{}, {"ties": "count"}, {"adapt": False}, {"levels": 7}, {"cost_by_expert": False}]),
+)
 def test_the_fast_step_plans_what_the_reference_plans(model, data, options):
     n_experts, pools, slots = model
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

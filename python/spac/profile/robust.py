@@ -30,9 +30,8 @@ class RobustFit:
     units keep the proportion in which they began.
     """
 
-    def __init__(self, units: Sequence[float], share: float = SHARE, *, joint: bool = True) -> None:
-        """units: seconds per amount to start from; joint=False: the first ones are corrected first."""
-        self._joint = joint
+    def __init__(self, units: Sequence[float], share: float = SHARE) -> None:
+        """units: seconds per amount to start from."""
         self.units = [max(float(unit), _LEAST) for unit in units]
         """Seconds per unit of every amount."""
         n = len(self.units)
@@ -74,8 +73,7 @@ class RobustFit:
             above += units[i] * b[i]
         if below <= 0 or above <= 0:
             return
-        if self._joint:
-            units[:] = [unit * above / below for unit in units]
+        units[:] = [unit * above / below for unit in units]
         for i, sums in enumerate(a):
             if sums[i] > 0:
                 rest = 0.0

@@ -141,7 +141,7 @@ class LogisticScheduler(Scheduler):
     allow_fast: ClassVar[bool] = True
     """False: numpy throughout, to compare with."""
 
-    def __init__(self, margin: float = 0.1) -> None:
+    def __init__(self, margin: float = 0.2) -> None:
         """margin: the gain in probability that is worth a copy, 0 to less than 1; else InputError."""
         if not 0 <= margin < 1:
             raise InputError(f"margin must be at least 0 and below 1, not {margin:g}")

@@ -14,13 +14,14 @@ engine's `--draft-length 0`. Appendix D's other choice after use is `after_use=z
 The balancer's unit times are those that the engine measures (`spac.costs`), read anew every few steps.
 
 Priorities are s · 2^20 plus an order within the level (`ties`), so that they are utility levels where levels
-differ and a total order where they do not.
+differ and a total order where they do not. The paper's levels are first in, first out (`ties=none`). By
+default the order is learned: the probability that the next step uses an expert (`logistic`), a resident's
+raised by `margin`, so that no expert is copied over one of its own level for less.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from types import UnionType
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -30,84 +31,16 @@ from spac.errors import InputError
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
 from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.cost import UnitCosts
+from spac.scheduler.logistic import LogisticScheduler
+from spac.scheduler.moe_spac_options import MoeSpacOptions
 from spac.scheduler.static import StaticScheduler
-from spac.scheduler.utility import UtilityEstimator, UtilityOptions
+from spac.scheduler.utility import UtilityEstimator
 
 if TYPE_CHECKING:
     from spac import _core
 
 _COSTS_EVERY = 16  # steps between looks at what things cost
 _LEVEL = 1 << 20  # priority of one utility level; what is below orders experts within it
-
-_KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off", "str": "a word"}
-
-
-@dataclass(frozen=True)
-class MoeSpacOptions:
-    """The system's parameters, and every part of it that can be left out (Table 4)."""
-
-    levels: int = 4
-    """K: the highest utility."""
-    forgetting: float = 0.1
-    """λ of the boundary calibration."""
-    draft_length: int = 8
-    """γ that utilities and decay stand for: a step of γ+1 tokens; shorter ones count in proportion."""
-    form: str = "level"
-    """Of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
-    ties: str = "count"
-    """Order within a level: "count" (decayed, their roots), "recent" (last use), "none" (as layers run)."""
-    decay: float = 0.3
-    """What is left of a decayed count after γ+1 tokens."""
-    after_use: str = "keep"
-    """"zero": an expert that was used becomes the first victim (Appendix D); "keep": it keeps its utility."""
-    speculative: bool = True
-    """False: "w/o SpecUE": used or not used in the last step, K = 1, and no frequencies in `ties` either."""
-    adapt: bool = True
-    """False: "w/o AdaBC": fixed boundaries (the paper's 3 and 1 in its own forms)."""
-    balance: bool = True
-    """False: "w/o HetWB": τ is `threshold` for all layers."""
-    threshold: int = 2
-    """τ without the balancer."""
-    prefetch: bool = True
-    """False: "w/o SG-Prefetcher": a static set of experts."""
-    evict: bool = True
-    """False: "w/o SG-Evictor": experts stay until a pool is full, then the least recently used goes, whatever
-    its utility."""
-    strict: bool = False
-    """True: Eq. 10 and 11 as printed, a threshold is infeasible unless all of its experts fit."""
-    warm_up: int = 8
-    """Steps over which the balancer's ratios are plain means."""
-    costs: UnitCosts | None = None
-    """Unit times of all layers; without them those that the engine measures, else guessed from sizes."""
-    cost_by_expert: bool = True
-    """False: the CPU costs a time per pair only (Eq. 7 as printed), whether measured or guessed."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            kind, value = str(item.type), getattr(self, item.name)
-            if kind not in _KINDS:
-                continue
-            if not isinstance(value, _KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
-                raise InputError(f"scheduler 'moe-spac': {item.name} must be {_WORDS[kind]}, not {value!r}")
-        for name, known in (("ties", ("count", "recent", "none")), ("after_use", ("keep", "zero"))):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, not '{getattr(self, name)}'")
-        if not 0 <= self.decay < 1:
-            raise InputError(f"decay must be at least 0 and below 1, not {self.decay:g}")
-        if self.threshold < 1 or self.warm_up < 1:
-            raise InputError("threshold and warm_up must be at least 1")
-        self.estimator  # noqa: B018 (checks its own options)
-
-    @property
-    def estimator(self) -> UtilityOptions:
-        return UtilityOptions(
-            levels=self.levels,
-            forgetting=self.forgetting,
-            draft_length=self.draft_length,
-            adapt=self.adapt,
-            form=self.form,
-        )
 
 
 class _Binary:
@@ -141,6 +74,10 @@ class MoeSpacScheduler(Scheduler):
             if name not in known:
                 raise InputError(f"scheduler 'moe-spac' has no option '{name}'; it knows: {', '.join(known)}")
         self.options = MoeSpacOptions(**options)
+        learns = self.options.ties == "learned" and self.options.speculative
+        self._learned = LogisticScheduler(self.options.margin) if learns else None
+        self._last_order: IntArray | None = None  # of `_learned`
+        self.wants_routes = learns  # type: ignore[misc]
         self.threshold: IntArray = np.zeros(0, np.int32)
         """int32 [L]: τ of every layer, of the last step."""
 
@@ -159,6 +96,8 @@ class MoeSpacScheduler(Scheduler):
             return self._start(view)
         if view.n_verified == 0 or not self.options.prefetch:
             return None
+        if self._learned is not None and (plan := self._learned.on(event, view)) is not None:
+            self._last_order = self._within_level(plan.priority)
         if self._fast is not None:
             return self._fast_step(self._fast, view)
         utility = self._estimator.observe(view.demand, view.n_verified)
@@ -180,6 +119,10 @@ class MoeSpacScheduler(Scheduler):
         self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
         self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
         self._step = 0
+        if self._learned is not None:
+            # Its priorities are needed, its thresholds not: without slots it looks for none.
+            self._learned.on(Event.START, replace(view, pool_slots=np.zeros_like(view.pool_slots)))
+            self._last_order = np.zeros(exists.shape, np.int32)
         self._levels = Levels(self.utility, self.n_level)
         fixed = self.n_level if options.balance else min(options.threshold, self.n_level)
         self.threshold = np.full(view.n_layer, fixed, np.int32)
@@ -189,7 +132,9 @@ class MoeSpacScheduler(Scheduler):
         return Plan.nothing(view.n_layer, view.n_expert)
 
     def state(self) -> StateArrays:
+        learned = self._learned.state() if self._learned is not None else {}
         return {
+            **{f"learned_{name}": value for name, value in learned.items()},
             **self._estimator.state(),
             **self._averages.state(),
             "count": self._count.copy(),
@@ -204,6 +149,11 @@ class MoeSpacScheduler(Scheduler):
         self._levels = Levels(self.utility, self.n_level)
         self._count, self._used = np.maximum(state["count"], 0.0), state["used"].copy()
         self._step = int(state["step"])
+        if self._learned is not None:
+            prefix = "learned_"
+            self._learned.restore(
+                {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+            )
         if self.options.balance:
             self.threshold = np.clip(state["threshold"], 1, self.n_level)
         self._fast = self._make_fast()
@@ -225,7 +175,8 @@ class MoeSpacScheduler(Scheduler):
         """The same in C++ (csrc/core/moe_spac.h), on the same arrays; None for options that it lacks."""
         options, estimator, averages = self.options, self._estimator, self._averages
         default = options.balance and options.evict and options.after_use == "keep" and not options.strict
-        if not (default and options.ties == "count" and options.form == "level" and self.allow_fast):
+        known = options.ties in ("learned", "count") and options.form == "level"
+        if not (default and known and self.allow_fast):
             return None
         if not isinstance(estimator, UtilityEstimator):
             return None
@@ -265,6 +216,7 @@ class MoeSpacScheduler(Scheduler):
             self._step,
             self._averages.next_share(),
             kept,
+            self._last_order,
         )
         return Plan(priority, threshold)
 
@@ -296,6 +248,8 @@ class MoeSpacScheduler(Scheduler):
         options = self.options
         self._step += 1
         self._used[view.demand > 0] = self._step
+        if self._last_order is not None:
+            return self._last_order
         if options.ties == "none":
             return np.zeros(view.demand.shape, np.int32)
         if options.ties == "recent":
@@ -305,6 +259,11 @@ class MoeSpacScheduler(Scheduler):
         self._count *= kept
         self._count += (1 - kept) * share
         return (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
+
+    def _within_level(self, priority: IntArray) -> IntArray:
+        """int32 [L, N] in 0..2^20-1: in the order of `logistic`'s priorities, below (1 + margin) · 2^20."""
+        order = (priority * (1 / (1 + self.options.margin))).astype(np.int32)
+        return np.minimum(order, _LEVEL - 1, out=order)
 
     def _recency(self) -> IntArray:
         """int32 [L, N] in 0..2^20-1: the higher, the more recently used."""

@@ -1,0 +1,105 @@
+"""Machines by their figures, models by their sizes, and the unit times that follow from both.
+
+`rtx4090` has others' published measurements of such desktops (one expert of Qwen3-30B-A3B: 43 to 62 µs on
+the CPU, 112 µs over PCIe 4, 3 µs on the GPU; 3.9 ms dense; CPU and link together 65 GB/s of DRAM, of which
+the link keeps 21.6; 40 µs of host round trip a layer). The other machines are assumptions: data sheets, and
+shares of them as on the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spac.costs import Costs, ExpertCosts
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target and its draft, as far as time depends on them."""
+
+    expert_bytes: int
+    draft_bytes: int  # read for every drafted token
+
+
+PAIRS = {
+    "qwen3-4b": Model(expert_bytes=2_816_000, draft_bytes=2_500_000_000),
+    "qwen3-0.6b": Model(expert_bytes=2_816_000, draft_bytes=480_000_000),
+}
+"""Qwen3-30B-A3B by its draft, all Q4_K_M."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bandwidths in bytes per second, times in seconds."""
+
+    name: str
+    device: float
+    """Weights that the device's kernels read."""
+    cpu: float
+    """Weights that the CPU reads while it computes, with nothing else going on."""
+    dram: float
+    """What CPU and link read together."""
+    link: float
+    """Uploads from pinned memory, alone."""
+    link_busy: float
+    """The same while the CPU reads as well."""
+    dense_s: float
+    """Of a verification, all but its experts: attention, routers, head, launches."""
+    dense_token_s: float
+    """What each further token of a verification adds to it."""
+    launch_s: float
+    """Of a draft token, all but reading its weights."""
+    hand_off_s: float = 40e-6
+    """Of a layer that leaves anything to the CPU: the host's round trip."""
+    pair_share: float = 0.1
+    """The arithmetic of one (token, expert) on the CPU, as a share of reading the expert."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.link_busy < self.dram or self.cpu > self.dram:
+            raise ValueError(f"machine '{self.name}': the CPU and the link each read less than DRAM gives")
+
+    @property
+    def slowed(self) -> float:
+        """What is left of the CPU's reading speed while uploads run, as a share."""
+        return min(1.0, (self.dram - self.link_busy) / self.cpu)
+
+    def experts(self, model: Model) -> ExpertCosts:
+        """What a profile would measure on it."""
+        read = model.expert_bytes / self.cpu
+        return ExpertCosts(
+            cpu_layer_s=0.0,
+            cpu_expert_s=read,
+            cpu_pair_s=read * self.pair_share,
+            cpu_pair_only_s=read,
+            device_expert_s=model.expert_bytes / self.device,
+            upload_s=model.expert_bytes / self.link,
+            upload_busy_s=model.expert_bytes / self.link_busy,
+        )
+
+    def draft_token_s(self, model: Model) -> float:
+        """Of one drafted token."""
+        return self.launch_s + model.draft_bytes / self.device
+
+    def dense(self, n_tokens: int) -> float:
+        """Of a verification of that many tokens."""
+        return self.dense_s + self.dense_token_s * (n_tokens - 1)
+
+    def costs(self, model: Model, n_tokens: int = 16) -> Costs:
+        """All of them, as schedulers get them. `verify_s` has no experts in it: no scheduler reads it."""
+        dense = tuple(self.dense(n) for n in range(1, n_tokens + 1))
+        return Costs((self.experts(model),), 0.0, self.draft_token_s(model), dense, dense)
+
+
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        Machine("rtx4090", device=930 * GB, cpu=60 * GB, dram=65 * GB, link=25 * GB, link_busy=21.6 * GB,
+                dense_s=3.9e-3, dense_token_s=50e-6, launch_s=0.5e-3),
+        Machine("rtx3060", device=330 * GB, cpu=42 * GB, dram=45 * GB, link=12 * GB, link_busy=10.5 * GB,
+                dense_s=5.5e-3, dense_token_s=150e-6, launch_s=0.6e-3),
+        Machine("h200", device=4300 * GB, cpu=140 * GB, dram=150 * GB, link=55 * GB, link_busy=48 * GB,
+                dense_s=3.0e-3, dense_token_s=20e-6, launch_s=0.8e-3),
+    )
+}  # fmt: skip

@@ -1,0 +1,177 @@
+"""Runs a scheduler over recorded demand on a modelled machine, and tells how long the steps take.
+
+A step drafts (the device busy, DRAM idle), then every layer does its dense part on the device and its
+experts on both sides at once: max(device, CPU), and the hand-off where the CPU has any. Uploads follow the
+scheduler's last plan through the mechanism's own bookkeeping, best first, all the time: at the link's speed
+while the CPU does nothing, else at `link_busy`, and then the CPU reads at what is left of DRAM. A layer finds
+resident what has arrived when it begins; a victim is gone once the copy over it begins.
+
+Not modelled: what scheduling itself costs, batches of copies, the order of equal priorities by the layer that
+is running (they go from layer 0 on), attention over a long context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.step_time.clock import Known, Learned
+from bench.step_time.link import Link
+from bench.step_time.machine import Machine, Model
+from spac import _core
+from spac.scheduler import Event, Plan, Scheduler, View
+from spac.scheduler.base import IntArray
+from spac.scheduler.replay import Demand
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Spent:
+    """Seconds of the judged steps by what they went to, and what was done in them."""
+
+    draft: float = 0.0
+    dense: float = 0.0
+    hand_off: float = 0.0
+    experts: float = 0.0  # max(device, CPU), summed over the layers; contention included
+    contention: float = 0.0  # of these, what the CPU lost to uploads
+    steps: int = 0
+    tokens: int = 0
+    distinct: int = 0
+    hits: int = 0
+    uploads: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.draft + self.dense + self.hand_off + self.experts
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def hit_rate(self) -> float:
+        """Of distinct experts per step."""
+        return self.hits / max(1, self.distinct)
+
+
+class Simulation:
+    """One machine, one model, one recording, so many slots."""
+
+    def __init__(self, machine: Machine, model: Model, demand: Demand, n_slots: int) -> None:
+        """The recording's layers are taken as layers of the model."""
+        self.layers = tuple(replace(layer, expert_bytes=model.expert_bytes) for layer in demand.layers)
+        self._machine, self._model, self._demand = machine, model, demand
+        self._shapes = [(layer.n_expert, layer.pool) for layer in self.layers]
+        self.pool_slots = _core.share_out(n_slots, self._shapes, 1 + max(pool for _, pool in self._shapes))
+        self._draft_token_s = machine.draft_token_s(model)
+        self._experts = machine.experts(model)
+
+    def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Spent:
+        """All steps under a scheduler; counts those from `judged_from` on. costs: what it sees of them, by
+        default what they are."""
+        demand = self._demand
+        costs = costs or Known(self._machine.costs(self._model))
+        link = Link(self._shapes, self.pool_slots, self._model.expert_bytes)
+        view = View(
+            self.layers, np.array(self.pool_slots, np.int32), link.slot_of, np.zeros_like(link.slot_of),
+            costs=costs,
+        )  # fmt: skip
+        plan = Plan.nothing(*link.slot_of.shape)
+        if Event.START in scheduler.events:
+            plan = (scheduler.on(Event.START, view) or plan).over(plan)
+            link.follow(plan)
+        routes = demand.routes if scheduler.wants_routes else None
+        spent, before = Spent(), 0
+        for step, counts in enumerate(demand.counts):
+            if step == judged_from:
+                spent, before = Spent(), link.uploads
+            verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
+            self._step(counts, verified, accepted, link, spent, costs)
+            if Event.VERIFY_END in scheduler.events:
+                now = replace(
+                    view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified,
+                    n_accepted=accepted,
+                    routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
+                )  # fmt: skip
+                plan = (scheduler.on(Event.VERIFY_END, now) or plan).over(plan)
+                link.follow(plan)
+        spent.uploads = link.uploads - before
+        return spent
+
+    def whole_layers(self, judged_from: int) -> Spent:
+        """llama.cpp's --n-cpu-moe: the experts of as many whole layers as there is room for are on the
+        device, the others' on the CPU. Its hand-off is taken to cost what ours does."""
+        left, resident = sum(self.pool_slots), np.zeros(self._demand.counts.shape[1:], np.bool_)
+        for row, layer in zip(resident, self.layers, strict=True):
+            if layer.n_expert > left:
+                break
+            row[: layer.n_expert] = True
+            left -= layer.n_expert
+        return self.fixed(resident, judged_from)
+
+    def fixed(self, resident: BoolArray, judged_from: int) -> Spent:
+        """With these resident (bool [L, N]) and no uploads."""
+        link = Link(self._shapes, [0] * len(self.pool_slots), self._model.expert_bytes)
+        link.slot_of[resident] = 0
+        spent, demand = Spent(), self._demand.part(slice(judged_from, None))
+        for counts, verified, accepted in zip(demand.counts, demand.verified, demand.accepted, strict=True):
+            self._step(counts, int(verified), int(accepted), link, spent)
+        return spent
+
+    def _step(
+        self, counts: IntArray, verified: int, accepted: int, link: Link, spent: Spent,
+        costs: Known | Learned | None = None,
+    ) -> None:  # fmt: skip
+        machine, before, start = self._machine, spent.seconds, link.uploads
+        drafting = (verified - 1) * self._draft_token_s
+        spent.draft += drafting
+        link.run(drafting, machine.link)
+        dense, late = machine.dense(verified) / len(counts), 0.0
+        seen = np.zeros((len(counts), 6)) if costs is not None and costs.learns else None
+        for il, (row, slots) in enumerate(zip(counts, link.slot_of, strict=True)):
+            link.run(dense, machine.link)
+            spent.dense += dense
+            on_device = slots >= 0
+            used = row > 0
+            distinct, hits = int(np.count_nonzero(used)), int(np.count_nonzero(used & on_device))
+            pairs = int(row[~on_device].sum())
+            spent.distinct += distinct
+            spent.hits += hits
+            wait = dense + late
+            if pairs:
+                link.run(machine.hand_off_s, machine.link)
+                spent.hand_off += machine.hand_off_s
+                wait += machine.hand_off_s
+            cpu, device = self._block(pairs, distinct - hits, hits, link, spent)
+            late = max(0.0, device - cpu)
+            if seen is not None:
+                seen[il] = (cpu, wait, pairs, distinct - hits, int(row.sum()) - pairs, hits)
+        spent.steps += 1
+        spent.tokens += 1 + accepted
+        if isinstance(costs, Learned) and seen is not None:
+            n = link.uploads - start
+            took = spent.seconds - before
+            costs.observe(
+                verified, drafting, took - drafting, seen,
+                (n * self._model.expert_bytes, n * self._experts.upload_busy_s),
+            )  # fmt: skip
+
+    def _block(self, pairs: int, misses: int, hits: int, link: Link, spent: Spent) -> tuple[float, float]:
+        """Both sides of one layer's experts; returns the seconds of the CPU and of the device."""
+        costs, machine = self._experts, self._machine
+        device = costs.device_expert_s * hits
+        alone = cpu = costs.cpu_s(pairs, misses)
+        if alone > 0 and link.pending > 0:
+            slowed = alone + costs.cpu_expert_s * misses * (1 / machine.slowed - 1)
+            drained = link.pending / machine.link_busy
+            # What the CPU does while uploads still run goes at the lower speed, the rest at its own.
+            cpu = slowed if drained >= slowed else drained + (slowed - drained) * alone / slowed
+            link.run(min(cpu, drained), machine.link_busy)
+        link.run(max(0.0, device - cpu), machine.link)
+        spent.experts += max(device, cpu)
+        spent.contention += max(device, cpu) - max(device, alone)
+        return cpu, device

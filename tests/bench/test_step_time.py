@@ -1,0 +1,153 @@
+"""The model of a step's time: its limits, what it never exceeds, what it has in common with the replay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.step_time.__main__ import main
+from bench.step_time.clock import Learned
+from bench.step_time.machine import MACHINES, Machine, Model
+from bench.step_time.simulation import Simulation
+from bench.twin.drift import Drift, simulate
+from spac import scheduler
+from spac.scheduler.base import IntArray
+from spac.scheduler.replay import Demand, replay
+
+N_LAYER, N_EXPERT, N_USED = 6, 32, 4
+MODEL = Model(expert_bytes=1_000_000, draft_bytes=10_000_000)
+DESKTOP = MACHINES["rtx4090"]
+
+
+def local(n_step: int, n_token: int) -> Demand:
+    """Steps of drifting routes."""
+    single = simulate(Drift(0.8, 0.97), N_EXPERT, N_USED, n_token=n_step * n_token, n_row=N_LAYER)
+    counts = single.reshape(n_step, n_token, N_LAYER, N_EXPERT).sum(1)
+    return Demand.of(counts.astype(np.int32), N_USED)
+
+
+DEMAND = local(60, 5)
+DISTINCT = int(np.count_nonzero(DEMAND.counts))
+
+
+def fixed(machine: Machine, resident: np.ndarray):
+    return Simulation(machine, MODEL, DEMAND, 0).fixed(resident, 0)
+
+
+def test_with_all_resident_the_device_decides():
+    spent = fixed(DESKTOP, np.ones((N_LAYER, N_EXPERT), np.bool_))
+    assert spent.hit_rate == 1
+    assert spent.hand_off == spent.contention == 0
+    assert spent.experts == pytest.approx(DISTINCT * MODEL.expert_bytes / DESKTOP.device)
+    assert spent.dense == pytest.approx(60 * DESKTOP.dense(5))
+    assert spent.draft == pytest.approx(60 * 4 * DESKTOP.draft_token_s(MODEL))
+
+
+def test_with_none_resident_the_cpu_decides():
+    spent = fixed(DESKTOP, np.zeros((N_LAYER, N_EXPERT), np.bool_))
+    assert spent.hits == 0
+    pairs = int(DEMAND.counts.sum())
+    reading = MODEL.expert_bytes / DESKTOP.cpu
+    assert spent.experts == pytest.approx(reading * (DISTINCT + DESKTOP.pair_share * pairs))
+    assert spent.hand_off == pytest.approx(60 * N_LAYER * DESKTOP.hand_off_s)
+    assert spent.tokens == 60 * 5
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(MACHINES)))
+def test_more_residents_are_never_slower(seed, name):
+    order = np.random.default_rng(seed).permutation(N_LAYER * N_EXPERT)
+    times = []
+    for n in (0, 20, 60, 120, order.size):
+        resident = np.zeros(order.size, np.bool_)
+        resident[order[:n]] = True
+        times.append(fixed(MACHINES[name], resident.reshape(N_LAYER, N_EXPERT)).seconds)
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
+@pytest.mark.parametrize("name", ["lru", "ewma", "logistic"])  # not by costs, which the replay has none of
+def test_a_link_without_limit_is_the_replay(name):
+    """Where copies take no time, all are done before the first layer: the replay's clock."""
+    quick = replace(DESKTOP, link=1e18, dram=2e18, link_busy=1e18)
+    found = Simulation(quick, MODEL, DEMAND, 40).run(scheduler.make(name), 0)
+    known = replay(scheduler.make(name), DEMAND, 40)
+    assert (found.hits, found.distinct) == (known.distinct_hit, known.distinct)
+    assert found.contention < 1e-6 * found.seconds
+
+
+@pytest.mark.parametrize("name", ["lru", "moe-spac", "logistic"])
+@pytest.mark.parametrize("link", [1e9, 5e9, 25e9])
+def test_uploads_take_the_link_and_slow_the_cpu(name, link):
+    # Nothing but experts: uploads have no time of their own.
+    machine = replace(DESKTOP, link=link, link_busy=0.8 * link, dense_s=0, dense_token_s=0, hand_off_s=0)
+    spent = Simulation(machine, MODEL, local(300, 1), 40).run(scheduler.make(name), 0)
+    assert 0 < spent.uploads * MODEL.expert_bytes <= link * spent.seconds
+    assert 0 <= spent.contention <= spent.experts * (1 - machine.slowed)
+    assert (spent.contention > 0) == (machine.slowed < 1)
+
+
+def test_no_more_is_resident_than_there_are_slots():
+    seen: list[IntArray] = []
+
+    class Watched(scheduler.lru.LruScheduler):
+        def on(self, event, view):
+            seen.append(np.sort(view.slot_of[view.slot_of >= 0]))
+            return super().on(event, view)
+
+    Simulation(DESKTOP, MODEL, DEMAND, 40).run(Watched(), 0)
+    assert max(map(len, seen)) <= 40
+    assert all(len(np.unique(slots)) == len(slots) for slots in seen)
+
+
+def test_whole_layers_are_as_many_as_there_is_room_for():
+    spent = Simulation(DESKTOP, MODEL, DEMAND, 2 * N_EXPERT + 5).whole_layers(0)
+    assert spent.hits == np.count_nonzero(DEMAND.counts[:, :2])
+    assert spent.hand_off == pytest.approx(60 * (N_LAYER - 2) * DESKTOP.hand_off_s)
+
+
+def test_costs_that_are_learned_come_to_the_same_as_known_ones():
+    demand = local(200, 5)
+    subject = Simulation(DESKTOP, MODEL, demand, 60)
+    learned = Learned(subject.layers, 5, noise=0.1, stalls=0.03, stall_s=1e-3)
+    rates = [subject.run(scheduler.make("moe-spac"), 100, costs).rate for costs in (None, learned)]
+    found, real = learned.costs.experts[0], DESKTOP.experts(MODEL)
+    # Learned while uploads slow it: a little more than with nothing else going on.
+    assert found.cpu_s(10, 6) == pytest.approx(real.cpu_s(10, 6), rel=0.35)
+    assert found.device_expert_s < 3 * real.device_expert_s
+    assert rates[1] == pytest.approx(rates[0], rel=0.03)
+
+
+def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for n_token in (1, 5):
+        path = tmp_path / str(n_token)
+        path.mkdir()
+        local(40, n_token).save(path / "published.npz")
+        (path / "published.json").write_text(json.dumps({"name": "published", "kept": 0.4}))
+    out = tmp_path / "table.txt"
+    folders = [str(tmp_path / "1"), str(tmp_path / "5")]
+    options = ["--machines", "h200", "--slots", "25%", "--schedulers", "profiled", "lru", "foreseen"]
+    assert main([*folders, *options, "--jobs", "1", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed in out.read_text()
+    assert printed.count("25% published") == 2 + 2 + 1
+    rows = json.loads(out.with_suffix(".json").read_text())["rows"]
+    assert [row["gamma"] for row in rows] == [0, 4]
+    # Without a draft its memory holds experts: here more than there are.
+    assert rows[0]["n_slots"] == N_LAYER * N_EXPERT
+    assert rows[1]["n_slots"] == N_LAYER * N_EXPERT // 4
+    assert rows[1]["foreseen"]["hits"] >= rows[1]["lru"]["hits"]
+    (tmp_path / "none").mkdir()
+    assert main([str(tmp_path / "none")]) == 2
+    assert "no recordings" in capsys.readouterr().err
+
+
+def test_a_machine_reads_no_more_than_its_memory_gives():
+    with pytest.raises(ValueError, match="rtx4090"):
+        replace(DESKTOP, cpu=70e9)
