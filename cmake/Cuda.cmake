@@ -8,6 +8,8 @@ set_property(CACHE SPAC_CUDA PROPERTY STRINGS auto on off)
 set(SPAC_CUDA_ARCHITECTURES "" CACHE STRING
     "CUDA architectures, as CMAKE_CUDA_ARCHITECTURES takes them (default: this machine's GPUs)")
 set(SPAC_CUBLAS_ROOT "" CACHE PATH "folder with cuBLAS's include/ and lib/, when the toolkit comes without it")
+set(SPAC_CUDA_OBJECTS "" CACHE PATH
+    "folder of ggml-cuda's objects, compiled elsewhere from the same source (bench/gpu_suite/README.md); needs no nvcc")
 
 # Sets `result` to a folder with cuBLAS in it: the option, or PyPI's nvidia-cublas beside this Python; empty if none.
 function(spac_find_cublas_root result)
@@ -56,10 +58,27 @@ function(spac_cuda_architectures result)
     endif()
 endfunction()
 
+# Makes sure that the objects in SPAC_CUDA_OBJECTS are of this tree, and sets SPAC_CUBLAS to the library to link.
+macro(spac_use_cuda_objects)
+    execute_process(COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_LIST_DIR}/cuda_source_id.py" "${SPAC_LLAMA_SOURCE}"
+        "${SPAC_LLAMA_PRISTINE}" OUTPUT_VARIABLE _id OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    file(STRINGS "${SPAC_CUDA_OBJECTS}/source_id" _their_id LIMIT_COUNT 1)
+    if(NOT _id STREQUAL _their_id)
+        message(FATAL_ERROR "SPAC_CUDA_OBJECTS: these objects are of another source than this tree's: pack them anew")
+    endif()
+    spac_find_cublas_root(_cublas_root)
+    find_library(SPAC_CUBLAS NAMES cublas libcublas.so.13 libcublas.so.12 REQUIRED NO_CACHE
+        HINTS "${_cublas_root}" "${SPAC_CUBLAS_ROOT}" /usr/local/cuda PATH_SUFFIXES lib lib64)
+    message(STATUS "spac: with ggml-cuda's objects from ${SPAC_CUDA_OBJECTS} and ${SPAC_CUBLAS}")
+endmacro()
+
 string(TOLOWER "${SPAC_CUDA}" _cuda)
 set(SPAC_WITH_CUDA OFF)
 if(NOT _cuda MATCHES "^(auto|on|off)$")
     message(FATAL_ERROR "SPAC_CUDA=${SPAC_CUDA}: it must be auto, on or off")
+elseif(SPAC_CUDA_OBJECTS)
+    spac_use_cuda_objects()
+    set(SPAC_WITH_CUDA ON)
 elseif(NOT _cuda STREQUAL "off")
     spac_find_cuda(_missing)
     if(NOT _missing)
@@ -71,7 +90,7 @@ elseif(NOT _cuda STREQUAL "off")
     endif()
 endif()
 
-if(SPAC_WITH_CUDA)
+if(SPAC_WITH_CUDA AND NOT SPAC_CUDA_OBJECTS)
     if(SPAC_CUDA_ARCHITECTURES)
         set(CMAKE_CUDA_ARCHITECTURES "${SPAC_CUDA_ARCHITECTURES}")
     else()
@@ -85,9 +104,18 @@ if(SPAC_WITH_CUDA)
     endif()
     set(GGML_CUDA_NO_VMM ON) # its memory pool would make the driver a link-time dependency
     set(GGML_CUDA_NCCL OFF)
+    enable_language(CUDA) # here, for cmake/Reference.cmake compiles some of its files too
     message(STATUS "spac: with CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 endif()
 
-function(spac_link_cuda target)
-    target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::cublas)
+# Links CUDA into a library: `kind` "patched", or "published" where it is to have ggml-cuda as upstream wrote it.
+function(spac_link_cuda target kind)
+    if(NOT SPAC_CUDA_OBJECTS)
+        target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::cublas)
+        return()
+    endif()
+    file(GLOB objects "${SPAC_CUDA_OBJECTS}/common/*.o" "${SPAC_CUDA_OBJECTS}/${kind}/*.o")
+    set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON)
+    target_sources(${target} PRIVATE ${objects})
+    target_link_libraries(${target} PRIVATE "${SPAC_CUDA_OBJECTS}/libcudart_static.a" "${SPAC_CUBLAS}" rt)
 endfunction()

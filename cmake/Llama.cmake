@@ -12,6 +12,10 @@ set(LLAMA_OPENSSL OFF)
 set(GGML_CCACHE OFF)  # a compiler launcher is the user's choice
 set(GGML_OPENMP OFF)  # its threads spin, and a second OpenMP runtime (PyTorch's) may live in the process
 set(GGML_CUDA ${SPAC_WITH_CUDA})
+set(GGML_VULKAN ${SPAC_WITH_VULKAN})
+if(SPAC_CUDA_OBJECTS)
+    set(GGML_CUDA OFF) # it is compiled
+endif()
 option(GGML_NATIVE "compile for this machine's CPU (OFF: for the instruction sets that the GGML_… options name)" ON)
 
 # Upstream asks git for its version: around our build folder that would be another project's, so it gets no git.
@@ -34,8 +38,13 @@ set(CMAKE_MESSAGE_LOG_LEVEL "${_log_level}")
 # The static libraries whose objects go into the shared one, whole. cpp-httplib is common's downloader: it stays an
 # archive, from which the linker takes what common refers to.
 set(SPAC_LLAMA_TARGETS llama llama-common llama-common-base ggml ggml-base ggml-cpu)
-if(SPAC_WITH_CUDA)
+if(TARGET ggml-cuda)
     list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)
+elseif(SPAC_CUDA_OBJECTS)
+    target_compile_definitions(ggml PUBLIC GGML_USE_CUDA) # as upstream's CMake does for a backend that it builds
+endif()
+if(SPAC_WITH_VULKAN)
+    list(APPEND SPAC_LLAMA_TARGETS ggml-vulkan)
 endif()
 
 set(SPAC_GGML_INCLUDES "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/ggml/src")

@@ -2,16 +2,18 @@
 
     python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|stand-in|cpu] [--budgets SHARE …]
                                 [--contexts N …] [--only TEXT …] [--server PROGRAM] [--seconds 540] [--quick]
+                                [--commit TEXT]
 
 Every engine runs in a process of its own; what is done is kept in OUT/cells, and a run that is out of its
 seconds (exit code 3) is called again in the same way. OUT gets compare.md, compare.json and plots. Exit code
-1: the page names what could not be run.
+1: the page names what could not be run, or what must not be (perplexities that differ).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare.cells import ROOT
-from bench.compare.comparison import Comparison
+from bench.compare.comparison import OUT_OF_TIME, Comparison
+from bench.compare.likelihood import perplexity
 from bench.compare.page import breakdowns, plot, table, verdict
 from bench.compare.roofline import Bandwidths
 from spac.errors import SpacError
@@ -28,11 +31,45 @@ from spac.host import physical_cores
 UNFINISHED = 3
 
 
+def commit() -> str:
+    """The tree's, where git knows it; "" elsewhere."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def gpu(device: str) -> str:
+    """The card's name and driver, as nvidia-smi tells them."""
+    if not device.upper().startswith("CUDA"):
+        return "no GPU"
+    words = [
+        "nvidia-smi",
+        "-i",
+        device[4:] or "0",
+        "--query-gpu=name,driver_version",
+        "--format=csv,noheader",
+    ]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return device
+    return done.stdout.strip() or device
+
+
+def not_run(lines: list[str]) -> list[str]:
+    """One line per reason."""
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        what, _, reason = line.partition(": ")
+        reasons.setdefault(reason, []).append(what)
+    return [f"- {reason}: {', '.join(cells)}" for reason, cells in reasons.items()]
+
+
 def setting_of(args: argparse.Namespace) -> dict[str, Any]:
     """What the figures belong to."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "target": args.target.name,
         "draft": args.draft.name if args.draft else None,
@@ -42,13 +79,12 @@ def setting_of(args: argparse.Namespace) -> dict[str, Any]:
         "draft length": args.draft_length,
         "tokens": args.tokens,
         "prompts": args.texts,
-        "commit": commit,
+        "commit": args.commit or commit(),
+        "machine": f"{platform.processor() or platform.machine()}, {gpu(args.device)}",
     }
 
 
-def page(
-    comparison: Comparison, bandwidths: Bandwidths | None, perplexity: dict[str, float], tables: list[str]
-) -> str:
+def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str]) -> str:
     """The results as Markdown."""
     setting = setting_of(comparison.args)
     lines = ["# spac and llama.cpp side by side", "", ", ".join(f"{k}: {v}" for k, v in setting.items()), ""]
@@ -62,23 +98,26 @@ def page(
     if not comparison.on_gpu:
         lines.append("There is no GPU in this: it shows that everything runs, and no speed.")
     lines += ["", *tables, ""]
-    lines += [f"Perplexity, {name}: {value:.5f}" for name, value in perplexity.items()]
+    likeness, wrong = comparison.likeness()
+    lines += [*likeness, *(f"WRONG: {line}" for line in wrong)]
     lines += ["", "Not run: " + (str(len(comparison.not_run)) if comparison.not_run else "nothing")]
-    lines += [f"- {line}" for line in comparison.not_run]
+    lines += not_run(comparison.not_run)
     return "\n".join(lines) + "\n"
 
 
 def conclude(comparison: Comparison, out: Path) -> None:
     """Write page, figures and plots."""
-    bandwidths, perplexity = comparison.bandwidths(), comparison.perplexities()
+    bandwidths = comparison.bandwidths()
     rows = comparison.rows(bandwidths)
-    text = page(comparison, bandwidths, perplexity, [table(rows), "", *verdict(rows), "", breakdowns(rows)])
+    tables = [table(rows), "", *verdict(rows), "", breakdowns(rows, bandwidths, comparison.target)]
+    text = page(comparison, bandwidths, tables)
     (out / "compare.md").write_text(text)
     values = {
         "setting": setting_of(comparison.args),
         "bandwidths": asdict(bandwidths) if bandwidths else None,
-        "perplexity": perplexity,
+        "perplexity": {name: perplexity(each) for name, each in comparison.likelihoods().items()},
         "rows": [asdict(row) for row in rows],
+        "wrong": comparison.likeness()[1],
         "not_run": comparison.not_run,
     }
     (out / "compare.json").write_text(json.dumps(values, indent=1) + "\n")
@@ -97,9 +136,10 @@ def arguments() -> argparse.ArgumentParser:
     add("--target", type=Path, required=True)
     add("--draft", type=Path)
     add("--device", default="CUDA0", help="CUDA0, …; stand-in or cpu to try it without a GPU")
-    add("--budgets", nargs="+", default=["10%", "17%", "25%", "50%"], metavar="SHARE")
+    add("--budgets", nargs="+", default=["17%", "10%", "25%", "50%"], metavar="SHARE")
     add("--contexts", nargs="+", type=int, default=[512, 4096], metavar="TOKENS")
-    add("--schedulers", nargs="+", default=["lru", "moe-spac", "ewma", "static"])
+    add("--schedulers", nargs="+", default=["logistic", "moe-spac", "lru", "ewma", "static"],
+        help="the first is the one that the comparison rests on")  # fmt: skip
     add("--only", nargs="+", metavar="TEXT", help="engines whose names contain one of these")
     add("--draft-length", type=int, default=8)
     add("--tokens", type=int, default=128, help="generated after each prompt")
@@ -109,6 +149,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--reference", type=Path, help="folder of the unpatched libllama.so")
     add("--server", type=Path, help="a llama-server program to compare with as well")
     add("--seconds", type=float, default=540)
+    add("--commit", help="of the tree, where git cannot tell")
     add("--quick", action="store_true", help="one budget, one short context, few tokens")
     return parser
 
@@ -125,9 +166,9 @@ def main(argv: list[str] | None = None) -> int:
     except (SpacError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if any(line.endswith("out of time") for line in comparison.not_run):
+    if any(line.endswith(OUT_OF_TIME) for line in comparison.not_run):
         return UNFINISHED
-    return 1 if comparison.not_run else 0
+    return 1 if comparison.not_run or comparison.likeness()[1] else 0
 
 
 if __name__ == "__main__":

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.compare.job import Job, Result
+from bench.compare.vram import VramMeter
 from spac.gguf_header import read_header
 from spac.gguf_info import EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOK_TOO_LONG = "not done within"
+DECIDING = 5
+"""Engines, from the first: spac and llama.cpp with a draft, llama.cpp tuned, spac with the governor."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +41,29 @@ class Engine:
 
 
 def engines(schedulers: list[str], with_server: bool) -> list[Engine]:
-    """All rows; spac's first, for their VRAM is what llama.cpp is tuned to."""
-    rows = [Engine(f"spac {name}, draft", "spac", True, scheduler=name) for name in schedulers]
-    rows += [
-        Engine("spac lru, no draft", "spac", False, scheduler="lru"),
-        Engine("spac lru, governor", "spac", True, scheduler="lru", governor="roofline"),
-        Engine("spac moe-spac, governor", "spac", True, scheduler="moe-spac", governor="roofline"),
-    ]
-    for kind in ("llama.cpp", *(("llama-server",) if with_server else ())):
+    """All rows, in the order in which they run: those that decide first, each after what it is tuned to. The
+    first scheduler is the one that the comparison rests on."""
+    first, governed = schedulers[0], [name for name in schedulers[:2] if name in schedulers]
+    spac = {name: Engine(f"spac {name}, draft", "spac", True, scheduler=name) for name in schedulers}
+    rows = [spac.pop(first)]
+    kinds = ("llama.cpp", *(("llama-server",) if with_server else ()))
+    for kind in kinds:
+        rows += [
+            Engine(f"{kind}, experts on CPU, draft", kind, True),
+            Engine(f"{kind} --n-cpu-moe, draft", kind, True, tuned=True),
+        ]
+    for name in governed:
+        rows.append(Engine(f"spac {name}, governor", "spac", True, scheduler=name, governor="roofline"))
+        rows += [spac.pop(name)] if name in spac else []
+    for kind in kinds:
         rows += [
             Engine(f"{kind}, experts on CPU", kind, False),
-            Engine(f"{kind}, experts on CPU, draft", kind, True),
             Engine(f"{kind} --n-cpu-moe", kind, False, tuned=True),
-            Engine(f"{kind} --n-cpu-moe, draft", kind, True, tuned=True),
             # Fewer drafted tokens want fewer experts: llama.cpp's own default length.
             Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3),
         ]
-    return rows
+    rows.append(Engine(f"spac {first}, no draft", "spac", False, scheduler=first))
+    return [*rows, *spac.values()]
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,15 @@ class Cell:
 
 
 def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterator[Cell]:
-    """Every cell once, the first budget and context first."""
+    """Every cell once, what decides first: all engines on the first budget and context, then on the others
+    the first engines, then the rest."""
+    places = [(budget, context) for context in contexts for budget in budgets]
+    places.sort(key=lambda place: (budgets.index(place[0]) > 0) + (contexts.index(place[1]) > 0))
+    parts = [(rows, places[:1]), (rows[:DECIDING], places[1:]), (rows[DECIDING:], places[1:])]
     seen: set[str] = set()
-    for context in contexts:
-        for budget in budgets:
-            for engine in rows:
+    for some, where in parts:
+        for budget, context in where:
+            for engine in some:
                 cell = Cell(engine, budget, context)
                 if cell.key not in seen:
                     seen.add(cell.key)
@@ -105,54 +118,13 @@ def layers_on_cpu(sizes: list[int], room: float) -> int:
     return n
 
 
-class VramMeter:
-    """Polls what is used of a GPU's memory while a process runs; None where there is no nvidia-smi."""
-
-    def __init__(self, device: str) -> None:
-        number = "".join(c for c in device if c.isdigit())
-        self._command = [
-            "nvidia-smi", "-i", number or "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits",
-        ]  # fmt: skip
-        self._before = self._read() if device.upper().startswith("CUDA") else None
-        self._peak = self._before
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._poll, daemon=True)
-
-    def _read(self) -> int | None:
-        try:
-            out = subprocess.run(self._command, capture_output=True, text=True, timeout=10, check=True).stdout
-            return int(out.split()[0]) << 20
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            return None
-
-    def _poll(self) -> None:
-        while not self._done.wait(0.2):
-            now = self._read()
-            if now is not None and self._peak is not None:
-                self._peak = max(self._peak, now)
-
-    def __enter__(self) -> VramMeter:
-        if self._before is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    @property
-    def used(self) -> int | None:
-        """Bytes at the peak beyond those before."""
-        return None if self._peak is None or self._before is None else self._peak - self._before
-
-
 def environment(reference: Path | None) -> dict[str, str]:
     """For a process that runs the unpatched library of that folder, or (None) spac's own.
 
     CUDA's libraries may be Python packages; spac finds them by itself, the unpatched library must be told.
     """
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+    folders = [str(ROOT), str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     found.pop("LLAMA_CPP_LIB_PATH", None)
     if reference is not None:
         packages = [str(each) for folder in sys.path for each in Path(folder or ".").glob("nvidia/*/lib")]
@@ -184,12 +156,18 @@ def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: fl
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            return Result(error=f"not done within {seconds:.0f} s")
+            return _failed(f"{TOOK_TOO_LONG} {seconds:.0f} s", result_path)
     if not result_path.is_file():
-        tail = log_path.read_text().strip().splitlines()[-1:] or ["no output"]
-        return Result(
-            error=f"ended with status {code} after {time.monotonic() - begun:.0f} s: {tail[0][:200]}"
-        )
+        tail = log_path.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        took = time.monotonic() - begun
+        return _failed(f"ended with status {code} after {took:.0f} s: {tail[0][:200]}", result_path)
     result = replace(Result.read(result_path), peak_vram=meter.used)
     result.write(result_path)
+    return result
+
+
+def _failed(reason: str, path: Path) -> Result:
+    """Kept, so that later calls know."""
+    result = Result(error=reason)
+    result.write(path)
     return result

@@ -8,10 +8,23 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from bench.compare.cells import ROOT, Cell, engines, environment, grid, layer_bytes, layers_on_cpu, run_cell
+from bench.compare.breakdown import repairs
+from bench.compare.cells import (
+    ROOT,
+    TOOK_TOO_LONG,
+    Cell,
+    engines,
+    environment,
+    grid,
+    layer_bytes,
+    layers_on_cpu,
+    run_cell,
+)
 from bench.compare.job import Job, Result
+from bench.compare.likelihood import apart, perplexity
 from bench.compare.page import Demand, Row, ideal_speed, row_of
 from bench.compare.roofline import Bandwidths, Weights
 from spac.config import Slots
@@ -21,8 +34,12 @@ from spac.gguf_header import read_header
 from tests.reference import reference_folder
 
 LEAST_S = 20  # no cell is begun with fewer seconds left
+MOST_S = 150  # a cell that takes longer hangs
+OUT_OF_TIME = "out of time"
+FIRST = 3  # cells before perplexities are measured
 VRAM_NOISE = 64 << 20
-PERPLEXITY_TOKENS = 256  # of each prompt
+LIKELIHOOD_TOKENS = 256  # of each prompt
+NOISE = 0.01  # nats a token: what other kernels' rounding may change, where it is not measured
 
 
 class Comparison:
@@ -53,7 +70,9 @@ class Comparison:
         self.not_run: list[str] = []
         self.results: dict[str, Result] = {}
         self.n_cpu_moe: dict[str, int | None] = {}
-        self._prompts = {n: self._make_prompts(n) for n in {*args.contexts, PERPLEXITY_TOKENS}}
+        self._longest_s = 0.0
+        self._tried: set[str] = set()  # what is measured once, whether it succeeds or not
+        self._prompts = {n: self._make_prompts(n) for n in {*args.contexts, LIKELIHOOD_TOKENS}}
 
     @property
     def on_gpu(self) -> bool:
@@ -127,12 +146,26 @@ class Comparison:
         return layers_on_cpu(self.sizes, taken - bare)
 
     def run(self) -> None:
-        """All cells that are not done and for which there is time; those tuned to others' VRAM after them."""
-        for cell in sorted(self.grid, key=lambda c: (self.args.contexts.index(c.context), c.engine.tuned)):
+        """What is not done and for which there is time: the deciding cells, perplexities, all others."""
+        self.bandwidths()
+        # What failed in an earlier call is tried again, after all else.
+        failed = {cell for cell in self.grid if self._failed(cell)}
+        for i, cell in enumerate(sorted(self.grid, key=failed.__contains__)):
+            if i == FIRST:
+                self.likelihoods()
             try:
                 self._run(cell)
             except InputError as error:
                 self.not_run.append(f"{cell.key}: {error}")
+
+    def _failed(self, cell: Cell) -> bool:
+        path = self.cells / f"{cell.key}.json"
+        return path.is_file() and bool(Result.read(path).error)
+
+    @property
+    def _least_s(self) -> float:
+        """Seconds that have to be left to begin with another cell."""
+        return max(LEAST_S, min(1.2 * self._longest_s, MOST_S / 2))
 
     def _run(self, cell: Cell) -> None:
         path = self.cells / f"{cell.key}.json"
@@ -143,17 +176,24 @@ class Comparison:
         job = self.job(cell)
         print(f"{cell.key} …", file=sys.stderr, flush=True)
         while True:
-            left = self.deadline - time.monotonic()
-            if left < LEAST_S:
-                self.not_run.append(f"{cell.key}: out of time")
+            begun = time.monotonic()
+            left = self.deadline - begun
+            if left < self._least_s:
+                self.not_run.append(f"{cell.key}: {OUT_OF_TIME}")
                 return
-            result = run_cell(job, self.cells, cell.key, None if job.kind == "spac" else self.reference, left)
+            reference = None if job.kind == "spac" else self.reference
+            result = run_cell(job, self.cells, cell.key, reference, min(left, MOST_S))
+            if not result.error:
+                self._longest_s = max(self._longest_s, time.monotonic() - begun)
             if not (cell.engine.tuned and self._is_over(cell, result)) or job.n_cpu_moe == len(self.sizes):
                 break
             path.unlink(missing_ok=True)
             job = replace(job, n_cpu_moe=(job.n_cpu_moe or 0) + 1)
         self.n_cpu_moe[cell.key] = job.n_cpu_moe
-        if result.error:
+        if result.error.startswith(TOOK_TOO_LONG) and left < MOST_S:
+            path.unlink()  # no fault of the cell's
+            self.not_run.append(f"{cell.key}: {OUT_OF_TIME}")
+        elif result.error:
             self.not_run.append(f"{cell.key}: {result.error}")
         else:
             self.results[cell.key] = result
@@ -166,7 +206,8 @@ class Comparison:
     def bandwidths(self) -> Bandwidths | None:
         """The machine's, measured once."""
         path = self.cells / "bandwidths.json"
-        if not path.is_file():
+        if not path.is_file() and "bandwidths" not in self._tried:
+            self._tried.add("bandwidths")
             command = [sys.executable, "-m", "bench.compare.roofline", str(self.reference / "libllama.so")]
             command += [self.args.device if self.on_gpu else "CPU", str(self.args.threads)]
             command += ["64" if self.args.quick else "1024", str(path)]
@@ -180,30 +221,53 @@ class Comparison:
             )
             if done.returncode:
                 self.not_run.append(f"bandwidths: {(done.stderr.strip() or 'failed').splitlines()[-1][:200]}")
-                return None
+        if not path.is_file():
+            return None
         return Bandwidths(**json.loads(path.read_text()))
 
-    def perplexities(self) -> dict[str, float]:
-        """Of both libraries, over --text, or words of the chain with a leap at every 32nd."""
-        tokens = [token for prompt in self._prompts[PERPLEXITY_TOKENS] for token in prompt]
+    def likelihoods(self) -> dict[str, list[float]]:
+        """Every token's surprise over --text, or words of the chain with a leap at every 32nd: llama.cpp's
+        with all experts on the CPU, with all on the device (two ways to round the same), spac's with both."""
+        tokens = [token for prompt in self._prompts[LIKELIHOOD_TOKENS] for token in prompt]
         if self.args.text is None:
             tokens = [t if i % 32 else (t * 7919) % max(tokens) for i, t in enumerate(tokens)]
+        ways = {"llama.cpp": len(self.sizes), "llama.cpp, experts on the device": 0, "spac": None}
         found = {}
-        for name, reference in (("llama.cpp", self.reference), ("spac", None)):
-            path = self.cells / f"perplexity-{name}.json"
+        for name, n_cpu_moe in ways.items():
+            key = f"likelihoods-{name.replace(', ', '-').replace(' ', '-')}"
+            path, reference = self.cells / f"{key}.json", None if name == "spac" else self.reference
             left = self.deadline - time.monotonic()
-            if not path.is_file() and left > LEAST_S:
+            done = path.is_file() and Result.read(path).surprises
+            if not done and left > LEAST_S and key not in self._tried:
+                self._tried.add(key)
                 job = Job(
-                    kind="perplexity", target=str(self.args.target), prompts=[tokens], n_predict=0,
-                    ctx=len(tokens) + 64, threads=self.args.threads, device=self._device(name),
-                    slots=self.args.budgets[0], n_cpu_moe=len(self.sizes),
+                    kind="likelihoods", target=str(self.args.target), prompts=[tokens], n_predict=0,
+                    ctx=len(tokens) + 64, threads=self.args.threads, slots=self.args.budgets[0],
+                    device=self._device("spac" if name == "spac" else "llama.cpp"), n_cpu_moe=n_cpu_moe,
                 )  # fmt: skip
-                result = run_cell(job, self.cells, f"perplexity-{name}", reference, left)
+                result = run_cell(job, self.cells, key, reference, min(left, MOST_S))
                 if result.error:
-                    self.not_run.append(f"perplexity of {name}: {result.error}")
-            if path.is_file() and (value := Result.read(path).perplexity) is not None:
-                found[name] = value
+                    self.not_run.append(f"{key}: {result.error}")
+            if path.is_file() and (values := Result.read(path).surprises):
+                found[name] = values
         return found
+
+    def likeness(self) -> tuple[list[str], list[str]]:
+        """Lines that say how alike the libraries' perplexities are, and what must not be."""
+        found, wrong = self.likelihoods(), []
+        lines = [f"Perplexity, {name}: {perplexity(values):.5f}" for name, values in found.items()]
+        if "spac" in found and "llama.cpp" in found:
+            theirs = found["llama.cpp"]
+            other = found.get("llama.cpp, experts on the device")
+            noise = apart(other, theirs) if other else 0.0
+            distance = apart(found["spac"], theirs)
+            lines.append(
+                f"A token's surprise differs by {distance:.2e} nats between spac and llama.cpp, in the mean, "
+                f"and by {noise:.2e} between llama.cpp's experts on the CPU and on the device."
+            )
+            if distance > (2 * noise if other else NOISE):
+                wrong.append(f"spac's likelihoods are {distance:.2e} nats a token off, noise is {noise:.2e}")
+        return lines, wrong
 
     def rows(self, bandwidths: Bandwidths | None) -> list[Row]:
         """The table's rows, with the ideal that the bandwidths allow."""
@@ -215,7 +279,11 @@ class Comparison:
                 continue
             text = texts.setdefault(cell.context, [run.tokens for run in result.each])
             ideal = None if bandwidths is None else self._ideal(cell, result, bandwidths)
-            found.append(row_of(cell, result, self.n_cpu_moe.get(cell.key), ideal, text))
+            draft = self.draft if cell.engine.speculates else None
+            repaired = partial(
+                repairs, result, bandwidths=bandwidths, target=self.target, draft=draft
+            )  # fmt: skip
+            found.append(row_of(cell, result, self.n_cpu_moe.get(cell.key), ideal, text, repaired))
         return found
 
     def _ideal(self, cell: Cell, result: Result, bandwidths: Bandwidths) -> float | None:

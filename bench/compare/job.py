@@ -29,7 +29,7 @@ class _Json:
 class Job(_Json):
     """One engine on one setting. The first prompt is met cold, the others warm."""
 
-    kind: str  # "llama.cpp", "llama-server", "spac", "perplexity"
+    kind: str  # "llama.cpp", "llama-server", "spac", "likelihoods"
     target: str
     prompts: list[list[int]]
     n_predict: int
@@ -43,6 +43,7 @@ class Job(_Json):
     scheduler: str = "lru"
     governor: str | None = None  # spac; None: the draft length is fixed
     program: str = ""  # llama-server's path
+    fault: str = ""  # spac: a fault to switch on, to see that it is noticed
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Run:
     steps: int
     drafted: int = 0
     accepted: int = 0
-    figures: Mapping[str, Any] = field(default_factory=dict)  # spac's statistics
+    figures: Mapping[str, Any] = field(default_factory=dict)  # where the time went; spac's statistics
 
     @property
     def decode_speed(self) -> float:
@@ -76,7 +77,8 @@ class Result(_Json):
     load_s: float = 0.0
     peak_ram: int = 0  # bytes, pages of mapped files included
     peak_vram: int | None = None  # bytes on the device while it ran, beyond what was used before
-    perplexity: float | None = None
+    surprises: list[float] = field(default_factory=list)  # −log p, by token
+    bound: float | None = None  # spac: Belady's rate of hits of distinct experts, over all steps
     error: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import llama_cpp.llama_cpp as api
 import numpy as np
+import numpy.typing as npt
 
-from bench.compare.job import Job, Run
-from bench.compare.likelihood import surprise
+from bench.compare.job import Job, Result, Run
+from bench.compare.likelihood import PIECE, surprises
+from spac import _core
+from spac._core import set_fault
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.engine import Engine
 from spac.pair import ModelPair
+from spac.scheduler.belady import belady
+from spac.stats import RunStats
 
 
 def config_of(job: Job) -> EngineConfig:
@@ -25,38 +33,73 @@ def config_of(job: Job) -> EngineConfig:
     )  # fmt: skip
 
 
-def run(job: Job) -> tuple[list[Run], float, list[str]]:
-    """The runs, the seconds that loading took, and what the engine notes."""
+def run(job: Job) -> Result:
+    """All prompts, one after another. Times of decoding are the clock's, with all that lies between steps."""
     found = []
+    set_fault(job.fault)
     with Engine(config_of(job)) as engine:
+        watch = Watch(engine)
         for prompt in job.prompts:
-            before = _counts(engine)
+            watch.queue_ns.clear()
+            before, begun = _counts(engine), time.perf_counter()
             generation = engine.generate(prompt, job.n_predict)
             for _ in generation:
                 pass
+            took = time.perf_counter() - begun
             assert engine.session is not None
             stats = generation.stats
             tokens = engine.session.tokens[len(prompt) : len(prompt) + job.n_predict].tolist()
             counts = {name: value - before[name] for name, value in _counts(engine).items()}
-            found.append(
-                Run(
-                    prompt_tokens=len(prompt), prefill_s=stats.prefill_s,
-                    first_token_s=stats.time_to_first_token_s or 0.0, decode_s=stats.decode_s, tokens=tokens,
-                    steps=stats.steps, drafted=stats.drafted_tokens, accepted=stats.accepted_tokens,
-                    figures={
-                        "hit_rate": stats.hit_rate, "hit_rate_distinct": stats.hit_rate_distinct,
-                        "host_wait_s": stats.host_wait_s, "host_waits": stats.host_waits,
-                        "host_compute_s": stats.host_compute_s, "draft_s": stats.draft_s,
-                        "verify_s": stats.verify_s, "uploads": stats.uploads,
-                        "bytes_moved": dict(stats.bytes_moved),
-                        "activations": stats.activations, "slots": stats.slots,
-                        "slot_bytes": stats.slot_bytes,
-                        "distinct": counts.get("distinct"), "distinct_hit": counts.get("distinct_hit"),
-                    },
-                )
+            one = Run(
+                prompt_tokens=len(prompt), prefill_s=stats.prefill_s,
+                first_token_s=stats.time_to_first_token_s or 0.0, decode_s=took - stats.prefill_s,
+                tokens=tokens, steps=stats.steps, drafted=stats.drafted_tokens,
+                accepted=stats.accepted_tokens,
+                figures={**figures_of(stats, counts), "queue_s": watch.queue_s},
             )  # fmt: skip
-        notes = engine.notes
-    return found, stats.load_s, notes
+            found.append(asdict(one))
+        return Result(runs=found, load_s=stats.load_s, notes=engine.notes, bound=watch.bound())
+
+
+class Watch:
+    """What the engine's own figures do not have, taken after every step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._experts = engine.experts
+        self._demand: list[npt.NDArray[np.int32]] = []
+        self.queue_ns: list[int] = []
+        if engine.experts is not None:
+            engine.events.after_step.append(self._after_step)
+
+    def _after_step(self, step: _core.Step) -> None:
+        assert self._experts is not None
+        self._demand.append(step.demand.copy())
+        self.queue_ns.append(self._experts.stats["queue_ns"])
+
+    @property
+    def queue_s(self) -> float | None:
+        """Of all steps of a run, as those after the first took: the time of calls that queue work."""
+        n = len(self.queue_ns)
+        return (self.queue_ns[-1] - self.queue_ns[0]) / (n - 1) * n / 1e9 if n > 1 else None
+
+    def bound(self) -> float | None:
+        """Belady's rate of hits of distinct experts over all steps so far, in as many slots."""
+        if self._experts is None or not self._demand or not any(self._experts.pool_slots):
+            return None
+        pools = [layer.pool for layer in self._experts.layers]
+        return belady(np.stack(self._demand), pools, self._experts.pool_slots).hit_rate_distinct
+
+
+def figures_of(stats: RunStats, counts: dict[str, int]) -> dict[str, Any]:
+    """What a run took and moved; `counts`: what the mechanism counted over it, its prompt included."""
+    kept = (
+        "hit_rate", "hit_rate_distinct", "host_wait_s", "host_waits", "host_compute_s", "draft_s", "verify_s",
+        "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "evictions_early", "activations",
+        "slots", "slot_bytes", "expert_bytes", "draft_length_mean",
+    )  # fmt: skip
+    found = {name: getattr(stats, name) for name in kept}
+    found["bytes_moved"] = dict(stats.bytes_moved)
+    return found | {name: counts.get(name) for name in ("distinct", "distinct_hit", "stream_bytes")}
 
 
 def _counts(engine: Engine) -> dict[str, int]:
@@ -64,36 +107,44 @@ def _counts(engine: Engine) -> dict[str, int]:
     return dict(engine.experts.stats) if engine.experts is not None else {}
 
 
-def perplexity(job: Job) -> float:
-    """Of the first prompt, with the job's share of the experts resident, a third of each layer's first."""
-    config = config_of(job)
-    pair = ModelPair(config, None)
+def make_resident(pair: ModelPair, slots: str) -> None:
+    """Fills so many slots, with a third of each layer's experts first; does nothing where there are none."""
+    if pair.experts is None:
+        return
+    counts = [layer.n_expert for layer in pair.experts.layers]
+    pair.experts.attach_slots(Slots.parse(slots).of(sum(counts)))
+    priority = np.tile(np.arange(max(counts)) % 3, (len(counts), 1)).astype(np.int32)
+    pair.experts.submit(priority, np.zeros(len(counts), np.int32))
+    pair.experts.settle(60.0)
+
+
+def likelihoods(job: Job) -> list[float]:
+    """The surprise of all tokens of the first prompt but its first, with the job's share of the experts
+    resident."""
+    set_fault(job.fault)
+    tokens, found = job.prompts[0], []
+    pair = ModelPair(config_of(job), None)
     try:
-        if pair.experts is not None:
-            counts = [layer.n_expert for layer in pair.experts.layers]
-            pair.experts.attach_slots(Slots.parse(job.slots).of(sum(counts)))
-            priority = np.tile(np.arange(max(counts)) % 3, (len(counts), 1)).astype(np.int32)
-            pair.experts.submit(priority, np.zeros(len(counts), np.int32))
-            pair.experts.settle(60.0)
-        return _perplexity(pair, job.prompts[0])
+        make_resident(pair, job.slots)
+        for start in range(0, len(tokens) - 1, PIECE):
+            piece = tokens[start : min(start + PIECE, len(tokens) - 1)]
+            found += surprises(logits(pair, piece, start), tokens[start + 1 : start + 1 + len(piece)])
     finally:
         pair.close()
+    return found
 
 
-def _perplexity(pair: ModelPair, tokens: list[int]) -> float:
-    context = pair.target_context.pointer
+def logits(pair: ModelPair, tokens: Sequence[int], position: int) -> npt.NDArray[np.float32]:
+    """float32 [n, n_vocab] of tokens evaluated as one batch at `position`."""
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(pair.target.pointer))
-    batch = api.llama_batch_init(512, 0, 1)
-    total = 0.0
-    for start in range(0, len(tokens) - 1, 512):
-        piece = tokens[start : min(start + 512, len(tokens) - 1)]
-        batch.n_tokens = len(piece)
-        for i, token in enumerate(piece):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, start + i, 1
+    context, batch = pair.target_context.pointer, api.llama_batch_init(len(tokens), 0, 1)
+    try:
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 1
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
         if status := api.llama_decode(context, batch):
-            raise RuntimeError(f"llama_decode returned {status} at position {start}")
-        rows = np.ctypeslib.as_array(api.llama_get_logits(context), (len(piece), n_vocab))
-        total += surprise(rows, tokens[start + 1 : start + 1 + len(piece)])
-    api.llama_batch_free(batch)
-    return float(np.exp(total / (len(tokens) - 1)))
+            raise RuntimeError(f"llama_decode returned {status} at position {position}")
+        return np.ctypeslib.as_array(api.llama_get_logits(context), (len(tokens), n_vocab)).copy()
+    finally:
+        api.llama_batch_free(batch)

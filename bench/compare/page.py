@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.compare.breakdown import Breakdown, breakdown_of, repair_table, time_table, use_table
 from bench.compare.cells import Cell
 from bench.compare.job import Result, Run
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
@@ -28,13 +29,17 @@ class Row:
     acceptance: float | None
     tokens_per_step: float
     hit_rate: float | None
+    bound: float | None  # Belady's rate of hits of distinct experts
+    hit_rate_distinct: float | None
     wait_ms: float | None  # of the host for the device, per step
     vram: int | None
     ram: int
     same_text: bool
     ideal: float | None  # tokens per second
     load_s: float
-    breakdown: dict[str, float] | None  # spac's, per warm step: times in ms, moved in MB
+    first_token_cold_s: float
+    breakdown: Breakdown | None
+    repairs: dict[str, float]  # tokens per second, by what was as good as can be
 
 
 def _median(values: Sequence[float]) -> float:
@@ -42,13 +47,18 @@ def _median(values: Sequence[float]) -> float:
 
 
 def row_of(
-    cell: Cell, result: Result, n_cpu_moe: int | None, ideal: float | None, reference: list[list[int]] | None
+    cell: Cell,
+    result: Result,
+    n_cpu_moe: int | None,
+    ideal: float | None,
+    reference: list[list[int]] | None,
+    repaired: Callable[[Breakdown], dict[str, float]] = lambda _: {},
 ) -> Row:
-    """`reference`: the texts that the first engine wrote."""
+    """`reference`: the texts that the first engine wrote; repaired: see `breakdown.repairs`."""
     runs = result.each
     warm = runs[1:] or runs
     drafted = sum(run.drafted for run in warm)
-    figures = [run.figures for run in warm if run.figures]
+    figures, parts = [run.figures for run in warm if run.figures], breakdown_of(warm)
     steps = sum(run.steps for run in warm)
     return Row(
         engine=cell.engine.name,
@@ -62,47 +72,18 @@ def row_of(
         acceptance=sum(run.accepted for run in warm) / drafted if drafted else None,
         tokens_per_step=sum(len(run.tokens) for run in warm) / max(1, steps),
         hit_rate=_mean_of(figures, "hit_rate"),
-        wait_ms=sum(f["host_wait_s"] for f in figures) / steps * 1e3 if figures else None,
+        bound=result.bound,
+        hit_rate_distinct=_mean_of(figures, "hit_rate_distinct"),
+        wait_ms=parts.waits if parts else None,
         vram=result.peak_vram,
         ram=result.peak_ram,
         same_text=reference is None or [run.tokens for run in runs] == reference,
         ideal=ideal,
         load_s=result.load_s,
-        breakdown=_breakdown(warm),
+        first_token_cold_s=runs[0].first_token_s,
+        breakdown=parts,
+        repairs=repaired(parts) if parts else {},
     )
-
-
-def _breakdown(runs: Sequence[Run]) -> dict[str, float] | None:
-    """Where spac's steps spent their time; None for others. What verification does beside waits and experts
-    on the CPU is launching, and llama.cpp's own work on the host."""
-    mine, steps = (
-        [run for run in runs if run.figures.get("verify_s") is not None],
-        sum(run.steps for run in runs),
-    )
-    if not mine or not steps:
-        return None
-
-    def per_step(*path: str) -> float:
-        total = 0.0
-        for run in mine:
-            value: Any = run.figures
-            for name in path:
-                value = value[name]
-            total += value
-        return total / steps
-
-    return {
-        "step ms": sum(run.decode_s for run in mine) / steps * 1e3,
-        "draft ms": per_step("draft_s") * 1e3,
-        "verify ms": per_step("verify_s") * 1e3,
-        "waits ms": per_step("host_wait_s") * 1e3,
-        "experts on the CPU ms": per_step("host_compute_s") * 1e3,
-        "waits": per_step("host_waits"),
-        "uploads": per_step("uploads"),
-        "uploads MB": per_step("bytes_moved", "uploads") / 1e6,
-        "to the CPU MB": per_step("bytes_moved", "downloads") / 1e6,
-        "joined MB": per_step("bytes_moved", "joins") / 1e6,
-    }
 
 
 def _mean_of(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -146,33 +127,44 @@ def ideal_speed(
 
 def table(rows: list[Row]) -> str:
     """Markdown, a table per context and budget; rows without a budget are in each."""
+    return "\n\n".join(
+        f"### {budget} of the experts, prompts of {context} tokens\n\n" + _one(mine)
+        for context, budget, mine in _groups(rows)
+    )
+
+
+def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) -> str:
+    """Markdown, per context and budget: where the steps' time goes, and what a repair would be worth."""
     parts = []
+    for context, budget, mine in _groups([row for row in rows if row.breakdown]):
+        times = [(row.engine, row.breakdown) for row in mine if row.breakdown]
+        used = use_table(times, bandwidths, target)
+        better = repair_table([(row.engine, row.decode, row.repairs) for row in mine if row.repairs])
+        title = f"### Where a step's time goes: {budget} of the experts, prompts of {context} tokens"
+        parts += [part for part in (title, time_table(times), used, better) if part]
+    if not parts:
+        return ""
+    return "\n\n".join([*parts, _EXPLAINED])
+
+
+def _groups(rows: list[Row]) -> Iterator[tuple[int, str, list[Row]]]:
+    """Rows by context and budget; those without a budget are in each."""
     for context in dict.fromkeys(row.context for row in rows):
         for budget in dict.fromkeys(row.budget for row in rows if row.budget != "-"):
             mine = [r for r in rows if r.context == context and r.budget in (budget, "-")]
             if any(r.budget == budget for r in mine):
-                parts.append(f"### {budget} of the experts, prompts of {context} tokens\n\n" + _one(mine))
-    return "\n\n".join(parts)
+                yield context, budget, mine
 
 
-def breakdowns(rows: list[Row]) -> str:
-    """Markdown: where spac's steps spend their time."""
-    mine = [row for row in rows if row.breakdown]
-    if not mine:
-        return ""
-    names = list(mine[0].breakdown or {})
-    lines = ["### Where spac's steps spend their time, per step", ""]
-    lines.append("| engine | experts | prompt | " + " | ".join(names) + " |")
-    lines.append("| --- | ---: | ---: |" + " ---: |" * len(names))
-    for row in mine:
-        values = " | ".join(f"{value:.2f}" for value in (row.breakdown or {}).values())
-        lines.append(f"| {row.engine} | {row.budget} | {row.context} | {values} |")
-    return "\n".join(lines)
-
-
+_EXPLAINED = (
+    "Waits: the host waits for a layer's ids and input, and the device computes what is dense. Queueing: "
+    "calls that queue launches, copies and joins. Dense, host: what is left of verification; all of it, for "
+    "llama.cpp. Unused: uploads that were evicted again without a use. The last table: tokens per second if "
+    "that one thing were as good as can be, and all else as it is."
+)
 _HEAD = (
-    "engine", "decode tok/s", "cold", "prefill tok/s", "first token", "acceptance", "tokens/step", "hits",
-    "waits/step", "VRAM", "RAM", "ideal tok/s", "reached", "text",
+    "engine", "decode tok/s", "cold", "prefill tok/s", "first token", "cold", "acceptance", "tokens/step",
+    "hits", "distinct", "Belady", "waits/step", "VRAM", "RAM", "ideal tok/s", "reached", "text",
 )  # fmt: skip
 
 
@@ -183,9 +175,11 @@ def _one(rows: list[Row]) -> str:
         name = f"{row.engine} (N = {row.n_cpu_moe})" if tuned else row.engine
         cells = (
             name, f"{row.decode:.1f}", f"{row.decode_cold:.1f}", f"{row.prefill:.0f}",
-            f"{row.first_token_s * 1e3:.0f} ms", _percent(row.acceptance), f"{row.tokens_per_step:.2f}",
-            _percent(row.hit_rate), "-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms", _gb(row.vram),
-            _gb(row.ram), "-" if row.ideal is None else f"{row.ideal:.0f}",
+            f"{row.first_token_s * 1e3:.0f} ms", f"{row.first_token_cold_s * 1e3:.0f} ms",
+            _percent(row.acceptance), f"{row.tokens_per_step:.2f}", _percent(row.hit_rate),
+            _percent(row.hit_rate_distinct), _percent(row.bound),
+            "-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms", _gb(row.vram), _gb(row.ram),
+            "-" if row.ideal is None else f"{row.ideal:.0f}",
             _percent(row.decode / row.ideal if row.ideal else None), "same" if row.same_text else "differs",
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
@@ -201,26 +195,29 @@ def _gb(value: int | None) -> str:
 
 
 def verdict(rows: list[Row]) -> list[str]:
-    """spac's best against llama.cpp's, by budget and context, one line each."""
+    """spac's best against llama.cpp's, by budget and context, one line each; then what wrote another text."""
     lines = []
-    for context in dict.fromkeys(row.context for row in rows):
-        for budget in dict.fromkeys(row.budget for row in rows if row.budget != "-"):
-            mine = [r for r in rows if r.context == context and r.budget in (budget, "-")]
-            ours = [r for r in mine if r.engine.startswith("spac")]
-            theirs = [r for r in mine if not r.engine.startswith("spac")]
-            drafting = [r for r in theirs if ", draft" in r.engine]
-            if not ours or not theirs:
-                continue
-            best = max(ours, key=lambda r: r.decode)
-            line = f"{budget}, {context} tokens: {best.engine} {best.decode:.1f} tok/s"
-            for what, group in (("best llama.cpp", theirs), ("best with a draft", drafting)):
-                if group:
-                    other = max(group, key=lambda r: r.decode)
-                    line += (
-                        f"; {what} ({other.engine}) {other.decode:.1f}, {best.decode / other.decode:.2f} ×"
-                    )
-            lines.append(line)
+    for context, budget, mine in _groups(rows):
+        ours = [r for r in mine if r.engine.startswith("spac")]
+        theirs = [r for r in mine if not r.engine.startswith("spac")]
+        drafting = [r for r in theirs if ", draft" in r.engine]
+        if not ours or not theirs:
+            continue
+        best = max(ours, key=lambda r: r.decode)
+        line = f"{budget}, {context} tokens: {best.engine} {best.decode:.1f} tok/s"
+        for what, group in (("best llama.cpp", theirs), ("best with a draft", drafting)):
+            if group:
+                other = max(group, key=lambda r: r.decode)
+                line += f"; {what} ({other.engine}) {other.decode:.1f}, {best.decode / other.decode:.2f} ×"
+        first, fastest = min(r.first_token_s for r in ours), min(r.first_token_s for r in theirs)
+        lines.append(f"{line}; first token {first * 1e3:.0f} ms, theirs {fastest * 1e3:.0f} ms")
+    others = [f"{r.engine} at {r.budget}, {r.context}" for r in rows if not r.same_text]
+    lines.append(f"Texts other than the first engine's: {'; '.join(others) or 'none'}.")
     return lines
+
+
+def _share(budget: str) -> float:
+    return float(budget.rstrip("%"))
 
 
 def plot(rows: list[Row], folder: Path) -> list[Path]:
@@ -235,7 +232,7 @@ def plot(rows: list[Row], folder: Path) -> list[Path]:
     made = []
     for context in dict.fromkeys(row.context for row in rows):
         mine = [row for row in rows if row.context == context]
-        budgets = list(dict.fromkeys(row.budget for row in mine if row.budget != "-"))
+        budgets = sorted({row.budget for row in mine if row.budget != "-"}, key=_share)
         figure, axis = pyplot.subplots(figsize=(8, 4.5))
         for name in dict.fromkeys(row.engine for row in mine):
             points = {row.budget: row.decode for row in mine if row.engine == name}

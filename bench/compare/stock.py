@@ -16,7 +16,7 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 
 from bench.compare.job import Job, Run
-from bench.compare.likelihood import surprise
+from bench.compare.likelihood import PIECE, surprises
 
 BATCH = 2048
 
@@ -126,8 +126,10 @@ def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predic
     prefilled = time.perf_counter()
     tokens, end, known = list(prompt), len(prompt) + n_predict, len(prompt) - 1
     steps = drafted = accepted = 0
+    draft_s = verify_s = 0.0
     first = None
     while len(tokens) < end:
+        started = time.perf_counter()
         proposal: list[int] = []
         room = min(length, end - len(tokens) - 1)
         if draft is not None and room > 0:
@@ -137,7 +139,10 @@ def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predic
                 draft.decode(proposal[-1:], len(tokens) + len(proposal) - 1, logits="last")
                 proposal.append(draft.best(-1))
         position = len(tokens) - 1
+        proposed = time.perf_counter()
         target.decode([tokens[-1], *proposal], position, logits="all")
+        _wait(target)
+        verified = time.perf_counter()
         kept = 0
         while True:
             token = target.best(kept)
@@ -150,11 +155,12 @@ def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predic
             known = position + 1 + min(kept, max(0, len(proposal) - 1)) if proposal else known
             draft.forget(known)
         steps, drafted, accepted = steps + 1, drafted + len(proposal), accepted + kept
+        draft_s, verify_s = draft_s + proposed - started, verify_s + verified - proposed
         first = first or time.perf_counter()
     return Run(
         prompt_tokens=len(prompt), prefill_s=prefilled - begun, first_token_s=(first or prefilled) - begun,
         decode_s=time.perf_counter() - prefilled, tokens=tokens[len(prompt) :], steps=steps, drafted=drafted,
-        accepted=accepted,
+        accepted=accepted, figures={"draft_s": draft_s, "verify_s": verify_s},
     )  # fmt: skip
 
 
@@ -163,12 +169,12 @@ def _wait(decoder: Decoder) -> None:
     api.llama_synchronize(decoder.context)
 
 
-def perplexity(decoder: Decoder, tokens: list[int]) -> float:
-    """Of all tokens but the first, each after those before it."""
+def likelihoods(decoder: Decoder, tokens: list[int]) -> list[float]:
+    """The surprise of all tokens but the first, each after those before it."""
     decoder.forget(0)
-    total = 0.0
-    for start in range(0, len(tokens) - 1, 512):
-        piece = tokens[start : min(start + 512, len(tokens) - 1)]
+    found: list[float] = []
+    for start in range(0, len(tokens) - 1, PIECE):
+        piece = tokens[start : min(start + PIECE, len(tokens) - 1)]
         decoder.decode(piece, start, logits="all")
-        total += surprise(decoder.rows(len(piece)), tokens[start + 1 : start + 1 + len(piece)])
-    return float(np.exp(total / (len(tokens) - 1)))
+        found += surprises(decoder.rows(len(piece)), tokens[start + 1 : start + 1 + len(piece)])
+    return found

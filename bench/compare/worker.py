@@ -22,8 +22,8 @@ def run_stock(job: Job) -> Result:
     stock.start()
     begun = time.perf_counter()
     target = stock.Decoder(job.target, job, job.n_cpu_moe)
-    if job.kind == "perplexity":
-        return Result(perplexity=stock.perplexity(target, job.prompts[0]))
+    if job.kind == "likelihoods":
+        return Result(surprises=stock.likelihoods(target, job.prompts[0]))
     draft = stock.Decoder(job.draft, job) if job.draft and job.draft_length else None
     load_s = time.perf_counter() - begun
     runs = [stock.generate(target, draft, prompt, job.n_predict, job.draft_length) for prompt in job.prompts]
@@ -37,10 +37,9 @@ def run_spac(job: Job) -> Result:
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare import ours
 
-    if job.kind == "perplexity":
-        return Result(perplexity=ours.perplexity(job))
-    runs, load_s, notes = ours.run(job)
-    return Result(runs=[asdict(run) for run in runs], load_s=load_s, notes=notes)
+    if job.kind == "likelihoods":
+        return Result(surprises=ours.likelihoods(job))
+    return ours.run(job)
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Stage 1: build with CUDA, and check the patches for all weight types on the GPU.
 
-    python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|FILE.tar.gz]
-                                  [--library FILE] [--types q4_K,q8_0] [--seconds 540] [--jobs N] [--quick]
+    python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|ARCHIVE]
+                                  [--objects FOLDER] [--library FILE] [--types q4_K,q8_0] [--seconds 540]
+                                  [--jobs N] [--quick]
 
 OUT (or the environment's OUT) gets patches.json and patches.txt. What is done is kept in the work folder: a
 run that ran out of its seconds (exit code 3) is called again in the same way and goes on. README.md says what
@@ -11,12 +12,14 @@ a machine without a network needs.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -78,23 +81,40 @@ class Suite:
                 archive.extractall(folder, filter="data")
         return [f"-DSPAC_LLAMA_CPP_DIR={folder}"]
 
+    def configure(self, *options: object) -> Path:
+        """The build folder, configured; with CUDA where the device has it."""
+        build, args = self.work / "build", self.args
+        words = [
+            "-G",
+            "Ninja",
+            "-S",
+            ROOT,
+            "-B",
+            build,
+            f"-DPython_EXECUTABLE={sys.executable}",
+            *self.source(),
+        ]
+        words += [f"-DSPAC_CUDA={'on' if args.device.upper().startswith('CUDA') else 'off'}", *options]
+        if args.objects:
+            words.append(f"-DSPAC_CUDA_OBJECTS={args.objects.resolve()}")
+        if args.cublas:
+            words.append(f"-DSPAC_CUBLAS_ROOT={args.cublas.resolve()}")
+        if args.architectures:
+            words.append(f"-DSPAC_CUDA_ARCHITECTURES={args.architectures}")
+        self.command("cmake", *words)
+        return build
+
     def build(self) -> Path:
-        """spac's library, with CUDA unless the device is the CPU."""
+        """spac's library."""
         if self.args.library:
             return self.args.library.resolve()  # type: ignore[no-any-return]
-        cuda = "off" if self.args.device == "CPU" else "on"
-        build = self.work / "build"
-        if not (build / "build.ninja").is_file():
-            self.command(
-                "cmake", "-G", "Ninja", "-S", ROOT, "-B", build, f"-DSPAC_CUDA={cuda}",
-                f"-DPython_EXECUTABLE={sys.executable}", *self.source(),
-            )  # fmt: skip
+        build = self.configure()
         self.command("ninja", "-C", build, "-j", self.args.jobs, "spac-llama")
         return build / "spac" / "lib" / "libllama.so"
 
     def check(self, library: Path) -> list[dict[str, Any]]:
         """The results of all types, those of runs before included."""
-        stamp = f"{library.stat().st_mtime_ns}-{self.args.device}{'-quick' if self.args.quick else ''}"
+        stamp = f"{patches_id()}-{self.args.device}{'-quick' if self.args.quick else ''}"
         parts = self.work / f"parts-{stamp}"
         parts.mkdir(exist_ok=True)
         kinds = self.args.types.split(",") if self.args.types else list(Ggml(library).types)
@@ -138,6 +158,25 @@ class Suite:
             cwd=ROOT, capture_output=True, text=True, timeout=self.left(), check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
+
+
+def patches_id() -> str:
+    """Of what is checked: results of one machine's build hold for another's of the same patches."""
+    digest = hashlib.sha256((ROOT / "LLAMA_CPP_VERSION").read_bytes())
+    for path in sorted((ROOT / "patches").glob("*.patch")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def build_options(add: Callable[..., object]) -> None:
+    """The options of every program that builds."""
+    add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from")
+    add("--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist")
+    add("--objects", type=Path, help="ggml-cuda's objects, compiled elsewhere (pack.py)")
+    add("--cublas", type=Path, help="a folder with cuBLAS in its lib/")
+    add("--architectures", help="of CUDA, as CMAKE_CUDA_ARCHITECTURES (default: this machine's GPUs)")
+    add("--seconds", type=float, default=540, help="stop after that many")
+    add("--jobs", type=int, default=os.cpu_count() or 1)
 
 
 def cost_table(cost: list[dict[str, Any]]) -> str:
@@ -190,16 +229,9 @@ def main() -> int:
         "out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go"
     )
     parser.add_argument("--device", default="CUDA0", help="CUDA0, …, or CPU to try the suite itself")
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from"
-    )
-    parser.add_argument(
-        "--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist"
-    )
+    build_options(parser.add_argument)
     parser.add_argument("--library", type=Path, help="a library that is already built")
     parser.add_argument("--types", help="weight types, separated by commas (default: all)")
-    parser.add_argument("--seconds", type=float, default=540, help="stop after that many")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="four numbers of tokens in place of 64")
     args = parser.parse_args()
     if args.out is None:

@@ -1,7 +1,8 @@
 """Stages 2 and 3: full-size twins, and spac beside llama.cpp on them.
 
     python -m bench.gpu_suite.side_by_side OUT [--stage 2|3] [--device CUDA0] [--work FOLDER]
-                       [--model NAME] [--source FOLDER|FILE.tar.gz] [--no-build] [--seconds 540] [--quick]
+                       [--model NAME] [--models FOLDER] [--source FOLDER|ARCHIVE] [--objects FOLDER]
+                       [--no-build] [--only build|twins|compare] [--seconds 540] [--quick]
 
 Stage 2 is one budget (17 %), one context and the engines that decide; stage 3 the whole grid. Builds spac and
 the unpatched library with CUDA into the tree, writes the twins, runs `bench.compare`; what is done stays in
@@ -20,9 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-from bench.gpu_suite.__main__ import ROOT, UNFINISHED, OutOfTimeError, Suite
+from bench.gpu_suite.__main__ import ROOT, UNFINISHED, OutOfTimeError, Suite, build_options
 
-DECIDING = ("spac moe-spac", "spac lru, draft", "llama.cpp")
+DECIDING = ("spac logistic, draft", "governor", "llama.cpp")
 """Parts of the names of stage 2's engines; llama.cpp's are tuned to spac's VRAM, so all of them."""
 
 
@@ -31,19 +32,16 @@ class SideBySide(Suite):
 
     def build_package(self) -> None:
         """spac's extension module, its library and the unpatched one, into the tree."""
-        cuda = "on" if self.args.device.upper().startswith("CUDA") else "off"
-        build = self.work / "build"
-        self.command(
-            "cmake", "-G", "Ninja", "-S", ROOT, "-B", build, f"-DSPAC_CUDA={cuda}",
-            "-DSPAC_BUILD_REFERENCE=ON", f"-DPython_EXECUTABLE={sys.executable}", *self.source(),
-        )  # fmt: skip
+        build = self.configure("-DSPAC_BUILD_REFERENCE=ON")
         self.command("ninja", "-C", build, "-j", self.args.jobs)
         shutil.copytree(build / "spac", ROOT / "python" / "spac", dirs_exist_ok=True)
 
     def twins(self) -> tuple[Path, Path]:
         """(target, draft), written once."""
-        target, draft = (self.work / f"{self.args.model}-{role}.gguf" for role in ("target", "draft"))
+        folder = (self.args.models or self.work).resolve()
+        target, draft = (folder / f"{self.args.model}-{role}.gguf" for role in ("target", "draft"))
         if not draft.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
             unfinished = [path.with_suffix(".part") for path in (target, draft)]
             self.command(
                 sys.executable, "-m", "bench.twin", self.args.model, unfinished[0], "--draft", unfinished[1]
@@ -58,7 +56,7 @@ class SideBySide(Suite):
         words = [sys.executable, "-m", "bench.compare", place, "--target", target, "--draft", draft]
         words += ["--device", self.args.device, "--seconds", int(self.left())]
         words += plan(self.args.stage, self.args.quick)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run([str(word) for word in words], cwd=ROOT, env=environment, check=False)
         if place.is_dir():
             shutil.copytree(place, out, dirs_exist_ok=True)
@@ -79,23 +77,24 @@ def main(argv: list[str] | None = None) -> int:
     add("--stage", type=int, choices=(2, 3), default=2)
     add("--device", default="CUDA0", help="CUDA0, …; stand-in to try the stage itself")
     add("--model", default="qwen3-30b-a3b", help="a name of bench.twin's; tiny to try the stage itself")
-    add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from")
-    add("--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist")
+    add("--models", type=Path, help="where the twins lie (default: the work folder)")
     add("--no-build", action="store_true", help="the tree has been built, the unpatched library too")
-    add("--seconds", type=float, default=540, help="stop after that many")
-    add("--jobs", type=int, default=os.cpu_count() or 1)
+    add("--only", choices=("build", "twins", "compare"), help="one of the parts")
+    build_options(add)
     add("--quick", action="store_true")
     args = parser.parse_args(argv)
     if args.out is None:
         parser.error("name a folder for the results, or set OUT")
     suite, begun = SideBySide(args), time.monotonic()
     try:
-        if not args.no_build:
+        if not args.no_build and args.only in (None, "build"):
             suite.build_package()
         built = time.monotonic()
+        if args.only == "build":
+            return 0
         target, draft = suite.twins()
         print(f"built in {built - begun:.0f} s, twins in {time.monotonic() - built:.0f} s", file=sys.stderr)
-        return suite.compare(target, draft, Path(args.out))
+        return 0 if args.only == "twins" else suite.compare(target, draft, Path(args.out))
     except OutOfTimeError:
         print("out of time before the comparison: run the same command again, it goes on", file=sys.stderr)
         return UNFINISHED

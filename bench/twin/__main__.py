@@ -14,21 +14,35 @@ import json
 import resource
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.twin.catalog import MODELS
 from bench.twin.drift import DRAFTS, PAPER_GROWTH, PUBLISHED, Drift, solve
-from bench.twin.measure import Measured, measure
 from bench.twin.mix import MIXES
 from bench.twin.writer import Twin, draft_of, write_twin
 from spac.errors import SpacError
+
+if TYPE_CHECKING:
+    from bench.twin.measure import Measured
 
 
 def numbers(text: str) -> tuple[float, float]:
     """Two numbers with a comma between."""
     first, second = (float(part) for part in text.split(","))
     return first, second
+
+
+def write_one(job: tuple[Path, Twin]) -> str:
+    """Writes a file, and says what it cost."""
+    path, twin = job
+    begun = time.perf_counter()
+    write_twin(path, twin)
+    seconds, peak = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    size = path.stat().st_size / 1e9
+    return f"{path}: {twin.name}, {twin.mix}, {size:.2f} GB in {seconds:.0f} s, peak memory {peak:.2f} GB"
 
 
 def write(args: argparse.Namespace) -> None:
@@ -54,12 +68,9 @@ def write(args: argparse.Namespace) -> None:
         draft = MODELS[model.draft]
         draft = draft.narrow(args.width) if args.width else draft
         jobs.append((args.draft, draft_of(twin, draft, args.agreement, "q4_k_m", model.draft)))
-    for path, each in jobs:
-        begun = time.perf_counter()
-        write_twin(path, each)
-        seconds, peak = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        size = path.stat().st_size / 1e9
-        print(f"{path}: {each.name}, {each.mix}, {size:.2f} GB in {seconds:.0f} s, peak memory {peak:.2f} GB")
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for line in pool.map(write_one, jobs):
+            print(line, flush=True)
     print(f"drift: share {drift.share:.3f}, persistence {drift.persistence:.4f}, skew {drift.skew:.3f}")
 
 
@@ -84,6 +95,8 @@ def report(path: Path, found: Measured) -> str:
 
 
 def show(args: argparse.Namespace) -> None:
+    from bench.twin.measure import measure  # the only part that needs spac to be built
+
     found = measure(
         args.file, args.tokens, draft=args.draft, threads=args.threads, start=args.start, device=args.device
     )

@@ -1,4 +1,4 @@
-"""Writes a twin: header first, then every tensor a piece at a time."""
+"""Writes a twin: header first, then tensors side by side, each a piece at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ from bench.twin.vocabulary import Vocabulary, make_vocabulary
 from tests.models import FAMILIES
 from tests.models.parts import Tensor
 
-PIECE = 1 << 23  # numbers made at a time; some hundred MB with what making them takes
+PIECE = 1 << 23  # numbers made at a time: 5 to 60 MB, and several times that where they are quantized
+QUANTIZED_AT_A_TIME = 3
 PERTURBATION = 0.5
 """What all layers together add to the residual stream, as a share of the embedding."""
 ROUTER = 1.5  # standard deviation of router logits
+CHAINED = ("token_embd.weight", "output.weight")
 _OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
 
 
@@ -45,10 +49,11 @@ class Twin:
     agreement: float = 1.0
 
 
-def write_twin(path: str | os.PathLike[str], twin: Twin) -> Path:
-    """Writes the file and returns its path. Memory stays below 2 GB whatever the model's size.
+def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> Path:
+    """Writes the file and returns its path. Memory stays below 2 GB whatever the model's size (16 threads).
 
-    The same twin gives the same bytes. Raises ValueError for what cannot be.
+    n_threads: that make weights; 0: one per core. The same twin gives the same bytes, whatever their number.
+    Raises ValueError for what cannot be.
     """
     family, shape = FAMILIES[twin.model.family], twin.model.shape
     vocabulary = make_vocabulary(shape.n_vocab, twin.seed)
@@ -67,18 +72,60 @@ def write_twin(path: str | os.PathLike[str], twin: Twin) -> Path:
     assert writer.fout is not None
     out = writer.fout[0]
     writer.write_padding(out, out.tell())
-    chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
-    with ThreadPoolExecutor(1) as ahead:  # makes the next piece while one is written
-        for tensor in tensors:
-            begin = out.tell()
-            pieces = _pieces(tensor, mix.type_of(tensor), chain, twin)
-            following = ahead.submit(next, pieces, None)
-            while (piece := following.result()) is not None:
-                following = ahead.submit(next, pieces, None)
-                out.write(memoryview(np.ascontiguousarray(piece)))
-            writer.write_padding(out, out.tell() - begin)
+    out.flush()
+    places, end = [], out.tell()
+    for tensor in tensors:
+        places.append(end)
+        n_bytes = int(np.prod(quant_shape_to_byte_shape(tensor.shape, mix.type_of(tensor))))
+        end += GGUFWriter.ggml_pad(n_bytes, writer.data_alignment)
+    os.truncate(out.fileno(), end)
+    file = out.fileno()
+    with ThreadPoolExecutor(n_threads or os.cpu_count() or 1) as pool, ThreadPoolExecutor(2) as chains:
+        placed = list(zip(tensors, places, strict=True))
+        jobs = [
+            pool.submit(_write, file, place, _random_pieces(tensor, mix.type_of(tensor), twin))
+            for tensor, place in placed
+            if tensor.name not in CHAINED
+        ]
+        chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
+        for tensor, place in placed:
+            if tensor.name in CHAINED:
+                pieces = _chained_pieces(tensor, mix.type_of(tensor), chain)
+                jobs.append(chains.submit(_write_chained, file, place, pieces, pool))
+        for job in jobs:
+            job.result()
     writer.close()
     return Path(path)
+
+
+Piece = Callable[[], npt.NDArray[Any]]
+
+
+def _write(file: int, place: int, pieces: Iterator[Piece]) -> None:
+    """Piece after piece."""
+    for piece in pieces:
+        place += _put(file, place, piece())
+
+
+def _write_chained(file: int, place: int, pieces: Iterator[Piece], pool: ThreadPoolExecutor) -> None:
+    """Rows that have to be made in order, while the pool quantizes those before."""
+    begun: deque[Future[npt.NDArray[Any]]] = deque()
+    for piece in pieces:
+        begun.append(pool.submit(piece))
+        if len(begun) == QUANTIZED_AT_A_TIME:
+            place += _put(file, place, begun.popleft().result())
+    for each in begun:
+        place += _put(file, place, each.result())
+
+
+def _put(file: int, place: int, piece: npt.NDArray[Any]) -> int:
+    """Writes at a place of the file; returns the number of bytes."""
+    rest = memoryview(np.ascontiguousarray(piece)).cast("B")
+    n_bytes = len(rest)
+    while rest:
+        written = os.pwrite(file, rest, place)
+        rest, place = rest[written:], place + written
+    return n_bytes
 
 
 def _write_metadata(writer: GGUFWriter, twin: Twin, family: dict[str, Any], vocabulary: Vocabulary) -> None:
@@ -103,23 +150,23 @@ def _write_metadata(writer: GGUFWriter, twin: Twin, family: dict[str, Any], voca
     vocabulary.write(writer, twin.model.pre)
 
 
-def _pieces(
-    tensor: Tensor, kind: GGMLQuantizationType, chain: Chain, twin: Twin
-) -> Iterator[npt.NDArray[Any]]:
-    """A tensor's bytes, some rows at a time."""
+def _chained_pieces(tensor: Tensor, kind: GGMLQuantizationType, chain: Chain) -> Iterator[Piece]:
+    """What quantizes the embedding's or the head's rows, some at a time; may be called in any order."""
     n_rows = max(1, PIECE // tensor.shape[-1])
-    if tensor.name in ("token_embd.weight", "output.weight"):
-        rows = chain.embedding(n_rows) if tensor.name.startswith("token") else chain.head(n_rows)
-        yield from (quantize(piece, kind) for piece in rows)
-        return
+    rows = chain.embedding(n_rows) if tensor.name.startswith("token") else chain.head(n_rows)
+    yield from (partial(quantize, piece, kind) for piece in rows)
+
+
+def _random_pieces(tensor: Tensor, kind: GGMLQuantizationType, twin: Twin) -> Iterator[Piece]:
+    """What makes another tensor's bytes, some rows at a time; each is called before the next is asked for."""
     rng = np.random.Generator(np.random.SFC64([twin.seed, zlib.crc32(tensor.name.encode())]))
     std = _deviation(tensor, twin)
     if tensor.kind in ("norm", "bias", "router"):
-        yield _small(tensor, rng, std)
+        yield partial(_small, tensor, rng, std)
         return
-    total = int(np.prod(tensor.shape[:-1]))
+    total, n_rows = int(np.prod(tensor.shape[:-1])), max(1, PIECE // tensor.shape[-1])
     for start in range(0, total, n_rows):
-        yield random_blocks(rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
+        yield partial(random_blocks, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
 
 
 def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> Bytes:

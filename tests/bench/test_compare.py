@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,11 @@ import pytest
 from bench.compare import comparison
 from bench.compare.__main__ import arguments as parser
 from bench.compare.__main__ import main
-from bench.compare.cells import Engine, engines, grid, layer_bytes, layers_on_cpu
+from bench.compare.breakdown import breakdown_of, cpu_rate, repairs
+from bench.compare.cells import Engine, engines, grid, layer_bytes, layers_on_cpu, run_cell
 from bench.compare.job import Job, Result, Run
-from bench.compare.likelihood import surprise
-from bench.compare.page import Demand, ideal_speed, table
+from bench.compare.likelihood import apart, perplexity, surprises
+from bench.compare.page import Demand, ideal_speed, table, verdict
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
 from bench.compare.server import command
 from bench.gpu_suite.side_by_side import plan
@@ -50,9 +51,16 @@ def test_side_by_side_on_the_stand_in(twin: tuple[Path, Path], reference_lib: Pa
         "llama.cpp --n-cpu-moe, draft", "llama.cpp --n-cpu-moe, draft of 3",
     }  # fmt: skip
     parts = rows["spac moe-spac, draft"]["breakdown"]
-    assert parts["draft ms"] + parts["verify ms"] < 1.05 * parts["step ms"]
-    assert min(parts["uploads"], parts["waits"], parts["experts on the CPU ms"], parts["joined MB"]) > 0
-    assert rows["llama.cpp --n-cpu-moe"]["breakdown"] is None
+    shares = ("draft", "dense", "queue", "waits", "experts", "scheduler", "rest")
+    assert sum(parts[name] for name in shares) == pytest.approx(parts["step"], rel=0.1)
+    assert min(parts[name] for name in shares) >= 0 < min(parts["waits"], parts["experts"], parts["queue"])
+    assert min(parts["counts"][name] for name in ("uploads", "waits", "link", "resident")) > 0
+    theirs = rows["llama.cpp --n-cpu-moe, draft"]["breakdown"]
+    assert theirs["draft"] + theirs["dense"] + theirs["rest"] == pytest.approx(theirs["step"])
+    assert theirs["experts"] is None
+    better = rows["spac moe-spac, draft"]["repairs"]
+    assert {"no waits", "no time to queue", "all resident", "drafts at full speed"} <= set(better)
+    assert rows["spac moe-spac, draft"]["bound"] > 0
     for row in rows.values():
         assert row["same_text"], row
         assert min(row["decode"], row["decode_cold"], row["prefill"], row["first_token_s"], row["ram"]) > 0
@@ -61,16 +69,17 @@ def test_side_by_side_on_the_stand_in(twin: tuple[Path, Path], reference_lib: Pa
     # Both draft from the same model on the same text.
     drafting = [rows["spac moe-spac, draft"], rows["llama.cpp, experts on CPU, draft"]]
     assert drafting[0]["tokens_per_step"] == pytest.approx(drafting[1]["tokens_per_step"], rel=0.15)
-    ours, theirs = found["perplexity"]["spac"], found["perplexity"]["llama.cpp"]
-    assert ours == pytest.approx(theirs, rel=0.01)
-    assert 2 < theirs < 30
+    ours, plain = found["perplexity"]["spac"], found["perplexity"]["llama.cpp"]
+    assert ours == pytest.approx(plain, rel=0.01)
+    assert 2 < plain < 30
+    assert found["wrong"] == []
     # What is done is not done again, and what is out of time is named.
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     later = compare(tmp_path, *arguments[:-3], "spac", "--seconds", "5")
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     assert later.returncode == 3
     assert before == after
-    assert "spac_lru__no_draft-30%-64: out of time" in later.stdout
+    assert "out of time: spac_logistic__draft-30%-64, " in later.stdout
 
 
 def test_bad_input_is_one_line(
@@ -103,6 +112,8 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
         return Result(runs=[asdict(run_of({}))], peak_vram=vram)
 
     monkeypatch.setattr(comparison, "run_cell", run_cell)
+    monkeypatch.setattr(comparison.Comparison, "bandwidths", lambda self: None)
+    monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
     arguments = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "CUDA0"]
     arguments += ["--budgets", "50%", "--contexts", "64", "--schedulers", "lru", "--reference", str(tmp_path)]
     found = comparison.Comparison(parser().parse_args(arguments))
@@ -124,6 +135,44 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     again.run()
     tried = [n for key, n, _ in seen if key == "llama.cpp_--n-cpu-moe__draft-50%-64"]
     assert tried == [2, 2, 3]
+
+
+def test_what_hangs_is_tried_last_and_what_lacks_time_again(
+    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that hangs would else take every call's time."""
+    hanging, seen = "spac_lru__draft-50%-64", []
+
+    def run_cell(job: Job, work: Path, key: str, _reference: Path | None, _seconds: float) -> Result:
+        seen.append(key)
+        job.write(work / f"{key}.job.json")
+        slow = Result(error="not done within 9 s")
+        result = slow if key == hanging else Result(runs=[asdict(run_of({}))])
+        result.write(work / f"{key}.json")
+        return result
+
+    monkeypatch.setattr(comparison, "run_cell", run_cell)
+    monkeypatch.setattr(comparison.Comparison, "bandwidths", lambda self: None)
+    monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
+
+    def run(*contexts: str, seconds: float = 540) -> list[str]:
+        seen.clear()
+        base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in"]
+        base += ["--reference", str(tmp_path), "--budgets", "50%", "--schedulers", "lru"]
+        found = comparison.Comparison(
+            parser().parse_args([*base, "--seconds", str(seconds), "--contexts", *contexts])
+        )
+        found.run()
+        return found.not_run
+
+    assert run("64") == [f"{hanging}: not done within 9 s"]
+    assert seen[0] == hanging
+    assert run("64", "96") == [f"{hanging}: not done within 9 s"]
+    assert len(seen) > 1
+    assert seen[-1] == hanging
+    # Where the call's own end was near, it is no fault of the cell's.
+    assert run("64", seconds=60) == [f"{hanging}: out of time"]
+    assert not (tmp_path / "cells" / f"{hanging}.json").exists()
 
 
 def test_layers_are_tuned_to_the_room() -> None:
@@ -162,9 +211,9 @@ def test_the_page_shows_warm_medians() -> None:
     from bench.compare.cells import Cell
     from bench.compare.page import row_of
 
-    counts = {"hit_rate": 0.5, "host_wait_s": 0.004, "distinct": 40, "distinct_hit": 10}
+    counts = {"hit_rate": 0.5, "host_wait_s": 0.004, "distinct": 40, "distinct_hit": 10, "verify_s": 0.5}
     runs = [run_of(counts, tokens=3), run_of(counts), run_of(counts)]
-    result = Result(runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, peak_vram=None)
+    result = Result(runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, peak_vram=None, bound=0.4)
     demand = Demand.of(result.each)
     assert demand == Demand(distinct=20, resident=5)
     widths = Bandwidths(dram=1.0, link=None, device=1e9)
@@ -176,8 +225,70 @@ def test_the_page_shows_warm_medians() -> None:
     assert (row.acceptance, row.wait_ms, row.same_text) == (0.5, pytest.approx(2), True)
     text = table([row])
     assert "### 17% of the experts, prompts of 64 tokens" in text
-    figures = "4.0 | 2.0 | 16 | 600 ms | 50% | 3.00 | 50% | 2.00 ms | - | 2.00 GB | 2 | 200% | same"
-    assert f"| spac lru, draft | {figures} |" in text
+    figures = "4.0 | 2.0 | 16 | 600 ms | 600 ms | 50% | 3.00 | 50% | - | 40% | 2.00 ms | - | 2.00 GB | 2"
+    assert f"| spac lru, draft | {figures} | 200% | same" in text
+    other = row_of(cell, result, None, ideal, [[0]])
+    assert "differs" in table([other])
+    assert verdict([row, other])[-1] == "Texts other than the first engine's: spac lru, draft at 17%, 64."
+
+
+def test_what_a_repair_is_worth() -> None:
+    """Steps of 100 ms: 20 drafting 4 tokens, 10 waiting, 40 on 8 missing experts, 5 queueing, 15 dense."""
+    figures = {
+        "draft_s": 0.2, "verify_s": 0.7, "host_wait_s": 0.1, "host_compute_s": 0.4, "queue_s": 0.05,
+        "scheduler_s": 0.03, "distinct": 200, "distinct_hit": 120, "uploads": 30, "upload_s": 0.5,
+        "bytes_moved": {"uploads": 9e6, "downloads": 5e5, "joins": 5e5}, "host_waits": 480,
+    }  # fmt: skip
+    run = Run(8, 0.5, 0.6, 1.0, list(range(30)), 10, drafted=40, accepted=20, figures=figures)
+    parts = breakdown_of([run])
+    assert parts is not None
+    times = (parts.step, parts.draft, parts.waits, parts.experts, parts.queue, parts.dense, parts.scheduler)
+    assert times == pytest.approx((100, 20, 10, 40, 5, 15, 3))
+    assert parts.rest == pytest.approx(7)
+    assert parts.counts["copying"] == pytest.approx(0.5)
+    assert parts.counts["link"] == pytest.approx(1e7)
+    widths, target = Bandwidths(dram=1e6, link=2e7, device=1e5), Weights(0, 2500.0)
+    assert cpu_rate(parts, target) == pytest.approx(5e5)  # 8 experts of 2500 bytes in 40 ms
+    found = repairs(Result(bound=0.8), parts, widths, target, Weights(dense=250, expert=0))
+    assert found["no waits"] == pytest.approx(3 / 0.09)
+    assert found["all resident"] == pytest.approx(3 / 0.06)
+    assert found["Belady's hits"] == pytest.approx(3 / 0.08)  # 4 missing experts for 8
+    assert found["experts at DRAM's speed"] == pytest.approx(3 / 0.08)
+    assert found["drafts at full speed"] == pytest.approx(3 / 0.09)  # 4 × 250 bytes: 10 ms
+    assert breakdown_of([run_of({})]) is None
+
+
+def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
+    """Two experts of every layer exchanged: perplexity hardly moves, a token's likelihood does."""
+    args = parser().parse_args(
+        [str(tmp_path), "--target", str(twin[0]), "--device", "stand-in", "--reference", str(reference_lib),
+         "--budgets", "50%", "--threads", "1", "--contexts", "64", "--texts", "1"]
+    )  # fmt: skip
+    subject = comparison.Comparison(args)
+    assert subject.likeness()[1] == []
+    values = subject.likelihoods()
+    assert apart(values["spac"], values["llama.cpp"]) == 0
+    ours = subject.cells / "likelihoods-spac.json"
+    job = replace(Job.read(ours.with_suffix(".job.json")), fault="swap-slots")
+    assert run_cell(job, subject.cells, "likelihoods-spac", None, 60).surprises
+    lines, wrong = subject.likeness()
+    assert len(wrong) == 1
+    assert "nats a token off" in wrong[0]
+    assert len(lines) == 4
+
+
+def test_a_wrong_text_is_seen(tmp_path: Path) -> None:
+    """The bundled pair without the rows that the CPU computes."""
+    demo = ROOT / "python" / "spac" / "demo" / "target.gguf"
+    job = Job(
+        kind="spac", target=str(demo), prompts=[[5, 6, 7, 8]], n_predict=12, ctx=64, threads=1,
+        device="stand-in", slots="20%", scheduler="lru",
+    )  # fmt: skip
+    texts = [
+        run_cell(replace(job, fault=fault), tmp_path, f"cell-{i}", None, 60).each[0].tokens
+        for i, fault in enumerate(("", "", "drop-join"))
+    ]
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_surprise_is_the_negative_log_likelihood() -> None:
@@ -186,7 +297,10 @@ def test_surprise_is_the_negative_log_likelihood() -> None:
     following = [3, 1, 0, 10, 7]
     p = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    assert surprise(logits, following) == pytest.approx(-np.log(p[np.arange(5), following]).sum())
+    found = surprises(logits, following)
+    assert found == pytest.approx(-np.log(p[np.arange(5), following]))
+    assert perplexity(found) == pytest.approx(np.exp(np.mean(found)))
+    assert apart([1.0, 2.0], [2.0, 1.0]) == 1  # though their perplexities are equal
 
 
 def test_the_server_gets_the_same_setting() -> None:
@@ -217,3 +331,21 @@ def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -
     assert keys[0] < keys[1]
     assert {"spac_moe-spac__governor-17%-512", "llama.cpp_--n-cpu-moe__draft-17%-512"} <= keys[0]
     assert len(keys[0]) <= 10
+
+
+def test_what_decides_comes_first() -> None:
+    """Each tuned engine after those that it is tuned to, 17 % and the short context before all else."""
+    cells = list(grid(engines(["logistic", "moe-spac", "lru"], False), ["17%", "50%"], [512, 4096]))
+    names = [cell.engine.name for cell in cells[:5]]
+    assert names == [
+        "spac logistic, draft", "llama.cpp, experts on CPU, draft", "llama.cpp --n-cpu-moe, draft",
+        "spac logistic, governor", "spac moe-spac, governor",
+    ]  # fmt: skip
+    n_first = len({cell.engine for cell in cells})
+    assert {(cell.budget, cell.context) for cell in cells[:n_first]} == {("17%", 512)}
+    for i, cell in enumerate(cells):
+        if cell.engine.tuned:
+            before = [other for other in cells[:i] if other.context == cell.context]
+            assert any(other.engine.kind == "spac" and other.budget == cell.budget for other in before)
+            alike = [other.engine for other in before if other.engine.speculates == cell.engine.speculates]
+            assert any(one.kind == cell.engine.kind and not one.tuned for one in alike)

@@ -202,7 +202,9 @@ def test_the_file_is_what_its_header_says(twin: tuple[Path, Path]) -> None:
 def test_equal_twins_are_equal_bytes(twin: tuple[Path, Path], tmp_path: Path) -> None:
     drift = solve(0.45, 0.80, 128, 8)
     tiny = Twin("tiny", MODELS["tiny"], "q4_k_m", drift)
-    assert write_twin(tmp_path / "a.gguf", tiny).read_bytes() == twin[0].read_bytes()
+    for n_threads in (1, 5):
+        path = write_twin(tmp_path / "a.gguf", tiny, n_threads)
+        assert path.read_bytes() == twin[0].read_bytes()
     other = write_twin(tmp_path / "b.gguf", replace(tiny, seed=1))
     assert other.read_bytes() != twin[0].read_bytes()
 

@@ -1,0 +1,45 @@
+"""All that a GPU has to show, in calls of less than ten minutes on a machine that may be fresh every time.
+
+    python3 bench/gpu_suite/session.py [OUT] [--carry build/carry] [--device CUDA0] [--seconds 520] [--quick]
+
+Called again and again in the same way, it goes on where the last call stopped, also on another machine, when
+OUT/state.tar.gz of that call lies in the carry folder (`pack.py --results`). Begins with the standard library
+alone; the carry folder, made by `pack.py`, has what the machine may lack. In order: what the machine is; the
+build; the bundled pair on the GPU against the CPU; the patches for the twins' weight types; the twins; spac
+beside llama.cpp, what decides first; a timeline; the patches for all types. OUT always holds what was found
+so far, in at most eight files. Exit code 0: all done; 3: call it again; 1: session.txt names what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "python")]
+
+from bench.gpu_suite.course import Course  # noqa: E402
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")
+    add("--carry", type=Path, default=ROOT / "build" / "carry", help="what pack.py made")
+    add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later calls go on from")
+    add("--device", default="CUDA0", help="CUDA0, …; stand-in to rehearse without a GPU")
+    add("--model", default="qwen3-30b-a3b", help="a name of bench.twin's; tiny to rehearse")
+    add("--seconds", type=float, default=520, help="of this call")
+    add("--jobs", type=int, default=os.cpu_count() or 1)
+    add("--quick", action="store_true", help="little of everything, to rehearse")
+    args = parser.parse_args(argv)
+    if args.out is None:
+        parser.error("name a folder for the results, or set OUT")
+    return Course(args).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
