@@ -1,0 +1,104 @@
+"""Build the pretend CUDA runtime, and link a CUDA build of spac against it.
+
+A CUDA build's objects are taken as they are (`ninja -t commands` says how they are linked); only the shared
+library and the module are linked anew, with the pretend runtime in the place of cudart, cuBLAS and cuBLASLt.
+"""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+# The driver's name: programs that look for the driver find the library that is there already.
+NAME = "libcuda.so.1"
+# What the pretend runtime takes the place of, in a link command.
+REPLACED = re.compile(r"lib(cudart_static|cublas|cublasLt|culibos|cudart)\.(a|so[.\d]*)$")
+
+
+class BuildError(Exception):
+    """A tool failed, or the CUDA build is not one; the message says which."""
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command[:3])} … failed in {folder}:\n{done.stdout}{done.stderr}"[:4000])
+    return done.stdout
+
+
+def include_folders(build: Path) -> list[str]:
+    """The folders of CUDA's and cuBLAS's headers, as ggml-cuda is compiled with them."""
+    try:
+        commands = json.loads((build / "compile_commands.json").read_text())
+        command = next(entry["command"] for entry in commands if entry["file"].endswith("/ggml-cuda.cu"))
+    except (OSError, StopIteration):
+        raise BuildError(f"{build} is not the build folder of spac with CUDA (cmake -G Ninja)") from None
+    parts = shlex.split(command)
+    return [folder for flag, folder in itertools.pairwise(parts) if flag == "-isystem"]
+
+
+def build_pretend(build: Path, out: Path) -> Path:
+    """Compile the pretend runtime with the CUDA headers of `build` into `out`; returns the library."""
+    library = out / NAME
+    sources = sorted((HERE / "pretend").glob("*.cpp"))
+    newest = max(path.stat().st_mtime for path in (HERE / "pretend").iterdir())
+    if library.is_file() and library.stat().st_mtime > newest:
+        return library
+    flags = [
+        "-std=c++17",
+        "-O2",
+        "-g",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Wshadow",
+        "-Werror",
+    ]
+    for folder in include_folders(build):
+        flags += ["-isystem", folder]
+    command = [os.environ.get("CXX", "c++"), *flags, "-shared", f"-Wl,-soname,{NAME}", "-o", str(library)]
+    run([*command, *map(str, sources), "-pthread"], out)
+    return library
+
+
+def link_command(build: Path, target: str, output: Path, library: Path) -> list[str]:
+    """How `build` links `target`, with another output and the pretend runtime."""
+    last = run(["ninja", "-t", "commands", target], build).strip().splitlines()[-1]
+    parts = shlex.split(last.removeprefix(": && ").removesuffix(" && :"))
+    command = []
+    for part in parts:
+        if part == target:
+            command.append(str(output))
+        elif REPLACED.search(part):
+            if str(library) not in command:
+                command.append(str(library))
+        elif not part.startswith("-Wl,-rpath,"):
+            command.append(part)
+    return [*command, f"-Wl,-rpath,{library.parent}"]
+
+
+def make_package(build: Path, out: Path) -> Path:
+    """A folder for PYTHONPATH with spac's Python files and the CUDA build on the pretend runtime."""
+    out.mkdir(parents=True, exist_ok=True)
+    library = build_pretend(build, out)
+    package = out / "python" / "spac"
+    ignore = shutil.ignore_patterns("*.so", "__pycache__", "reference")
+    shutil.copytree(ROOT / "python" / "spac", package, ignore=ignore, dirs_exist_ok=True)
+    (package / "lib").mkdir(exist_ok=True)
+    run(link_command(build, "spac/lib/libllama.so", package / "lib" / "libllama.so", library), build)
+    for module in (build / "spac").glob("_core*.so"):
+        shutil.copy2(module, package / module.name)
+    return package.parent
+
+
+def package_of(folder: Path, out: Path) -> Path:
+    """The package in `folder`, where it is an earlier `out`, or one made of that CUDA build in `out`."""
+    package = folder.resolve() / "python"
+    return package if (package / "spac").is_dir() else make_package(folder.resolve(), out.resolve())

@@ -1,0 +1,160 @@
+#include "memory.h"
+
+#include "counts.h"
+#include "settings.h"
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace pretend {
+namespace {
+
+struct Books {
+    std::shared_mutex          mutex;
+    std::map<char *, RangePtr> ranges; // by base; they do not overlap
+    size_t                     device = 0, pinned = 0;
+};
+
+Books & books() {
+    static auto * one = new Books;
+    return *one;
+}
+
+size_t pages(size_t bytes) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return (bytes + page - 1) / page * page;
+}
+
+RangePtr make(Range::Where where, char * base, size_t size, char * backing) {
+    auto range     = std::make_shared<Range>();
+    range->where   = where;
+    range->base    = base;
+    range->size    = size;
+    range->backing = backing;
+    return range;
+}
+
+// A page that nobody may touch lies behind the memory.
+bool map_device(size_t bytes, char *& base, char *& backing) {
+    const int file = memfd_create("pretend-cuda", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(pages(bytes))) != 0) {
+        return false;
+    }
+    void * both[2] = {mmap(nullptr, pages(bytes) + pages(1), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+                      mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)};
+    close(file);
+    base    = static_cast<char *>(both[0]);
+    backing = static_cast<char *>(both[1]);
+    return both[0] != MAP_FAILED && both[1] != MAP_FAILED;
+}
+
+bool overlaps(const Books & b, const char * base, size_t size) {
+    const auto after = b.ranges.lower_bound(const_cast<char *>(base) + size);
+    return after != b.ranges.begin() && std::prev(after)->second->base + std::prev(after)->second->size > base;
+}
+
+} // namespace
+
+bool Range::holds(const void * p, size_t n) const {
+    const auto offset = static_cast<size_t>(static_cast<const char *>(p) - base);
+    return p >= base && offset <= size && n <= size - offset;
+}
+
+RangePtr find(const void * p) {
+    Books &                b = books();
+    const std::shared_lock lock(b.mutex);
+    const auto             after = b.ranges.upper_bound(const_cast<char *>(static_cast<const char *>(p)));
+    if (after == b.ranges.begin()) {
+        return nullptr;
+    }
+    const RangePtr & range = std::prev(after)->second;
+    return p < range->base + range->size ? range : nullptr;
+}
+
+bool runs_into_range(const void * p, size_t bytes) {
+    Books &                b = books();
+    const std::shared_lock lock(b.mutex);
+    auto * const           begin = const_cast<char *>(static_cast<const char *>(p));
+    const auto             next  = b.ranges.upper_bound(begin);
+    return next != b.ranges.end() && next->first < begin + bytes;
+}
+
+void * device_alloc(size_t bytes) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    constexpr size_t      grain = size_t{512}; // a card rounds more than that where it must
+    const size_t          size  = (bytes + grain - 1) / grain * grain;
+    char *                base = nullptr, *backing = nullptr;
+    if (size == 0 || size > settings().memory - b.device || !map_device(size, base, backing)) {
+        return nullptr;
+    }
+    b.device += size;
+    b.ranges[base] = make(Range::Where::device, base, size, backing);
+    return base;
+}
+
+void * pinned_alloc(size_t bytes) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    if (bytes == 0 || bytes > settings().pinned - b.pinned) {
+        return nullptr;
+    }
+    void * p = mmap(nullptr, pages(bytes) + pages(1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return nullptr;
+    }
+    auto * base = static_cast<char *>(p);
+    mprotect(base + pages(bytes), pages(1), PROT_NONE);
+    b.pinned += bytes;
+    b.ranges[base] = make(Range::Where::pinned, base, bytes, base);
+    return p;
+}
+
+RangePtr add_registered(void * p, size_t bytes, bool read_only, bool & refused) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    auto * const          base = static_cast<char *>(p);
+    refused                    = bytes > settings().pinned - b.pinned;
+    if (refused || overlaps(b, base, bytes)) {
+        return nullptr;
+    }
+    b.pinned += bytes;
+    RangePtr & range = b.ranges[base];
+    range            = make(Range::Where::registered, base, bytes, base);
+    range->read_only = read_only;
+    return range;
+}
+
+RangePtr take(void * p, Range::Where where) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    const auto            found = b.ranges.find(static_cast<char *>(p));
+    if (found == b.ranges.end() || found->second->where != where) {
+        return nullptr;
+    }
+    RangePtr range = found->second;
+    range->gone    = true;
+    (where == Range::Where::device ? b.device : b.pinned) -= range->size;
+    b.ranges.erase(found);
+    return range;
+}
+
+void release(const RangePtr & range) {
+    if (range->where == Range::Where::device) {
+        munmap(range->backing, pages(range->size));
+    }
+    munmap(range->base, pages(range->size) + pages(1));
+}
+
+size_t device_free_bytes() {
+    Books &                b = books();
+    const std::shared_lock lock(b.mutex);
+    return settings().memory - b.device;
+}
+
+} // namespace pretend

@@ -1,0 +1,206 @@
+// Kernels' registration and launches.
+#include "kernels.h"
+#include "runtime.h"
+#include "settings.h"
+#include "stream.h"
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+using namespace pretend;
+
+namespace {
+
+struct Entry {
+    const char *      mangled = nullptr;
+    std::once_flag    once;
+    std::atomic<bool> loaded{false};
+    Kernel            kernel; // described when it is first asked for: there are thousands
+};
+
+struct Entries {
+    std::mutex                              mutex;
+    std::unordered_map<const void *, Entry> by_host; // the host's function; addresses of entries last
+};
+
+Entries & entries() {
+    static auto * one = new Entries;
+    return *one;
+}
+
+Entry * entry_of(const void * function) {
+    const std::lock_guard lock(entries().mutex);
+    const auto            found = entries().by_host.find(function);
+    return found != entries().by_host.end() ? &found->second : nullptr;
+}
+
+Kernel & kernel_of(Entry & entry) {
+    std::call_once(entry.once, [&] { entry.kernel = describe(entry.mangled); });
+    return entry.kernel;
+}
+
+struct Configuration {
+    dim3         grid, block;
+    size_t       shared;
+    cudaStream_t stream;
+};
+thread_local std::deque<Configuration> configurations;
+
+bool valid(const Kernel & kernel, dim3 grid, dim3 block, size_t shared) {
+    const size_t threads = size_t{block.x} * block.y * block.z;
+    if (threads == 0 || threads > 1024 || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
+        grid.x > 2147483647U) {
+        misuse("%s: launched with a grid of %u x %u x %u blocks of %u x %u x %u threads", kernel.name.c_str(), grid.x,
+               grid.y, grid.z, block.x, block.y, block.z);
+        return false;
+    }
+    if (shared > kernel.shared_limit) {
+        misuse("%s: launched with %zu bytes of shared memory, %zu are allowed", kernel.name.c_str(), shared,
+               kernel.shared_limit);
+        return false;
+    }
+    return true;
+}
+
+// What its pointers point to must be memory that a card can reach.
+std::vector<RangePtr> touched(const Kernel & kernel, void ** arguments) {
+    std::vector<RangePtr> ranges;
+    for (const int i : kernel.pointers) {
+        const auto * p = *static_cast<const void * const *>(arguments[i]);
+        if (p == nullptr) {
+            continue;
+        }
+        if (RangePtr range = find(p)) {
+            if (ranges.empty() || ranges.back() != range) {
+                ranges.push_back(std::move(range));
+            }
+        } else {
+            misuse("%s: its parameter %d points to memory that no card can reach", kernel.name.c_str(), i);
+        }
+    }
+    return ranges;
+}
+
+cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size_t shared, cudaStream_t handle) {
+    const StreamPtr stream = stream_of(handle);
+    if (entry == nullptr || stream == nullptr) {
+        misuse("a launch of a kernel that is not registered, or on no stream");
+        return fail(cudaErrorInvalidDeviceFunction);
+    }
+    const Kernel & kernel = kernel_of(*entry);
+    wait_implicitly(!entry->loaded.exchange(true));
+    count(Kind::kernel, stream->number, 0, 0, 1, kernel.name.c_str());
+    add_launch(kernel.counter);
+    if (!valid(kernel, grid, block, shared)) {
+        return fail(cudaErrorInvalidConfiguration);
+    }
+    Operation op;
+    op.what    = entry;
+    op.cost_ns = static_cast<int64_t>(settings().kernel_us * 1000);
+    op.run     = work_of(kernel, arguments, grid);
+    if (settings().check) {
+        op.touches = touched(kernel, arguments);
+    }
+    stream->push(std::move(op));
+    return cudaSuccess;
+}
+
+} // namespace
+
+PRETEND_API void ** __cudaRegisterFatBinary(void *) {
+    static void * handle = nullptr;
+    return &handle;
+}
+
+PRETEND_API void __cudaRegisterFatBinaryEnd(void **) {}
+
+PRETEND_API void __cudaUnregisterFatBinary(void **) {}
+
+PRETEND_API void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
+
+PRETEND_API void __cudaRegisterFunction(void **, const char * host, char *, const char * name, int, uint3 *, uint3 *,
+                                        dim3 *, dim3 *, int *) {
+    const std::lock_guard lock(entries().mutex);
+    entries().by_host[host].mangled = name;
+}
+
+PRETEND_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+    configurations.push_back({grid, block, shared, stream});
+    return 0;
+}
+
+PRETEND_API cudaError_t __cudaPopCallConfiguration(dim3 * grid, dim3 * block, size_t * shared, void * stream) {
+    const Configuration & last           = configurations.back();
+    *grid                                = last.grid;
+    *block                               = last.block;
+    *shared                              = last.shared;
+    *static_cast<cudaStream_t *>(stream) = last.stream;
+    configurations.pop_back();
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t __cudaGetKernel(cudaKernel_t * kernel, const void * function) {
+    *kernel = reinterpret_cast<cudaKernel_t>(entry_of(function));
+    return *kernel != nullptr ? cudaSuccess : fail(cudaErrorInvalidDeviceFunction);
+}
+
+PRETEND_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void ** arguments, size_t shared,
+                                           cudaStream_t stream) {
+    return launch(reinterpret_cast<Entry *>(kernel), grid, block, arguments, shared, stream);
+}
+
+PRETEND_API cudaError_t cudaLaunchKernel(const void * function, dim3 grid, dim3 block, void ** arguments, size_t shared,
+                                         cudaStream_t stream) {
+    return launch(entry_of(function), grid, block, arguments, shared, stream);
+}
+
+PRETEND_API cudaError_t cudaLaunchCooperativeKernel(const void * function, dim3 grid, dim3 block, void ** arguments,
+                                                    size_t shared, cudaStream_t stream) {
+    return cudaLaunchKernel(function, grid, block, arguments, shared, stream);
+}
+
+PRETEND_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t * config, const void * function,
+                                            void ** arguments) {
+    return launch(entry_of(function), config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes,
+                  config->stream);
+}
+
+PRETEND_API cudaError_t cudaFuncSetAttribute(const void * function, cudaFuncAttribute attribute, int value) {
+    Entry * entry = entry_of(function);
+    if (entry == nullptr) {
+        return fail(cudaErrorInvalidDeviceFunction);
+    }
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        if (value > 227 << 10) {
+            misuse("%s: %d bytes of shared memory are asked for", kernel_of(*entry).name.c_str(), value);
+            return fail(cudaErrorInvalidValue);
+        }
+        kernel_of(*entry).shared_limit = static_cast<size_t>(value);
+    }
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * attributes, const void *) {
+    *attributes                           = {};
+    attributes->maxThreadsPerBlock        = 1024;
+    attributes->numRegs                   = 64;
+    attributes->ptxVersion                = settings().cc;
+    attributes->binaryVersion             = settings().cc;
+    attributes->maxDynamicSharedSizeBytes = 227 << 10;
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * n, const void *, int threads,
+                                                                               size_t shared, unsigned int) {
+    const int by_threads = threads > 0 ? 1024 / threads : 1; // as with 64 registers a thread
+    const int by_shared  = shared > 0 ? static_cast<int>((size_t{227} << 10) / shared) : 32;
+    *n                   = std::max(1, std::min(by_threads, by_shared));
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int * n, const void * function, int threads,
+                                                                      size_t shared) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(n, function, threads, shared, 0);
+}

@@ -1,0 +1,266 @@
+// Allocation, registration, copies.
+#include "memory.h"
+#include "runtime.h"
+#include "settings.h"
+#include "stream.h"
+
+#include <cstring>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+using namespace pretend;
+
+namespace {
+
+// A card waits for all that is queued before memory goes.
+void settle(Kind kind, size_t bytes) {
+    const int64_t start = now_ns();
+    synchronize_all("free");
+    count(kind, legacy_stream, bytes, now_ns() - start);
+}
+
+cudaError_t free_range(void * p, Range::Where where, Kind kind) {
+    if (p == nullptr) {
+        return cudaSuccess;
+    }
+    if (under_capture()) {
+        misuse("memory is freed while a stream is under capture");
+    }
+    const RangePtr known = find(p);
+    settle(kind, known ? known->size : 0);
+    const RangePtr range = take(p, where);
+    if (range == nullptr) {
+        misuse("freed: memory that was not allocated so, or not any more");
+        return fail(cudaErrorInvalidValue);
+    }
+    release(range);
+    return cudaSuccess;
+}
+
+cudaError_t alloc_pinned(void ** p, size_t bytes) {
+    wait_implicitly(true);
+    *p = pinned_alloc(bytes);
+    count(Kind::host_alloc, legacy_stream, bytes);
+    return *p != nullptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+// ---- copies
+
+// One side of a copy, as the card sees it.
+struct Side {
+    RangePtr range;
+    char *   bytes;
+};
+
+bool resolve(const void * p, size_t n, bool on_device, const char * role, Side & side) {
+    side.range = find(p);
+    side.bytes = const_cast<char *>(static_cast<const char *>(p));
+    if (side.range == nullptr) {
+        const bool partly = runs_into_range(p, n);
+        if (on_device || partly) {
+            misuse(on_device ? "a copy's %s is not device memory" : "a part of a copy's %s is pinned memory", role);
+        }
+        return !on_device && !partly;
+    }
+    if ((side.range->where == Range::Where::device) != on_device) {
+        misuse("a copy's %s is on the other side than its kind says", role);
+        return false;
+    }
+    if (!side.range->holds(p, n)) {
+        misuse("a copy of %zu bytes goes past the end of its %s, which has %zu from there", n, role,
+               side.range->size - static_cast<size_t>(side.bytes - side.range->base));
+        return false;
+    }
+    side.bytes = side.range->at(p);
+    return true;
+}
+
+int64_t copy_ns(size_t bytes, bool over_link) {
+    const double ns = settings().gb_s > 0 && over_link ? static_cast<double>(bytes) / settings().gb_s : 0;
+    return static_cast<int64_t>(ns + settings().copy_us * 1000);
+}
+
+// Rows of logits get a peak, for zeros would make every token as likely as another.
+void make_logits(char * to, size_t bytes) {
+    static std::atomic<uint64_t> n_rows{0};
+    const size_t                 row = settings().vocabulary * sizeof(float);
+    if (row == 0 || bytes == 0 || bytes % row != 0) {
+        return;
+    }
+    for (size_t at = 0; at < bytes; at += row) {
+        const uint64_t drawn  = mix(++n_rows);
+        const bool     agrees = static_cast<double>(drawn >> 11) * 0x1p-53 < settings().agreement;
+        const size_t   token  = static_cast<size_t>(settings().token) + (agrees ? 0 : 1 + (drawn & 15));
+        reinterpret_cast<float *>(to + at)[token % settings().vocabulary] = 30;
+    }
+}
+
+struct Rows {
+    size_t width, height, to_pitch, from_pitch;
+};
+
+size_t span(size_t pitch, const Rows & r) { return r.height == 0 ? 0 : (r.height - 1) * pitch + r.width; }
+
+cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind kind, cudaStream_t handle, bool waits) {
+    const StreamPtr stream = stream_of(handle);
+    if (stream == nullptr) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    const bool to_device   = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    Side       target, source;
+    if (r.width * r.height == 0) {
+        return cudaSuccess;
+    }
+    if (!resolve(to, span(r.to_pitch, r), to_device, "target", target) ||
+        !resolve(from, span(r.from_pitch, r), from_device, "source", source)) {
+        return fail(cudaErrorInvalidValue);
+    }
+    if (target.range != nullptr && target.range->read_only) {
+        misuse("a copy writes memory that is registered as read-only");
+        return fail(cudaErrorInvalidValue);
+    }
+    const size_t bytes    = r.width * r.height;
+    const bool   pageable = target.range == nullptr || source.range == nullptr;
+    const int    number   = stream->number;
+    count(from_device ? (to_device ? Kind::copy_on_device : Kind::copy_to_host) : Kind::copy_to_device, number, bytes);
+    if (pageable && stream->capture != nullptr) {
+        misuse("a copy of pageable memory is captured");
+    }
+    Operation op;
+    op.kind    = Kind::copy_on_device;
+    op.cost_ns = copy_ns(bytes, to_device != from_device);
+    for (const Side & side : {target, source}) {
+        if (side.range != nullptr) {
+            op.touches.push_back(side.range);
+        }
+    }
+    std::shared_ptr<std::vector<char>> staged;
+    if (source.range == nullptr) { // read before the call returns
+        staged = std::make_shared<std::vector<char>>(source.bytes, source.bytes + span(r.from_pitch, r));
+        count(Kind::pageable_to_device, number, bytes);
+    }
+    op.run = [a = target.bytes, b = staged ? staged->data() : source.bytes, r, staged, logits = !to_device] {
+        for (size_t i = 0; i < r.height; ++i) {
+            std::memcpy(a + i * r.to_pitch, b + i * r.from_pitch, r.width);
+        }
+        if (logits && r.height == 1) {
+            make_logits(a, r.width);
+        }
+    };
+    stream->push(std::move(op));
+    constexpr size_t staged_at_once = size_t{64} << 10; // a driver's own pinned memory takes so much
+    if (waits || target.range == nullptr || (source.range == nullptr && bytes > staged_at_once)) {
+        const int64_t start = now_ns();
+        stream->synchronize();
+        if (pageable) {
+            count(target.range == nullptr ? Kind::pageable_to_host : Kind::pageable_to_device, number, bytes,
+                  now_ns() - start, target.range == nullptr ? 1 : 0);
+        }
+    }
+    return cudaSuccess;
+}
+
+cudaError_t fill(void * to, int value, size_t bytes, cudaStream_t handle, bool waits) {
+    const StreamPtr stream = stream_of(handle);
+    Side            target;
+    if (stream == nullptr || !resolve(to, bytes, true, "target", target)) {
+        return fail(cudaErrorInvalidValue);
+    }
+    count(Kind::fill, stream->number, bytes);
+    Operation op;
+    op.kind    = Kind::fill;
+    op.touches = {target.range};
+    op.run     = [p = target.bytes, value, bytes] { std::memset(p, value, bytes); };
+    stream->push(std::move(op));
+    if (waits) {
+        stream->synchronize();
+    }
+    return cudaSuccess;
+}
+
+} // namespace
+
+PRETEND_API cudaError_t cudaMalloc(void ** p, size_t bytes) {
+    wait_implicitly(true);
+    count(Kind::device_alloc, legacy_stream, bytes);
+    *p = device_alloc(bytes);
+    return *p != nullptr || bytes == 0 ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+PRETEND_API cudaError_t cudaMallocManaged(void ** p, size_t bytes, unsigned int) { return cudaMalloc(p, bytes); }
+
+PRETEND_API cudaError_t cudaFree(void * p) { return free_range(p, Range::Where::device, Kind::device_free); }
+
+PRETEND_API cudaError_t cudaMallocHost(void ** p, size_t bytes) { return alloc_pinned(p, bytes); }
+
+PRETEND_API cudaError_t cudaHostAlloc(void ** p, size_t bytes, unsigned int) { return alloc_pinned(p, bytes); }
+
+PRETEND_API cudaError_t cudaFreeHost(void * p) { return free_range(p, Range::Where::pinned, Kind::host_free); }
+
+PRETEND_API cudaError_t cudaHostGetDevicePointer(void ** device, void * host, unsigned int) {
+    const RangePtr range = find(host);
+    if (range == nullptr || range->where == Range::Where::device) {
+        misuse("a device pointer is asked for of memory that is not pinned");
+        return fail(cudaErrorInvalidValue);
+    }
+    *device = host;
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaHostRegister(void * p, size_t bytes, unsigned int flags) {
+    const bool read_only = (flags & cudaHostRegisterReadOnly) != 0;
+    count(Kind::host_register, legacy_stream, bytes);
+    if (!settings().registers || (read_only && !settings().read_only)) {
+        return fail(cudaErrorNotSupported);
+    }
+    bool refused = false;
+    if (add_registered(p, bytes, read_only, refused) == nullptr) {
+        return fail(refused ? cudaErrorMemoryAllocation : cudaErrorHostMemoryAlreadyRegistered);
+    }
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaHostUnregister(void * p) {
+    const RangePtr known = find(p);
+    count(Kind::host_unregister, legacy_stream, known ? known->size : 0);
+    if (known != nullptr && known->in_use > 0) {
+        misuse("host memory is unregistered while %d queued operations use it", known->in_use.load());
+    }
+    synchronize_all("cudaHostUnregister");
+    const RangePtr range = take(p, Range::Where::registered);
+    if (range == nullptr) {
+        return fail(cudaErrorHostMemoryNotRegistered);
+    }
+    const auto                 page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> resident(range->size / page + 2);
+    if (mincore(range->base, range->size, resident.data()) != 0) {
+        misuse("host memory was unmapped while it was registered");
+    }
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t bytes, cudaMemcpyKind kind,
+                                        cudaStream_t stream) {
+    return copy(to, from, {bytes, 1, bytes, bytes}, kind, stream, false);
+}
+
+PRETEND_API cudaError_t cudaMemcpy(void * to, const void * from, size_t bytes, cudaMemcpyKind kind) {
+    return copy(to, from, {bytes, 1, bytes, bytes}, kind, nullptr, true);
+}
+
+PRETEND_API cudaError_t cudaMemcpy2DAsync(void * to, size_t to_pitch, const void * from, size_t from_pitch,
+                                          size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+    return copy(to, from, {width, height, to_pitch, from_pitch}, kind, stream, false);
+}
+
+PRETEND_API cudaError_t cudaMemcpyPeerAsync(void * to, int, const void * from, int, size_t bytes, cudaStream_t stream) {
+    return copy(to, from, {bytes, 1, bytes, bytes}, cudaMemcpyDeviceToDevice, stream, false);
+}
+
+PRETEND_API cudaError_t cudaMemsetAsync(void * to, int value, size_t bytes, cudaStream_t stream) {
+    return fill(to, value, bytes, stream, false);
+}
+
+PRETEND_API cudaError_t cudaMemset(void * to, int value, size_t bytes) { return fill(to, value, bytes, nullptr, true); }

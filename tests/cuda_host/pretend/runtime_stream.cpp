@@ -1,0 +1,229 @@
+// Streams, events, captured graphs.
+#include "runtime.h"
+#include "stream.h"
+
+#include <algorithm>
+
+using namespace pretend;
+
+namespace {
+
+struct Graph {
+    std::shared_ptr<const std::vector<Operation>> operations;
+};
+
+size_t n_kernels(const std::vector<Operation> & operations) {
+    return static_cast<size_t>(std::count_if(operations.begin(), operations.end(), [](const Operation & operation) {
+        return operation.kind == Kind::kernel || operation.kind == Kind::cublas;
+    }));
+}
+
+// Whether an executable graph can take over the other's parameters.
+bool same_shape(const std::vector<Operation> & a, const std::vector<Operation> & b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const Operation & x, const Operation & y) { return x.kind == y.kind && x.what == y.what; });
+}
+
+Graph * as_graph(cudaGraph_t handle) { return reinterpret_cast<Graph *>(handle); }
+Graph * as_graph(cudaGraphExec_t handle) { return reinterpret_cast<Graph *>(handle); }
+
+// A call by the host that may not be made for a stream under capture.
+bool refused(const std::shared_ptr<Capture> & capture, const char * call) {
+    if (capture == nullptr) {
+        return false;
+    }
+    misuse("%s, of a stream under capture", call);
+    capture->invalid = true;
+    return true;
+}
+
+} // namespace
+
+PRETEND_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned int) {
+    *stream = add_stream();
+    count(Kind::stream_create, stream_of(*stream)->number);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    return remove_stream(stream) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
+}
+
+PRETEND_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+    const StreamPtr stream = stream_of(handle);
+    if (stream == nullptr || refused(stream->capture, "cudaStreamSynchronize")) {
+        return fail(stream == nullptr ? cudaErrorInvalidResourceHandle : cudaErrorStreamCaptureUnsupported);
+    }
+    const int64_t start = now_ns();
+    stream->synchronize();
+    count(Kind::stream_synchronize, stream->number, 0, now_ns() - start);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
+    const StreamPtr stream = stream_of(handle);
+    return stream != nullptr && stream->idle() ? cudaSuccess : cudaErrorNotReady;
+}
+
+PRETEND_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned int) {
+    const StreamPtr stream = stream_of(handle);
+    const EventPtr  event  = event_of(event_handle);
+    if (stream == nullptr || event == nullptr) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    count(Kind::event_wait, stream->number);
+    if (event->capture != nullptr) {
+        stream->capture = event->capture; // joins: the order of the calls is one that the graph allows
+        return cudaSuccess;
+    }
+    if (stream->capture != nullptr) {
+        misuse("a stream under capture waits for an event from outside");
+        stream->capture->invalid = true;
+        return fail(cudaErrorStreamCaptureIsolation);
+    }
+    Operation op;
+    op.kind  = Kind::event_wait;
+    op.ready = event->passed();
+    stream->push(std::move(op));
+    return cudaSuccess;
+}
+
+// ---- events
+
+PRETEND_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned int) {
+    *event = add_event();
+    count(Kind::event_create, legacy_stream);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaEventCreate(cudaEvent_t * event) { return cudaEventCreateWithFlags(event, 0); }
+
+PRETEND_API cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    return remove_event(event) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
+}
+
+PRETEND_API cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t handle) {
+    const StreamPtr stream = stream_of(handle);
+    const EventPtr  event  = event_of(event_handle);
+    if (stream == nullptr || event == nullptr) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    count(Kind::event_record, stream->number);
+    event->capture = stream->capture;
+    if (event->capture == nullptr) {
+        Operation op;
+        op.kind = Kind::event_record;
+        op.run  = event->record();
+        stream->push(std::move(op));
+    }
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+    const EventPtr event = event_of(handle);
+    if (event == nullptr || refused(event->capture, "cudaEventSynchronize")) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    const int64_t start = now_ns();
+    event->synchronize();
+    count(Kind::event_synchronize, legacy_stream, 0, now_ns() - start);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaEventQuery(cudaEvent_t handle) {
+    const EventPtr event = event_of(handle);
+    if (event == nullptr || refused(event->capture, "cudaEventQuery")) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    count(Kind::event_query, legacy_stream);
+    return event->passed()() ? cudaSuccess : cudaErrorNotReady;
+}
+
+// ---- capture
+
+PRETEND_API cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
+    const StreamPtr stream = stream_of(handle);
+    if (stream == nullptr || stream->number == legacy_stream || stream->capture != nullptr) {
+        misuse("a capture begins on the default stream, or on one that is under capture");
+        return fail(cudaErrorStreamCaptureUnsupported);
+    }
+    stream->capture  = std::make_shared<Capture>();
+    stream->captures = true;
+    note_capture(1);
+    count(Kind::graph_capture, stream->number);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t * graph) {
+    const StreamPtr stream = stream_of(handle);
+    if (stream == nullptr || !stream->captures) {
+        misuse("a capture ends that did not begin on this stream");
+        return fail(cudaErrorStreamCaptureUnmatched);
+    }
+    const auto capture = stream->capture;
+    for (const StreamPtr & other : all_streams()) {
+        if (other->capture == capture) {
+            other->capture = nullptr;
+        }
+    }
+    stream->captures = false;
+    note_capture(-1);
+    if (capture->invalid) {
+        *graph = nullptr;
+        return fail(cudaErrorStreamCaptureInvalidated);
+    }
+    auto operations = std::make_shared<const std::vector<Operation>>(std::move(capture->operations));
+    *graph          = reinterpret_cast<cudaGraph_t>(new Graph{std::move(operations)});
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus * status) {
+    const StreamPtr stream = stream_of(handle);
+    const bool      yes    = stream != nullptr && stream->capture != nullptr;
+    *status                = yes ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+// ---- graphs
+
+PRETEND_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete as_graph(graph);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long) {
+    wait_implicitly(true);
+    count(Kind::graph_instantiate, legacy_stream);
+    *exec = reinterpret_cast<cudaGraphExec_t>(new Graph(*as_graph(graph)));
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete as_graph(exec);
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                            cudaGraphExecUpdateResultInfo * info) {
+    count(Kind::graph_update, legacy_stream);
+    *info = {};
+    if (!same_shape(*as_graph(exec)->operations, *as_graph(graph)->operations)) {
+        info->result = cudaGraphExecUpdateErrorTopologyChanged;
+        return fail(cudaErrorGraphExecUpdateFailure);
+    }
+    as_graph(exec)->operations = as_graph(graph)->operations;
+    return cudaSuccess;
+}
+
+PRETEND_API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
+    const StreamPtr stream = stream_of(handle);
+    if (stream == nullptr) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    wait_implicitly(false);
+    const auto & operations = as_graph(exec)->operations;
+    count(Kind::graph_launch, stream->number);
+    count(Kind::graph_kernel, stream->number, 0, 0, n_kernels(*operations));
+    stream->push(sequence(operations));
+    return cudaSuccess;
+}

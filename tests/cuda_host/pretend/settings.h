@@ -1,0 +1,37 @@
+// What the pretend card is and how it behaves: environment variables PRETEND_CUDA_…, read once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace pretend {
+
+struct Settings {
+    int         cc;            // CC: compute capability times ten; what the objects were compiled for
+    int         n_sm;          // SM: multiprocessors
+    size_t      memory;        // MEMORY_MB: device memory, in bytes
+    size_t      pinned;        // PINNED_MB: host memory that may be pinned, in bytes
+    bool        registers;     // REGISTER=0: host memory cannot be registered
+    bool        read_only;     // READ_ONLY=0: … nor registered as read-only
+    bool        mem_ops;       // MEM_OPS=0: streams neither write nor wait for values
+    int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
+    bool        at_once;       // AT_ONCE=1: what need not wait runs in the call, without a worker: for timing the host
+    bool        check;         // CHECK=0: kernels' pointers are not looked up
+    bool        abort;         // ABORT=1: a misuse ends the process, for a debugger
+    double      gb_s;          // GB_S: of copies between host and device; 0 = as fast as memory
+    double      copy_us;       // COPY_US: what every copy takes besides
+    double      kernel_us;     // KERNEL_US: what every kernel takes
+    uint64_t    seed;          // SEED: of the router's choices and of logits
+    size_t      vocabulary;    // VOCABULARY: copies to the host of so many floats a row are logits, and get a peak
+    double      agreement;     // AGREEMENT: share of rows whose peak is at TOKEN
+    int         token;         // TOKEN
+    std::string report, trace; // REPORT, TRACE: files for the counts at the end, and for a line per call
+};
+
+const Settings & settings();
+
+// Different for every argument, the same in every run with one seed.
+uint64_t mix(uint64_t x);
+
+} // namespace pretend

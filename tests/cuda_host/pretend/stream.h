@@ -1,0 +1,106 @@
+// Streams, events and captured graphs.
+//
+// A stream is a queue and a worker that takes from it in order, late. Handles are looked up, so that a destroyed one is
+// noticed; what they name lives until its last operation is over.
+#pragma once
+
+#include "counts.h"
+#include "memory.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <driver_types.h>
+
+namespace pretend {
+
+struct Operation {
+    Kind                  kind    = Kind::kernel;
+    const void *          what    = nullptr; // a kernel's identity, for comparing graphs
+    int64_t               cost_ns = 0;       // what it takes on the card
+    std::function<void()> run;               // null: nothing but time
+    std::function<bool()> ready;             // null: at once
+    std::vector<RangePtr> touches;
+};
+
+// What a stream under capture was asked for.
+struct Capture {
+    std::vector<Operation> operations;
+    bool                   invalid = false;
+};
+
+class Stream {
+  public:
+    explicit Stream(int stream_number) : number(stream_number) {}
+
+    // Queues it, or notes it while the stream is under capture.
+    void push(Operation operation);
+    void synchronize();
+    bool idle() { return done_ == pushed_; }
+    void stop(); // the worker ends when the queue is empty
+
+    const int                number;
+    std::shared_ptr<Capture> capture;          // used by the thread that captures
+    bool                     captures = false; // the capture began here
+
+    std::weak_ptr<Stream> self;
+
+  private:
+    void work();
+    void execute(const Operation & operation);
+
+    std::mutex              mutex_;
+    std::condition_variable wake_, over_;
+    std::deque<Operation>   queue_;
+    std::atomic<uint64_t>   pushed_{0}, done_{0};
+    int64_t                 busy_until_ = 0; // of the card, on the worker's clock
+    bool                    works_ = false, stops_ = false;
+};
+using StreamPtr = std::shared_ptr<Stream>;
+
+class Event {
+  public:
+    // Returns what to run when the stream gets there.
+    std::function<void()> record();
+    // Whether the record that is the last one now has been passed; to be asked again.
+    std::function<bool()> passed() const;
+    void                  synchronize();
+
+    std::shared_ptr<Capture> capture; // the last record belongs to it
+
+  private:
+    struct State {
+        std::mutex              mutex;
+        std::condition_variable changed;
+        std::atomic<uint64_t>   reached{0};
+    };
+    std::shared_ptr<State> state_ = std::make_shared<State>();
+    std::atomic<uint64_t>  recorded_{0};
+};
+using EventPtr = std::shared_ptr<Event>;
+
+// Handles. The default streams are made when they are first asked for. Null, and a misuse, for one that is not known.
+StreamPtr              stream_of(cudaStream_t handle);
+cudaStream_t           add_stream();
+bool                   remove_stream(cudaStream_t handle);
+std::vector<StreamPtr> all_streams();
+EventPtr               event_of(cudaEvent_t handle);
+cudaEvent_t            add_event();
+bool                   remove_event(cudaEvent_t handle);
+
+// What a driver may do inside a call that launches or allocates (it loads a kernel, it looks for memory): waits for all
+// streams, and lets no other call on a stream in meanwhile. Does so where IMPLICIT is set.
+void wait_implicitly(bool surely);
+
+// An operation that runs others, in order.
+Operation sequence(const std::shared_ptr<const std::vector<Operation>> & operations);
+
+int64_t now_ns();
+
+} // namespace pretend

@@ -1,0 +1,123 @@
+"""spac's CUDA build on the pretend card: real ggml-cuda host code, our real backend, kernels that do nothing.
+
+Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA (cmake -G Ninja), or what
+`python -m tests.cuda_host --out` has left; no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cuda_host.build import ROOT, package_of
+from tests.cuda_host.jobs import Job, Result, run
+
+pytestmark = pytest.mark.skipif(
+    "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
+)
+
+QUARTER, ALL = {"slots": "25%", "scheduler": "static"}, {"slots": "100%", "scheduler": "static"}
+ALLOCATIONS = ("device_alloc", "device_free", "host_alloc", "host_free", "host_register", "stream_create")
+CAPTURES = ("graph_capture", "graph_instantiate", "graph_update")
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
+
+
+def run_clean(job: Job, package: Path) -> Result:
+    result = run(job, package)
+    assert result.misuse == {}
+    return result
+
+
+def test_the_card_is_found(package: Path) -> None:
+    code = "from spac import _core; print([device.name for device in _core.devices()])"
+    environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "['CUDA0', 'stand-in']", done.stderr
+
+
+@pytest.mark.parametrize("scheduler", ["logistic", "moe-spac", "lru", "ewma", "static", "none"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_schedulers(package: Path, scheduler: str, masked: bool) -> None:
+    options = {"slots": "25%", "scheduler": scheduler}
+    run_clean(Job(options=options, draft_length=4, masked=masked, ahead=False), package)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        {},
+        {"READ_ONLY": 0},
+        {"REGISTER": 0, "PINNED_MB": 0},
+        {"KERNEL_US": 5, "COPY_US": 10, "GB_S": 10},
+        {"CC": 80},
+        {"MEMORY_MB": 64, "CC": 80},  # on newer ones cuBLAS takes 32 MiB a context
+        {"MEM_OPS": 0},
+    ],
+    ids=lambda card: "-".join(f"{name}-{value}" for name, value in card.items()) or "default",
+)
+def test_cards(package: Path, card: dict[str, int]) -> None:
+    """A prompt that is streamed, and steps."""
+    job = Job(draft_length=4, sentences=40, options={"slots": "25%", "stream_batch": 32}, card=card)
+    result = run_clean(job, package)
+    refused = card.get("READ_ONLY") == 0 or card.get("REGISTER") == 0
+    assert result.host_memory == ("staged" if refused else "pinned mapping")
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("draft_length", [0, 4])
+def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
+    """What is queued for a step when nothing moves and its length stays."""
+    job = Job(options=QUARTER, draft_length=draft_length, ahead=ahead, tokens=24 * (draft_length + 1))
+    result = run_clean(job, package)
+    n = result.n_layers
+    for step in result.steps[-4:]:
+        assert not any(step[kind] for kind in (*ALLOCATIONS, *CAPTURES, "kernel", "device_synchronize"))
+        assert step["pageable_to_host"] == step["pageable_to_device"] == 0
+        assert step.stats["host_waits"] == step.stats["blocks"] == n
+        waits = ("write_value", "wait_value") if ahead else ("event_record", "event_synchronize")
+        assert [step[kind] for kind in waits] == [n, n]
+
+
+@pytest.mark.parametrize("card", [{"IMPLICIT": 1}, {"IMPLICIT": 5, "KERNEL_US": 200}], ids=["all", "some"])
+def test_calls_that_wait_for_the_card(package: Path, card: dict[str, int]) -> None:
+    """A driver may wait for all that is queued inside a call, and let no other call in meanwhile: who lets
+    the card on must need no call for it."""
+    options = {"slots": "25%", "scheduler": "lru", "stream_batch": 32}
+    job = Job(draft_length=4, sentences=4, tokens=16, options=options, card=card)
+    result = run_clean(job, package)
+    assert sum(step["wait_value"] for step in result.steps) > 0
+
+
+@pytest.mark.parametrize("draft_length", [0, 4])
+def test_layers_that_are_all_resident_wait_for_nothing(package: Path, draft_length: int) -> None:
+    result = run_clean(Job(options=ALL, draft_length=draft_length, tokens=24 * (draft_length + 1)), package)
+    for step in result.steps[-4:]:
+        assert step.stats["blocks_device"] == result.n_layers
+        assert step["event_synchronize"] == step["wait_value"] == step["pageable_to_host"] == 0
+        assert not any(step[kind] for kind in (*ALLOCATIONS, *CAPTURES, "kernel"))
+
+
+def test_changing_lengths_allocate_nothing(package: Path) -> None:
+    job = Job(options=QUARTER, draft_length=8, changing_length=True, tokens=240)
+    result = run_clean(job, package)
+    assert sum(step[kind] for step in result.steps[len(result.steps) // 2 :] for kind in ALLOCATIONS) == 0
+
+
+@pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
+def test_other_models(package: Path, tmp_path: Path, kind: str) -> None:
+    """Weights beside the experts in the file; other routers, biases, shared experts."""
+    from tests.models import write_model
+
+    path = write_model(tmp_path / "model.gguf", kind)
+    job = Job(target=str(path), vocabulary=272, sentences=8, options={"slots": "40%", "stream_batch": 32})
+    for changed in (job, replace(job, masked=False), replace(job, ahead=False)):
+        run_clean(changed, package)
