@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before any library starts OpenMP: its threads spin when idle, and two busy processes on two cores then slow
@@ -21,6 +21,26 @@ from tests.compare import reference_library  # noqa: E402
 from tests.models import FAMILIES, Shape, write_model  # noqa: E402
 
 TinyModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def costs_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What things cost here is learned anew: costs of a busy day, kept in the user's cache, decide draft
+    lengths. All else in the cache stays in sight."""
+    from spac import env
+
+    name, before, kept = env.CACHE_HOME.name, os.environ.get(env.CACHE_HOME.name), env.cache_folder()
+    home = tmp_path_factory.mktemp("cache")
+    (home / "spac").mkdir()
+    for entry in kept.iterdir() if kept.is_dir() else ():
+        if entry.name != "costs":
+            (home / "spac" / entry.name).symlink_to(entry)
+    os.environ[name] = str(home)
+    yield
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
 
 
 @pytest.fixture(scope="session")

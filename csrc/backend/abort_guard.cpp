@@ -26,4 +26,6 @@ AbortGuard::AbortGuard() {
 
 AbortGuard::~AbortGuard() { --guards; }
 
+bool AbortGuard::here() { return guards > 0; }
+
 } // namespace spac

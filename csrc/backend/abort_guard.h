@@ -12,6 +12,9 @@ class AbortGuard {
     ~AbortGuard();
     AbortGuard(const AbortGuard &)             = delete;
     AbortGuard & operator=(const AbortGuard &) = delete;
+
+    // Whether one lives on this thread.
+    static bool here();
 };
 
 } // namespace spac

@@ -76,9 +76,14 @@ class Finder {
             }
             blocks_[it->second].last = i;
         }
+        members_.resize(blocks_.size());
+        for (size_t b = 0; b < blocks_.size(); ++b) {
+            blocks_[b].splittable = trace(blocks_[b], members_[b]) && !interleaved(blocks_[b]);
+        }
+        note_escapes();
         std::vector<Block> result;
         for (Block & block : blocks_) {
-            if (trace(block)) {
+            if (block.splittable) {
                 result.push_back(std::move(block));
             } else {
                 one_by_one(block, result);
@@ -89,9 +94,9 @@ class Finder {
     }
 
   private:
-    // Follows the chain from the first to the last node of the block; false when rows cannot be split.
-    bool trace(Block & block) {
-        TensorSet     members;
+    // Follows the chain from the first to the last node of the block, and notes what it consists of; false when rows
+    // cannot be split.
+    bool trace(Block & block, TensorSet & members) {
         const Lookups lookups = lookups_of(block);
         for (int i = block.first; i <= block.last; ++i) {
             ggml_tensor * node = graph_->nodes[i];
@@ -117,10 +122,6 @@ class Finder {
             return false;
         }
         members.insert(lookups.nodes.begin(), lookups.nodes.end());
-        if (escapes(block, members) || interleaved(block)) {
-            return false;
-        }
-        block.splittable = true;
         return true;
     }
 
@@ -187,23 +188,30 @@ class Finder {
         return true;
     }
 
-    // Whether a node outside reads the chain (or a lookup of its scales) elsewhere than at its end.
-    bool escapes(const Block & block, const TensorSet & members) const {
-        for (int i = block.first; i < graph_->n_nodes; ++i) {
-            const ggml_tensor * node = graph_->nodes[i];
-            if (members.count(node) != 0) {
-                continue;
-            }
-            for (const ggml_tensor * src : node->src) {
-                if (src != nullptr && src != block.out && members.count(src) != 0) {
-                    return true;
+    // Blocks of which a node outside reads the chain (or a lookup of its scales) elsewhere than at its end cannot be
+    // split. One look at the graph for all of them: graphs are made anew whenever the draft's length changes.
+    void note_escapes() {
+        std::unordered_map<const ggml_tensor *, size_t> inside;
+        for (size_t b = 0; b < blocks_.size(); ++b) {
+            for (const ggml_tensor * member : members_[b]) {
+                if (blocks_[b].splittable && member != blocks_[b].out) {
+                    inside.emplace(member, b);
                 }
             }
-            if (node->view_src != nullptr && node->view_src != block.out && members.count(node->view_src) != 0) {
-                return true;
-            }
         }
-        return false;
+        const auto read = [&](const ggml_tensor * node, const ggml_tensor * src) {
+            const auto found = src != nullptr ? inside.find(src) : inside.end();
+            if (found != inside.end() && members_[found->second].count(node) == 0) {
+                blocks_[found->second].splittable = false;
+            }
+        };
+        for (int i = 0; i < graph_->n_nodes; ++i) {
+            const ggml_tensor * node = graph_->nodes[i];
+            for (const ggml_tensor * src : node->src) {
+                read(node, src);
+            }
+            read(node, node->view_src);
+        }
     }
 
     // Whether another block begins inside this one.
@@ -230,8 +238,9 @@ class Finder {
         }
     }
 
-    const ggml_cgraph * graph_;
-    std::vector<Block>  blocks_;
+    const ggml_cgraph *    graph_;
+    std::vector<Block>     blocks_;
+    std::vector<TensorSet> members_; // of every block: its chain, and the lookups of its scales
 };
 
 } // namespace

@@ -5,6 +5,8 @@
 #include "backend/timer.h"
 #include "core/error.h"
 
+#include <algorithm>
+
 namespace spac {
 
 ComputeStream::ComputeStream(ggml_backend_dev_t device) : backend_(ggml_backend_dev_init(device, nullptr)) {
@@ -14,30 +16,45 @@ ComputeStream::ComputeStream(ggml_backend_dev_t device) : backend_(ggml_backend_
     event_.reset(ggml_backend_event_new(device));
 }
 
+ggml_backend_buffer_ptr ComputeStream::host_buffer(size_t bytes) const {
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device());
+    return ggml_backend_buffer_ptr(
+        ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), bytes));
+}
+
 ggml_status ComputeStream::launch(ggml_cgraph * graph) { return backend_->iface.graph_compute(backend_.get(), graph); }
 
+ggml_status ComputeStream::launch(const SplitBlock & b, const Part & part, const ggml_cgraph * graph) {
+    return launch(b, part.nodes, graph, part.uid);
+}
+
 ggml_status ComputeStream::launch(const SplitBlock & b, const std::vector<ggml_tensor *> & nodes,
-                                  const ggml_cgraph * graph) {
+                                  const ggml_cgraph * graph, uint64_t uid) {
     if (nodes.empty()) {
         return GGML_STATUS_SUCCESS;
     }
-    const Timer timer(b.experts->counters.queue_ns);
+    const Timer timer(queue_time(b));
     ggml_cgraph part = {};
     part.size = part.n_nodes = static_cast<int>(nodes.size());
     part.nodes               = const_cast<ggml_tensor **>(nodes.data()); // read only by every backend
+    part.uid                 = uid;
     part.use_counts          = graph->use_counts;
     part.visited_hash_set    = graph->visited_hash_set;
     part.order               = graph->order;
     return launch(&part);
 }
 
+std::atomic<uint64_t> & ComputeStream::queue_time(const SplitBlock & b) const {
+    return ahead_ ? b.experts->counters.ahead_ns : b.experts->counters.queue_ns;
+}
+
 void ComputeStream::fetch(const SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes) {
-    const Timer timer(b.experts->counters.queue_ns);
+    const Timer timer(queue_time(b));
     ggml_backend_tensor_get_async(backend_.get(), from, to, 0, bytes);
 }
 
 void ComputeStream::send(const SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes) {
-    const Timer timer(b.experts->counters.queue_ns);
+    const Timer timer(queue_time(b));
     ggml_backend_tensor_set_async(backend_.get(), to, from, 0, bytes);
 }
 
@@ -54,16 +71,28 @@ void ComputeStream::record_device_part(const SplitBlock & b) {
     } else {
         span.ok       = 0;
         span.start_ns = Trace::now();
-        parts_.emplace_back(b.experts->trace(), span);
+        parts_.push_back({n_marks_ + 1, {b.experts->trace(), span}});
     }
 }
 
-void ComputeStream::mark() {
+Gate * ComputeStream::gate() {
+    if (!gate_made_) {
+        gate_made_ = true;
+        gate_      = make_gate(backend_.get());
+    }
+    return gate_.get();
+}
+
+uint64_t ComputeStream::mark() {
     if (event_) {
         ggml_backend_event_record(event_.get(), backend_.get());
     }
-    held_at_mark_  = held_.size();
-    parts_at_mark_ = parts_.size();
+    return ++n_marks_;
+}
+
+uint64_t ComputeStream::signal() {
+    gate_->queue_signal(n_marks_ + 1);
+    return ++n_marks_;
 }
 
 int64_t ComputeStream::wait_for_mark() {
@@ -74,24 +103,31 @@ int64_t ComputeStream::wait_for_mark() {
         ggml_backend_synchronize(backend_.get());
     }
     const auto ns = static_cast<int64_t>(ns_since(start));
-    over(held_at_mark_, parts_at_mark_);
+    passed(n_marks_);
     return ns;
+}
+
+int64_t ComputeStream::wait_for_signal(uint64_t mark) {
+    const auto start = Clock::now();
+    gate_->await_signal(mark);
+    return static_cast<int64_t>(ns_since(start));
 }
 
 void ComputeStream::synchronize() {
     ggml_backend_synchronize(backend_.get());
-    over(held_.size(), parts_.size());
+    passed(++n_marks_);
 }
 
-void ComputeStream::over(size_t n_held, size_t n_parts) {
-    const auto end_of_parts = parts_.begin() + static_cast<std::ptrdiff_t>(n_parts);
-    for (auto part = parts_.begin(); part != end_of_parts; ++part) {
-        part->second.end_ns = Trace::now();
-        part->first->add(part->second);
+void ComputeStream::passed(uint64_t mark) {
+    last_passed_ = std::max(last_passed_, mark);
+    for (; !parts_.empty() && parts_.front().mark <= mark; parts_.pop_front()) {
+        auto & [trace, span] = parts_.front().what;
+        span.end_ns          = Trace::now();
+        trace->add(span);
     }
-    parts_.erase(parts_.begin(), end_of_parts);
-    held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(n_held));
-    held_at_mark_ = parts_at_mark_ = 0;
+    while (!held_.empty() && held_.front().mark <= mark) {
+        held_.pop_front();
+    }
 }
 
 } // namespace spac

@@ -1,15 +1,18 @@
 // The compute stream of the wrapped device (D in split_stream.h): queues launches and copies on it.
 //
-// It owns the device's stream, the event that the host waits for, and a share in whatever the launches under way read
-// besides their graphs' tensors (masks, slots). What was queued before something that the host has seen over is over
-// too: then the shares in it are let go, and the spans of its launches end.
+// It owns the device's stream, the event that the host waits for, the gate at which the device waits for the host, and
+// a share in whatever the launches under way read besides their graphs' tensors (masks, slots). What was queued before
+// a mark that the stream has passed is over: then the shares in it are let go, and the spans of its launches end.
 #pragma once
 
+#include "backend/gate.h"
 #include "backend/ggml_internals.h"
 #include "backend/split_graph.h"
 #include "core/trace.h"
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -24,33 +27,64 @@ class ComputeStream {
     ggml_backend_t             backend() const { return backend_.get(); }
     ggml_backend_dev_t         device() const { return ggml_backend_get_device(backend_.get()); }
     ggml_backend_buffer_type_t buffer_type() const { return ggml_backend_dev_buffer_type(device()); }
+    // Host memory that copies are asynchronous from: pinned where the device can.
+    ggml_backend_buffer_ptr host_buffer(size_t bytes) const;
 
     // Queues a graph as it is, or those of its nodes: in the time of the model whose block it is queued for.
     ggml_status launch(ggml_cgraph * graph);
-    ggml_status launch(const SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph);
+    ggml_status launch(const SplitBlock & b, const Part & part, const ggml_cgraph * graph);
+    ggml_status launch(const SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph,
+                       uint64_t uid = 0);
     // Copies between staging and the device.
     void fetch(const SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes);
     void send(const SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes);
 
     // Shares in what the launches queued next read.
-    void hold(std::shared_ptr<const void> what) { held_.push_back(std::move(what)); }
+    void hold(std::shared_ptr<const void> what) { held_.push_back({n_marks_ + 1, std::move(what)}); }
     // While a trace is on: the next launch is recorded as the device's part of `b`.
     void record_device_part(const SplitBlock & b);
+    // A span that ends when what is queued now is seen over.
+    void record_until_over(std::shared_ptr<Trace> trace, const Span & span) {
+        parts_.push_back({n_marks_ + 1, {std::move(trace), span}});
+    }
 
-    // A mark behind all that is queued now, one at a time; the wait for it returns how long it took, in nanoseconds.
-    void    mark();
+    // Whether what is queued next is queued beside the thread that decodes: whose time it is.
+    void set_ahead(bool ahead) { ahead_ = ahead; }
+
+    // The gate, made when it is first asked for; null where the device cannot wait for the host.
+    Gate * gate();
+
+    // A mark behind all that is queued now; marks are numbered. The host learns of it from the event (of the last mark
+    // alone), or of a signal's from the gate.
+    uint64_t mark();
+    uint64_t signal();
+    uint64_t next_mark() const { return n_marks_ + 1; }
+    bool     has_passed(uint64_t mark) const { return mark <= last_passed_; }
+    // Waits for the last mark; returns how long, in nanoseconds.
     int64_t wait_for_mark();
+    // Waits for a signal's mark, on any thread; passed() is to follow on the one that launches.
+    int64_t wait_for_signal(uint64_t mark);
+    void    passed(uint64_t mark);
     void    synchronize();
 
   private:
-    void over(size_t n_held, size_t n_parts); // so many of each, the first ones
+    template <typename What> struct Behind { // what lies before a mark, and goes with it
+        uint64_t mark;
+        What     what;
+    };
 
-    ggml_backend_ptr                         backend_;
-    ggml_backend_event_ptr                   event_;
-    std::vector<std::shared_ptr<const void>> held_;
+    std::atomic<uint64_t> & queue_time(const SplitBlock & b) const;
+
+    ggml_backend_ptr                                backend_;
+    ggml_backend_event_ptr                          event_;
+    std::unique_ptr<Gate>                           gate_;
+    bool                                            gate_made_   = false;
+    bool                                            ahead_       = false;
+    uint64_t                                        n_marks_     = 0;
+    uint64_t                                        last_passed_ = 0;
+    std::deque<Behind<std::shared_ptr<const void>>> held_;
     // On a device that does not say when it computes: what was launched and not seen over.
-    std::vector<std::pair<std::shared_ptr<Trace>, Span>> parts_;
-    size_t                                               held_at_mark_ = 0, parts_at_mark_ = 0;
+    std::deque<Behind<std::pair<std::shared_ptr<Trace>, Span>>> parts_;
 };
 
 } // namespace spac

@@ -8,6 +8,8 @@
 
 #include "backend/device.h"
 
+#include "backend/abort_guard.h"
+#include "backend/device_memory.h"
 #include "backend/fault.h"
 #include "backend/ggml_internals.h"
 #include "backend/model_experts.h"
@@ -26,9 +28,15 @@
 namespace spac {
 namespace {
 
-std::mutex                      registry_mutex;
-std::vector<ggml_backend_dev_t> real_devices; // hidden from llama.cpp's registry
-std::string                     chosen_default;
+std::mutex  registry_mutex;
+std::string chosen_default;
+
+// Hidden from llama.cpp's registry. Made when it is first asked for: the library's constructor fills it before this
+// file's own objects are made, which would empty it again.
+std::vector<ggml_backend_dev_t> & real_devices() {
+    static auto * devices = new std::vector<ggml_backend_dev_t>;
+    return *devices;
+}
 
 std::string lower(std::string s) {
     std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -37,7 +45,7 @@ std::string lower(std::string s) {
 
 ggml_backend_dev_t find_inner(const std::string & name) {
     const std::string wanted = lower(name);
-    for (ggml_backend_dev_t dev : real_devices) {
+    for (ggml_backend_dev_t dev : real_devices()) {
         if (lower(ggml_backend_dev_name(dev)) == wanted) {
             return dev;
         }
@@ -60,9 +68,10 @@ class Device {
         if (inner_ == nullptr) {
             std::string name = inner_name_.empty() ? chosen_default : inner_name_;
             if (name.empty()) {
-                name = real_devices.empty() ? "stand-in" : ggml_backend_dev_name(real_devices.front());
+                name = real_devices().empty() ? "stand-in" : ggml_backend_dev_name(real_devices().front());
             }
             inner_ = find_inner(name);
+            watch_memory(inner_);
         }
         return inner_;
     }
@@ -126,8 +135,16 @@ void backend_event_record(ggml_backend_t b, ggml_backend_event_t event) {
 }
 void backend_event_wait(ggml_backend_t b, ggml_backend_event_t event) { ggml_backend_event_wait(inner_of(b), event); }
 
-void backend_optimize(ggml_backend_t, ggml_cgraph * graph, ggml_backend_graph_optimize_params *) {
-    SplitStream::discover(graph);
+// llama.cpp plans its largest graphs while it makes a context, before anything is computed.
+void backend_optimize(ggml_backend_t b, ggml_cgraph * graph, ggml_backend_graph_optimize_params *) {
+    try {
+        stream_of(b).plan(graph);
+    } catch (const std::exception & error) {
+        GGML_LOG_ERROR("spac: %s\n", error.what());
+        if (AbortGuard::here()) {
+            throw; // the context's maker hears of it; else the graph fails when it is computed
+        }
+    }
 }
 
 ggml_backend_i backend_iface(ggml_backend_t inner) {
@@ -156,7 +173,9 @@ ggml_guid_t backend_guid() {
 const char * device_name(ggml_backend_dev_t dev) { return dev == default_wrapper().handle() ? "SPAC0" : "SPAC"; }
 const char * device_description(ggml_backend_dev_t dev) { return ggml_backend_dev_description(inner_of(dev)); }
 void         device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
-            ggml_backend_dev_memory(inner_of(dev), free, total);
+            const DeviceMemory memory = memory_of(inner_of(dev));
+            *free                     = memory.free;
+            *total                    = memory.size();
 }
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
@@ -291,15 +310,18 @@ std::list<Device> & other_wrappers() {
     return *devices;
 }
 
-// Accelerators that ggml has registered leave its registry and stay usable through SPAC.
+// Accelerators that ggml has registered leave its registry and stay usable through SPAC: cards, then what is built into
+// a processor and shares its memory.
 void hide_real_devices() {
     std::vector<ggml_backend_reg_t> regs;
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-        if (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU && dev->reg != registry_entry()) {
-            real_devices.push_back(dev);
-            if (std::find(regs.begin(), regs.end(), dev->reg) == regs.end()) {
-                regs.push_back(dev->reg);
+    for (const auto type : {GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU}) {
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+            if (ggml_backend_dev_type(dev) == type && dev->reg != registry_entry()) {
+                real_devices().push_back(dev);
+                if (std::find(regs.begin(), regs.end(), dev->reg) == regs.end()) {
+                    regs.push_back(dev->reg);
+                }
             }
         }
     }
@@ -320,6 +342,7 @@ void hide_real_devices() {
 }
 
 std::atomic<Fault> fault_now{Fault::none};
+std::atomic<bool>  launch_ahead_now{true}, trust_masks_now{false};
 
 std::string known_devices() {
     std::string names;
@@ -334,14 +357,14 @@ std::string known_devices() {
 // ---- device.h
 
 std::vector<DeviceInfo> devices() {
-    std::vector<ggml_backend_dev_t> all = real_devices;
+    std::vector<ggml_backend_dev_t> all = real_devices();
     all.push_back(stand_in_device());
     std::vector<DeviceInfo> infos;
     for (ggml_backend_dev_t dev : all) {
         DeviceInfo info;
         info.name        = ggml_backend_dev_name(dev);
         info.description = ggml_backend_dev_description(dev);
-        ggml_backend_dev_memory(dev, &info.memory_free, &info.memory_total);
+        info.memory      = memory_of(dev);
         info.is_stand_in = dev == stand_in_device();
         infos.push_back(std::move(info));
     }
@@ -368,6 +391,14 @@ void * device_handle(const std::string & name) {
     return other_wrappers().back().handle();
 }
 
+void set_memory_limit(const std::string & name, size_t bytes) {
+    ggml_backend_dev_t inner = find_inner(name);
+    if (inner == nullptr) {
+        throw InputError("unknown device '" + name + "': this machine has " + known_devices());
+    }
+    set_memory_limit(inner, bytes);
+}
+
 void set_default_device(const std::string & name) {
     if (find_inner(name) == nullptr) {
         throw InputError("unknown device '" + name + "': this machine has " + known_devices());
@@ -381,6 +412,11 @@ void set_default_device(const std::string & name) {
 
 std::string default_device() { return ggml_backend_dev_name(default_wrapper().inner()); }
 
+void set_launch_ahead(bool on) { launch_ahead_now = on; }
+bool launch_ahead() { return launch_ahead_now; }
+void set_trust_device_masks(bool on) { trust_masks_now = on; }
+bool trust_device_masks() { return trust_masks_now; }
+
 void set_fault(const std::string & name) {
     if (name.empty()) {
         fault_now = Fault::none;
@@ -390,13 +426,15 @@ void set_fault(const std::string & name) {
         fault_now = Fault::drop_join;
     } else if (name == "early-turn") {
         fault_now = Fault::early_turn;
+    } else if (name == "early-release") {
+        fault_now = Fault::early_release;
     } else if (name == "no-kernel") {
         fault_now = Fault::no_kernel;
     } else if (name == "compact") {
         fault_now = Fault::compact;
     } else {
         throw InputError("unknown fault '" + name +
-                         "': swap-slots, drop-join, early-turn, no-kernel, compact or nothing");
+                         "': swap-slots, drop-join, early-turn, early-release, no-kernel, compact or nothing");
     }
 }
 

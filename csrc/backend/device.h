@@ -2,18 +2,31 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace spac {
 
+// A device's memory in bytes (device_memory.h says what is counted).
+struct DeviceMemory {
+    size_t   free             = 0; // what may still be allocated: within the limit
+    size_t   total            = 0; // of the device
+    size_t   limit            = 0; // on what this process takes; 0: none
+    size_t   used             = 0; // by buffers of this process
+    size_t   peak             = 0; // of `used`, since the limit was set
+    uint64_t n_device_buffers = 0; // allocated so far
+    uint64_t n_host_buffers   = 0; // allocated so far: host memory that the device copies from
+
+    size_t size() const { return limit > 0 && limit < total ? limit : total; } // what it acts as having
+};
+
 // What the SPAC device wraps: a real accelerator, or the stand-in.
 struct DeviceInfo {
-    std::string name;        // "CUDA0", "stand-in", …: what --device takes (case does not matter)
-    std::string description; // the card's model name
-    size_t      memory_free;
-    size_t      memory_total;
-    bool        is_stand_in;
+    std::string  name;        // "CUDA0", "stand-in", …: what --device takes (case does not matter)
+    std::string  description; // the card's model name
+    DeviceMemory memory;
+    bool         is_stand_in;
 };
 
 // All inner devices that can be chosen, real ones first. Never throws: a driver that is missing yields no device.
@@ -28,6 +41,19 @@ void * device_handle(const std::string & name);
 void        set_default_device(const std::string & name);
 std::string default_device();
 
+// Has the buffers of this process on a device take so many bytes together at most, from the next one on; 0: as many as
+// there are. Throws InputError naming the known devices.
+void set_memory_limit(const std::string & name, size_t bytes);
+
+// An allocation of device memory that failed, with what there was at that moment.
+struct MemoryRefusal {
+    std::string  device; // empty: none failed
+    size_t       asked = 0;
+    DeviceMemory memory;
+};
+// The first one on this thread since the last call.
+MemoryRefusal take_memory_refusal();
+
 // The stand-in's speed and faults, for tests and for showing what a slow link does. They apply from now on.
 struct StandInSettings {
     double upload_gb_s  = 0;  // host-to-device bandwidth; 0 = as fast as memory
@@ -41,10 +67,21 @@ struct StandInSettings {
 void            set_stand_in(const StandInSettings & settings);
 StandInSettings stand_in();
 
-// Faults for negative controls in tests ("": none; "swap-slots": two slots of every pool are exchanged behind the
-// mask's back; "drop-join": the host's rows are not joined; "early-turn": a large
-// batch reads experts that may not have come yet; "no-kernel": the device cannot compute experts; "compact": no fault,
-// but the device side compacts (token, expert) pairs instead of reading the mask).
+// Whether what follows the host's part of a layer is queued before the host has done it, where the device can wait for
+// the host (gate.h). On by default; from the next graph on.
+void set_launch_ahead(bool on);
+bool launch_ahead();
+
+// Whether devices whose kernels are patched to read ids masks, but have not passed bench/gpu_suite, are trusted with
+// them. Off by default; for contexts made from now on.
+void set_trust_device_masks(bool on);
+bool trust_device_masks();
+
+// Faults for negative controls in tests ("": none; "swap-slots": two slots of every layer are exchanged behind the
+// mask's back; "drop-join": the host's rows are not joined; "early-turn": a large batch reads experts that may not have
+// come yet; "early-release": it lets go of the slots that it copies from before it has; "no-kernel": the device cannot
+// compute experts; "compact": no fault, but the device side compacts (token, expert) pairs instead of reading the
+// mask).
 void set_fault(const std::string & fault);
 
 } // namespace spac

@@ -1,5 +1,6 @@
 #include "backend/device_part.h"
 
+#include "backend/device.h"
 #include "backend/fault.h"
 #include "backend/nodes.h"
 #include "backend/stand_in.h"
@@ -17,7 +18,7 @@ void add_slot_lookup(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml
     const Block & block = b.block;
     ggml_tensor * table = table_leaf(ctx, GGML_TYPE_I32, row->ne[1], block.n_tokens(), row->data, row->buffer);
     b.slot_lookup       = lookup(ctx, table, block.ids, s.device_ids, scratch);
-    b.device_nodes.push_back(b.slot_lookup);
+    b.device_nodes.nodes.push_back(b.slot_lookup);
     map[block.ids] = leaf(ctx, GGML_TYPE_I32, {block.n_used(), block.n_tokens()}, s.device_ids, scratch);
 }
 
@@ -30,7 +31,7 @@ void add_compact_gather(ggml_context * ctx, SplitBlock & b, const Staging & s, g
     ggml_tensor * input = leaf(ctx, GGML_TYPE_F32, {width, rows}, block.input->data, block.input->buffer);
     ggml_tensor * from  = leaf(ctx, GGML_TYPE_I32, {pairs}, s.compact_index, scratch);
     b.compact_gather    = lookup(ctx, input, from, s.compact_input, scratch);
-    b.device_nodes.push_back(b.compact_gather);
+    b.device_nodes.nodes.push_back(b.compact_gather);
     b.compact_ids    = leaf(ctx, GGML_TYPE_I32, {1, pairs}, s.device_ids, scratch);
     map[block.ids]   = b.compact_ids;
     map[block.input] = leaf(ctx, GGML_TYPE_F32, {width, 1, pairs}, s.compact_input, scratch);
@@ -49,7 +50,6 @@ void add_compact_scatter(ggml_context * ctx, SplitBlock & b, const Staging & s, 
     b.compact_scatter->data       = flat->data;
     b.compact_scatter->buffer     = flat->buffer;
     b.compact_scatter->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    b.device_nodes.push_back(b.compact_scatter);
 }
 
 // Compact form: gives the part `n` (token, expert) pairs.
@@ -75,7 +75,8 @@ void set_compact_pairs(SplitBlock & b, int n) {
         copy->nb[1] = copy->view_src ? copy->view_src->nb[1] : ggml_row_size(copy->type, copy->ne[0]);
         copy->nb[2] = copy->nb[1];
         copy->nb[3] = copy->nb[2] * n;
-        if (copy->op == GGML_OP_MUL_MAT_ID && copy->src[1]->data == b.compact_gather->data) {
+        if (copy->op == GGML_OP_MUL_MAT_ID && copy->src[1]->data == b.compact_gather->data &&
+            copy->src[1]->buffer == b.compact_gather->buffer) { // devices may count addresses from their buffers
             set_rows(copy->src[1], 2);
         }
     }
@@ -86,16 +87,21 @@ void set_compact_pairs(SplitBlock & b, int n) {
 } // namespace
 
 DevicePart::DevicePart(ComputeStream & stream)
-    : stream_(stream), masked_(is_stand_in(stream.backend()) || ggml_backend_is_cpu(stream.backend())) {}
+    : stream_(stream),
+      masked_(is_stand_in(stream.backend()) || ggml_backend_is_cpu(stream.backend()) || trust_device_masks()) {}
+
+bool DevicePart::masked() const { return masked_ && fault() != Fault::compact; }
 
 void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
                          const ModelExperts::Snapshot & now) {
-    const Block &       block = b.block;
-    const ggml_tensor * row   = masked_ && fault() != Fault::compact ? masks_of(*b.experts).rows[b.layer] : nullptr;
+    const Block &     block   = b.block;
+    const MaskTable * masks   = masked() ? masks_of(*b.experts) : nullptr;
+    const bool        no_room = masked() && masks == nullptr;
     b.storage                 = now.storage;
     b.storage_generation      = now.generation;
     b.slot_lookup             = nullptr;
-    b.device_nodes.clear();
+    b.compact_scatter         = nullptr;
+    b.device_nodes            = {};
     b.device_chain.clear();
     b.compact_scales.clear();
     b.device_ctx.reset(
@@ -107,32 +113,36 @@ void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
     for (size_t w = 0; w < block.weights.size(); ++w) {
         map[block.weights[w]] = b.storage->tensor(pool, static_cast<int>(w));
     }
-    b.device_can = std::all_of(map.begin(), map.end(), [](auto & entry) { return entry.second != nullptr; });
+    b.device_can =
+        !no_room && std::all_of(map.begin(), map.end(), [](auto & entry) { return entry.second != nullptr; });
     if (!b.device_can) {
         return;
     }
     ggml_tensor * to = nullptr; // the pairs' rows of the output
-    if (row != nullptr) {
-        add_slot_lookup(ctx, b, s, scratch, row, map);
+    if (masks != nullptr) {
+        add_slot_lookup(ctx, b, s, scratch, masks->rows[b.layer], map);
     } else {
         const auto pairs = static_cast<int64_t>(block.n_pairs());
         add_compact_gather(ctx, b, s, scratch, map);
         to = leaf(ctx, GGML_TYPE_I32, {pairs}, s.compact_index + pairs * sizeof(int32_t), scratch);
     }
-    add_device_scales(ctx, b, s, scratch, to, map, b.device_nodes);
+    add_device_scales(ctx, b, s, scratch, to, map, b.device_nodes.nodes);
     for (const ggml_tensor * node : block.chain) {
         b.device_chain.push_back(copy_node(ctx, node, map));
-        b.device_nodes.push_back(b.device_chain.back());
+        b.device_nodes.nodes.push_back(b.device_chain.back());
     }
     if (to != nullptr) {
         add_compact_scatter(ctx, b, s, scratch, to);
     }
     const auto supported = [&](const ggml_tensor * node) { return ggml_backend_supports_op(stream_.backend(), node); };
-    b.device_can         = fault() != Fault::no_kernel && supported(b.join) &&
-                   std::all_of(b.device_nodes.begin(), b.device_nodes.end(), supported);
+    b.device_can         = fault() != Fault::no_kernel && supported(to == nullptr ? b.join : b.compact_scatter) &&
+                   std::all_of(b.device_nodes.nodes.begin(), b.device_nodes.nodes.end(), supported);
     if (!b.device_can) {
         b.experts->note_unsplit(block.weights.front()->name, ModelExperts::Unsplit::kernels);
     }
+    if (to == nullptr) {
+        b.device_nodes.fix();
+    } // else their shapes change with the pairs
 }
 
 ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
@@ -141,14 +151,22 @@ ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::sha
     stream_.hold(b.storage);
     if (b.slot_lookup != nullptr) {
         refresh_mask(b, mask);
-    } else if (send_pairs(b, s, *mask) == 0) {
-        return GGML_STATUS_SUCCESS;
+    } else {
+        b.compact_pairs = send_pairs(b, s, *mask);
+        if (b.compact_pairs == 0) {
+            return GGML_STATUS_SUCCESS;
+        }
     }
     stream_.record_device_part(b);
     return stream_.launch(b, b.device_nodes, graph);
 }
 
-DevicePart::MaskTable & DevicePart::masks_of(ModelExperts & experts) {
+ggml_status DevicePart::scatter(const SplitBlock & b, const ggml_cgraph * graph) {
+    return b.compact_pairs > 0 ? stream_.launch(b, {b.compact_scatter}, graph) : GGML_STATUS_SUCCESS;
+}
+
+// Null where the device has no room for it: the blocks are the host's then.
+DevicePart::MaskTable * DevicePart::masks_of(ModelExperts & experts) {
     auto & [holder, table] = mask_tables_[&experts];
     if (!holder) {
         holder            = experts.shared_from_this();
@@ -158,30 +176,38 @@ DevicePart::MaskTable & DevicePart::masks_of(ModelExperts & experts) {
             table.rows.push_back(ggml_new_tensor_2d(table.ctx.get(), GGML_TYPE_I32, 1, n_expert));
         }
         table.versions.assign(n_layer, 0);
+        table.n_sent.assign(n_layer, 0);
+        table.left.assign(size_t{2} * n_layer, 0);
+        table.width   = static_cast<size_t>(n_expert);
+        table.staging = stream_.host_buffer(table.left.size() * table.width * sizeof(int32_t));
         table.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(table.ctx.get(), stream_.buffer_type()));
-        if (!table.buffer) {
-            throw MemoryError("the device has no room for the ids masks");
+        if (!table.buffer || !table.staging) {
+            table.buffer.reset();
+            GGML_LOG_WARN("spac: %s has no room for the ids masks: all experts run on the CPU\n",
+                          ggml_backend_dev_name(stream_.device()));
         }
     }
-    return table;
+    return table.buffer ? &table : nullptr;
 }
 
 void DevicePart::refresh_mask(const SplitBlock & b, const std::shared_ptr<const Mask> & mask) {
-    MaskTable & table = masks_of(*b.experts);
+    MaskTable & table = *masks_of(*b.experts);
     if (table.versions[b.layer] == mask->version) {
         return;
     }
-    const std::vector<int32_t> * slots = &mask->slot_of;
-    if (fault() == Fault::swap_slots && mask->n_resident >= 2) {
-        auto swapped = std::make_shared<std::vector<int32_t>>(mask->slot_of);
-        auto first   = std::find_if(swapped->begin(), swapped->end(), [](int32_t slot) { return slot >= 0; });
-        auto second  = std::find_if(first + 1, swapped->end(), [](int32_t slot) { return slot >= 0; });
-        std::iter_swap(first, second);
-        slots = swapped.get();
-        stream_.hold(std::move(swapped));
+    // a copy from pageable memory would have this thread wait for all that is queued
+    const size_t place = 2 * static_cast<size_t>(b.layer) + table.n_sent[b.layer]++ % 2;
+    if (!stream_.has_passed(table.left[place])) {
+        stream_.synchronize();
     }
+    table.left[place] = stream_.next_mark();
+    const std::vector<int32_t> slots =
+        fault() == Fault::swap_slots ? two_swapped(mask->slot_of) : std::vector<int32_t>();
+    const std::vector<int32_t> & sent = slots.empty() ? mask->slot_of : slots;
+    int32_t * from = static_cast<int32_t *>(ggml_backend_buffer_get_base(table.staging.get())) + place * table.width;
+    std::copy(sent.begin(), sent.end(), from);
     // on the compute stream: launches before it have read the older version
-    stream_.send(b, table.rows[b.layer], slots->data(), slots->size() * sizeof(int32_t));
+    stream_.send(b, table.rows[b.layer], from, sent.size() * sizeof(int32_t));
     table.versions[b.layer] = mask->version;
 }
 
@@ -189,7 +215,7 @@ void DevicePart::refresh_mask(const SplitBlock & b, const std::shared_ptr<const 
 int DevicePart::send_pairs(SplitBlock & b, const Staging & s, const Mask & mask) {
     const int  n_used = b.block.n_used(), n_tokens = b.block.n_tokens();
     const auto all   = static_cast<size_t>(n_used) * n_tokens;
-    int32_t *  from  = s.index + all;
+    int32_t *  from  = s.index;
     int32_t *  to    = from + all;
     int32_t *  slots = to + all;
     int        n     = 0;

@@ -27,9 +27,15 @@ class DevicePart {
     // Makes it; no launch that reads the older one may be under way. `scratch`: the staging on the device.
     void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, const ModelExperts::Snapshot & now);
 
-    // Queues it, and holds what it reads. In compact form the ids must be in staging.
+    // Queues it, and holds what it reads. The masked form computes the block's output, with rows of zeros where the
+    // host computes; the compact one, for which the ids must be in staging, rows of its own.
     ggml_status launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                        const ggml_cgraph * graph);
+    // Compact form: queues the way of these rows into the output, behind the host's.
+    ggml_status scatter(const SplitBlock & b, const ggml_cgraph * graph);
+
+    // Whether blocks get the masked form.
+    bool masked() const;
 
   private:
     // Slot ids on the device, a row per layer, and the version of the mask in each.
@@ -38,9 +44,14 @@ class DevicePart {
         ggml_backend_buffer_ptr    buffer;
         std::vector<ggml_tensor *> rows;
         std::vector<uint64_t>      versions;
+        // where rows leave from, pinned where the device can: two a layer, used in turn
+        ggml_backend_buffer_ptr staging;
+        size_t                  width = 0; // of a place
+        std::vector<uint64_t>   n_sent;    // by layer
+        std::vector<uint64_t>   left;      // by place: the mark behind the last copy from it
     };
 
-    MaskTable & masks_of(ModelExperts & experts);
+    MaskTable * masks_of(ModelExperts & experts);
     void        refresh_mask(const SplitBlock & b, const std::shared_ptr<const Mask> & mask);
     int         send_pairs(SplitBlock & b, const Staging & s, const Mask & mask);
 

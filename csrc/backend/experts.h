@@ -28,29 +28,31 @@ struct LayerInfo {
 
 // Counters since the model was loaded (monotonic). Bytes and nanoseconds are totals over all layers and steps.
 struct ExpertStats {
-    uint64_t activations;     // (token, expert) pairs that decoding asked for
-    uint64_t activations_hit; // of these, computed on the device
-    uint64_t distinct;        // distinct (layer, expert) per step, summed over steps
-    uint64_t distinct_hit;    // of these, resident
-    uint64_t blocks;          // MoE blocks executed
-    uint64_t blocks_device;   // of these, wholly on the device (no wait for the host's part)
-    uint64_t blocks_host;     // of these, wholly on the host
-    uint64_t uploads;         // experts copied into slots
-    uint64_t upload_bytes;    // bytes of these copies
-    uint64_t upload_failures; // copies that failed (the expert stays on the CPU)
-    uint64_t upload_ns;       // time from a batch of copies' start to its end, the failed ones' too
-    uint64_t uploads_wasted;  // uploads whose expert was evicted again without having been used (core/churn.h)
-    uint64_t evictions;       // experts that lost their slot
-    uint64_t evictions_early; // of these, wanted by the next execution of their layer (core/churn.h)
-    uint64_t host_waits;      // times the host waited for ids and input of a block
-    uint64_t host_wait_ns;    // time spent in these waits
-    uint64_t host_compute_ns; // time the CPU spent computing experts
-    uint64_t download_bytes;  // ids and block inputs, device to host
-    uint64_t blocks_streamed; // blocks of large batches whose experts came to the device
-    uint64_t stream_bytes;    // these experts
-    uint64_t join_bytes;      // rows computed on the host, host to device
-    uint64_t graph_ns;        // time that graphs with MoE blocks took on the calling thread, all of it
-    uint64_t queue_ns;        // of this, time inside the wrapped device's calls that queue copies and launches
+    uint64_t activations;       // (token, expert) pairs that decoding asked for
+    uint64_t activations_hit;   // of these, computed on the device
+    uint64_t distinct;          // distinct (layer, expert) per step, summed over steps
+    uint64_t distinct_hit;      // of these, resident
+    uint64_t blocks;            // MoE blocks executed
+    uint64_t blocks_device;     // of these, wholly on the device (no wait for the host's part)
+    uint64_t blocks_host;       // of these, wholly on the host
+    uint64_t uploads;           // experts copied into slots
+    uint64_t upload_bytes;      // bytes of these copies
+    uint64_t upload_failures;   // copies that failed (the expert stays on the CPU)
+    uint64_t upload_ns;         // time from a batch of copies' start to its end, the failed ones' too
+    uint64_t uploads_wasted;    // uploads whose expert was evicted again without having been used (core/churn.h)
+    uint64_t evictions;         // experts that lost their slot
+    uint64_t evictions_early;   // of these, wanted by the next execution of their layer (core/churn.h)
+    uint64_t host_waits;        // times the host waited for ids and input of a block
+    uint64_t host_wait_ns;      // time spent in these waits
+    uint64_t host_compute_ns;   // time the CPU spent computing experts
+    uint64_t download_bytes;    // ids and block inputs, device to host
+    uint64_t blocks_streamed;   // blocks of large batches whose experts came to the device
+    uint64_t stream_bytes;      // of these experts, over the link
+    uint64_t stream_slot_bytes; // the others: copied from their slots
+    uint64_t join_bytes;        // rows computed on the host, host to device
+    uint64_t graph_ns;          // time that graphs with MoE blocks took on the calling thread, all of it
+    uint64_t queue_ns;          // of this, time inside the wrapped device's calls that queue copies and launches
+    uint64_t ahead_ns;          // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
 };
 
 // What the executions of one MoE layer that count as demand took and computed. A time is of the thread that decodes.

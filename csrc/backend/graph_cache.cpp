@@ -10,12 +10,9 @@ namespace {
 // Prompt and step shapes of a context, with room for several draft lengths.
 constexpr size_t max_graphs = 16;
 
-ggml_backend_buffer_type_t staging_type(ggml_backend_dev_t device) {
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
-    return pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type();
-}
-
 } // namespace
+
+void GraphCache::reserve(const std::vector<Block> & blocks) { reserve(staging_size(blocks)); }
 
 SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     ++n_asked_;
@@ -30,7 +27,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
     blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
                  blocks.end());
-    reserve(staging_size(blocks));
+    reserve(blocks);
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
     if (graphs_.size() >= max_graphs || graph->uid == 0) {
         stream_.synchronize(); // launches under way read the tensors of the graph that goes
@@ -56,7 +53,7 @@ void GraphCache::reserve(const StagingSize & size) {
     reserved_.device = std::max(reserved_.device, size.device);
     host_buffer_.reset();
     device_buffer_.reset();
-    host_buffer_.reset(ggml_backend_buft_alloc_buffer(staging_type(stream_.device()), reserved_.host));
+    host_buffer_ = stream_.host_buffer(reserved_.host);
     device_buffer_.reset(ggml_backend_buft_alloc_buffer(stream_.buffer_type(), reserved_.device));
     if (!host_buffer_ || !device_buffer_) {
         reserved_ = {};

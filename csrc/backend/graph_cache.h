@@ -18,6 +18,8 @@ class GraphCache {
     // The prepared form of a graph, made when it is new; stays until the next call. Waits for the stream where a graph
     // or staging goes that launches under way may read. Throws MemoryError when the device has no room for staging.
     SplitGraph & get(const ggml_cgraph * graph);
+    // Makes staging for graphs with these blocks now; get() does it for any other. Errors are its.
+    void reserve(const std::vector<Block> & blocks);
     // The staging on the device.
     ggml_backend_buffer_t scratch() const { return device_buffer_.get(); }
 

@@ -6,6 +6,7 @@
 #include "ggml-cpu.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace spac {
 namespace {
@@ -51,6 +52,33 @@ void HostPart::start() {
     ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);
 }
 
+HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask, bool counts,
+                                 int64_t wait_ns) {
+    DemandCounter & demand = b.experts->demand;
+    if (counts) {
+        demand.count(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
+                     b.n_expert, mask);
+    }
+    Served  served = {select(b, s, mask), GGML_STATUS_SUCCESS};
+    int64_t ns     = 0;
+    if (served.n_rows > 0) {
+        SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
+        scope.span.count    = served.n_rows;
+        scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;
+        const auto start    = Clock::now();
+        served.status       = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
+        ns                  = static_cast<int64_t>(ns_since(start));
+        b.experts->counters.host_compute_ns += static_cast<uint64_t>(ns);
+    }
+    if (counts) {
+        demand.add_times(b.layer, wait_ns, ns);
+    }
+    return served;
+}
+
+void HostPart::clear(const SplitBlock & b) { memset(b.host_out->data, 0, ggml_nbytes(b.host_out)); }
+
+// Writes the host's ids, -1 where the device computes, and returns the number of the host's rows.
 int HostPart::select(const SplitBlock & b, const Staging & s, const Mask * mask) {
     const int n_used = b.block.n_used(), n_tokens = b.block.n_tokens();
     int       n = 0;
@@ -63,18 +91,6 @@ int HostPart::select(const SplitBlock & b, const Staging & s, const Mask * mask)
         }
     }
     return n;
-}
-
-ggml_status HostPart::compute(const SplitBlock & b, const Staging & s, int n_rows, int64_t & ns) {
-    SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
-    scope.span.count         = n_rows;
-    scope.span.distinct      = b.experts->tracer().on() ? n_distinct(b, s) : -1;
-    const auto        start  = Clock::now();
-    const ggml_status status = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
-    const uint64_t    took   = ns_since(start);
-    b.experts->counters.host_compute_ns += took;
-    ns += static_cast<int64_t>(took);
-    return status;
 }
 
 } // namespace spac

@@ -25,13 +25,20 @@ class HostPart {
     // Before the first block of a graph.
     void start();
 
-    // Writes the host's ids, -1 where the device computes by the mask (null: nowhere), and returns the number of the
-    // host's rows. The graph's ids must be in staging.
-    static int select(const SplitBlock & b, const Staging & s, const Mask * mask);
-    // Computes these rows into b.host_out, and adds what it took to `ns`. The block's input must be in staging.
-    ggml_status compute(const SplitBlock & b, const Staging & s, int n_rows, int64_t & ns);
+    // The host's part of an execution, whose ids and input are in staging: counts its demand if it counts, chooses the
+    // rows that the device does not compute by the mask (null: all), and computes them into b.host_out; the others are
+    // zero there, unless there are no rows at all. `wait_ns`: how long ids and input were waited for.
+    struct Served {
+        int         n_rows;
+        ggml_status status;
+    };
+    Served serve(const SplitBlock & b, const Staging & s, const Mask * mask, bool counts, int64_t wait_ns);
+    // Zeroes all of b.host_out.
+    static void clear(const SplitBlock & b);
 
   private:
+    static int select(const SplitBlock & b, const Staging & s, const Mask * mask);
+
     bool              share_cores_;
     ggml_backend_ptr  cpu_;
     ggml_threadpool * pool_      = nullptr;

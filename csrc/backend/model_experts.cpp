@@ -1,5 +1,6 @@
 #include "backend/model_experts.h"
 
+#include "backend/device_memory.h"
 #include "backend/reconciler.h"
 #include "backend/weight_stream.h"
 #include "core/error.h"
@@ -12,10 +13,10 @@ namespace spac {
 
 namespace {
 
-int max_slots(const std::vector<ExpertWeight> & weights) {
+int max_slots(const std::vector<ExpertWeight> & weights, ggml_backend_dev_t device) {
     int most = std::numeric_limits<int>::max();
     for (const ExpertWeight & weight : weights) {
-        most = std::min(most, weight.max_slots());
+        most = std::min(most, weight.max_slots(device));
     }
     return most;
 }
@@ -117,7 +118,7 @@ int ModelExperts::pool_for_locked(const Layer & layer) const {
     for (const Layer & other : layers_) {
         n_expert += other.info.pool == pool ? other.info.n_expert : 0;
     }
-    return n_expert <= max_slots(layer.weights) ? pool : n_pool_;
+    return n_expert <= max_slots(layer.weights, device_) ? pool : n_pool_;
 }
 
 void ModelExperts::note_unsplit(const char * weight, Unsplit why) {
@@ -183,7 +184,7 @@ std::vector<SlotTable::Layer> ModelExperts::table_layers_locked() const {
 std::vector<int> ModelExperts::pool_limits_locked() const {
     std::vector<int> limits;
     for (const auto & weights : prototypes_locked()) {
-        limits.push_back(max_slots(weights));
+        limits.push_back(max_slots(weights, device_));
     }
     return limits;
 }
@@ -245,26 +246,47 @@ size_t ModelExperts::stream_bytes_locked() const {
     return WeightStream::affordable(device_, bytes) ? WeightStream::n_regions * bytes : 0;
 }
 
+// Of the tables that two contexts (the target's and one that drafts with its extra layers) look slots up in.
+size_t ModelExperts::mask_bytes_locked() const {
+    const size_t alignment = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device_));
+    size_t       row       = 0;
+    for (const Layer & layer : layers_) {
+        row = std::max(row, layer.info.n_expert * sizeof(int32_t));
+    }
+    return 2 * layers_.size() * (row + alignment);
+}
+
+std::shared_ptr<void> ModelExperts::hold_stream(size_t bytes) {
+    stream_held_ += bytes;
+    return {nullptr, [self = shared_from_this(), bytes](void *) { self->stream_held_ -= bytes; }};
+}
+
 int ModelExperts::slots_that_fit(size_t margin) const {
     const std::lock_guard lock(mutex_);
     if (device_ == nullptr || layers_.empty()) {
         return 0;
     }
-    size_t free = 0, total = 0, bytes = 0, experts = 0;
-    ggml_backend_dev_memory(device_, &free, &total);
-    for (const Layer & layer : layers_) {
-        bytes += layer.info.expert_bytes * layer.info.n_expert;
-        experts += layer.info.n_expert;
-    }
     // slots that are attached now would be given back first
-    free += storage_ ? storage_->bytes() : 0;
-    margin += stream_bytes_locked();
-    if (free <= margin) {
-        return 0;
+    const size_t free = memory_of(device_).free + (storage_ ? storage_->bytes() : 0);
+    margin += mask_bytes_locked() + stream_bytes_locked() - std::min(stream_bytes_locked(), stream_held_.load());
+    const auto layers     = table_layers_locked();
+    const auto prototypes = prototypes_locked();
+    const auto fits       = [&](int n) {
+        return margin + SlotStorage::bytes_of(device_, prototypes, share_out(n, layers, n_pool_)) <= free;
+    };
+    int low = 0, high = most_slots(pool_limits_locked(), layers);
+    while (low < high) {
+        const int middle = low + (high - low + 1) / 2;
+        if (fits(middle)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
     }
-    const double share = static_cast<double>(free - margin) / static_cast<double>(bytes);
-    return std::min(static_cast<int>(std::min(1.0, share) * static_cast<double>(experts)),
-                    most_slots(pool_limits_locked(), table_layers_locked()));
+    while (low > 0 && !fits(low)) { // one slot more may be shared out to smaller experts
+        --low;
+    }
+    return low;
 }
 
 SlotStats ModelExperts::slots() const {
@@ -349,23 +371,25 @@ void ModelExperts::set_layer_listener(LayerListener listener) { demand.set_liste
 ExpertStats ModelExperts::stats() const {
     ExpertStats s = {};
     demand.add_to(s);
-    s.blocks          = counters.blocks;
-    s.blocks_device   = counters.blocks_device;
-    s.blocks_host     = counters.blocks_host;
-    s.uploads         = counters.uploads;
-    s.upload_bytes    = counters.upload_bytes;
-    s.upload_failures = counters.upload_failures;
-    s.upload_ns       = counters.upload_ns;
-    s.evictions       = counters.evictions;
-    s.host_waits      = counters.host_waits;
-    s.host_wait_ns    = counters.host_wait_ns;
-    s.host_compute_ns = counters.host_compute_ns;
-    s.download_bytes  = counters.download_bytes;
-    s.join_bytes      = counters.join_bytes;
-    s.blocks_streamed = counters.blocks_streamed;
-    s.stream_bytes    = counters.stream_bytes;
-    s.graph_ns        = counters.graph_ns;
-    s.queue_ns        = counters.queue_ns;
+    s.blocks            = counters.blocks;
+    s.blocks_device     = counters.blocks_device;
+    s.blocks_host       = counters.blocks_host;
+    s.uploads           = counters.uploads;
+    s.upload_bytes      = counters.upload_bytes;
+    s.upload_failures   = counters.upload_failures;
+    s.upload_ns         = counters.upload_ns;
+    s.evictions         = counters.evictions;
+    s.host_waits        = counters.host_waits;
+    s.host_wait_ns      = counters.host_wait_ns;
+    s.host_compute_ns   = counters.host_compute_ns;
+    s.download_bytes    = counters.download_bytes;
+    s.join_bytes        = counters.join_bytes;
+    s.blocks_streamed   = counters.blocks_streamed;
+    s.stream_bytes      = counters.stream_bytes;
+    s.stream_slot_bytes = counters.stream_slot_bytes;
+    s.graph_ns          = counters.graph_ns;
+    s.queue_ns          = counters.queue_ns;
+    s.ahead_ns          = counters.ahead_ns;
     return s;
 }
 

@@ -74,12 +74,15 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // The layer that runs next; may be one past the last.
     void set_cursor(int il) { cursor_ = il; }
     int  stream_tokens() const { return stream_tokens_; }
+    // For a context's weight stream: its bytes of device memory are counted as long as it keeps the handle.
+    std::shared_ptr<void> hold_stream(size_t bytes);
 
     struct Counters {
         std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
         std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
         std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
-        std::atomic<uint64_t> graph_ns{0}, queue_ns{0}, blocks_streamed{0}, stream_bytes{0};
+        std::atomic<uint64_t> graph_ns{0}, queue_ns{0}, ahead_ns{0};
+        std::atomic<uint64_t> blocks_streamed{0}, stream_bytes{0}, stream_slot_bytes{0};
     };
     Counters counters;
 
@@ -98,6 +101,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::vector<SlotTable::Layer>          table_layers_locked() const;
     std::vector<int>                       pool_limits_locked() const;
     size_t                                 stream_bytes_locked() const;
+    size_t                                 mask_bytes_locked() const;
     int                                    pool_for_locked(const Layer & layer) const;
     void                                   detach();
 
@@ -118,6 +122,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::unique_ptr<Residency>         residency_; // with slots
     std::atomic<int>                   cursor_{0};
     std::atomic<int>                   stream_tokens_{0};
+    std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
     std::unique_ptr<Reconciler>        reconciler_;
 };

@@ -6,21 +6,42 @@
 #include <algorithm>
 
 namespace spac {
+namespace {
+
+// Whether the device's kernel takes `n` experts as one tensor. Some limit what one may span, as Vulkan's storage
+// buffers.
+bool multiplies(ggml_backend_dev_t device, const ggml_tensor & weight, int n) {
+    const ggml_context_ptr ctx(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor *          slots = ggml_new_tensor_3d(ctx.get(), weight.type, weight.ne[0], weight.ne[1], n);
+    ggml_tensor *          input = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, weight.ne[0], 1, 1);
+    ggml_tensor *          ids   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    return ggml_backend_dev_supports_op(device, ggml_mul_mat_id(ctx.get(), slots, input, ids));
+}
+
+} // namespace
 
 bool ExpertWeight::same_shape(const ExpertWeight & other) const {
     return tensor->type == other.tensor->type && is_bias() == other.is_bias() && tensor->ne[0] == other.tensor->ne[0] &&
            (is_bias() || tensor->ne[1] == other.tensor->ne[1]);
 }
 
-int ExpertWeight::max_slots() const {
+int ExpertWeight::max_slots(ggml_backend_dev_t device) const {
     const int64_t elements = is_bias() ? tensor->ne[0] : tensor->ne[0] * tensor->ne[1];
-    return slots_per_tensor(elements / ggml_blck_size(tensor->type));
+    int           most     = slots_per_tensor(elements / ggml_blck_size(tensor->type));
+    if (device == nullptr || is_bias() || most < 1 || multiplies(device, *tensor, most) ||
+        !multiplies(device, *tensor, 1)) { // a type without kernel: blocks tell
+        return most;
+    }
+    int least = 1; // does, and `most` does not
+    while (most - least > 1) {
+        const int middle                                     = least + (most - least) / 2;
+        (multiplies(device, *tensor, middle) ? least : most) = middle;
+    }
+    return least;
 }
 
-SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
-                         const std::vector<int> & n_slots) {
+SlotStorage::SlotStorage(const std::vector<std::vector<ExpertWeight>> & prototypes, const std::vector<int> & n_slots) {
     size_t n_tensors = 0;
-    bool   any       = false;
     for (const auto & weights : prototypes) {
         n_tensors += weights.size();
     }
@@ -37,10 +58,14 @@ SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vecto
             } else {
                 tensors_[p].push_back(ggml_new_tensor_3d(ctx_.get(), t->type, t->ne[0], t->ne[1], n_slots[p]));
             }
-            any = any || n_slots[p] > 0;
         }
     }
-    if (!any) {
+}
+
+SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
+                         const std::vector<int> & n_slots)
+    : SlotStorage(prototypes, n_slots) {
+    if (ggml_get_first_tensor(ctx_.get()) == nullptr) {
         return;
     }
     buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device)));
@@ -50,6 +75,12 @@ SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vecto
     // some kernels read a little past a row's end: what they find there must be finite
     ggml_backend_buffer_clear(buffer_.get(), 0);
     ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+}
+
+size_t SlotStorage::bytes_of(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
+                             const std::vector<int> & n_slots) {
+    const SlotStorage tensors(prototypes, n_slots);
+    return ggml_backend_alloc_ctx_tensors_from_buft_size(tensors.ctx_.get(), ggml_backend_dev_buffer_type(device));
 }
 
 } // namespace spac

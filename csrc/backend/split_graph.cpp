@@ -12,17 +12,25 @@ namespace {
 size_t row_bytes(const ggml_tensor * t) { return static_cast<size_t>(t->ne[0]) * sizeof(float); }
 size_t span(const ggml_tensor * ids) { return ggml_nbytes(ids); }
 
+// Host memory of a graph's own, for the ids of blocks that run wholly on the device: pinned, for a copy into any other
+// memory waits for all that is queued before it.
+size_t late_bytes(const std::vector<Block> & blocks) {
+    size_t bytes = 0;
+    for (const Block & block : blocks) {
+        bytes += span(block.ids);
+    }
+    return bytes;
+}
+
 // Lays the shared memory out for one block; called with null arenas to measure.
 Staging lay_out(const Block & block, Arena & host, Arena & device) {
     Staging      s     = {};
     const size_t pairs = block.n_pairs();
     s.ids              = host.take(span(block.ids));
     s.input            = host.take(ggml_nbytes(block.input));
-    s.rows             = host.take(pairs * row_bytes(block.out));
-    s.index            = reinterpret_cast<int32_t *>(host.take(4 * pairs * sizeof(int32_t)));
+    s.index            = reinterpret_cast<int32_t *>(host.take(3 * pairs * sizeof(int32_t)));
     s.host_ids         = reinterpret_cast<int32_t *>(host.take(pairs * sizeof(int32_t)));
     s.device_rows      = device.take(pairs * row_bytes(block.out));
-    s.device_index     = device.take(pairs * sizeof(int32_t));
     s.device_ids       = device.take(pairs * sizeof(int32_t));
     s.compact_input    = device.take(pairs * row_bytes(block.input));
     s.compact_output   = device.take(pairs * row_bytes(block.out));
@@ -85,11 +93,16 @@ void make_join(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backe
     const auto    pairs = static_cast<int64_t>(block.n_pairs());
     ggml_tensor * flat  = leaf(ctx, GGML_TYPE_F32, {block.out->ne[0], pairs}, block.out->data, block.out->buffer);
     b.join_rows         = leaf(ctx, GGML_TYPE_F32, {block.out->ne[0], pairs}, s.device_rows, scratch);
-    b.join_index        = leaf(ctx, GGML_TYPE_I32, {pairs}, s.device_index, scratch);
-    b.join              = ggml_set_rows(ctx, flat, b.join_rows, b.join_index);
+    b.join              = ggml_add(ctx, flat, b.join_rows);
     b.join->data        = flat->data;
     b.join->buffer      = flat->buffer;
     b.join->flags |= GGML_TENSOR_FLAG_COMPUTE;
+}
+
+void join_and(ggml_tensor * join, const Part & dense, Part & both) {
+    both.nodes = {join};
+    both.nodes.insert(both.nodes.end(), dense.nodes.begin(), dense.nodes.end());
+    both.fix();
 }
 
 } // namespace
@@ -102,6 +115,9 @@ StagingSize staging_size(const std::vector<Block> & blocks) {
         size.host   = std::max(size.host, host.used() + chain_bytes(block));
         size.device = std::max(size.device, device.used());
     }
+    Arena late;
+    late.take(late_bytes(blocks));
+    size.host += late.used();
     return size;
 }
 
@@ -112,16 +128,16 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
     g->n_nodes = graph->n_nodes;
     g->first   = graph->n_nodes > 0 ? graph->nodes[0] : nullptr;
 
-    size_t n_tensors = 0, n_late = 0, overhead = 0;
+    size_t n_tensors = 0, overhead = 0;
     for (const Block & block : blocks) {
         n_tensors += block.chain.size() + 3 * block.scales.size() + 8;
-        n_late += span(block.ids);
         overhead += ggml_graph_overhead_custom(block.chain.size() + block.scales.size(), false);
     }
     g->ctx.reset(ggml_init({(n_tensors + 1) * ggml_tensor_overhead() + overhead, nullptr, true}));
-    g->late_ids = std::make_unique<char[]>(n_late);
 
-    char * late  = g->late_ids.get();
+    Arena  whole(host);
+    char * late  = whole.take(late_bytes(blocks));
+    char * rest  = whole.take(0); // which blocks share
     int    next  = 0;
     bool   noted = false;
     for (Block & block : blocks) {
@@ -129,7 +145,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->ids_span = span(block.ids);
         b->late_ids = late;
         late += b->ids_span;
-        b->before.insert(b->before.end(), graph->nodes + next, graph->nodes + block.first);
+        b->before.nodes.assign(graph->nodes + next, graph->nodes + block.first);
         next        = block.last + 1;
         b->experts  = experts_of(block.weights.front());
         b->n_expert = ExpertWeight{block.weights.front(), 0}.n_expert();
@@ -147,22 +163,23 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->block    = std::move(block);
         g->n_tokens = std::max(g->n_tokens, b->block.n_tokens());
 
-        Arena         host_arena(host), device_arena(ggml_backend_buffer_get_base(device));
+        Arena         host_arena(rest), device_arena(ggml_backend_buffer_get_base(device));
         const Staging staging = lay_out(b->block, host_arena, device_arena);
         g->staging.push_back(staging);
         make_host_part(g->ctx.get(), *b, staging, host_arena);
         make_join(g->ctx.get(), *b, staging, device);
+        if (!g->blocks.empty()) {
+            join_and(g->blocks.back()->join, b->before, b->joined);
+        }
+        b->before.fix();
         g->blocks.push_back(std::move(b));
     }
-    g->tail.insert(g->tail.end(), graph->nodes + next, graph->nodes + graph->n_nodes);
+    g->tail.nodes.assign(graph->nodes + next, graph->nodes + graph->n_nodes);
+    if (!g->blocks.empty()) {
+        join_and(g->blocks.back()->join, g->tail, g->joined_tail);
+    }
+    g->tail.fix();
     return g;
-}
-
-void set_join_rows(SplitBlock & b, int n) {
-    b.join_rows->ne[1] = n;
-    b.join_rows->nb[2] = b.join_rows->nb[3] = b.join_rows->nb[1] * n;
-    b.join_index->ne[0]                     = n;
-    b.join_index->nb[1] = b.join_index->nb[2] = b.join_index->nb[3] = static_cast<size_t>(n) * sizeof(int32_t);
 }
 
 } // namespace spac

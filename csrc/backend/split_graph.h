@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/block.h"
+#include "backend/ggml_internals.h"
 #include "backend/slot_storage.h"
 #include "backend/weight_stream.h"
 
@@ -23,8 +24,8 @@ class Arena {
   public:
     explicit Arena(void * base = nullptr) : base_(static_cast<char *>(base)) {}
     char * take(size_t bytes) {
-        char * p = base_ + used_; // with a null base: an offset that nobody follows
-        used_ += (bytes + 127) / 128 * 128;
+        char * p = base_ + used_;           // with a null base: an offset that nobody follows
+        used_ += (bytes + 255) / 256 * 256; // more than any device asks for
         return p;
     }
     size_t used() const { return used_; }
@@ -37,18 +38,15 @@ class Arena {
 
 // Memory that a stream lends to the blocks of its graphs. Blocks run one after the other and share it.
 struct Staging {
-    // host, pinned where the device can: ids as the graph has them, the block's input, the rows that go back and their
-    // indices
-    char * ids;
-    char * input;
-    char * rows;
-    int32_t *
-        index; // four lists of all pairs: of the join; in compact form rows of the input, of the output, and slots
-    // host: ids of the host's part, the chain's intermediate results
+    // host, pinned where the device can: ids as the graph has them, the block's input; in compact form three lists of
+    // all pairs: rows of the input, of the output, and slots
+    char *    ids;
+    char *    input;
+    int32_t * index;
+    // host: ids of the host's part
     int32_t * host_ids;
-    // device: the same rows and indices, slot ids of the device's part
+    // device: the host's rows, slot ids of the device's part
     char * device_rows;
-    char * device_index;
     char * device_ids;
     // device, compact form: rows of the block's input and of its output, and their indices
     char * compact_input;
@@ -64,6 +62,15 @@ struct Staging {
     }
 };
 
+// Nodes that are launched together. With a uid, they and their shapes are as at the last launch with it: the device may
+// keep what it prepared for them (CUDA: a graph of its own).
+struct Part {
+    std::vector<ggml_tensor *> nodes;
+    uint64_t                   uid = 0;
+
+    void fix() { uid = ggml_graph_next_uid(); }
+};
+
 struct SplitBlock {
     Block                         block;
     std::shared_ptr<ModelExperts> experts;
@@ -71,7 +78,8 @@ struct SplitBlock {
     int                           n_expert = 0;
     size_t                        ids_span = 0; // bytes from the first id to the last
 
-    std::vector<ggml_tensor *> before; // the dense nodes up to this block
+    Part before; // the dense nodes up to this block
+    Part joined; // the join of the block before this one, and these
 
     // The host's part.
     ggml_cgraph *                   host_graph = nullptr;
@@ -83,26 +91,29 @@ struct SplitBlock {
     uint64_t                           storage_generation = 0;
     std::shared_ptr<const SlotStorage> storage;
     ggml_context_ptr                   device_ctx;
-    std::vector<ggml_tensor *>         device_nodes;
+    Part                               device_nodes;
     std::vector<ggml_tensor *>         device_chain; // the chain's copies among them
     ggml_tensor *                      slot_lookup     = nullptr;
     ggml_tensor *                      compact_ids     = nullptr;
     ggml_tensor *                      compact_gather  = nullptr;
     ggml_tensor *                      compact_scatter = nullptr;
-    std::vector<ggml_tensor *> compact_scales;     // of every scale: the pairs' numbers, and how the chain reads them
-    bool                       device_can = false; // the device has kernels for all of the chain
+    std::vector<ggml_tensor *> compact_scales;    // of every scale: the pairs' numbers, and how the chain reads them
+    int                        compact_pairs = 0; // of the execution under way
+    bool                       device_can    = false; // the device has kernels for all of the chain
 
     // Of a block whose experts come to the device in turns: lookups ahead of the turns, and these.
     ggml_context_ptr                turn_ctx;
     std::vector<ggml_tensor *>      turn_head;
     std::vector<WeightStream::Turn> turns;
 
-    // Puts the host's rows into the block's output: set_rows(out, rows, index).
-    ggml_tensor * join       = nullptr;
-    ggml_tensor * join_rows  = nullptr;
-    ggml_tensor * join_index = nullptr;
+    // Puts the host's rows into the block's output: out + rows, where one of the two is zero in every row. All rows go
+    // over, so that it has one shape, and can be queued before the host has chosen. (A sum with zero is exact but for
+    // the sign of a zero, and a weighted sum over a token's experts, next in every architecture, drops that.)
+    ggml_tensor * join      = nullptr;
+    ggml_tensor * join_rows = nullptr;
 
-    // Where the ids of a block that ran wholly on the device land, to be counted later.
+    // Where the ids of a block that ran wholly on the device land, to be counted later: in staging, apart from what
+    // blocks share.
     char * late_ids = nullptr;
 };
 
@@ -115,13 +126,17 @@ struct SplitGraph {
     std::vector<std::unique_ptr<SplitBlock>> blocks;
     std::vector<Staging>                     staging;      // by block
     int                                      n_tokens = 0; // of the largest block: the last layer may compute fewer
-    std::vector<ggml_tensor *>               tail;         // the dense nodes behind the last block
-    std::unique_ptr<char[]>                  late_ids;
+    Part                                     tail;         // the dense nodes behind the last block
+    Part                                     joined_tail;  // its join, and these
 
     // All turns of its blocks, in order, as made for batches from `turn_tokens` on and the weight stream in force.
-    std::vector<const WeightStream::Turn *> turns;
-    int                                     turn_tokens     = 0;
-    uint64_t                                turn_generation = 0;
+    struct BlockTurn {
+        const SplitBlock *         block;
+        const WeightStream::Turn * turn;
+    };
+    std::vector<BlockTurn> turns;
+    int                    turn_tokens     = 0;
+    uint64_t               turn_generation = 0;
 };
 
 // Bytes of host and of device memory that the blocks of a graph share.
@@ -134,8 +149,5 @@ StagingSize staging_size(const std::vector<Block> & blocks);
 // Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's.
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
                                     ggml_backend_buffer_t device);
-
-// Gives the join `n` rows.
-void set_join_rows(SplitBlock & b, int n);
 
 } // namespace spac

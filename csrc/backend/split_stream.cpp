@@ -1,13 +1,22 @@
 #include "backend/split_stream.h"
 
+#include "backend/device.h"
 #include "backend/fault.h"
 #include "backend/stand_in.h"
 #include "backend/store.h"
 #include "backend/timer.h"
 
-#include <cstring>
+#include <algorithm>
+#include <exception>
+#include <utility>
 
 namespace spac {
+namespace {
+
+// Blocks that are queued ahead of the host's part: their masks are as old.
+constexpr size_t most_ahead = 8;
+
+} // namespace
 
 SplitStream::SplitStream(ggml_backend_dev_t device)
     : stream_(device), graphs_(stream_), host_(is_stand_in(stream_.backend())), device_(stream_), turns_(stream_) {}
@@ -21,15 +30,23 @@ void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
 
 void SplitStream::synchronize() {
     stream_.synchronize();
+    turns_.end();
     count_late();
 }
 
-void SplitStream::discover(const ggml_cgraph * graph) {
-    for (const Block & block : find_blocks(graph)) {
+void SplitStream::plan(const ggml_cgraph * graph) {
+    const std::vector<Block> blocks = find_blocks(graph);
+    for (const Block & block : blocks) {
         if (block.splittable) {
             experts_of(block.weights.front())->find_or_add_layer(block.weights, block.n_used());
+            std::for_each(block.weights.begin(), block.weights.end(), register_store);
         }
     }
+    if (!late_.empty()) {
+        synchronize(); // the staging may be replaced that their ids are in
+    }
+    graphs_.reserve(blocks);
+    turns_.reserve(blocks);
 }
 
 ggml_status SplitStream::compute(ggml_cgraph * graph) {
@@ -42,25 +59,106 @@ ggml_status SplitStream::compute(ggml_cgraph * graph) {
     }
     const Timer timer(g.blocks.front()->experts->counters.graph_ns);
     host_.start();
-    bool       counted = false;
-    const bool turns   = turns_.use(g, graphs_.scratch());
-    for (size_t k = 0; k < g.blocks.size(); ++k) {
-        if (abort_ != nullptr && abort_(abort_data_)) {
-            return GGML_STATUS_ABORTED;
-        }
-        SplitBlock &      b      = *g.blocks[k];
-        const bool        counts = b.layer >= 0 && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
-        const ggml_status status =
-            turns && !b.turns.empty() ? turns_.run(b, g, graph) : run_block(b, g.staging[k], graph, counts);
-        if (status != GGML_STATUS_SUCCESS) {
-            return status;
-        }
-        counted = counted || counts;
+    Course course{&g, graph};
+    course.turns  = turns_.use(g, graphs_.scratch());
+    ahead_        = !course.turns && can_go_ahead(g);
+    join_pending_ = false;
+    at_gate_      = nullptr;
+    if (ahead_) {
+        run_ahead(course);
+    } else {
+        run_blocks(course);
     }
-    if (counted) {
+    if (course.counted && course.status == GGML_STATUS_SUCCESS) {
         g.blocks.front()->experts->demand.end_step();
     }
-    return stream_.launch(*g.blocks.back(), g.tail, graph);
+    return course.status;
+}
+
+// Queues all blocks from where the course is, and serves them where they are not queued ahead; or ends at a gate.
+void SplitStream::run_blocks(Course & course, bool until_job) {
+    SplitGraph & g = *course.g;
+    for (; course.next < g.blocks.size() && course.status == GGML_STATUS_SUCCESS; ++course.next) {
+        if (until_job && at_gate_ != nullptr) {
+            return;
+        }
+        pass_gate();
+        if (abort_ != nullptr && abort_(abort_data_)) {
+            course.status = GGML_STATUS_ABORTED;
+            return;
+        }
+        SplitBlock & b      = *g.blocks[course.next];
+        const bool   counts = b.layer >= 0 && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
+        course.counted      = course.counted || counts;
+        if (course.turns && !b.turns.empty()) {
+            if (std::exchange(join_pending_, false)) {
+                course.status = stream_.launch(b, {g.blocks[course.next - 1]->join}, course.graph);
+            }
+            course.status = course.status == GGML_STATUS_SUCCESS ? turns_.run(b, g, course.graph) : course.status;
+        } else {
+            course.status = run_block(b, g.staging[course.next], course.graph, counts);
+        }
+    }
+    if (course.status != GGML_STATUS_SUCCESS || (until_job && at_gate_ != nullptr)) {
+        return;
+    }
+    pass_gate();
+    course.status = launch_dense(*g.blocks.back(), g.tail, g.joined_tail, course.graph);
+}
+
+// This thread queues up to the first gate; the helper all from there on, while this one serves the host's parts.
+void SplitStream::run_ahead(Course & course) {
+    run_blocks(course, true);
+    if (at_gate_ == nullptr) {
+        return; // done, or failed, without a job
+    }
+    std::exception_ptr thrown;
+    jobs_.start([&] {
+        stream_.set_ahead(true);
+        try {
+            run_blocks(course);
+        } catch (...) {
+            thrown = std::current_exception();
+        }
+        stream_.set_ahead(false);
+    });
+    ggml_status status = GGML_STATUS_SUCCESS;
+    for (HostJob job; jobs_.pop(job);) {
+        if (status == GGML_STATUS_SUCCESS) {
+            try {
+                status = serve(job);
+            } catch (const std::exception & error) {
+                GGML_LOG_ERROR("spac: %s\n", error.what());
+                status = GGML_STATUS_FAILED;
+            }
+        } // behind a failure, gates are only opened
+        stream_.gate()->open(job.mark);
+        jobs_.served(job);
+    }
+    if (thrown != nullptr) {
+        std::rethrow_exception(thrown);
+    }
+    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
+}
+
+// The host's part of a block that was queued ahead.
+ggml_status SplitStream::serve(const HostJob & job) {
+    ModelExperts & experts = *job.b->experts;
+    SpanScope      block(experts.tracer(), Activity::layer, job.b->layer);
+    block.span.count               = job.b->block.n_tokens();
+    const int64_t          wait_ns = wait_for_ids(*job.b, job.mark);
+    const HostPart::Served served  = host_.serve(*job.b, *job.s, job.mask.get(), job.counts, wait_ns);
+    if (served.n_rows == 0) {
+        HostPart::clear(*job.b); // they are added, whatever they are
+    }
+    return served.status;
+}
+
+// Whether the device can be told of this graph ahead of the host.
+bool SplitStream::can_go_ahead(const SplitGraph & g) {
+    const auto listened = [](auto & b) { return b->experts->demand.listens(); };
+    return launch_ahead() && device_.masked() && std::none_of(g.blocks.begin(), g.blocks.end(), listened) &&
+           stream_.gate() != nullptr;
 }
 
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {
@@ -80,59 +178,33 @@ SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const 
 
 ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts) {
     ModelExperts & experts = *b.experts;
-    SpanScope      block(experts.tracer(), Activity::layer, b.layer);
-    block.span.count = b.block.n_tokens();
-    const auto now   = experts.snapshot(b.layer);
-    const Side side  = side_of(b, s, now);
-    auto       mask  = now.mask;
-    if (side == Side::host) {
-        mask = nullptr; // whatever is resident: all rows are the host's
+    if (ahead_) {
+        stream_.passed(jobs_.make_room(most_ahead));
     }
+    const auto now  = experts.snapshot(b.layer);
+    const Side side = side_of(b, s, now);
     ++experts.counters.blocks;
     if (b.layer >= 0) {
         experts.set_cursor(b.layer + 1); // this one has its mask already
     }
-    ggml_status status = stream_.launch(b, b.before, graph);
-    if (status != GGML_STATUS_SUCCESS) {
-        return status;
-    }
     if (side == Side::device) {
-        return run_on_device(b, s, mask, graph, counts);
+        SpanScope block(experts.tracer(), Activity::layer, b.layer);
+        block.span.count         = b.block.n_tokens();
+        const ggml_status status = launch_dense(b, b.before, b.joined, graph);
+        return status == GGML_STATUS_SUCCESS ? run_on_device(b, s, now.mask, graph, counts) : status;
     }
-
-    fetch_ids_and_input(b, s);
-    const bool early = b.slot_lookup != nullptr; // the device looks the mask up itself and need not wait for the host
     if (side == Side::host) {
         ++experts.counters.blocks_host;
-    } else if (early) {
-        status = device_.launch(b, s, mask, graph);
     }
-    const int64_t wait_ns = wait_for_ids(b);
-    if (side == Side::both && !early) {
-        status = device_.launch(b, s, mask, graph);
+    // on the host, whatever is resident: all rows are its
+    auto mask = side == Side::host ? nullptr : now.mask;
+    if (ahead_ && (side == Side::host || b.slot_lookup != nullptr)) {
+        return hand_over(b, s, side, std::move(mask), graph, counts);
     }
-    if (status != GGML_STATUS_SUCCESS) {
-        return status;
+    if (ahead_) { // made while blocks had the compact form
+        jobs_.make_room(1);
     }
-    if (counts) {
-        experts.demand.count(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
-                             b.n_expert, mask.get());
-    }
-    const int n_rows  = HostPart::select(b, s, mask.get());
-    int64_t   host_ns = 0;
-    if (n_rows > 0) {
-        status = host_.compute(b, s, n_rows, host_ns);
-    }
-    if (counts) {
-        experts.demand.add_times(b.layer, wait_ns, host_ns);
-    }
-    if (n_rows > 0 && status == GGML_STATUS_SUCCESS) {
-        status = join(b, s, n_rows, graph);
-    }
-    if (counts && status == GGML_STATUS_SUCCESS) {
-        experts.demand.raise_layer(b.layer);
-    }
-    return status;
+    return serve(b, s, side, mask, graph, counts);
 }
 
 // All experts of the block are resident. Its ids are counted when the stream has been synchronized.
@@ -146,48 +218,102 @@ ggml_status SplitStream::run_on_device(SplitBlock & b, const Staging & s, const 
     return device_.launch(b, s, mask, graph);
 }
 
+// Queues the block up to its gate, and leaves the host's part to the thread that serves.
+ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side, std::shared_ptr<const Mask> mask,
+                                   const ggml_cgraph * graph, bool counts) {
+    ggml_status status = launch_dense(b, b.before, b.joined, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    fetch_ids_and_input(b, s);
+    const uint64_t mark = stream_.signal();
+    if (side == Side::both) {
+        status = device_.launch(b, s, mask, graph);
+    }
+    if (status == GGML_STATUS_SUCCESS) {
+        jobs_.push({&b, &s, std::move(mask), mark, counts});
+        at_gate_      = &b;
+        mark_at_gate_ = mark;
+        join_at_gate_ = side == Side::both;
+    }
+    return status;
+}
+
+// Queues the wait for the host where one is due, and the way of its rows.
+void SplitStream::pass_gate() {
+    if (SplitBlock * b = std::exchange(at_gate_, nullptr)) {
+        stream_.gate()->queue_wait(mark_at_gate_);
+        send_rows(*b, join_at_gate_);
+    }
+}
+
+// The same, with the host's part on this thread before what follows is queued.
+ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
+                               const ggml_cgraph * graph, bool counts) {
+    SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
+    block.span.count   = b.block.n_tokens();
+    ggml_status status = launch_dense(b, b.before, b.joined, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    fetch_ids_and_input(b, s);
+    stream_.mark();
+    const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks the mask up itself
+    if (masked) {
+        status = device_.launch(b, s, mask, graph);
+    }
+    const int64_t wait_ns = wait_for_ids(b, 0);
+    if (side == Side::both && !masked) {
+        status = device_.launch(b, s, mask, graph);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    const HostPart::Served served = host_.serve(b, s, mask.get(), counts, wait_ns);
+    status                        = served.status;
+    if (status == GGML_STATUS_SUCCESS && served.n_rows > 0) {
+        send_rows(b, masked);
+    }
+    if (status == GGML_STATUS_SUCCESS && side == Side::both && !masked) {
+        status = device_.scatter(b, graph);
+    }
+    if (counts && status == GGML_STATUS_SUCCESS) {
+        b.experts->demand.raise_layer(b.layer);
+    }
+    return status;
+}
+
+// The dense nodes before the next block or behind the last, with the join that is still to come before them.
+ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, const Part & joined,
+                                      const ggml_cgraph * graph) {
+    return stream_.launch(b, std::exchange(join_pending_, false) ? joined : dense, graph);
+}
+
 void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
     stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
     stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
-    stream_.mark();
 }
 
-// Returns how long it waited, in nanoseconds.
-int64_t SplitStream::wait_for_ids(const SplitBlock & b) {
+// Until the stream has passed the mark of a job, or (0) the last mark. Returns how long it waited, in nanoseconds.
+int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
     const SpanScope scope(b.experts->tracer(), Activity::host_wait, b.layer);
-    const int64_t   ns = stream_.wait_for_mark();
+    const int64_t   ns = mark > 0 ? stream_.wait_for_signal(mark) : stream_.wait_for_mark();
     b.experts->counters.host_wait_ns += static_cast<uint64_t>(ns);
     ++b.experts->counters.host_waits;
     return ns;
 }
 
-// Queues the host's rows and their way into the block's output.
-ggml_status SplitStream::join(SplitBlock & b, const Staging & s, int n_rows, const ggml_cgraph * graph) {
+// Queues the way of the host's rows to the device: to be joined, or straight into the block's output. From where they
+// are computed: the next block does that only after its mark, which lies behind this copy.
+void SplitStream::send_rows(SplitBlock & b, bool join) {
+    const size_t bytes = ggml_nbytes(b.block.out);
     if (fault() == Fault::drop_join) {
-        return GGML_STATUS_SUCCESS;
+        return;
     }
-    const size_t row   = static_cast<size_t>(b.block.out->ne[0]) * sizeof(float);
-    const int    pairs = b.block.n_used() * b.block.n_tokens();
-    const char * out   = static_cast<const char *>(b.host_out->data);
-    b.experts->counters.join_bytes += n_rows * row;
-    if (n_rows == pairs) {
-        // from where they are: the next block computes there only after its event, which lies behind this copy
-        stream_.send(b, b.block.out, out, n_rows * row);
-        return GGML_STATUS_SUCCESS;
-    }
-    int n = 0;
-    for (int i = 0; i < pairs; ++i) {
-        if (s.host_ids[i] >= 0) {
-            memcpy(s.rows + n * row, out + i * row, row);
-            s.index[n++] = i;
-        }
-    }
-    set_join_rows(b, n);
-    stream_.send(b, b.join_rows, s.rows, n * row);
-    stream_.send(b, b.join_index, s.index, n * sizeof(int32_t));
-    // a launch of its own: its shape changes with n, and the dense nodes around it keep theirs
-    return stream_.launch(b, {b.join}, graph);
+    stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
+    b.experts->counters.join_bytes += bytes;
+    join_pending_ = join;
 }
 
 // Counts blocks that ran wholly on the device; the stream has been synchronized.

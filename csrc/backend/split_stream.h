@@ -3,25 +3,29 @@
 // The hand-off, per MoE block, on the compute stream of the wrapped device (D) and on the thread that calls compute
 // (H):
 //   D  dense nodes up to the block
-//   D  ids and input leave for host staging; event
+//   D  ids and input leave for host staging; mark
 //   D  the device's part: slot ids by the mask, the chain on resident experts, rows of others zero
-//   H  waits for the event, counts demand, computes the other rows with the CPU backend (at the same time as D's part)
-//   H  packs its rows and indices into staging (all rows go from where they are) and queues their copy and the join
-//   D  joins the rows into the block's output; dense nodes up to the next block
+//   H  waits for the mark, counts demand, computes the other rows with the CPU backend (at the same time as D's part)
+//   D  waits for H; its rows come; join: out + rows; dense nodes up to the next block
+// A helper queues all of D's some blocks ahead of H: D waits at a gate, and no launch lies between H and D (ahead).
+// Where that cannot be (the device has no gate; the compact form, whose part of D needs ids; a layer listener), H
+// queues what follows when it is done. Either way D gets the same operations in the same order.
+//
 // One mask version serves both sides, and is held until the launch that reads it is known to be over. Staging is one
-// set for all blocks: D writes ids and input of the next block only after everything queued before, H packs rows for
-// the next join only after the event of the next block, which lies behind the last join's copies on the same stream. A
-// block whose experts are all resident needs no H; one without residents needs no device part. A block of a large
-// batch (Experts::set_stream_tokens) needs neither: weight_stream.h.
+// set for all blocks: D writes ids and input of the next block only behind the join, and H its rows only after the
+// mark of the next block, which lies behind the last rows' copy. A block whose experts are all resident needs no H;
+// one without residents needs no device part. A block of a large batch (Experts::set_stream_tokens) needs neither:
+// weight_stream.h.
 //
 // This file keeps the order of things. Who does them: compute_stream (what is queued on D, and how long what it reads
-// is held), device_part and host_part (the two halves of a block), turn_runner (large batches), graph_cache (prepared
-// graphs and staging).
+// is held), device_part and host_part (the two halves of a block), hand_off (helper and jobs), turn_runner (large
+// batches), graph_cache (prepared graphs and staging).
 #pragma once
 
 #include "backend/compute_stream.h"
 #include "backend/device_part.h"
 #include "backend/graph_cache.h"
+#include "backend/hand_off.h"
 #include "backend/host_part.h"
 #include "backend/model_experts.h"
 #include "backend/turn_runner.h"
@@ -46,9 +50,9 @@ class SplitStream {
     void        set_n_threads(int n_threads) { host_.set_n_threads(n_threads); }
     void        set_abort(ggml_abort_callback callback, void * data);
 
-    // Finds the layers of a graph that will come: called while llama.cpp plans its graphs, so that the policy knows
-    // them early.
-    static void discover(const ggml_cgraph * graph);
+    // Takes note of a graph that will come: finds its layers, so that the policy knows them early, and makes the memory
+    // that it needs, so that slots take none of it. Throws MemoryError when the device has no room for staging.
+    void plan(const ggml_cgraph * graph);
 
   private:
     enum class Side { host, device, both };
@@ -60,13 +64,33 @@ class SplitStream {
         int                         n_used, n_tokens;
     };
 
+    // A graph under way: how far it was queued, and how that went.
+    struct Course {
+        SplitGraph *        g;
+        const ggml_cgraph * graph;
+        bool                turns   = false; // blocks of large batches run in turns
+        size_t              next    = 0;     // block to be queued, or the dense nodes behind the last
+        bool                counted = false; // some block counts as demand
+        ggml_status         status  = GGML_STATUS_SUCCESS;
+    };
+
+    void        run_blocks(Course & course, bool until_job = false);
+    void        run_ahead(Course & course);
+    ggml_status serve(const HostJob & job);
+    void        pass_gate();
     ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
     ggml_status run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                               const ggml_cgraph * graph, bool counts);
+    ggml_status hand_over(SplitBlock & b, const Staging & s, Side side, std::shared_ptr<const Mask> mask,
+                          const ggml_cgraph * graph, bool counts);
+    ggml_status serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
+                      const ggml_cgraph * graph, bool counts);
     Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
+    bool        can_go_ahead(const SplitGraph & g);
+    ggml_status launch_dense(const SplitBlock & b, const Part & dense, const Part & joined, const ggml_cgraph * graph);
     void        fetch_ids_and_input(const SplitBlock & b, const Staging & s);
-    int64_t     wait_for_ids(const SplitBlock & b);
-    ggml_status join(SplitBlock & b, const Staging & s, int n_rows, const ggml_cgraph * graph);
+    int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark);
+    void        send_rows(SplitBlock & b, bool join);
     void        count_late();
 
     ComputeStream stream_; // first: the others queue on it
@@ -74,9 +98,15 @@ class SplitStream {
     HostPart      host_;
     DevicePart    device_;
     TurnRunner    turns_;
+    HandOff       jobs_;
 
-    ggml_abort_callback  abort_      = nullptr;
-    void *               abort_data_ = nullptr;
+    bool                 ahead_        = false;   // the graph under way is queued ahead
+    SplitBlock *         at_gate_      = nullptr; // queued up to the gate; what is behind it comes next
+    uint64_t             mark_at_gate_ = 0;
+    bool                 join_at_gate_ = false;
+    bool                 join_pending_ = false; // of the block before the next dense nodes
+    ggml_abort_callback  abort_        = nullptr;
+    void *               abort_data_   = nullptr;
     std::vector<LateIds> late_;
 };
 

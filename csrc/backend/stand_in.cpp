@@ -36,6 +36,25 @@ void backend_get_async(ggml_backend_t backend, const ggml_tensor * t, void * dat
     stream_of(backend).read(static_cast<const char *>(t->data) + offset, data, size);
 }
 
+bool on_device(const ggml_tensor * t) {
+    ggml_backend_buffer_t buffer = t->view_src != nullptr ? t->view_src->buffer : t->buffer;
+    return buffer != nullptr && buffer->buft == stand_in_buffer_type();
+}
+
+// On the source's stream; the other one waits for it.
+bool backend_copy_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * src, ggml_tensor * dst) {
+    if (!is_stand_in(from) || !is_stand_in(to) || !on_device(src) || !on_device(dst)) {
+        return false;
+    }
+    stream_of(from).copy(dst->data, src->data, ggml_nbytes(src));
+    if (from != to) {
+        const auto copied = std::make_shared<StandInEvent>();
+        stream_of(from).record(copied);
+        stream_of(to).wait(copied);
+    }
+    return true;
+}
+
 void backend_synchronize(ggml_backend_t backend) { stream_of(backend).synchronize(); }
 
 ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph * graph) { return stream_of(backend).launch(graph); }
@@ -55,7 +74,7 @@ const ggml_backend_i backend_iface = {
     /* .get_tensor_async    = */ backend_get_async,
     /* .set_tensor_2d_async = */ nullptr,
     /* .get_tensor_2d_async = */ nullptr,
-    /* .cpy_tensor_async    = */ nullptr,
+    /* .cpy_tensor_async    = */ backend_copy_async,
     /* .synchronize         = */ backend_synchronize,
     /* .graph_plan_create   = */ nullptr,
     /* .graph_plan_free     = */ nullptr,
@@ -72,6 +91,21 @@ ggml_guid_t backend_guid() {
                              0x6e, 0x64, 0x2d, 0x69, 0x6e, 0x2d, 0x30, 0x31};
     return &guid;
 }
+
+// ---- a gate
+
+class StandInGate : public Gate {
+  public:
+    explicit StandInGate(StandInStream & stream) : stream_(stream) {}
+    void queue_signal(uint64_t n) override { stream_.reach(signals_, n); }
+    void queue_wait(uint64_t n) override { stream_.wait(openings_, n); }
+    void await_signal(uint64_t n) override { signals_->wait(n); }
+    void open(uint64_t n) override { openings_->reach(n); }
+
+  private:
+    StandInStream & stream_;
+    StandInEventPtr signals_ = std::make_shared<StandInEvent>(), openings_ = std::make_shared<StandInEvent>();
+};
 
 // ---- the device
 
@@ -152,6 +186,10 @@ ggml_backend_dev_t stand_in_device() {
 
 bool is_stand_in(ggml_backend_t backend) { return backend->iface.get_name == backend_name; }
 
+std::unique_ptr<Gate> stand_in_gate(ggml_backend_t backend) {
+    return std::make_unique<StandInGate>(stream_of(backend));
+}
+
 bool stand_in_take_failure(ggml_backend_t backend) { return stream_of(backend).take_failure(); }
 
 void stand_in_mark_uploads(ggml_backend_t backend) { stream_of(backend).mark_uploads(); }
@@ -159,6 +197,8 @@ void stand_in_mark_uploads(ggml_backend_t backend) { stream_of(backend).mark_upl
 void stand_in_record(ggml_backend_t backend, std::shared_ptr<Trace> trace, const Span & span) {
     stream_of(backend).trace_next(std::move(trace), span);
 }
+
+void stand_in_note(ggml_backend_t backend, std::function<void()> what) { stream_of(backend).note(std::move(what)); }
 
 void set_stand_in(const StandInSettings & settings) {
     const std::lock_guard lock(settings_mutex);

@@ -6,9 +6,11 @@
 // (device.h).
 #pragma once
 
+#include "backend/gate.h"
 #include "core/trace.h"
 #include "ggml-backend.h"
 
+#include <functional>
 #include <memory>
 
 namespace spac {
@@ -16,6 +18,9 @@ namespace spac {
 ggml_backend_dev_t stand_in_device();
 
 bool is_stand_in(ggml_backend_t backend);
+
+// A gate in this stream.
+std::unique_ptr<Gate> stand_in_gate(ggml_backend_t backend);
 
 // Whether a copy on this stream failed (by injection) since the last call; call after synchronizing.
 bool stand_in_take_failure(ggml_backend_t backend);
@@ -28,5 +33,8 @@ bool stand_in_fail_upload();
 
 // The next launch on this stream is recorded as `span`, with the times at which it was computed.
 void stand_in_record(ggml_backend_t backend, std::shared_ptr<Trace> trace, const Span & span);
+
+// Calls `what` on the stream's thread, when all that was queued before is over.
+void stand_in_note(ggml_backend_t backend, std::function<void()> what);
 
 } // namespace spac

@@ -169,6 +169,10 @@ void StandInStream::read(const void * src, void * data, size_t size) {
     push([src, data, size] { memcpy(data, src, size); });
 }
 
+void StandInStream::copy(void * dst, const void * src, size_t size) {
+    push([dst, src, size] { memcpy(dst, src, size); });
+}
+
 ggml_status StandInStream::launch(const ggml_cgraph * graph) {
     if (failed_.exchange(false)) {
         return GGML_STATUS_FAILED;
@@ -187,12 +191,16 @@ ggml_status StandInStream::launch(const ggml_cgraph * graph) {
     return GGML_STATUS_SUCCESS;
 }
 
-void StandInStream::record(const StandInEventPtr & event) {
-    push([event, n = event->record()] { event->reach(n); });
+void StandInStream::record(const StandInEventPtr & event) { reach(event, event->record()); }
+
+void StandInStream::wait(const StandInEventPtr & event) { wait(event, event->last()); }
+
+void StandInStream::reach(const StandInEventPtr & event, uint64_t n) {
+    push([event, n] { event->reach(n); });
 }
 
-void StandInStream::wait(const StandInEventPtr & event) {
-    push([event, n = event->last()] { event->wait(n); });
+void StandInStream::wait(const StandInEventPtr & event, uint64_t n) {
+    push([event, n] { event->wait(n); });
 }
 
 void StandInStream::synchronize() {

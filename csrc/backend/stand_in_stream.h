@@ -44,8 +44,13 @@ class StandInStream {
     // Queued; a copy reads and writes host memory late. `data`: the host's side.
     void write(void * dst, const void * data, size_t size);
     void read(const void * src, void * data, size_t size);
+    void copy(void * dst, const void * src, size_t size); // inside the device
+    void note(std::function<void()> what) { push(std::move(what)); }
     void record(const StandInEventPtr & event);
     void wait(const StandInEventPtr & event); // for the record that was the last when this was called
+    // The same with numbers of the caller's: a gate's.
+    void reach(const StandInEventPtr & event, uint64_t n);
+    void wait(const StandInEventPtr & event, uint64_t n);
     // Fails when an operation before it has.
     ggml_status launch(const ggml_cgraph * graph);
 

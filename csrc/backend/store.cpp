@@ -3,6 +3,7 @@
 #include "backend/model_experts.h"
 
 #include <cstring>
+#include <mutex>
 
 #include <unistd.h>
 
@@ -15,11 +16,16 @@ constexpr size_t alignment = 64;
 struct StoreBuffer {
     std::shared_ptr<ModelExperts> experts;
     char *                        data;
-    ggml_backend_buffer_t         owned; // the buffer behind `data`; null when it is a mapping of the model's file
+    ggml_backend_buffer_t         owned;                // behind `data`; null when it is a mapping of the model's file
+    std::once_flag                asked;                // the driver, to register the mapping
     ggml_backend_dev_t            registered = nullptr; // whose driver the mapping is registered with
 };
 
-// ---- registering a mapping with the driver, so that copies from it need no staging. It touches every page.
+// ---- registering a mapping with the driver, so that copies from it need no staging. It touches every page. Not before
+// the model is loaded: dense weights share the pages at the range's ends, and CUDA refuses to copy from memory of which
+// a part is registered.
+
+constexpr const char * register_name = "ggml_backend_register_host_buffer";
 
 void * driver_function(ggml_backend_dev_t dev, const char * name) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
@@ -35,7 +41,7 @@ std::pair<char *, size_t> pages_around(char * data, size_t size) {
 }
 
 bool register_mapping(ggml_backend_dev_t dev, char * data, size_t size) {
-    auto * call = reinterpret_cast<bool (*)(void *, size_t)>(driver_function(dev, "ggml_backend_register_host_buffer"));
+    auto * call = reinterpret_cast<bool (*)(void *, size_t)>(driver_function(dev, register_name));
     if (call == nullptr) {
         return false;
     }
@@ -91,11 +97,10 @@ Store & store_of(ggml_backend_buffer_type_t buft) { return *static_cast<Store *>
 
 ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_backend_buffer_t owned,
                                   ModelExperts::HostMemory memory) {
-    auto state        = std::make_unique<StoreBuffer>();
-    state->experts    = experts_for_load();
-    state->data       = static_cast<char *>(data);
-    state->owned      = owned;
-    state->registered = memory == ModelExperts::HostMemory::pinned_mapping ? store.inner() : nullptr;
+    auto state     = std::make_unique<StoreBuffer>();
+    state->experts = experts_for_load();
+    state->data    = static_cast<char *>(data);
+    state->owned   = owned;
     state->experts->set_device(store.inner(), memory);
     return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
@@ -145,10 +150,10 @@ ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
 }
 
 ggml_backend_buffer_t device_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
-    Store &    store      = *static_cast<Store *>(dev->context);
-    const bool registered = register_mapping(store.inner(), static_cast<char *>(ptr), size);
+    Store &    store = *static_cast<Store *>(dev->context);
+    const bool can   = driver_function(store.inner(), register_name) != nullptr; // until register_store has tried
     return make_buffer(store, ptr, size, nullptr,
-                       registered ? ModelExperts::HostMemory::pinned_mapping : ModelExperts::HostMemory::pageable);
+                       can ? ModelExperts::HostMemory::pinned_mapping : ModelExperts::HostMemory::pageable);
 }
 
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor *) { return false; }
@@ -185,6 +190,22 @@ bool is_store(ggml_backend_buffer_type_t buft) { return buft->iface.get_name == 
 bool in_store(const ggml_tensor * t) {
     const ggml_backend_buffer_t buffer = root(t)->buffer;
     return buffer != nullptr && is_store(buffer->buft);
+}
+
+void register_store(const ggml_tensor * store_tensor) {
+    const ggml_backend_buffer_t buffer = root(store_tensor)->buffer;
+    StoreBuffer &               s      = state(buffer);
+    if (s.owned != nullptr) {
+        return;
+    }
+    std::call_once(s.asked, [&] {
+        ggml_backend_dev_t inner = store_of(buffer->buft).inner();
+        if (register_mapping(inner, s.data, buffer->size)) {
+            s.registered = inner;
+        } else {
+            s.experts->set_device(inner, ModelExperts::HostMemory::pageable);
+        }
+    });
 }
 
 std::shared_ptr<ModelExperts> experts_of(const ggml_tensor * store_tensor) {

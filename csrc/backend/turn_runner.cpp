@@ -20,14 +20,37 @@ bool addressable(const Block & block) {
     });
 }
 
+// Whether the slots hold all that the graph can want, now.
+bool all_resident(const SplitGraph & g) {
+    return std::all_of(g.blocks.begin(), g.blocks.end(), [](const auto & b) {
+        const auto now = b->experts->snapshot(b->layer);
+        return now.mask != nullptr && now.mask->all();
+    });
+}
+
 } // namespace
 
+void TurnRunner::reserve(const std::vector<Block> & blocks) {
+    ggml_backend_buffer_type_t type  = stream_.buffer_type();
+    size_t                     bytes = 0;
+    for (const Block & block : blocks) {
+        const int n_tokens = experts_of(block.weights.front())->stream_tokens();
+        if (block.splittable && n_tokens > 0 && block.n_tokens() >= n_tokens) {
+            bytes = std::max(bytes, WeightStream::region_bytes(WeightStream::turns_of(block, type), type));
+        }
+    }
+    if (bytes > 0 && !refused_) {
+        refused_ = !make_stream(bytes, experts_of(blocks.front().weights.front()));
+    }
+}
+
 bool TurnRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
+    end(); // where an exception ended the last graph
     const SplitBlock &   first    = *g.blocks.front();
     const ModelExperts & experts  = *first.experts;
     const int            n_tokens = experts.stream_tokens();
     if (refused_ || n_tokens <= 0 || g.n_tokens < n_tokens ||
-        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert)) {
+        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || all_resident(g)) {
         return false;
     }
     if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || !weights_) {
@@ -38,11 +61,19 @@ bool TurnRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
     return !refused_ && !g.turns.empty();
 }
 
-bool TurnRunner::make_stream(size_t region_bytes) {
+void TurnRunner::end() {
+    if (weights_) {
+        weights_->end();
+    }
+}
+
+bool TurnRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts) {
     if (weights_ && weights_->region_bytes() >= region_bytes) {
         return true;
     }
+    stream_.synchronize(); // launches under way read the regions that are replaced
     weights_.reset();
+    held_.reset();
     if (!WeightStream::affordable(stream_.device(), region_bytes)) {
         GGML_LOG_WARN("spac: the experts of a layer are too large to pass through %s: prompts are split between it "
                       "and the CPU\n",
@@ -50,7 +81,8 @@ bool TurnRunner::make_stream(size_t region_bytes) {
         return false;
     }
     try {
-        weights_ = std::make_unique<WeightStream>(stream_.device(), region_bytes);
+        weights_ = std::make_unique<WeightStream>(stream_, region_bytes);
+        held_    = experts->hold_stream(WeightStream::n_regions * region_bytes);
     } catch (const Error & error) {
         GGML_LOG_WARN("spac: %s: prompts are split between it and the CPU\n", error.what());
         return false;
@@ -67,7 +99,7 @@ bool TurnRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t 
         bytes =
             std::max(bytes, large(*b) ? WeightStream::region_bytes(WeightStream::turns_of(b->block, type), type) : 0);
     }
-    if (!make_stream(bytes)) {
+    if (!make_stream(bytes, g.blocks.front()->experts)) {
         return false;
     }
     g.turns.clear();
@@ -79,7 +111,7 @@ bool TurnRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t 
         if (large(b)) {
             prepare(b, g.staging[k], scratch, static_cast<int>(g.turns.size()));
             for (const WeightStream::Turn & turn : b.turns) {
-                g.turns.push_back(&turn);
+                g.turns.push_back({&b, &turn});
             }
         }
     }
@@ -128,7 +160,7 @@ ggml_status TurnRunner::run(const SplitBlock & b, const SplitGraph & g, const gg
     block.span.count = b.block.n_tokens();
     const auto fill  = [&](size_t turn) {
         const Timer timer(counters.queue_ns);
-        counters.stream_bytes += weights_->fill(*g.turns[turn]);
+        weights_->fill(*g.turns[turn].turn, *g.turns[turn].block->experts, g.turns[turn].block->layer);
     };
     if (next_ == 0) {
         fill(0);
@@ -138,9 +170,10 @@ ggml_status TurnRunner::run(const SplitBlock & b, const SplitGraph & g, const gg
         status = stream_.launch(b, b.turn_head, graph);
     }
     for (size_t i = 0; i < b.turns.size() && status == GGML_STATUS_SUCCESS; ++i) {
-        weights_->wait_filled(b.turns[i], stream_.backend());
+        weights_->wait_filled(b.turns[i], stream_);
+        stream_.record_device_part(b);
         status = stream_.launch(b, b.turns[i].nodes, graph);
-        weights_->note_read(b.turns[i], stream_.backend());
+        weights_->note_read(b.turns[i], stream_);
         if (++next_ < g.turns.size()) {
             fill(next_); // where the copy has to wait for pageable memory, the device is at work already
         }

@@ -30,12 +30,24 @@ void bind_devices(py::module_ & m) {
         .def("__enter__", &GuardBlock::enter)
         .def("__exit__", &GuardBlock::exit);
 
+    using spac::DeviceMemory;
+    py::class_<DeviceMemory>(m, "DeviceMemory", "A device's memory, in bytes.")
+        .def_readonly("free", &DeviceMemory::free)
+        .def_readonly("total", &DeviceMemory::total)
+        .def_readonly("limit", &DeviceMemory::limit)
+        .def_readonly("used", &DeviceMemory::used)
+        .def_readonly("peak", &DeviceMemory::peak)
+        .def_readonly("n_device_buffers", &DeviceMemory::n_device_buffers)
+        .def_readonly("n_host_buffers", &DeviceMemory::n_host_buffers)
+        .def_property_readonly("size", &DeviceMemory::size);
+
     using spac::DeviceInfo;
     py::class_<DeviceInfo>(m, "DeviceInfo", "A device that experts can be put on.")
         .def_readonly("name", &DeviceInfo::name)
         .def_readonly("description", &DeviceInfo::description)
-        .def_readonly("memory_free", &DeviceInfo::memory_free, "bytes")
-        .def_readonly("memory_total", &DeviceInfo::memory_total, "bytes")
+        .def_readonly("memory", &DeviceInfo::memory)
+        .def_property_readonly("memory_free", [](const DeviceInfo & info) { return info.memory.free; })
+        .def_property_readonly("memory_total", [](const DeviceInfo & info) { return info.memory.total; })
         .def_readonly("is_stand_in", &DeviceInfo::is_stand_in)
         .def("__repr__", [](const DeviceInfo & info) { return "DeviceInfo(name='" + info.name + "')"; });
 
@@ -44,6 +56,13 @@ void bind_devices(py::module_ & m) {
         "device_handle",
         [](const std::string & name) { return reinterpret_cast<std::uintptr_t>(spac::device_handle(name)); },
         py::arg("name"), "The ggml_backend_dev_t for llama_model_params.devices, as an integer.");
+    m.def("set_memory_limit", py::overload_cast<const std::string &, size_t>(&spac::set_memory_limit), py::arg("name"),
+          py::arg("bytes"));
+    m.def("take_memory_refusal", []() -> py::object {
+        const auto refusal = spac::take_memory_refusal();
+        return refusal.device.empty() ? py::object(py::none())
+                                      : py::make_tuple(refusal.device, refusal.asked, refusal.memory);
+    });
     m.def("set_default_device", &spac::set_default_device, py::arg("name"));
     m.def("default_device", &spac::default_device);
 
@@ -70,5 +89,11 @@ void bind_devices(py::module_ & m) {
         result["spin_us"]      = settings.spin_us;
         return result;
     });
+    m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
+          "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
+          "host. On by default; from the next graph on.");
+    m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
+          "Whether devices whose kernels have not been tried read ids masks. Off by default; for contexts made from "
+          "now on.");
     m.def("set_fault", &spac::set_fault, py::arg("fault"), "Faults for negative controls in tests; \"\": none.");
 }

@@ -38,8 +38,10 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(join_bytes);
     SPAC_STAT(blocks_streamed);
     SPAC_STAT(stream_bytes);
+    SPAC_STAT(stream_slot_bytes);
     SPAC_STAT(graph_ns);
     SPAC_STAT(queue_ns);
+    SPAC_STAT(ahead_ns);
 #undef SPAC_STAT
     return result;
 }

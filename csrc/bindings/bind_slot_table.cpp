@@ -1,6 +1,7 @@
 // The slot table and the residency steps by themselves: for property tests, and for replaying recorded demand without a
 // device.
 #include "bindings/bindings.h"
+#include "core/copy_runs.h"
 #include "core/error.h"
 #include "core/residency.h"
 #include "core/slot_table.h"
@@ -8,6 +9,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace py = pybind11;
@@ -148,4 +150,15 @@ void bind_slot_table(py::module_ & m) {
             return spac::most_slots(limits, layer_list(layers, limits.size()));
         },
         py::arg("limits"), py::arg("layers"), "The most slots whose shares stay within every pool's limit.");
+    m.def(
+        "copy_runs",
+        [](const std::vector<int32_t> & slot_of, size_t expert_bytes, size_t copy_bytes) {
+            std::vector<std::tuple<int, int, int>> runs;
+            for (const spac::CopyRun & run : spac::copy_runs(slot_of, expert_bytes, copy_bytes)) {
+                runs.emplace_back(run.first, run.count, run.slot);
+            }
+            return runs;
+        },
+        py::arg("slot_of"), py::arg("expert_bytes"), py::arg("copy_bytes"),
+        "(first, count, slot) of the copies that bring a layer's experts together.");
 }

@@ -28,9 +28,11 @@ enum class Activity : int32_t {
     copy,         // an expert on its way into a slot; layer, expert, pool, bytes, ok. One span for each of a batch,
                   // from the batch's start to its end
     evict,        // no duration; layer, expert, pool
+    fill,         // a matrix of all experts of a layer coming together on the device, for a large batch; layer, bytes:
+                  // over the link, ok as device_part
 };
 constexpr const char * activity_names[] = {"prefill",   "draft",        "verify",      "observe", "sample", "layer",
-                                           "host_wait", "host_experts", "device_part", "copy",    "evict"};
+                                           "host_wait", "host_experts", "device_part", "copy",    "evict",  "fill"};
 
 struct Span {
     int64_t  start_ns = 0; // of std::chrono::steady_clock

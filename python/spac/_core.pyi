@@ -25,6 +25,33 @@ def system_info() -> str:
 
 # Devices
 
+class DeviceMemory:
+    """A device's memory in bytes, and what buffers of this process hold of it: weights, contexts, compute
+    buffers, slots and the rest, whoever made them. What a driver keeps for itself is not counted."""
+
+    @property
+    def free(self) -> int:
+        """What may still be allocated, within the limit."""
+    @property
+    def total(self) -> int: ...
+    @property
+    def limit(self) -> int:
+        """What buffers of this process may take together; 0: no limit."""
+    @property
+    def size(self) -> int:
+        """What the device acts as having: the limit where that is less than the total."""
+    @property
+    def used(self) -> int: ...
+    @property
+    def peak(self) -> int:
+        """The most of `used` since the limit was set."""
+    @property
+    def n_device_buffers(self) -> int:
+        """Allocated so far, on the device."""
+    @property
+    def n_host_buffers(self) -> int:
+        """Allocated so far, of host memory that the device copies from."""
+
 class DeviceInfo:
     """A device that experts can be put on."""
 
@@ -32,6 +59,9 @@ class DeviceInfo:
     def name(self) -> str: ...
     @property
     def description(self) -> str: ...
+    @property
+    def memory(self) -> DeviceMemory:
+        """As of the call of devices()."""
     @property
     def memory_free(self) -> int:
         """Bytes."""
@@ -47,6 +77,16 @@ def devices() -> list[DeviceInfo]:
 
 def device_handle(name: str) -> int:
     """The ggml_backend_dev_t for llama_model_params.devices. Raises InputError naming the known devices."""
+
+def set_memory_limit(name: str, bytes: int) -> None:
+    """Buffers of this process on a device may take so many bytes together, 0: as many as there are.
+
+    What is there already stays. Raises InputError naming the known devices.
+    """
+
+def take_memory_refusal() -> tuple[str, int, DeviceMemory] | None:
+    """The first allocation of device memory that failed on this thread since the last call: the device, the
+    bytes asked for, and the memory at that moment."""
 
 def set_default_device(name: str) -> None:
     """What models use that name no device. To be called before the first model is loaded."""
@@ -67,9 +107,11 @@ def set_stand_in(
 def stand_in() -> dict[str, float]:
     """The stand-in's settings, by the names of set_stand_in()."""
 
+def set_launch_ahead(on: bool) -> None: ...
+def set_trust_device_masks(on: bool) -> None: ...
 def set_fault(fault: str) -> None:
-    """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "no-kernel"; "compact" is another
-    way, no fault."""
+    """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel";
+    "compact" is another way, no fault."""
 
 class AbortGuard:
     """In its block, a file or parameters for which ggml would end the process make loading fail instead.
@@ -496,9 +538,11 @@ class MoeSpac:
         number: int,
         share: float,
         kept: float,
+        order: Int32Array | None,
         /,
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """priority int32[L, N], threshold int32[L], and tau int32[L]."""
+        """priority int32[L, N], threshold int32[L], and tau int32[L]. order: int32[L, N] within a level, 0 to
+        2^20 - 1; None: by decayed counts."""
 
 # The learned scheduler's step
 
@@ -581,3 +625,10 @@ def slots_per_tensor(blocks_per_slot: int) -> int:
 
 def most_slots(limits: Sequence[int], layers: Sequence[tuple[int, int]]) -> int:
     """The most slots whose shares (`share_out`) stay within every pool's limit; `layers` as there."""
+
+def copy_runs(slot_of: Sequence[int], expert_bytes: int, copy_bytes: int) -> list[tuple[int, int, int]]:
+    """(first expert, how many, slot or -1) of the copies that bring a layer's experts together on the device.
+
+    Residents are copied from their slots, the others over the link, together with residents between them
+    where that is no slower: a copy of its own takes as long as `copy_bytes` over the link.
+    """

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from spac import _core
 from spac.errors import InputError, OutOfMemoryError, SpacError
+from spac.vram import shortage
 
 TokenArray = npt.NDArray[np.int32]
 Progress = Callable[[float], bool]
@@ -71,6 +72,7 @@ def last_error() -> str:
         _recent_errors[0].split(": ", 1)[-1].removeprefix("error loading model: ") if _recent_errors else ""
     )
     _recent_errors.clear()
+    _core.take_memory_refusal()
     return cause
 
 
@@ -84,6 +86,8 @@ def take_notices() -> list[str]:
 
 def refusal(what: str) -> SpacError:
     """The error for what the library refused; its log says whether for want of memory."""
+    if short := _core.take_memory_refusal():
+        return OutOfMemoryError(f"{what}: {shortage(*short)}")
     cause = last_error() or "no reason given"
     kind = OutOfMemoryError if "alloc" in cause.lower() or "memory" in cause.lower() else InputError
     return kind(f"{what}: {cause}")
@@ -276,3 +280,8 @@ class Context(_Owned):
     def size(self) -> int:
         """Tokens that fit."""
         return int(api.llama_n_ctx(self.pointer))
+
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of one graph at most."""
+        return int(api.llama_n_ubatch(self.pointer))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from spac import _core
 from spac.config import Slots
 from spac.errors import OutOfMemoryError
+from spac.vram import margin, room_of
 
-if TYPE_CHECKING:
-    import spac._core as _core
-
-STAND_IN_SHARE = 0.25  # of the experts, by default: on the stand-in, slots are there to show the split
-MARGIN_SHARE = 0.05  # of the device's memory that auto leaves free
-MARGIN_LEAST = 256 << 20  # on a real device, whose libraries allocate when they are first used
+STAND_IN_SHARE = 0.25  # of the experts, where nobody says how much memory the stand-in is to have
 
 
 def attach_slots(experts: _core.Experts, device: _core.DeviceInfo, slots: Slots) -> list[str]:
@@ -31,24 +26,23 @@ def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> 
     except OutOfMemoryError:
         fit = experts.slots_that_fit(0)
         raise OutOfMemoryError(
-            f"{n_slots} slots do not fit into the memory of {device.name}: {fit} would; "
-            f"give --slots {fit} or --slots auto"
+            f"{n_slots} slots do not fit into what is left of {room_of(device.name, device.memory)}: "
+            f"{fit} would; give --slots {fit} or --slots auto"
         ) from None
 
 
 def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
-    margin, wanted = int(device.memory_total * MARGIN_SHARE), n_experts
-    if device.is_stand_in:
+    wanted = n_experts
+    if device.is_stand_in and not device.memory.limit and not _core.stand_in()["memory_mb"]:
         wanted = max(1, round(wanted * STAND_IN_SHARE))
-    else:
-        margin = max(margin, MARGIN_LEAST)
-    n_slots = min(wanted, experts.slots_that_fit(margin))
+    spare = margin(device.memory.size, is_stand_in=device.is_stand_in)
+    n_slots = min(wanted, experts.slots_that_fit(spare))
     while n_slots:
         try:
             experts.attach_slots(n_slots)
             break
         except OutOfMemoryError:
-            n_slots = n_slots * 3 // 4  # memory may be too fragmented for what its sum promised
+            n_slots = n_slots * 15 // 16  # memory may be too fragmented for what its sum promised
     if n_slots == wanted:
         return []
-    return [f"slots: {n_slots} of {n_experts} experts fit into the memory of {device.name}"]
+    return [f"slots: {n_slots} of {n_experts} experts fit into {room_of(device.name, device.memory)}"]

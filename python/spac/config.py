@@ -15,6 +15,8 @@ from typing import Any, Self
 
 from spac import scheduler as schedulers
 from spac.errors import InputError
+from spac.stream_batch import StreamBatch
+from spac.vram import VramLimit
 
 DRAFT_TYPES = (
     "none",
@@ -33,8 +35,6 @@ DRAFT_TYPES = (
 target's own extra layers."""
 
 
-STREAM_BATCH = 64
-"""Tokens in a graph from which on copying a layer's experts to the device beats computing them on the CPU."""
 GOVERNORS = ("roofline", "fixed")
 FIXED_LENGTH = 8
 """Tokens drafted per step where nothing is said and nobody chooses."""
@@ -281,6 +281,10 @@ class EngineConfig(_Checked):
     slots: Slots | str | int | float = option(  # noqa: RUF009
         "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto"
     )
+    vram_limit: VramLimit | str | int | float | None = option(  # noqa: RUF009
+        None, "memory of the device that spac takes at most (weights, contexts, slots and the rest), as if "
+        f"the card had no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
+    )  # fmt: skip
     scheduler: str | schedulers.Scheduler = option(  # noqa: RUF009
         "logistic",
         f"what decides which experts are resident: {', '.join(schedulers.names())}; with options as in "
@@ -305,10 +309,11 @@ class EngineConfig(_Checked):
     ubatch: int = option(
         512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16)
     )
-    stream_batch: int | None = option(
-        None, "prompts: graphs of so many tokens and more have all experts copied through the device and are "
-        f"computed there; 0: never (default: {STREAM_BATCH}, on the stand-in never)",
-        "--stream-batch", range=COUNT,
+    stream_batch: StreamBatch | str | int | None = option(  # noqa: RUF009
+        None, "prompts: graphs of so many tokens and more have all experts brought together on the device "
+        "and are computed there; 0: never; auto: from where measured costs say that it is faster (default: "
+        "auto, on the stand-in never)",
+        "--stream-batch", metavar="N|auto",
     )  # fmt: skip
     state: Path | str | None = option(  # noqa: RUF009
         None, "start warm from this file, and save there at the end what the scheduler learned", "--state"
@@ -333,6 +338,10 @@ class EngineConfig(_Checked):
             if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
                 raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")
         Slots.parse(self.slots)
+        if self.vram_limit is not None:
+            VramLimit.parse(self.vram_limit)
+        if self.stream_batch is not None:
+            StreamBatch.parse(self.stream_batch)
 
     def _check_draft(self) -> None:
         if self.draft_length is not None and self.draft_max is not None:

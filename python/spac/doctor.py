@@ -7,6 +7,7 @@ an extra that is not installed, is told and changes nothing.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spac import __version__, env
+from spac.config import EngineConfig
 from spac.errors import SpacError, one_line
 from spac.host import missing_features, physical_cores
-from spac.options import Parser
+from spac.options import Parser, add_config
 from spac.program import add_talk, guarded
+from spac.vram import VramLimit, margin, size
 
 State = Literal["ok", "off", "fault"]
 EXTRAS = {
@@ -55,16 +58,21 @@ def missing_modules(extra: str) -> list[str]:
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 
 
-def examine() -> Iterator[Finding]:
-    """Everything, in the order in which it is told. No check stops those after it."""
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        _python, _library, _llama_cpp_python, _cpu, _gpu, _memory, _folders, _extras, _demo,
+def examine(target: Path | None = None, vram_limit: VramLimit | None = None) -> Iterator[Finding]:
+    """Everything, in the order in which it is told. No check stops those after it.
+
+    With a `target`, also how much of it would fit on the device, of which `vram_limit` may be taken.
+    """
+    room = functools.partial(_vram, target, vram_limit)
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python), ("cpu", _cpu),
+        ("gpu", _gpu), ("vram", room), ("memory", _memory), ("folders", _folders), ("extras", _extras),
+        ("demo", _demo),
     ]  # fmt: skip
-    for check in checks:
+    for name, check in checks:
         try:
             yield from check()
         except Exception as error:  # a check that fails is a finding too
-            name = check.__name__.strip("_").replace("_", "-")
             yield Finding(name, "fault", "-", one_line(str(error)) or type(error).__name__)
 
 
@@ -124,6 +132,35 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
     if not devices:
         yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))
+
+
+def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
+    """What the device that runs by default has room for."""
+    from spac.gguf_check import check_model
+    from spac.pair import choose_device
+
+    device = choose_device("auto")
+    assert device is not None
+    if device.is_stand_in and target is None and limit is None:
+        return
+    total = device.memory.total
+    allowed = min(total, limit.of(total)) if limit is not None else total
+    room = max(0, min(device.memory.free, allowed) - margin(allowed, is_stand_in=device.is_stand_in))
+    of = f" of the {size(allowed)} that --vram-limit allows" if limit is not None else ""
+    yield Finding("vram", "ok", f"{device.name}: room for {size(room)}{of}, a margin left free")
+    if target is None:
+        return
+    info = check_model(target)
+    dense = info.file_size - info.expert_bytes
+    share = min(1.0, (room - dense) / info.expert_bytes) if info.is_moe else 0.0
+    experts = f"{size(dense)} beside the experts, {size(info.expert_bytes)} of experts"
+    found = f"{target.name}: {experts if info.is_moe else size(dense)}"
+    if room < dense:
+        why = f"{size(dense)} must be on the device, and there is room for {size(room)}"
+        yield Finding("fit", "off", found, why)
+    else:
+        of_them = f", {share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
+        yield Finding("fit", "ok", found + of_them)
 
 
 def _why_no_gpu(built: bool, driver: str) -> str:
@@ -235,6 +272,9 @@ def make_parser() -> Parser:
         prog="spac.doctor", description="Tell what was found on this machine, and what is off and why."
     )
     parser.add_argument("--json", action="store_true", help="as one line of JSON")
+    parser.add_argument("--target", "--model", "-m", metavar="FILE", type=Path,
+                        help="also tell how much of this model would fit")  # fmt: skip
+    add_config(parser, EngineConfig, ("vram_limit",))
     add_talk(parser)
     return parser
 
@@ -243,12 +283,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Examine and tell; returns 1 when something keeps models from running."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    return guarded(parser, options, lambda: _tell(options.json))
+    limit = VramLimit.parse(options.vram_limit) if "vram_limit" in options else None
+    return guarded(parser, options, lambda: _tell(options.json, examine(options.target, limit)))
 
 
-def _tell(as_json: bool) -> int:
+def _tell(as_json: bool, found: Iterator[Finding]) -> int:
     findings = []
-    for finding in examine():
+    for finding in found:
         findings.append(finding)
         if not as_json:
             mark = {"ok": "  ", "off": "- ", "fault": "! "}[finding.state]

@@ -20,7 +20,8 @@ from typing import Any, Self
 from spac import _core
 from spac._llama import Model, TokenArray, take_notices
 from spac.attach import attach_slots
-from spac.config import STREAM_BATCH, EngineConfig, SamplingConfig, Slots
+from spac.config import EngineConfig, SamplingConfig, Slots
+from spac.costs import Costs
 from spac.errors import InputError
 from spac.events import Events
 from spac.generation import Generation, as_tokens
@@ -34,6 +35,7 @@ from spac.run_files import RunFiles
 from spac.scheduler import Scheduler, make, parse
 from spac.scheduler.driver import Driver
 from spac.stats import Setting
+from spac.stream_batch import PromptStreams, StreamBatch
 
 
 class Engine:
@@ -68,13 +70,17 @@ class Engine:
         """What the session's events do; others may listen too."""
         self._scheduler_name, self._scheduler_options = "none", dict[str, Any]()
         self._costs: CostsInUse | None = None
+        self._streams: PromptStreams | None = None
         self._governor: Governor | None = None
         try:
-            self._stream_prompts()
             self._costs = self._know_costs()
+            self._streams = self._stream_prompts()
             self._governor = self._own_governor = self._choose_governor()
             self.events.settled = self.experts if config.deterministic else None
             self.events.driver = driver = self._attach(config.scheduler, config.scheduler_options)
+            self._update_streams()
+            if self._streams is not None and self._streams.note:
+                self._notes.append(self._streams.note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
             self._notes += self._files.begin(driver, self._scheduler_options, self._trace)
             self.events.timeline = self._files.timeline
@@ -182,14 +188,29 @@ class Engine:
 
     # Slots and the scheduler
 
-    def _stream_prompts(self) -> None:
+    def _stream_prompts(self) -> PromptStreams | None:
         """Before slots are attached: they leave room for it."""
         if self.experts is None or self.device is None:
-            return
-        n_tokens = self.config.stream_batch
-        if n_tokens is None:
-            n_tokens = 0 if self.device.is_stand_in else STREAM_BATCH
-        self.experts.set_stream_tokens(n_tokens)
+            return None
+        wanted = self.config.stream_batch
+        if wanted is None:
+            wanted = 0 if self.device.is_stand_in else "auto"
+        streams = PromptStreams(
+            self.experts, StreamBatch.parse(wanted), self._pair.target_context.graph_tokens
+        )
+        streams.update(self._costs_of_prompts)
+        return streams
+
+    def _update_streams(self) -> None:
+        """Before a prompt: what was learnt since the last one counts."""
+        if self._streams is not None:
+            self._streams.update(self._costs_of_prompts)
+
+    @property
+    def _costs_of_prompts(self) -> Costs:
+        if self._costs is not None and not self.config.deterministic:
+            return self._costs.estimator.costs
+        return Costs.guessed(self.experts.layers if self.experts is not None else [])
 
     def set_scheduler(self, scheduler: str | Scheduler) -> None:
         """Another scheduler from the next step on. What is resident stays until it decides otherwise; with
@@ -270,6 +291,7 @@ class Engine:
         if self._generation is not None:
             self._generation.retire()
         self.events.settle()
+        self._update_streams()
         session, sampling = self._session_for(sampling or self.config.sampling)
         setting = self.setting(sampling)
         self.events.insight = insight = Insight()
@@ -297,6 +319,7 @@ class Engine:
         Parameters and errors are those of `_core.Session.set_sampling`.
         """
         self._sampling = None
+        self._update_streams()
         if self.session is not None:
             self.session.set_sampling(**sampling)
             return self.session
@@ -333,6 +356,7 @@ class Engine:
             draft_length=config.longest_draft if config.draft_types else 0,
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
+            stream_batch=self._streams.tokens if self._streams is not None else 0,
             threads=self._pair.threads,
             context=self._pair.target_context.size,
             seed=sampling.seed or 0,
@@ -340,6 +364,7 @@ class Engine:
             n_experts=self.n_experts,
             slots=slots.n_slots if slots is not None else 0,
             slot_bytes=slots.bytes if slots is not None else 0,
+            vram_limit=(self.device.memory.limit or None) if self.device is not None else None,
             scheduler_options=self._scheduler_options,
             load_s=self._load_s,
         )

@@ -67,6 +67,22 @@ class Numbers:
         return pairs
 
 
+@dataclass(frozen=True)
+class Switch:
+    """A variable that is 1 or 0; unset and empty are `default`."""
+
+    name: str
+    default: bool
+    doc: str
+
+    def get(self) -> bool:
+        """Raises InputError for any other value."""
+        value = os.environ.get(self.name, "")
+        if value not in ("", "0", "1"):
+            raise InputError(f"{self.name}: '{value}' is neither 0 nor 1")
+        return self.default if value == "" else value == "1"
+
+
 LIB_PATH = Folder(
     "LLAMA_CPP_LIB_PATH",
     "llama-cpp-python's: the folder that it takes libllama.so from. spac sets it to its own library's folder "
@@ -96,6 +112,19 @@ STAND_IN = Numbers(
     },
     "How the stand-in device behaves, for tests and for seeing what a slow link does, such as "
     '"upload_gb_s=4,latency_us=10,memory_mb=64". Not set: as fast as memory, half of the host\'s.',
+)
+LAUNCH_AHEAD = Switch(
+    "SPAC_LAUNCH_AHEAD",
+    True,
+    "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it where "
+    "the device can wait for it. 0 is for comparisons, and for drivers on which it fails.",
+)
+DEVICE_MASKS = Switch(
+    "SPAC_DEVICE_MASKS",
+    False,
+    "1 lets a GPU read the ids masks itself with the patched kernels, though these have not been tried on a "
+    "GPU of its kind (bench/gpu_suite tries them). Without, the CPU lists the resident experts, and the GPU "
+    "waits.",
 )
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from spac.governor import Pace
 from spac.insight import Insight
 from spac.stats import Meter, RunStats, Setting
 from spac.text import TextStream
+from spac.vram import in_use
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -93,7 +95,8 @@ class Generation(Iterator[str]):
     @property
     def stats(self) -> RunStats:
         """The figures so far."""
-        return RunStats.of(self._setting, self._meter)
+        setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
+        return RunStats.of(setting, self._meter)
 
     def _run(self, prompt: TokenArray) -> Iterator[str]:
         try:
@@ -128,6 +131,7 @@ class Generation(Iterator[str]):
             meter.reason = "length"
             return
         kept = _common_prefix(self._session.tokens, prompt[:-1])
+        before = self._read_counts()
         started = time.perf_counter()
         try:
             with self._call():
@@ -135,7 +139,8 @@ class Generation(Iterator[str]):
         finally:
             meter.prefill_s = time.perf_counter() - started
             meter.prefilled_tokens = max(0, self._session.n_past - kept)
-        self._counts = self._counts_before = self._read_counts()
+        self._counts = self._counts_before = now = self._read_counts()
+        meter.prompt_experts = {name: value - before[name] for name, value in now.items()}
         if self._pace is not None:
             self._pace.begin(meter.prefill_s)
         if self._recorder is not None:

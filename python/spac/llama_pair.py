@@ -79,7 +79,7 @@ class LentPair(ModelPair):
             {"n_rs_seq": config.longest_draft if types else 0, **config.context_params},
             self.threads,
         )
-        with _core.LoadScope() as scope:
+        with _core.LoadScope() as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
         self.target = self._keep(_LentModel(Path(config.target), model))
         self.target_context = self._keep(_LentContext(context))
@@ -87,4 +87,5 @@ class LentPair(ModelPair):
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
         self._check_pair()
-        self.draft_context = self._open_draft_context() if needs_draft else None
+        with self._room_for_prompts(self.experts):  # its extra layers, as a draft
+            self.draft_context = self._open_draft_context() if needs_draft else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spac._llama import TokenArray
 from spac.generation import Generation
 from spac.insight import Insight
 from spac.stats import Meter, RunStats, Setting
+from spac.vram import in_use
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -99,8 +101,10 @@ class LoopRun:
         if self._experts is not None:
             now = dict(self._experts.stats)
             self._meter.experts = {name: value - self._before[name] for name, value in now.items()}
+            self._meter.prompt_experts = self._meter.experts  # nothing else streams
             self._meter.resident = self._experts.slots.n_resident
-        return RunStats.of(self._setting, self._meter)
+        setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
+        return RunStats.of(setting, self._meter)
 
 
 def plain_setting(target: str, device: str, threads: int, context: int, seed: int, temp: float) -> Setting:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 from spac import scheduler
 from spac.config import EngineConfig, Range, SamplingConfig, Slots
 from spac.errors import InputError, one_line
+from spac.stream_batch import StreamBatch
+from spac.vram import VramLimit
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,11 +53,22 @@ def _names(choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return convert
 
 
-def _slots(text: str) -> Slots:
-    try:
-        return Slots.parse(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("slots: ")) from None
+def _parsed(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{name}: ")) from None
+
+    return convert
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "Slots": Slots.parse,
+    "StreamBatch": StreamBatch.parse,
+    "VramLimit": VramLimit.parse,
+}
+"""Of fields whose values are written in several ways, by the name of their type."""
 
 
 def _scheduler(text: str) -> str:
@@ -99,8 +112,8 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
         return {"type": _names(meta["choices"]), "metavar": metavar or "TYPE[,TYPE]"}
     if item.name == "scheduler":
         return {"type": _scheduler, "metavar": metavar}
-    if kind == "Slots":
-        return {"type": _slots, "metavar": metavar}
+    if kind in _PARSERS:
+        return {"type": _parsed(_PARSERS[kind], item.name), "metavar": metavar}
     return {
         "type": Path if kind == "Path" else str,
         "metavar": metavar or ("FILE" if kind == "Path" else "TEXT"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,8 @@ from spac.config import EngineConfig
 from spac.errors import InputError
 from spac.gguf_check import check_model
 from spac.host import missing_features, physical_cores
+from spac.stream_batch import LEAST, StreamBatch
+from spac.vram import VramLimit, size
 
 LoadProgress = Callable[[Path, float], bool]
 """Called with the file and 0 to 1 while it loads; returns False to stop."""
@@ -54,7 +56,8 @@ class ModelPair:
         self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
         self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
         self._check_pair()
-        self._open_contexts()
+        with self._room_for_prompts(experts):
+            self._open_contexts()
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None where there is nothing to split."""
         if self.experts is None:
@@ -64,13 +67,44 @@ class ModelPair:
 
     def _note_device(self) -> None:
         device = self.device
+        _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
+        _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
             if settings := env.STAND_IN.get():
                 _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
                 self.device = choose_device(device.name)  # as it is now: with that much memory
+        if device is not None:
+            self._limit_memory()
         self.notes += missing_features(_core.system_info())
+
+    def _limit_memory(self) -> None:
+        """The device's limit is this configuration's from now on, whatever others have set."""
+        assert self.device is not None
+        limit, device = self._config.vram_limit, self.device
+        n_bytes = 0 if limit is None else VramLimit.parse(limit).of(device.memory.total)
+        _core.set_memory_limit(device.name, n_bytes)
+        self.device = choose_device(device.name)
+        if n_bytes > device.memory.total:
+            self.notes.append(f"--vram-limit {size(n_bytes)}: {device.name} has {size(device.memory.total)}")
+
+    @contextmanager
+    def _room_for_prompts(self, experts: _core.Experts | None) -> Iterator[None]:
+        """Contexts that are made in it have the memory that experts pass through which come to the device for
+        a prompt: made later, it would be what slots have left."""
+        wanted = self._config.stream_batch
+        if wanted is None:
+            wanted = 0 if self.device is None or self.device.is_stand_in else "auto"
+        tokens = StreamBatch.parse(wanted).tokens
+        if experts is None or tokens == 0:
+            yield
+            return
+        experts.set_stream_tokens(LEAST if tokens is None else tokens)
+        try:
+            yield
+        finally:
+            experts.set_stream_tokens(0)  # until it is known from where on it pays
 
     def _open(self, path: Path, *, load_mtp: bool) -> tuple[Model, _core.Experts | None]:
         progress = self._progress

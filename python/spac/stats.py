@@ -46,6 +46,9 @@ class Setting:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the defaults
     governor: str = "none"  # what chose the draft length
     expert_bytes: int = 0  # of an expert, in the mean over the layers
+    vram_bytes: int = 0  # buffers of this process on the device
+    vram_limit: int | None = None  # bytes that these may take together
+    stream_batch: int = 0  # tokens of the smallest graph for which all experts come to the device; 0: of none
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Meter:
     counted_steps: int = 0
     resident: int = 0
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
+    prompt_experts: dict[str, int] = field(default_factory=dict)  # and over the prompt
     insight: Insight = field(default_factory=Insight)
     pace: Pace | None = None  # None without speculation
 
@@ -117,9 +121,9 @@ class RunStats:
     uploads: int
     upload_failures: int
     evictions: int
-    bytes_moved: Mapping[
-        str, int
-    ]  # uploads (experts), downloads (ids, block inputs), joins (rows from the CPU)
+    bytes_moved: Mapping[str, int]
+    """uploads (experts), downloads (ids, block inputs), joins (rows from the CPU); of the prompt, where its
+    experts come to the device: prompt_uploads, and prompt_copies, which were there, in slots"""
     uploads_wasted: int  # whose expert was evicted again without a use
     evictions_early: int  # of experts that the next execution of their layer wanted
     upload_s: float  # time of the copies that `uploads` and `upload_failures` count
@@ -135,6 +139,8 @@ class RunStats:
     slots: int
     slots_resident: int
     slot_bytes: int
+    vram_bytes: int  # of this process's buffers on the device: weights, contexts, slots and the rest
+    vram_limit: int | None  # of these, as --vram-limit has it
     # scheduling: observe, solve, submit
     scheduler_s: float
     scheduler_ms_per_step: float | None
@@ -150,6 +156,7 @@ class RunStats:
     draft_length: int
     governor: str
     expert_bytes: int
+    stream_batch: int
     threads: int
     context: int
     seed: int
@@ -205,6 +212,8 @@ class RunStats:
                 "uploads": counts("upload_bytes", 0),
                 "downloads": counts("download_bytes", 0),
                 "joins": counts("join_bytes", 0),
+                "prompt_uploads": meter.prompt_experts.get("stream_bytes", 0),
+                "prompt_copies": meter.prompt_experts.get("stream_slot_bytes", 0),
             },
             uploads_wasted=counts("uploads_wasted", 0),
             evictions_early=counts("evictions_early", 0),

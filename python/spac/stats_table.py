@@ -39,7 +39,15 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     ]
     if stats.n_experts:
         rows += _expert_rows(stats)
-    return [*rows, ("device", f"{device}, {stats.threads} CPU threads")]
+    return [*rows, ("device", f"{device}{_vram(stats)}, {stats.threads} CPU threads")]
+
+
+def _vram(stats: RunStats) -> str:
+    """The memory taken of the device, and what may be."""
+    if not stats.vram_bytes:
+        return ""
+    limit = f" of {_bytes(stats.vram_limit)} allowed" if stats.vram_limit else ""
+    return f", {_bytes(stats.vram_bytes)}{limit}"
 
 
 def _lengths(stats: RunStats) -> str:

@@ -29,7 +29,8 @@ CAPACITY = 1 << 18
 
 PROCESS = 1
 TRACKS = ("session", "scheduler", "CPU", "device", "copies")
-"""Names of the tracks, in the order in which they are shown; their thread ids count from 1."""
+"""Names of the tracks, in the order in which they are shown; their thread ids count from 1. Others come
+behind them where there is something to show: a program's own, and the prompts' copies."""
 _TRACK_OF = {
     "prefill": "session",
     "draft": "session",
@@ -42,6 +43,7 @@ _TRACK_OF = {
     "device_part": "device",
     "copy": "copies",
     "evict": "copies",
+    "fill": "prompts' copies",
 }
 _TITLES = {
     "prefill": "prompt",
@@ -49,6 +51,7 @@ _TITLES = {
     "host_wait": "wait",
     "host_experts": "experts",
     "device_part": "experts",
+    "fill": "a layer's experts",
 }
 _FIELDS = {
     "prefill": {"count": "tokens"},
@@ -61,6 +64,7 @@ _FIELDS = {
     "host_experts": {"layer": "layer", "count": "activations", "distinct": "experts"},
     "device_part": {"layer": "layer"},
     "evict": {"layer": "layer", "expert": "expert", "pool": "pool"},
+    "fill": {"layer": "layer", "bytes": "bytes"},
 }
 
 
@@ -112,7 +116,11 @@ class Timeline:
             raise unwritable(self.path, error) from None
 
     def _write(self, file: TextIO, spans: Any, about: Entry) -> None:
-        self._tracks = [*TRACKS, *sorted({work.track for work in self._work} - set(TRACKS))]
+        from spac import _core
+
+        recorded = {_TRACK_OF[_core.ACTIVITIES[i]] for i in np.unique(spans["activity"])}
+        others = recorded.union(work.track for work in self._work).difference(TRACKS)
+        self._tracks = [*TRACKS, *sorted(others)]
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about) + ',"traceEvents":[')
         separator = "\n"
         for event in chain(_metadata(self._tracks), self._added(), self._recorded(spans)):
@@ -149,9 +157,9 @@ class Timeline:
         if name == "evict":
             del event["dur"]
             yield event | {"ph": "i", "s": "t"}
-        elif name == "device_part" and row["ok"] == 0:
+        elif row["ok"] == 0:
             duration = event.pop("dur")
-            event |= {"name": "experts, at most", "id": row["start_ns"]}
+            event |= {"name": f"{title}, at most", "id": row["start_ns"]}
             yield event | {"ph": "b"}
             yield event | {"ph": "e", "ts": event["ts"] + duration, "args": {}}
         else:

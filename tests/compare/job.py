@@ -25,18 +25,21 @@ class Run:
     """One pass of the script over a case. A reference ignores everything but `name`.
 
     `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first
-    step; with `moving`, a new plan is submitted before every step and nobody waits for it. `fault` is one of
-    `_core.set_fault`. Batches of `stream_tokens` tokens and more have their experts copied through
-    the device.
+    step; with `moving`, a new plan is submitted before every step and nobody waits for it; with `midway`,
+    every step begins settled, and a new plan comes while it is under way. `fault` is one of
+    `_core.set_fault`. Batches of `stream_tokens` tokens and more have their experts copied through the
+    device. Without `ahead`, nothing is queued behind the host's part of a layer before that is done.
     """
 
     name: str = "reference"
     share: float = 0.0
     seed: int = 0
     moving: bool = False
+    midway: bool = False
     fault: str = ""
     fail_uploads: int = 0
     stream_tokens: int = 0
+    ahead: bool = True
 
 
 @dataclass(frozen=True)

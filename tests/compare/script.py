@@ -145,10 +145,20 @@ def run_shift_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[
     return steps.logits
 
 
+def run_prompts_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Nothing but prompts."""
+    steps = _Steps(decoder, before_step)
+    for i in range(4):
+        decoder.rewind(0)
+        steps.random(f"prompt {i}", 60, 0)
+    return steps.logits
+
+
 SCRIPTS = {
     "full": run_script,
     "short": run_short_script,
     "state": run_state_script,
     "shift": run_shift_script,
+    "prompts": run_prompts_script,
 }
 """What a case may run."""

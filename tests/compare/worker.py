@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -103,12 +104,14 @@ def _observe(
     before = dict(experts.stats)
     resident, mover = _place(experts, run)
     core.set_fault(run.fault)
+    core.set_launch_ahead(run.ahead)
     experts.set_stream_tokens(run.stream_tokens)
     experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # these are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)
     finally:
         core.set_fault("")
+        core.set_launch_ahead(True)
     after = dict(experts.stats)
     return steps, {
         "n_layer": experts.n_layer,
@@ -138,7 +141,25 @@ def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
     submit()
     if not experts.settle(30.0):
         raise RuntimeError(f"{run.name}: the plan did not settle")
-    return int((experts.residency() >= 0).sum()), submit if run.moving else (lambda: None)
+    return int((experts.residency() >= 0).sum()), _mover(experts, run, submit)
+
+
+def _mover(experts: Any, run: Run, submit: Callable[[], None]) -> Callable[[], None]:
+    """What submits plans as the run asks, called before every step."""
+    if run.moving:
+        return submit
+    if not run.midway:
+        return lambda: None
+    timers: list[Timer] = []
+
+    def later() -> None:
+        for timer in timers:
+            timer.join()
+        experts.settle(30.0)
+        timers[:] = [Timer(0.01, submit)]
+        timers[0].start()
+
+    return later
 
 
 def main(argv: list[str]) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from spac import _core, doctor
 from spac.doctor import examine, main
+from spac.vram import VramLimit
 from tests.cli.conftest import environment
 
 
@@ -37,7 +38,7 @@ def test_what_is_off_says_why(findings):
 
 
 def test_as_json_and_as_lines(capsys, monkeypatch, findings):
-    monkeypatch.setattr(doctor, "examine", lambda: iter(findings.values()))
+    monkeypatch.setattr(doctor, "examine", lambda *_: iter(findings.values()))
     assert main(["--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["healthy"]
@@ -47,6 +48,18 @@ def test_as_json_and_as_lines(capsys, monkeypatch, findings):
     for finding in findings.values():
         assert finding.found in out
         assert finding.why in out
+
+
+def test_what_would_fit(tiny_model):
+    target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
+    room, fit = doctor._vram(target, VramLimit.parse("2M"))
+    assert "room for 1.9 MiB of the 2.0 MiB that --vram-limit allows" in room.found
+    assert (fit.state, "% of them fit" in fit.found) == ("ok", True)
+    room, fit = doctor._vram(target, VramLimit.parse("100K"))
+    assert fit.state == "off"
+    assert "must be on the device" in fit.why
+    _, fit = doctor._vram(tiny_model("qwen3"), None)
+    assert (fit.state, "experts" in fit.found) == ("ok", False)
 
 
 def test_a_fault_is_exit_code_1(capsys, monkeypatch):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import importlib
 
+import numpy as np
 import pytest
 
 from spac import _core, _llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.errors import SpacError
 
 api = importlib.import_module("llama_cpp.llama_cpp")  # after spac, which decides on the library
 
@@ -46,6 +48,30 @@ def test_streamed_prompts_give_the_same_text(target, expected):
         assert stats["activations"] > 0  # of the steps, which are not streamed
 
 
+@pytest.mark.parametrize("slots", [0, 3, 8, 15])
+def test_residents_do_not_come_over_the_link_again(target, expected, slots):
+    """Every byte of a layer comes once: the residents' from their slots, the others' over the link."""
+    with Engine(config(target, 16, scheduler="static", slots=slots)) as engine:
+        experts = engine.experts
+        assert experts.settle(10)
+        resident = (experts.residency() >= 0).sum(axis=1)
+        before = dict(experts.stats)
+        assert "".join(engine.generate(PROMPT, 24)) == expected
+        counts = {name: value - before[name] for name, value in experts.stats.items()}
+        layers = experts.layers[:-1]  # the last one computes nothing but the last token's row
+    assert resident.sum() == slots
+    if slots == 15:  # nothing has to be brought together
+        assert counts["blocks_streamed"] == counts["stream_bytes"] == counts["stream_slot_bytes"] == 0
+        return
+    n_graphs, rest = divmod(counts["blocks_streamed"], len(layers))
+    assert n_graphs > 0
+    assert rest == 0
+    at_home = n_graphs * sum(int(n) * layer.expert_bytes for n, layer in zip(resident, layers, strict=False))
+    everything = n_graphs * sum(layer.n_expert * layer.expert_bytes for layer in layers)
+    assert counts["stream_slot_bytes"] == at_home
+    assert counts["stream_bytes"] == everything - at_home
+
+
 @pytest.mark.parametrize("scheduler", ["lru", "moe-spac"])
 @pytest.mark.parametrize("stream_batch", [0, 16])
 def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
@@ -61,14 +87,45 @@ def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
 
 
 def test_slots_leave_room_for_the_stream(target):
-    with Engine(config(target, 0)) as engine:
+    def free():
+        return next(device.memory_free for device in _core.devices() if device.is_stand_in)
+
+    with Engine(config(target, 16, slots=0)) as engine:
+        assert engine.experts.stream_bytes() > 0
+        left = free() + engine.experts.stream_bytes()
+    with Engine(config(target, 0, slots=0)) as engine:
         assert engine.experts.stream_bytes() == 0
-    with Engine(config(target, 16)) as engine:
-        free = next(device.memory_free for device in _core.devices() if device.is_stand_in)
-        margin = free - engine.experts.stream_bytes()
-        with_room = engine.experts.slots_that_fit(margin)
-        engine.experts.set_stream_tokens(0)
-        assert engine.experts.slots_that_fit(margin) > with_room
+        assert free() == left  # else it is there with the context
+        experts = engine.experts
+        experts.set_stream_tokens(16)  # and made by the first prompt
+        margin = free() - experts.stream_bytes() - (64 << 10)
+        with_room = experts.slots_that_fit(margin)
+        experts.set_stream_tokens(0)
+        assert experts.slots_that_fit(margin) > with_room
+
+
+def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
+    """The next turn's experts are on their way when the graph ends: nobody will wait for them."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+    def give_up(_data):
+        return experts.stats["blocks_streamed"] > 0
+
+    with Engine(config(target, 16, scheduler="static", slots=7)) as engine:
+        session, context = engine.session_with(temp=0.0), engine._pair.target_context.pointer
+        experts = engine.experts
+        assert experts.settle(10)
+        before = experts.residency() >= 0
+        api.llama_set_abort_callback(context, give_up, None)
+        with pytest.raises(SpacError):
+            session.prefill(engine.tokenize(PROMPT))
+        api.llama_set_abort_callback(context, type(give_up)(), None)
+        assert experts.stats["blocks_streamed"] == 1
+        assert experts.stats["stream_slot_bytes"] > 0
+        # all but what is there
+        experts.submit(np.where(before, 0, 1).astype(np.int32), np.ones(experts.n_layer, np.int32))
+        assert experts.settle(10)
+        assert not (before & (experts.residency() >= 0)).any()
 
 
 @pytest.fixture

@@ -144,6 +144,29 @@ def test_a_failed_copy_is_drawn_as_one(tmp_path):
     assert all("failed" in event["name"] for event in failed)
 
 
+def test_a_streamed_prompt_shows_copies_beside_computing(tmp_path):
+    """Two regions take turns: one is filled when what read it is over, and read when it is full."""
+    _core.set_stand_in(upload_gb_s=0.2)
+    try:
+        drawn = Drawn(tmp_path / "run.json", stream_batch=16)
+    finally:
+        _core.set_stand_in()
+    fills = sorted(drawn.of("fill"), key=lambda event: event["ts"])
+    assert sum(event["args"]["bytes"] for event in fills) == drawn.counts["stream_bytes"] > 0
+    streamed = {event["args"]["layer"] for event in fills}
+    first_step = min(event["ts"] for event in drawn.of("verify"))
+    parts = sorted(
+        (e for e in drawn.of("device_part") if e["args"]["layer"] in streamed and e["ts"] < first_step),
+        key=lambda event: event["ts"],
+    )
+    assert [event["args"]["layer"] for event in parts] == [event["args"]["layer"] for event in fills]
+    ends = [[event["ts"] + event["dur"] + TOLERANCE_US for event in events] for events in (fills, parts)]
+    for i, (fill, part) in enumerate(zip(fills, parts, strict=True)):
+        assert part["ts"] >= ends[0][i] - 2 * TOLERANCE_US
+        assert i < 2 or fill["ts"] >= ends[1][i - 2] - 2 * TOLERANCE_US
+    assert any(fill["ts"] < end for fill, end in zip(fills[1:], ends[1], strict=False)), "one after the other"
+
+
 def test_plain_llama_cpp_has_a_timeline_too(tmp_path):
     drawn = Drawn(tmp_path / "run.json", device="cpu", slots="auto")
     assert len(drawn.of("verify")) == drawn.stats.steps > 0

@@ -17,6 +17,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.recording import COUNTERS, Recorder
 from spac.report.reading import parse
+from spac.scheduler.moe_spac_options import MoeSpacOptions
 from tests.report.conftest import TIMEOUT_S
 from tests.report.conftest import spac as run_spac
 
@@ -76,10 +77,11 @@ def test_matrices_and_layers_agree_with_the_sums(recorded, content):
 
 def test_thresholds_and_the_governors_model(content):
     thresholds, governor, n_step = content["thresholds"], content["governor"], content["stats"]["steps"]
-    assert thresholds["levels"] == 4
+    levels = MoeSpacOptions().levels
+    assert thresholds["levels"] == levels
     assert sum(thresholds["steps"]) == n_step
     for steps, sums in zip(thresholds["steps"], thresholds["sums"], strict=True):
-        assert all(steps <= each <= 5 * steps for each in sums)
+        assert all(steps <= each <= (levels + 1) * steps for each in sums)
     assert governor["name"] == content["stats"]["governor"] == "roofline"
     assert len(governor["curve"]["theta"]) == content["stats"]["draft_length"] + 1
     assert 0 < sum(governor["steps"]) <= n_step

@@ -24,7 +24,8 @@ class SharedPair(ModelPair):
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
         self.draft = owner.draft if config.draft_types else None
         try:
-            self._open_contexts()
+            with self._room_for_prompts(self.experts):
+                self._open_contexts()
         except BaseException:
             self.close()
             raise

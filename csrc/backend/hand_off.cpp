@@ -1,0 +1,79 @@
+#include "backend/hand_off.h"
+
+#include <utility>
+
+namespace spac {
+
+HandOff::~HandOff() {
+    {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+        started_.notify_all();
+    }
+    if (helper_.joinable()) {
+        helper_.join();
+    }
+}
+
+void HandOff::start(std::function<void()> launch) {
+    const std::lock_guard lock(mutex_);
+    launch_    = std::move(launch);
+    launching_ = true;
+    if (!helper_.joinable()) {
+        helper_ = std::thread([this] { work(); });
+    }
+    started_.notify_one();
+}
+
+void HandOff::work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        started_.wait(lock, [&] { return stop_ || launching_; });
+        if (stop_) {
+            return;
+        }
+        lock.unlock();
+        launch_();
+        lock.lock();
+        launching_ = false;
+        pushed_.notify_one();
+    }
+}
+
+bool HandOff::pop(HostJob & job) {
+    std::unique_lock lock(mutex_);
+    pushed_.wait(lock, [&] { return !launching_ || !jobs_.empty(); });
+    if (jobs_.empty()) {
+        return false;
+    }
+    job = std::move(jobs_.front());
+    jobs_.pop_front();
+    return true;
+}
+
+void HandOff::served(const HostJob & job) {
+    const std::lock_guard lock(mutex_);
+    last_ = job.mark;
+    if (--n_left_ <= n_awaited_) {
+        served_.notify_one();
+    }
+}
+
+void HandOff::push(HostJob job) {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+    ++n_left_;
+    pushed_.notify_one();
+}
+
+uint64_t HandOff::make_room(size_t most) {
+    std::unique_lock lock(mutex_);
+    if (n_left_ >= most) {
+        n_awaited_ = most / 2;
+        served_.wait(lock, [&] { return n_left_ <= n_awaited_; });
+    }
+    n_awaited_ = 0;
+    return last_;
+}
+
+} // namespace spac

@@ -1,0 +1,65 @@
+// What passes between the thread that launches and the one that serves the host's parts of blocks, in order.
+//
+// The device waits at the gate of every job until it is served, so the two are never one thread (gate.h): the one that
+// decodes serves, and a helper, which sleeps between graphs, launches. Who serves opens every gate, also behind a
+// failure: the device never waits for ever.
+#pragma once
+
+#include "backend/ggml_internals.h"
+#include "backend/split_graph.h"
+#include "core/mask.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace spac {
+
+// The host's part of a block, queued up to its mark, and what follows it queued behind the gate.
+struct HostJob {
+    SplitBlock *                b = nullptr;
+    const Staging *             s = nullptr;
+    std::shared_ptr<const Mask> mask; // null: all rows are the host's
+    uint64_t                    mark   = 0;
+    bool                        counts = false;
+};
+
+class HandOff {
+  public:
+    ~HandOff();
+    HandOff()                            = default;
+    HandOff(const HandOff &)             = delete;
+    HandOff & operator=(const HandOff &) = delete;
+
+    // ---- the thread that serves
+    // Has the helper run `launch`, which pushes jobs; pop() ends when it has returned and its jobs are taken.
+    void start(std::function<void()> launch);
+    // The next job, once it is there; false at the end.
+    bool pop(HostJob & job);
+    void served(const HostJob & job);
+
+    // ---- the thread that launches
+    void push(HostJob job);
+    // While `most` jobs or more are left: waits until half of that is (not at every job: a thread takes long to wake).
+    // Returns the mark of the last job that was served; 0 when there was none.
+    uint64_t make_room(size_t most);
+
+  private:
+    void work();
+
+    std::mutex              mutex_;
+    std::condition_variable started_, pushed_, served_;
+    std::function<void()>   launch_;
+    std::deque<HostJob>     jobs_;
+    size_t                  n_left_    = 0; // pushed and not served
+    size_t                  n_awaited_ = 0; // who waits for room, waits for so few to be left
+    uint64_t                last_      = 0; // mark of the last one served
+    bool                    launching_ = false, stop_ = false;
+    std::thread             helper_; // starts with the first graph
+};
+
+} // namespace spac

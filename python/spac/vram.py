@@ -1,0 +1,94 @@
+"""A device's memory: how much of it spac may take, and the words for what does not fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spac.errors import InputError
+
+if TYPE_CHECKING:
+    import spac._core as _core
+
+MARGIN_SHARE = 0.05  # of the device's memory, or of the limit, that stays free
+MARGIN_LEAST = 256 << 20  # on a real device, whose libraries allocate when they are first used
+MARGIN_MOST = 2 << 30  # these need no more on a larger one
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?b)?")
+
+
+@dataclass(frozen=True)
+class VramLimit:
+    """What spac's buffers may take of a device together: bytes, or a share of its memory. One is None."""
+
+    n_bytes: int | None = None
+    share: float | None = None
+
+    ACCEPTED = "a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each) or a share of the card's memory (50%)"
+
+    def __post_init__(self) -> None:
+        if self.n_bytes is not None and self.n_bytes <= 0:
+            raise InputError(f"vram_limit: {self.n_bytes} bytes are no memory")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise InputError(f"vram_limit: the share {self.share:g} is not above 0 and up to 1")
+
+    def of(self, total: int) -> int:
+        """Bytes, on a device of `total` bytes."""
+        return self.n_bytes if self.n_bytes is not None else int((self.share or 1.0) * total)
+
+    @classmethod
+    def parse(cls, value: VramLimit | str | int | float) -> VramLimit:
+        """From what a user writes. Integers are bytes, other numbers shares. Raises InputError."""
+        if isinstance(value, VramLimit):
+            return value
+        if isinstance(value, int):
+            return cls(n_bytes=value)
+        if isinstance(value, float):
+            return cls(share=value)
+        text = value.strip().lower()
+        if match := _SIZE.fullmatch(text):
+            base = 1000 if match[3] == "b" else 1024
+            return cls(n_bytes=int(float(match[1]) * base ** _UNITS[match[2]]))
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
+            return cls(share=float(match[1]) / 100)
+        raise InputError(f"vram_limit: '{value}' is none of {cls.ACCEPTED}")
+
+    def __str__(self) -> str:
+        return f"{self.share:.6g}" if self.n_bytes is None else size(self.n_bytes)
+
+
+def size(n_bytes: int) -> str:
+    """A number of bytes for a message."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.1f} MiB"
+
+
+def room_of(device: str, memory: _core.DeviceMemory) -> str:
+    """What a device may hold, for a message."""
+    if memory.limit:
+        return f"the {size(memory.limit)} of {device} that --vram-limit allows"
+    return f"the memory of {device}"
+
+
+def shortage(device: str, asked: int, memory: _core.DeviceMemory) -> str:
+    """Why `asked` bytes more were refused: what is needed, and what there is."""
+    if memory.limit:
+        needed = f"at least {size(memory.used + asked)} are needed beside the experts"
+        return f"{needed}, and --vram-limit allows {size(memory.limit)} of {device}"
+    needed = f"{size(asked)} more are needed beside the experts"
+    return f"{needed}, and {size(memory.free)} of the {size(memory.total)} of {device} are free"
+
+
+def in_use(device: str) -> int:
+    """Bytes of this process's buffers on a device; 0 for "cpu" and unknown ones."""
+    from spac import _core  # late: a configuration needs no library
+
+    return next((each.memory.used for each in _core.devices() if each.name == device), 0)
+
+
+def margin(n_bytes: int, *, is_stand_in: bool) -> int:
+    """Bytes that slots leave free of a device, or a limit, of `n_bytes`: pools and handles of the device's
+    libraries are in nobody's account."""
+    share = int(n_bytes * MARGIN_SHARE)
+    return share if is_stand_in else min(max(share, MARGIN_LEAST), MARGIN_MOST)

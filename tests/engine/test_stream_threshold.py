@@ -1,0 +1,144 @@
+"""From how many tokens on a prompt's experts come to the device: what is estimated, and what is in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac.config import EngineConfig, SamplingConfig
+from spac.costs import Costs, ExpertCosts
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.stream_batch import LEAST, PromptStreams, StreamBatch, split_s, stream_s, worth_it
+
+
+@dataclass(frozen=True)
+class Layer:
+    n_expert: int
+    n_used: int
+    pool: int
+    expert_bytes: int = 1 << 20
+
+
+def costs_of(*pools: ExpertCosts) -> Costs:
+    return Costs(pools, 0.0, 0.0, (1.0,), (1.0,))
+
+
+TIME = st.floats(0, 1e-3)
+UNITS = st.builds(ExpertCosts, TIME, TIME, TIME, TIME, TIME, TIME, TIME)
+LAYERS = st.lists(
+    st.integers(1, 64).flatmap(lambda n: st.builds(Layer, st.just(n), st.integers(0, n), st.integers(0, 1))),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(UNITS, UNITS, LAYERS, st.floats(0, 1), st.integers(1, 600))
+def test_it_is_the_fewest_tokens_for_which_the_cpu_takes_longer(one, other, layers, resident, largest):
+    costs = costs_of(one, other)
+    limit = stream_s(costs, layers, resident)
+    slower = [n for n in range(LEAST, largest + 1) if split_s(costs, layers, resident, n) >= limit]
+    assert worth_it(costs, layers, resident, largest) == (slower[0] if slower else 0)
+
+
+def test_the_numbers_of_a_usual_machine():
+    """By hand: 128 experts, 8 for each token, all but wanted from some dozens of tokens on. Copying takes 2.5
+    times an expert's reading, a pair a tenth of it: 128 * 2.5 < 128 + 0.8 n from n = 241 on."""
+    layers = [Layer(128, 8, 0)] * 3
+    costs = Costs.guessed(layers)
+    assert worth_it(costs, layers, 0.0, 512) == 241
+    assert worth_it(costs, layers, 0.25, 512) == 241  # what is resident is missing on both sides
+    assert worth_it(costs, layers, 0.0, 128) == 0
+    fast = costs_of(replace(costs.experts[0], upload_s=0.0, device_expert_s=0.0))
+    assert worth_it(fast, layers, 0.0, 512) == LEAST
+
+
+class Slots:
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+
+
+class FakeExperts:
+    """Notes what it is told."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers, self.slots, self.told = layers, Slots(0), list[int]()
+
+    def set_stream_tokens(self, n: int) -> None:
+        self.told.append(n)
+
+
+def test_it_follows_the_costs_and_not_their_noise():
+    layers = [Layer(128, 8, 0)]
+    experts, costs = FakeExperts(layers), Costs.guessed(layers)
+    streams = PromptStreams(experts, StreamBatch(), 512)
+
+    def update(link: float) -> int:
+        [unit] = costs.experts
+        streams.update(costs_of(replace(unit, upload_s=unit.upload_s * link)))
+        return streams.tokens
+
+    assert update(1.0) == 241
+    assert update(1.05) == 241
+    assert "241" in streams.note
+    assert update(1.2) == 321
+    assert update(3.0) == 0
+    assert "split" in streams.note
+    assert update(1.0) == 241
+    assert experts.told == [241, 321, 0, 241]
+
+
+def test_a_number_is_that_number():
+    experts = FakeExperts([Layer(128, 8, 0)])
+    streams = PromptStreams(experts, StreamBatch(7), 512)
+    for _ in range(2):
+        streams.update(Costs.guessed(experts.layers))
+    assert streams.tokens == 7
+    assert experts.told == [7]
+    assert streams.note == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "tokens"), [("auto", None), (" AUTO ", None), ("0", 0), ("64", 64), (128, 128)]
+)
+def test_what_a_user_writes(written, tokens):
+    assert StreamBatch.parse(written) == StreamBatch(tokens)
+
+
+@pytest.mark.parametrize("written", ["", "-1", -1, "a few", "1.5", 1.5, True, 2**31, str(2**31)])
+def test_what_is_refused(written):
+    with pytest.raises(InputError, match=r"stream_batch: .* is not 'auto', or a number of tokens"):
+        EngineConfig(target="model.gguf", stream_batch=written)
+
+
+def config(target, stream_batch, **options):
+    return EngineConfig(
+        target=target, device="stand-in", threads=1, ctx=512, governor="fixed", stream_batch=stream_batch,
+        sampling=SamplingConfig(temp=0.0), **options,
+    )  # fmt: skip
+
+
+def test_the_statistics_say_what_is_in_force(tiny_model):
+    target = tiny_model("qwen3moe")
+    text = "def double(values):\n    return [2 * value for value in values]\n\n" * 3
+    with Engine(config(target, None)) as engine:  # on the stand-in, never
+        generation = engine.generate(text, 2)
+        "".join(generation)
+        assert generation.stats.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0
+        assert not any("prompts:" in note for note in engine.notes)
+    with Engine(config(target, "auto", deterministic=True, slots=4)) as engine:
+        layers = engine.experts.layers
+        expected = worth_it(Costs.guessed(layers), layers, 4 / 15, 512)
+        generation = engine.generate(text, 2)
+        "".join(generation)
+        stats = generation.stats
+        assert stats.stream_batch == expected > LEAST
+        assert stats.prompt_tokens > expected
+        assert stats.bytes_moved["prompt_uploads"] > 0
+        assert sum(str(expected) in note for note in engine.notes) == 1
+        counts = engine.experts.stats
+        assert stats.bytes_moved["prompt_copies"] == counts["stream_slot_bytes"]
+        assert stats.bytes_moved["prompt_uploads"] == counts["stream_bytes"]
