@@ -132,7 +132,10 @@ void SplitStream::run_ahead(Course & course) {
                 status = GGML_STATUS_FAILED;
             }
         } // behind a failure, gates are only opened
-        stream_.gate()->open(job.mark);
+        {
+            const Timer timer(job.b->experts->counters.queue_ns); // a call of the device's, as those that queue
+            stream_.gate()->open(job.mark);
+        }
         jobs_.served(job);
     }
     if (thrown != nullptr) {
