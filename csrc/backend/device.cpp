@@ -342,7 +342,8 @@ void hide_real_devices() {
 }
 
 std::atomic<Fault> fault_now{Fault::none};
-std::atomic<bool>  launch_ahead_now{true}, trust_masks_now{false};
+std::atomic<int>   launch_ahead_now{-1}; // no choice
+std::atomic<bool>  trust_masks_now{false};
 
 std::string known_devices() {
     std::string names;
@@ -412,8 +413,13 @@ void set_default_device(const std::string & name) {
 
 std::string default_device() { return ggml_backend_dev_name(default_wrapper().inner()); }
 
-void set_launch_ahead(bool on) { launch_ahead_now = on; }
-bool launch_ahead() { return launch_ahead_now; }
+void set_launch_ahead(std::optional<bool> on) { launch_ahead_now = on ? int{*on} : -1; }
+
+std::optional<bool> launch_ahead() {
+    const int now = launch_ahead_now;
+    return now < 0 ? std::nullopt : std::optional<bool>(now != 0);
+}
+
 void set_trust_device_masks(bool on) { trust_masks_now = on; }
 bool trust_device_masks() { return trust_masks_now; }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -68,9 +69,10 @@ void            set_stand_in(const StandInSettings & settings);
 StandInSettings stand_in();
 
 // Whether what follows the host's part of a layer is queued before the host has done it, where the device can wait for
-// the host (gate.h). On by default; from the next graph on.
-void set_launch_ahead(bool on);
-bool launch_ahead();
+// the host (gate.h); from the next graph on. Without a choice: on real devices, not on the stand-in, which computes on
+// the cores that the helper would take.
+void                set_launch_ahead(std::optional<bool> on);
+std::optional<bool> launch_ahead();
 
 // Whether devices whose kernels are patched to read ids masks, but have not passed bench/gpu_suite, are trusted with
 // them. Off by default; for contexts made from now on.

@@ -160,8 +160,8 @@ ggml_status SplitStream::serve(const HostJob & job) {
 // Whether the device can be told of this graph ahead of the host.
 bool SplitStream::can_go_ahead(const SplitGraph & g) {
     const auto listened = [](auto & b) { return b->experts->demand.listens(); };
-    return launch_ahead() && device_.masked() && std::none_of(g.blocks.begin(), g.blocks.end(), listened) &&
-           stream_.gate() != nullptr;
+    return launch_ahead().value_or(!is_stand_in(stream_.backend())) && device_.masked() &&
+           std::none_of(g.blocks.begin(), g.blocks.end(), listened) && stream_.gate() != nullptr;
 }
 
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {

@@ -91,7 +91,7 @@ void bind_devices(py::module_ & m) {
     });
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
           "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
-          "host. On by default; from the next graph on.");
+          "host; from the next graph on. None: on real devices, not on the stand-in.");
     m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
           "Whether devices whose kernels have not been tried read ids masks. Off by default; for contexts made from "
           "now on.");

@@ -69,18 +69,17 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable that is 1 or 0; unset and empty are `default`."""
+    """A variable that is 1 or 0; unset and empty are the same."""
 
     name: str
-    default: bool
     doc: str
 
-    def get(self) -> bool:
-        """Raises InputError for any other value."""
+    def get(self) -> bool | None:
+        """None when it is not set. Raises InputError for any other value."""
         value = os.environ.get(self.name, "")
         if value not in ("", "0", "1"):
             raise InputError(f"{self.name}: '{value}' is neither 0 nor 1")
-        return self.default if value == "" else value == "1"
+        return None if value == "" else value == "1"
 
 
 LIB_PATH = Folder(
@@ -115,13 +114,12 @@ STAND_IN = Numbers(
 )
 LAUNCH_AHEAD = Switch(
     "SPAC_LAUNCH_AHEAD",
-    True,
-    "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it where "
-    "the device can wait for it. 0 is for comparisons, and for drivers on which it fails.",
+    "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it, "
+    "where the device can wait for the CPU. Not set: on GPUs, not on the stand-in, which shares the CPU's "
+    "cores. 0 is for comparisons, and for drivers on which it fails.",
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
-    False,
     "1 lets a GPU read the ids masks itself with the patched kernels, though these have not been tried on a "
     "GPU of its kind (bench/gpu_suite tries them). Without, the CPU lists the resident experts, and the GPU "
     "waits.",

@@ -111,7 +111,7 @@ def _observe(
         steps = SCRIPTS[case.script](context, mover)
     finally:
         core.set_fault("")
-        core.set_launch_ahead(True)
+        core.set_launch_ahead(None)
     after = dict(experts.stats)
     return steps, {
         "n_layer": experts.n_layer,
