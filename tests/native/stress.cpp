@@ -156,9 +156,9 @@ int main(int argc, char ** argv) {
     const int      rounds = argc > 1 ? atoi(argv[1]) : 15;
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
     n_wrong += check_slot_limits();
-    set_launch_ahead(true);
+    spac::set_launch_ahead(true);
     stress(rounds, seed, "");
-    set_launch_ahead(false);
+    spac::set_launch_ahead(false);
     stress(rounds, seed + 50, "");
     stress(rounds, seed + 100, "compact");
     printf("%d results, %d wrong\n", n_run.load(), n_wrong.load());
