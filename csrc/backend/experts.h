@@ -49,7 +49,7 @@ struct ExpertStats {
     uint64_t blocks_streamed;   // blocks of large batches whose experts came to the device
     uint64_t stream_bytes;      // of these experts, over the link
     uint64_t stream_slot_bytes; // the others: copied from their slots
-    uint64_t join_bytes;        // rows computed on the host, host to device
+    uint64_t join_bytes;        // rows of blocks that the host took part in, host to device: all of them
     uint64_t graph_ns;          // time that graphs with MoE blocks took on the calling thread, all of it
     uint64_t queue_ns;          // of this, time inside the wrapped device's calls that queue copies and launches
     uint64_t ahead_ns;          // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
