@@ -22,26 +22,30 @@ ggml_backend_buffer_ptr ComputeStream::host_buffer(size_t bytes) const {
         ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), bytes));
 }
 
-ggml_status ComputeStream::launch(ggml_cgraph * graph) { return backend_->iface.graph_compute(backend_.get(), graph); }
+ggml_status ComputeStream::launch(const Part & part, const ggml_cgraph * graph) {
+    return part.nodes.empty() ? GGML_STATUS_SUCCESS : queue(part.nodes, part.uid, part.uses ? *part.uses : *graph);
+}
 
 ggml_status ComputeStream::launch(const SplitBlock & b, const Part & part, const ggml_cgraph * graph) {
-    return launch(b, part.nodes, graph, part.uid);
+    const Timer timer(queue_time(b));
+    return launch(part, graph);
 }
 
 ggml_status ComputeStream::launch(const SplitBlock & b, const std::vector<ggml_tensor *> & nodes,
-                                  const ggml_cgraph * graph, uint64_t uid) {
-    if (nodes.empty()) {
-        return GGML_STATUS_SUCCESS;
-    }
+                                  const ggml_cgraph * graph) {
     const Timer timer(queue_time(b));
+    return nodes.empty() ? GGML_STATUS_SUCCESS : queue(nodes, 0, *graph);
+}
+
+ggml_status ComputeStream::queue(const std::vector<ggml_tensor *> & nodes, uint64_t uid, const ggml_cgraph & uses) {
     ggml_cgraph part = {};
     part.size = part.n_nodes = static_cast<int>(nodes.size());
     part.nodes               = const_cast<ggml_tensor **>(nodes.data()); // read only by every backend
     part.uid                 = uid;
-    part.use_counts          = graph->use_counts;
-    part.visited_hash_set    = graph->visited_hash_set;
-    part.order               = graph->order;
-    return launch(&part);
+    part.use_counts          = uses.use_counts;
+    part.visited_hash_set    = uses.visited_hash_set;
+    part.order               = uses.order;
+    return backend_->iface.graph_compute(backend_.get(), &part);
 }
 
 std::atomic<uint64_t> & ComputeStream::queue_time(const SplitBlock & b) const {

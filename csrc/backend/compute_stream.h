@@ -30,11 +30,10 @@ class ComputeStream {
     // Host memory that copies are asynchronous from: pinned where the device can.
     ggml_backend_buffer_ptr host_buffer(size_t bytes) const;
 
-    // Queues a graph as it is, or those of its nodes: in the time of the model whose block it is queued for.
-    ggml_status launch(ggml_cgraph * graph);
+    // Queues nodes, some of them of that graph: in the time of the model whose block they are queued for.
+    ggml_status launch(const Part & part, const ggml_cgraph * graph);
     ggml_status launch(const SplitBlock & b, const Part & part, const ggml_cgraph * graph);
-    ggml_status launch(const SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph,
-                       uint64_t uid = 0);
+    ggml_status launch(const SplitBlock & b, const std::vector<ggml_tensor *> & nodes, const ggml_cgraph * graph);
     // Copies between staging and the device.
     void fetch(const SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes);
     void send(const SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes);
@@ -73,6 +72,7 @@ class ComputeStream {
         What     what;
     };
 
+    ggml_status             queue(const std::vector<ggml_tensor *> & nodes, uint64_t uid, const ggml_cgraph & uses);
     std::atomic<uint64_t> & queue_time(const SplitBlock & b) const;
 
     ggml_backend_ptr                                backend_;

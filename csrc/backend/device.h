@@ -58,7 +58,7 @@ MemoryRefusal take_memory_refusal();
 // The stand-in's speed and faults, for tests and for showing what a slow link does. They apply from now on.
 struct StandInSettings {
     double upload_gb_s  = 0;  // host-to-device bandwidth; 0 = as fast as memory
-    double latency_us   = 0;  // added to every copy and launch
+    double latency_us   = 0;  // added to every copy and launch, but not to those that fill slots: a link is a pipeline
     double delay_us     = 0;  // a random delay up to this before every queued operation
     long   memory_mb    = 0;  // memory it claims to have; 0 = half of the host's
     int    fail_uploads = 0;  // the next so many uploads into slots fail

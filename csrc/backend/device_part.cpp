@@ -104,8 +104,9 @@ void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
     b.device_nodes            = {};
     b.device_chain.clear();
     b.compact_scales.clear();
+    const size_t n_tensors = block.chain.size() + 6 * block.scales.size() + 12;
     b.device_ctx.reset(
-        ggml_init({(block.chain.size() + 6 * block.scales.size() + 12) * ggml_tensor_overhead(), nullptr, true}));
+        ggml_init({n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false), nullptr, true}));
     ggml_context * ctx  = b.device_ctx.get();
     const int      pool = b.experts->pool_of(b.layer);
 
@@ -140,6 +141,7 @@ void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
     if (!b.device_can) {
         b.experts->note_unsplit(block.weights.front()->name, ModelExperts::Unsplit::kernels);
     }
+    b.device_nodes.uses = count_uses(ctx, b.device_nodes.nodes);
     if (to == nullptr) {
         b.device_nodes.fix();
     } // else their shapes change with the pairs
@@ -157,6 +159,13 @@ ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::sha
             return GGML_STATUS_SUCCESS;
         }
     }
+    stream_.record_device_part(b);
+    return stream_.launch(b, b.device_nodes, graph);
+}
+
+ggml_status DevicePart::launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph) {
+    stream_.hold(b.storage);
+    send_row(b, late.row, 0); // which version it is, who chooses knows
     stream_.record_device_part(b);
     return stream_.launch(b, b.device_nodes, graph);
 }
@@ -191,24 +200,40 @@ DevicePart::MaskTable * DevicePart::masks_of(ModelExperts & experts) {
 }
 
 void DevicePart::refresh_mask(const SplitBlock & b, const std::shared_ptr<const Mask> & mask) {
-    MaskTable & table = *masks_of(*b.experts);
-    if (table.versions[b.layer] == mask->version) {
-        return;
+    if (masks_of(*b.experts)->versions[b.layer] != mask->version) {
+        int32_t * row = reserve_row(b);
+        write_row({nullptr, row, 0}, mask.get());
+        send_row(b, row, mask->version);
     }
+}
+
+int32_t * DevicePart::reserve_row(const SplitBlock & b) {
+    MaskTable & table = *masks_of(*b.experts);
     // a copy from pageable memory would have this thread wait for all that is queued
     const size_t place = 2 * static_cast<size_t>(b.layer) + table.n_sent[b.layer]++ % 2;
     if (!stream_.has_passed(table.left[place])) {
         stream_.synchronize();
     }
     table.left[place] = stream_.next_mark();
-    const std::vector<int32_t> slots =
-        fault() == Fault::swap_slots ? two_swapped(mask->slot_of) : std::vector<int32_t>();
-    const std::vector<int32_t> & sent = slots.empty() ? mask->slot_of : slots;
-    int32_t * from = static_cast<int32_t *>(ggml_backend_buffer_get_base(table.staging.get())) + place * table.width;
-    std::copy(sent.begin(), sent.end(), from);
-    // on the compute stream: launches before it have read the older version
-    stream_.send(b, table.rows[b.layer], from, sent.size() * sizeof(int32_t));
-    table.versions[b.layer] = mask->version;
+    return static_cast<int32_t *>(ggml_backend_buffer_get_base(table.staging.get())) + place * table.width;
+}
+
+void DevicePart::write_row(const LateMask & late, const Mask * mask) {
+    if (mask == nullptr) {
+        std::fill_n(late.row, late.b->n_expert, -1);
+    } else if (fault() == Fault::swap_slots) {
+        const std::vector<int32_t> wrong = two_swapped(mask->slot_of);
+        std::copy(wrong.begin(), wrong.end(), late.row);
+    } else {
+        std::copy(mask->slot_of.begin(), mask->slot_of.end(), late.row);
+    }
+}
+
+// On the compute stream: launches before it have read the older version.
+void DevicePart::send_row(const SplitBlock & b, const int32_t * row, uint64_t version) {
+    MaskTable & table = *masks_of(*b.experts);
+    stream_.send(b, table.rows[b.layer], row, sizeof(int32_t) * b.n_expert);
+    table.versions[b.layer] = version;
 }
 
 // Lists the device's (token, expert) pairs for the compact form, and queues the lists; returns their number.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/compute_stream.h"
+#include "backend/hand_off.h"
 #include "backend/model_experts.h"
 #include "backend/split_graph.h"
 
@@ -31,6 +32,10 @@ class DevicePart {
     // host computes; the compact one, for which the ids must be in staging, rows of its own.
     ggml_status launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                        const ggml_cgraph * graph);
+    // Masked form, with a mask that is chosen before the stream comes here: where its row is to be written then.
+    int32_t *   reserve_row(const SplitBlock & b);
+    static void write_row(const LateMask & late, const Mask * mask); // null: no expert is resident
+    ggml_status launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph);
     // Compact form: queues the way of these rows into the output, behind the host's.
     ggml_status scatter(const SplitBlock & b, const ggml_cgraph * graph);
 
@@ -53,6 +58,7 @@ class DevicePart {
 
     MaskTable * masks_of(ModelExperts & experts);
     void        refresh_mask(const SplitBlock & b, const std::shared_ptr<const Mask> & mask);
+    void        send_row(const SplitBlock & b, const int32_t * row, uint64_t version);
     int         send_pairs(SplitBlock & b, const Staging & s, const Mask & mask);
 
     ComputeStream & stream_;

@@ -40,6 +40,8 @@ struct ExpertStats {
     uint64_t upload_failures;   // copies that failed (the expert stays on the CPU)
     uint64_t upload_ns;         // time from a batch of copies' start to its end, the failed ones' too
     uint64_t uploads_wasted;    // uploads whose expert was evicted again without having been used (core/churn.h)
+    uint64_t foreseen;          // (token, expert) pairs that were predicted by looking ahead
+    uint64_t foreseen_right;    // of these, chosen by the router when its layer ran
     uint64_t evictions;         // experts that lost their slot
     uint64_t evictions_early;   // of these, wanted by the next execution of their layer (core/churn.h)
     uint64_t host_waits;        // times the host waited for ids and input of a block
@@ -50,6 +52,7 @@ struct ExpertStats {
     uint64_t stream_bytes;      // of these experts, over the link
     uint64_t stream_slot_bytes; // the others: copied from their slots
     uint64_t join_bytes;        // rows of blocks that the host took part in, host to device: all of them
+    uint64_t graphs_prepared;   // graphs with MoE blocks that were met for the first time (graph_cache.h)
     uint64_t graph_ns;          // time that graphs with MoE blocks took on the calling thread, all of it
     uint64_t queue_ns;          // of this, time inside the wrapped device's calls that queue copies and launches
     uint64_t ahead_ns;          // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
@@ -134,6 +137,9 @@ class Experts {
     virtual void set_stream_tokens(int n) = 0;
     // Device memory that this takes, from the first such batch on; slots_that_fit() leaves room for it.
     virtual size_t stream_bytes() const = 0;
+    // From the next graph on, every layer's input is shown to the router of the one `n_layers` behind it, and what that
+    // would choose is loaded before all that the plan wants (lookahead.h); 0, the default: not.
+    virtual void set_lookahead(int n_layers) = 0;
 
     virtual ExpertStats stats() const = 0;
     // Where blocks and copies are recorded; off until somebody starts it.

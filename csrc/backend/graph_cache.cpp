@@ -1,5 +1,7 @@
 #include "backend/graph_cache.h"
 
+#include "backend/model_experts.h"
+#include "backend/store.h"
 #include "core/error.h"
 
 #include <algorithm>
@@ -10,18 +12,21 @@ namespace {
 // Prompt and step shapes of a context, with room for several draft lengths.
 constexpr size_t max_graphs = 16;
 
+// How far is to be looked ahead for these blocks.
+int distance_of(const SplitGraph & g) { return g.blocks.empty() ? 0 : g.blocks.front()->experts->lookahead.distance(); }
+
+bool is_current(const SplitGraph & g) { return g.distance == distance_of(g); }
+
 } // namespace
 
 void GraphCache::reserve(const std::vector<Block> & blocks) { reserve(staging_size(blocks)); }
 
 SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     ++n_asked_;
-    for (auto & g : graphs_) {
-        if (graph->uid != 0 && g->uid == graph->uid && g->n_nodes == graph->n_nodes &&
-            (graph->n_nodes == 0 || g->first == graph->nodes[0])) {
-            g->used = n_asked_;
-            return *g;
-        }
+    if (SplitGraph * known = graph->uid != 0 ? find(graph) : nullptr) {
+        known->uid  = graph->uid;
+        known->used = n_asked_;
+        return *known;
     }
     std::vector<Block> blocks = find_blocks(graph);
     // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
@@ -29,18 +34,40 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
                  blocks.end());
     reserve(blocks);
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
-    if (graphs_.size() >= max_graphs || graph->uid == 0) {
+    // a graph without a uid cannot be recognized again
+    const auto outdated = [](auto & g) { return g->uid == 0 || !is_current(*g); };
+    if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
         stream_.synchronize(); // launches under way read the tensors of the graph that goes
     }
-    // a graph without a uid cannot be recognized again
-    graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), [](auto & g) { return g->uid == 0; }), graphs_.end());
+    graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), outdated), graphs_.end());
     if (graphs_.size() >= max_graphs) {
         graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), stale));
     }
-    void * host = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
-    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get()));
-    graphs_.back()->used = n_asked_;
-    return *graphs_.back();
+    void *    host     = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
+    const int distance = blocks.empty() ? 0 : experts_of(blocks.front().weights.front())->lookahead.distance();
+    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get(), distance));
+    SplitGraph & g = *graphs_.back();
+    g.used         = n_asked_;
+    if (!g.blocks.empty()) {
+        ++g.blocks.front()->experts->counters.graphs_prepared;
+    }
+    return g;
+}
+
+// A prepared graph whose tensors are those of this one.
+SplitGraph * GraphCache::find(const ggml_cgraph * graph) {
+    for (auto & g : graphs_) {
+        if (g->uid == graph->uid && g->n_nodes == graph->n_nodes &&
+            (graph->n_nodes == 0 || g->first == graph->nodes[0])) {
+            return is_current(*g) ? g.get() : nullptr;
+        }
+    }
+    for (auto & g : graphs_) {
+        if (!g->met_late && g->image.matches(graph)) {
+            return is_current(*g) ? g.get() : nullptr;
+        }
+    }
+    return nullptr;
 }
 
 void GraphCache::reserve(const StagingSize & size) {

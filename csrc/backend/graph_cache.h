@@ -1,6 +1,7 @@
 // The prepared graphs of one stream, and the staging memory that they share.
 //
-// It owns both: a graph's tensors point into the staging, so that a larger one empties the cache.
+// It owns both: a graph's tensors point into the staging, so that a larger one empties the cache. A graph is found by
+// its uid, or, built anew, by what it is made of: draft lengths change from step to step, and come again.
 #pragma once
 
 #include "backend/compute_stream.h"
@@ -24,7 +25,8 @@ class GraphCache {
     ggml_backend_buffer_t scratch() const { return device_buffer_.get(); }
 
   private:
-    void reserve(const StagingSize & size);
+    SplitGraph * find(const ggml_cgraph * graph);
+    void         reserve(const StagingSize & size);
 
     ComputeStream &                          stream_;
     ggml_backend_buffer_ptr                  host_buffer_, device_buffer_;

@@ -51,6 +51,26 @@ bool HandOff::pop(HostJob & job) {
     return true;
 }
 
+std::optional<LateMask> HandOff::end(const HostJob & job) {
+    const std::lock_guard lock(mutex_);
+    ended_mark_ = job.mark;
+    if (deferred_.empty() || deferred_.front().first != job.mark) {
+        return {};
+    }
+    const LateMask late = deferred_.front().second;
+    deferred_.pop_front();
+    return late;
+}
+
+bool HandOff::defer(const LateMask & late) {
+    const std::lock_guard lock(mutex_);
+    if (ended_mark_ == pushed_mark_) {
+        return false;
+    }
+    deferred_.emplace_back(pushed_mark_, late);
+    return true;
+}
+
 void HandOff::served(const HostJob & job) {
     const std::lock_guard lock(mutex_);
     last_ = job.mark;
@@ -61,6 +81,7 @@ void HandOff::served(const HostJob & job) {
 
 void HandOff::push(HostJob job) {
     const std::lock_guard lock(mutex_);
+    pushed_mark_ = job.mark;
     jobs_.push_back(std::move(job));
     ++n_left_;
     pushed_.notify_one();

@@ -15,9 +15,19 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
 
 namespace spac {
+
+// A block that was queued with a mask yet to be chosen: its row of slot ids is to be written before the gate of the job
+// before it opens.
+struct LateMask {
+    SplitBlock * b;
+    int32_t *    row;        // [n_expert]
+    uint64_t     generation; // of the slots that it was queued for
+};
 
 // The host's part of a block, queued up to its mark, and what follows it queued behind the gate.
 struct HostJob {
@@ -26,6 +36,7 @@ struct HostJob {
     std::shared_ptr<const Mask> mask; // null: all rows are the host's
     uint64_t                    mark   = 0;
     bool                        counts = false;
+    bool                        late   = false; // the mask is chosen at the end of the job before
 };
 
 class HandOff {
@@ -40,10 +51,14 @@ class HandOff {
     void start(std::function<void()> launch);
     // The next job, once it is there; false at the end.
     bool pop(HostJob & job);
-    void served(const HostJob & job);
+    // The job is done, its gate not open yet: the mask that is to be chosen now, if any.
+    std::optional<LateMask> end(const HostJob & job);
+    void                    served(const HostJob & job);
 
     // ---- the thread that launches
     void push(HostJob job);
+    // Leaves the choice to end() of the last job that was pushed; false: too late, it ended already.
+    bool defer(const LateMask & late);
     // While `most` jobs or more are left: waits until half of that is (not at every job: a thread takes long to wake).
     // Returns the mark of the last job that was served; 0 when there was none.
     uint64_t make_room(size_t most);
@@ -55,11 +70,14 @@ class HandOff {
     std::condition_variable started_, pushed_, served_;
     std::function<void()>   launch_;
     std::deque<HostJob>     jobs_;
-    size_t                  n_left_    = 0; // pushed and not served
-    size_t                  n_awaited_ = 0; // who waits for room, waits for so few to be left
-    uint64_t                last_      = 0; // mark of the last one served
-    bool                    launching_ = false, stop_ = false;
-    std::thread             helper_; // starts with the first graph
+    // by the mark of the job before
+    std::deque<std::pair<uint64_t, LateMask>> deferred_;
+    uint64_t                                  pushed_mark_ = 0, ended_mark_ = 0;
+    size_t                                    n_left_    = 0; // pushed and not served
+    size_t                                    n_awaited_ = 0; // who waits for room, waits for so few to be left
+    uint64_t                                  last_      = 0; // mark of the last one served
+    bool                                      launching_ = false, stop_ = false;
+    std::thread                               helper_; // starts with the first graph
 };
 
 } // namespace spac

@@ -7,21 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 
 namespace spac {
-
-namespace {
-
-int max_slots(const std::vector<ExpertWeight> & weights, ggml_backend_dev_t device) {
-    int most = std::numeric_limits<int>::max();
-    for (const ExpertWeight & weight : weights) {
-        most = std::min(most, weight.max_slots(device));
-    }
-    return most;
-}
-
-} // namespace
 
 ModelExperts::ModelExperts() = default;
 
@@ -48,8 +35,8 @@ std::string ModelExperts::host_memory() const {
 void ModelExperts::store_gone() {
     detach();
     const std::lock_guard lock(mutex_);
-    gone_   = true;
-    frozen_ = true;
+    gone_ = true;
+    layers_.freeze();
 }
 
 // Ends the reconciler and drops all masks; slots live on until the last launch that reads them is over.
@@ -73,52 +60,7 @@ void ModelExperts::detach() {
 
 int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used) {
     const std::lock_guard lock(mutex_);
-    for (size_t il = 0; il < layers_.size(); ++il) {
-        const auto & known = layers_[il].weights;
-        if (known.size() == weights.size() &&
-            std::equal(known.begin(), known.end(), weights.begin(), [](auto & a, auto * b) { return a.tensor == b; })) {
-            LayerInfo & info = layers_[il].info;
-            if (n_used < info.n_expert || info.n_used == 0) { // not a warm-up's, which uses all experts
-                info.n_used = std::min(n_used, info.n_expert);
-            }
-            return static_cast<int>(il);
-        }
-    }
-    if (frozen_) {
-        return -1;
-    }
-    Layer layer = {};
-    for (const ggml_tensor * t : weights) {
-        const bool bias = t->ne[2] == 1;
-        layer.weights.push_back({t, bias ? t->nb[1] : t->nb[2]});
-        layer.info.expert_bytes += layer.weights.back().bytes;
-        if (!bias) {
-            layer.info.name     = t->name;
-            layer.info.n_expert = layer.weights.back().n_expert();
-        }
-    }
-    layer.info.n_used = n_used;
-    layer.info.pool   = pool_for_locked(layer);
-    n_pool_           = std::max(n_pool_, layer.info.pool + 1);
-    layers_.push_back(std::move(layer));
-    return static_cast<int>(layers_.size()) - 1;
-}
-
-// Layers with equal shapes share a pool, as far as all their experts could be slots of it.
-int ModelExperts::pool_for_locked(const Layer & layer) const {
-    int pool = n_pool_;
-    for (const Layer & other : layers_) {
-        if (other.weights.size() == layer.weights.size() &&
-            std::equal(other.weights.begin(), other.weights.end(), layer.weights.begin(),
-                       [](auto & a, auto & b) { return a.same_shape(b); })) {
-            pool = other.info.pool; // the latest
-        }
-    }
-    int64_t n_expert = layer.info.n_expert;
-    for (const Layer & other : layers_) {
-        n_expert += other.info.pool == pool ? other.info.n_expert : 0;
-    }
-    return n_expert <= max_slots(layer.weights, device_) ? pool : n_pool_;
+    return layers_.find_or_add(weights, n_used, device_);
 }
 
 void ModelExperts::note_unsplit(const char * weight, Unsplit why) {
@@ -132,26 +74,22 @@ void ModelExperts::note_unsplit(const char * weight, Unsplit why) {
     }
 }
 
-void ModelExperts::freeze_locked() const { frozen_ = frozen_ || !layers_.empty(); }
-
 int ModelExperts::n_layer() const {
     const std::lock_guard lock(mutex_);
-    freeze_locked();
-    return static_cast<int>(layers_.size());
+    if (!layers_.empty()) {
+        layers_.freeze();
+    }
+    return layers_.size();
 }
 
 int ModelExperts::n_expert() const {
     const std::lock_guard lock(mutex_);
-    int                   n = 0;
-    for (const Layer & layer : layers_) {
-        n = std::max(n, layer.info.n_expert);
-    }
-    return n;
+    return layers_.n_expert();
 }
 
 LayerInfo ModelExperts::layer(int il) const {
     const std::lock_guard lock(mutex_);
-    if (il < 0 || il >= static_cast<int>(layers_.size())) {
+    if (il < 0 || il >= layers_.size()) {
         throw InputError("layer " + std::to_string(il) + " is out of range: the model has " +
                          std::to_string(layers_.size()) + " MoE layers");
     }
@@ -163,31 +101,7 @@ int ModelExperts::pool_of(int il) const {
     return layers_[il].info.pool;
 }
 
-std::vector<std::vector<ExpertWeight>> ModelExperts::prototypes_locked() const {
-    std::vector<std::vector<ExpertWeight>> prototypes(n_pool_);
-    for (const Layer & layer : layers_) {
-        prototypes[layer.info.pool] = layer.weights;
-    }
-    return prototypes;
-}
-
-std::vector<SlotTable::Layer> ModelExperts::table_layers_locked() const {
-    std::vector<SlotTable::Layer> layers;
-    for (const Layer & layer : layers_) {
-        layers.push_back({layer.info.n_expert, layer.info.pool});
-    }
-    return layers;
-}
-
 // ---- slots
-
-std::vector<int> ModelExperts::pool_limits_locked() const {
-    std::vector<int> limits;
-    for (const auto & weights : prototypes_locked()) {
-        limits.push_back(max_slots(weights, device_));
-    }
-    return limits;
-}
 
 void ModelExperts::attach_slots(int n_slots) {
     if (n_slots < 0) {
@@ -198,11 +112,11 @@ void ModelExperts::attach_slots(int n_slots) {
     if (gone_ || layers_.empty() || device_ == nullptr) {
         throw InputError("no expert layers to give slots to: create a context of a model with experts first");
     }
-    freeze_locked();
-    const auto layers     = table_layers_locked();
-    const auto pools      = share_out(n_slots, layers, n_pool_);
-    const auto prototypes = prototypes_locked();
-    const auto limits     = pool_limits_locked();
+    layers_.freeze();
+    const auto layers     = layers_.table_layers();
+    const auto pools      = share_out(n_slots, layers, layers_.n_pool());
+    const auto prototypes = layers_.prototypes();
+    const auto limits     = layers_.pool_limits(device_);
     lock.unlock();
     for (int p = 0; p < static_cast<int>(pools.size()); ++p) {
         if (pools[p] > limits[p]) {
@@ -236,7 +150,7 @@ size_t ModelExperts::stream_bytes_locked() const {
     }
     ggml_backend_buffer_type_t type  = ggml_backend_dev_buffer_type(device_);
     size_t                     bytes = 0;
-    for (const Layer & layer : layers_) {
+    for (const auto & layer : layers_) {
         Block block;
         for (const ExpertWeight & weight : layer.weights) {
             block.weights.push_back(weight.tensor);
@@ -249,10 +163,7 @@ size_t ModelExperts::stream_bytes_locked() const {
 // Of the tables that two contexts (the target's and one that drafts with its extra layers) look slots up in.
 size_t ModelExperts::mask_bytes_locked() const {
     const size_t alignment = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device_));
-    size_t       row       = 0;
-    for (const Layer & layer : layers_) {
-        row = std::max(row, layer.info.n_expert * sizeof(int32_t));
-    }
+    const size_t row       = layers_.n_expert() * sizeof(int32_t);
     return 2 * layers_.size() * (row + alignment);
 }
 
@@ -269,12 +180,12 @@ int ModelExperts::slots_that_fit(size_t margin) const {
     // slots that are attached now would be given back first
     const size_t free = memory_of(device_).free + (storage_ ? storage_->bytes() : 0);
     margin += mask_bytes_locked() + stream_bytes_locked() - std::min(stream_bytes_locked(), stream_held_.load());
-    const auto layers     = table_layers_locked();
-    const auto prototypes = prototypes_locked();
+    const auto layers     = layers_.table_layers();
+    const auto prototypes = layers_.prototypes();
     const auto fits       = [&](int n) {
-        return margin + SlotStorage::bytes_of(device_, prototypes, share_out(n, layers, n_pool_)) <= free;
+        return margin + SlotStorage::bytes_of(device_, prototypes, share_out(n, layers, layers_.n_pool())) <= free;
     };
-    int low = 0, high = most_slots(pool_limits_locked(), layers);
+    int low = 0, high = most_slots(layers_.pool_limits(device_), layers);
     while (low < high) {
         const int middle = low + (high - low + 1) / 2;
         if (fits(middle)) {
@@ -295,8 +206,8 @@ SlotStats ModelExperts::slots() const {
     if (residency_) {
         stats.n_slots = residency_->table().n_slots();
         stats.bytes   = storage_->bytes();
-        for (size_t il = 0; il < layers_.size(); ++il) {
-            stats.n_resident += residency_->mask(static_cast<int>(il))->n_resident;
+        for (int il = 0; il < layers_.size(); ++il) {
+            stats.n_resident += residency_->mask(il)->n_resident;
         }
     }
     return stats;
@@ -304,9 +215,9 @@ SlotStats ModelExperts::slots() const {
 
 std::vector<int> ModelExperts::pool_slots() const {
     const std::lock_guard lock(mutex_);
-    std::vector<int>      slots(n_pool_, 0);
+    std::vector<int>      slots(layers_.n_pool(), 0);
     if (residency_) {
-        slots = share_out(residency_->table().n_slots(), table_layers_locked(), n_pool_);
+        slots = share_out(residency_->table().n_slots(), layers_.table_layers(), layers_.n_pool());
     }
     return slots;
 }
@@ -319,10 +230,8 @@ void ModelExperts::submit(const int32_t * priority, const int32_t * threshold) {
             return;
         }
         Plan plan;
-        plan.n_layer = static_cast<int>(layers_.size());
-        for (const Layer & layer : layers_) {
-            plan.n_expert = std::max(plan.n_expert, layer.info.n_expert);
-        }
+        plan.n_layer  = layers_.size();
+        plan.n_expert = layers_.n_expert();
         plan.priority.assign(priority, priority + static_cast<size_t>(plan.n_layer) * plan.n_expert);
         plan.threshold.assign(threshold, threshold + plan.n_layer);
         residency_->submit(std::move(plan));
@@ -341,9 +250,9 @@ void ModelExperts::residency(int32_t * slot_of) const {
     const int             n = n_expert();
     const std::lock_guard lock(mutex_);
     std::fill(slot_of, slot_of + static_cast<size_t>(n) * layers_.size(), -1);
-    for (size_t il = 0; residency_ && il < layers_.size(); ++il) {
-        const auto mask = residency_->mask(static_cast<int>(il));
-        std::copy(mask->slot_of.begin(), mask->slot_of.end(), slot_of + il * n);
+    for (int il = 0; residency_ && il < layers_.size(); ++il) {
+        const auto mask = residency_->mask(il);
+        std::copy(mask->slot_of.begin(), mask->slot_of.end(), slot_of + static_cast<size_t>(il) * n);
     }
 }
 
@@ -353,6 +262,35 @@ ModelExperts::Snapshot ModelExperts::snapshot(int il) const {
         return {};
     }
     return {residency_->mask(il), storage_, storage_generation_};
+}
+
+// ---- looking ahead
+
+void ModelExperts::set_lookahead(int n_layers) {
+    if (n_layers < 0) {
+        throw InputError("the layers to look ahead must not be negative, not " + std::to_string(n_layers));
+    }
+    lookahead.set_distance(n_layers);
+    const std::lock_guard lock(mutex_);
+    if (reconciler_ && n_layers == 0) {
+        reconciler_->forget();
+    }
+}
+
+void ModelExperts::foresee(int il, std::vector<int32_t> experts) {
+    const std::lock_guard lock(mutex_);
+    if (reconciler_) {
+        const auto mask    = residency_->mask(il);
+        const bool missing = std::any_of(experts.begin(), experts.end(), [&](int e) { return mask->slot_of[e] < 0; });
+        reconciler_->foresee(il, std::move(experts), missing);
+    }
+}
+
+void ModelExperts::note_used(int il, std::vector<int32_t> experts) {
+    const std::lock_guard lock(mutex_);
+    if (reconciler_) {
+        reconciler_->note_used(il, std::move(experts));
+    }
 }
 
 // ---- demand
@@ -371,25 +309,9 @@ void ModelExperts::set_layer_listener(LayerListener listener) { demand.set_liste
 ExpertStats ModelExperts::stats() const {
     ExpertStats s = {};
     demand.add_to(s);
-    s.blocks            = counters.blocks;
-    s.blocks_device     = counters.blocks_device;
-    s.blocks_host       = counters.blocks_host;
-    s.uploads           = counters.uploads;
-    s.upload_bytes      = counters.upload_bytes;
-    s.upload_failures   = counters.upload_failures;
-    s.upload_ns         = counters.upload_ns;
-    s.evictions         = counters.evictions;
-    s.host_waits        = counters.host_waits;
-    s.host_wait_ns      = counters.host_wait_ns;
-    s.host_compute_ns   = counters.host_compute_ns;
-    s.download_bytes    = counters.download_bytes;
-    s.join_bytes        = counters.join_bytes;
-    s.blocks_streamed   = counters.blocks_streamed;
-    s.stream_bytes      = counters.stream_bytes;
-    s.stream_slot_bytes = counters.stream_slot_bytes;
-    s.graph_ns          = counters.graph_ns;
-    s.queue_ns          = counters.queue_ns;
-    s.ahead_ns          = counters.ahead_ns;
+    counters.add_to(s);
+    s.foreseen       = lookahead.n_foreseen();
+    s.foreseen_right = lookahead.n_right();
     return s;
 }
 

@@ -5,8 +5,11 @@
 // itself (and may be locked under it); nothing waits while it holds it, and no device call is made under it.
 #pragma once
 
+#include "backend/counters.h"
 #include "backend/demand.h"
+#include "backend/expert_layers.h"
 #include "backend/experts.h"
+#include "backend/lookahead.h"
 #include "backend/slot_storage.h"
 #include "core/residency.h"
 
@@ -45,6 +48,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
     void                set_stream_tokens(int n) override { stream_tokens_ = n; }
     size_t              stream_bytes() const override;
+    void                set_lookahead(int n_layers) override;
     ExpertStats         stats() const override;
 
     std::shared_ptr<Trace> trace() const override { return trace_; }
@@ -77,42 +81,27 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // For a context's weight stream: its bytes of device memory are counted as long as it keeps the handle.
     std::shared_ptr<void> hold_stream(size_t bytes);
 
-    struct Counters {
-        std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
-        std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
-        std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
-        std::atomic<uint64_t> graph_ns{0}, queue_ns{0}, ahead_ns{0};
-        std::atomic<uint64_t> blocks_streamed{0}, stream_bytes{0}, stream_slot_bytes{0};
-    };
-    Counters counters;
+    // ---- looking ahead by layers, from the thread that decodes: see core/residency.h
+    void foresee(int il, std::vector<int32_t> experts);
+    void note_used(int il, std::vector<int32_t> experts);
 
+    Counters      counters;
     DemandCounter demand; // what executions ask for
+    Lookahead     lookahead;
 
   private:
     friend class Reconciler;
 
-    struct Layer {
-        LayerInfo                 info;
-        std::vector<ExpertWeight> weights;
-    };
-
-    void                                   freeze_locked() const;
-    std::vector<std::vector<ExpertWeight>> prototypes_locked() const;
-    std::vector<SlotTable::Layer>          table_layers_locked() const;
-    std::vector<int>                       pool_limits_locked() const;
-    size_t                                 stream_bytes_locked() const;
-    size_t                                 mask_bytes_locked() const;
-    int                                    pool_for_locked(const Layer & layer) const;
-    void                                   detach();
+    size_t stream_bytes_locked() const;
+    size_t mask_bytes_locked() const;
+    void   detach();
 
     // what spans are recorded in; never replaced
     const std::shared_ptr<Trace> trace_ = std::make_shared<Trace>();
 
     mutable std::mutex      mutex_;
     std::condition_variable settled_; // the reconciler became idle
-    std::vector<Layer>      layers_;
-    mutable bool            frozen_ = false; // the policy has seen the list: later layers run on the host
-    int                     n_pool_ = 0;
+    mutable ExpertLayers    layers_;  // who asks for their number freezes it
 
     ggml_backend_dev_t                 device_ = nullptr;
     HostMemory                         memory_ = HostMemory::pinned; // of the worst of its buffers

@@ -40,6 +40,20 @@ ggml_tensor * copy_node(ggml_context * ctx, const ggml_tensor * node, NodeMap & 
     return copy;
 }
 
+ggml_cgraph * count_uses(ggml_context * ctx, const std::vector<ggml_tensor *> & nodes) {
+    ggml_cgraph * graph = ggml_new_graph_custom(ctx, nodes.size(), false);
+    for (ggml_tensor * node : nodes) {
+        graph->use_counts[ggml_hash_find_or_insert(&graph->visited_hash_set, node)] = 0;
+        for (const ggml_tensor * src : node->src) {
+            const size_t at = src != nullptr ? ggml_hash_find(&graph->visited_hash_set, src) : 0;
+            if (src != nullptr && ggml_bitset_get(graph->visited_hash_set.used, at)) {
+                ++graph->use_counts[at];
+            }
+        }
+    }
+    return graph;
+}
+
 void add_device_scales(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
                        ggml_tensor * to, NodeMap & map, std::vector<ggml_tensor *> & nodes) {
     const Block & block = b.block;

@@ -23,6 +23,9 @@ ggml_tensor * table_leaf(ggml_context * ctx, ggml_type type, int64_t n_expert, i
 // Copies one node; its sources are looked up in `map` and kept where they are not there.
 ggml_tensor * copy_node(ggml_context * ctx, const ggml_tensor * node, NodeMap & map);
 
+// A graph of nodes of our own that says how often each is read by the others.
+ggml_cgraph * count_uses(ggml_context * ctx, const std::vector<ggml_tensor *> & nodes);
+
 // Looks every row's scales up on the device, by the router's ids: the tables are those of all experts. With `to`, the
 // pairs' rows of the output (compact form), also picks these. The lookups are added to `nodes`.
 void add_device_scales(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,

@@ -13,8 +13,9 @@
 
 namespace spac {
 namespace {
-// Experts copied between two looks at the plan: enough to fill the link, few enough to drop a stale plan soon.
-constexpr size_t max_batch = 8;
+// Experts copied between two looks at the plan: few enough to drop a stale plan soon. While one batch is copied the
+// next is chosen and queued, so that the link is never without work.
+constexpr size_t max_batch = 4;
 // Pinned memory for experts on their way; fewer go in a batch where experts are large.
 constexpr size_t max_ring_bytes = size_t{128} << 20;
 // Slots that may be waiting for their last launch at once: evicting earlier than needed costs hits.
@@ -38,6 +39,11 @@ Reconciler::Reconciler(ModelExperts & experts, ggml_backend_dev_t device)
     if (is_stand_in(stream_.get())) {
         stand_in_mark_uploads(stream_.get());
     }
+    n_batches_ = 2;
+    for (size_t place = 0; place < n_batches_; ++place) {
+        ends_.emplace_back(ggml_backend_event_new(device));
+    }
+    n_batches_ = ends_.back() ? n_batches_ : 1;
     make_ring();
     worker_ = std::thread([this] { work(); });
 }
@@ -52,8 +58,9 @@ void Reconciler::make_ring() {
     for (const auto & layer : owner_.layers_) {
         largest = std::max(largest, layer.info.expert_bytes);
     }
-    batch_size_ = std::clamp<size_t>(max_ring_bytes / largest, 1, max_batch);
-    ring_.reset(ggml_backend_buft_alloc_buffer(type, batch_size_ * largest)); // without it, copies are merely slower
+    batch_size_ = std::clamp<size_t>(max_ring_bytes / (n_batches_ * largest), 1, max_batch);
+    // without it, copies are merely slower
+    ring_.reset(ggml_backend_buft_alloc_buffer(type, n_batches_ * batch_size_ * largest));
 }
 
 Reconciler::~Reconciler() {
@@ -73,33 +80,137 @@ void Reconciler::work() {
         const uint64_t               ticket = returns->ticket();
         Residency::Retired           retired; // dies outside the mutex
         std::vector<Residency::Load> loads;
+        std::shared_ptr<const Plan>  plan;
         {
             const std::lock_guard lock(owner_.mutex_);
             if (stop_) {
-                return;
+                break;
             }
-            loads = residency.begin(owner_.cursor_.load(), batch_size_, max_evictions, retired);
+            plan = residency.look();
+        }
+        hear(residency);
+        const auto actions = residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions});
+        {
+            const std::lock_guard lock(owner_.mutex_); // which who decodes takes too, in every layer
+            loads = residency.begin(actions, retired);
             record(residency.evictions());
             if (residency.settled()) {
                 owner_.settled_.notify_all();
             }
         }
         owner_.counters.evictions += retired.size();
-        const bool evicted = !retired.empty();
+        const bool idle = loads.empty() && retired.empty();
         retired.clear();
         if (!loads.empty()) {
-            const int64_t start  = Trace::now();
-            const bool    copied = copy(loads);
-            count(loads, copied, start);
-            const std::lock_guard lock(owner_.mutex_);
-            if (copied) {
-                owner_.demand.note_loaded(loads);
-            }
-            residency.finish(loads, copied, retired);
-        } else if (!evicted) {
+            start(std::move(loads));
+        }
+        if (!under_way_.empty() && (idle || under_way_.size() == n_batches_)) {
+            finish_oldest(residency);
+        } else if (idle) {
             returns->wait_past(ticket);
         }
     }
+    ggml_backend_synchronize(stream_.get());
+}
+
+// Takes what was said of layers since the last time, of those that run next first.
+void Reconciler::hear(Residency & residency) {
+    std::map<int, Word> said;
+    bool                forget = false;
+    {
+        const std::lock_guard lock(said_mutex_);
+        said.swap(said_);
+        std::swap(forget, forget_);
+    }
+    if (forget) {
+        residency.forget();
+    }
+    const auto say = [&](auto & word) {
+        const auto & [layer, what] = word;
+        what.ran ? residency.note_used(layer, what.experts) : residency.foresee(layer, what.experts);
+    };
+    const auto next = said.lower_bound(owner_.cursor_.load());
+    std::for_each(next, said.end(), say);
+    std::for_each(said.begin(), next, say);
+}
+
+void Reconciler::foresee(int layer, std::vector<int32_t> experts, bool wake) {
+    {
+        const std::lock_guard lock(said_mutex_);
+        said_[layer] = {false, std::move(experts)};
+    }
+    if (wake) {
+        owner_.residency_->returns()->wake();
+    }
+}
+
+void Reconciler::note_used(int layer, std::vector<int32_t> experts) {
+    const std::lock_guard lock(said_mutex_);
+    said_[layer] = {true, std::move(experts)};
+}
+
+void Reconciler::forget() {
+    const std::lock_guard lock(said_mutex_);
+    said_.clear();
+    forget_ = true;
+}
+
+// Queues the copies of a batch.
+void Reconciler::start(std::vector<Residency::Load> loads) {
+    const size_t place = n_started_++ % n_batches_;
+    under_way_.push_back({std::move(loads), Trace::now(), place});
+    char * staged = ring_ ? static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) +
+                                place * (ggml_backend_buffer_get_size(ring_.get()) / n_batches_)
+                          : nullptr;
+    for (const Residency::Load & load : under_way_.back().loads) {
+        const auto & weights = owner_.layers_[load.id.layer].weights;
+        for (size_t w = 0; w < weights.size(); ++w) {
+            const size_t bytes = weights[w].bytes;
+            const char * data  = static_cast<const char *>(weights[w].tensor->data) + load.id.expert * bytes;
+            if (staged != nullptr) {
+                memcpy(staged, data, bytes);
+                data = std::exchange(staged, staged + bytes);
+            }
+            ggml_tensor * slots = owner_.storage_->tensor(load.pool, static_cast<int>(w));
+            ggml_backend_tensor_set_async(stream_.get(), slots, data, load.slot * bytes, bytes);
+        }
+    }
+    if (ends_[place]) {
+        ggml_backend_event_record(ends_[place].get(), stream_.get());
+    }
+}
+
+// Waits for the batch that was queued first, and publishes its experts.
+void Reconciler::finish_oldest(Residency & residency) {
+    const size_t place = under_way_.front().place;
+    if (ends_[place]) {
+        ggml_backend_event_synchronize(ends_[place].get());
+    } else {
+        ggml_backend_synchronize(stream_.get());
+    }
+    const bool copied = !has_failed();
+    // which copy failed is not known: none of those that are under way can be trusted
+    for (size_t n = copied ? 1 : under_way_.size(); n > 0; --n) {
+        const Batch batch = std::move(under_way_.front());
+        under_way_.pop_front();
+        count(batch, copied);
+        Residency::Retired    retired; // dies outside the mutex
+        const std::lock_guard lock(owner_.mutex_);
+        if (copied) {
+            owner_.demand.note_loaded(batch.loads);
+        }
+        residency.finish(batch.loads, copied, retired);
+    }
+}
+
+// Whether some copy since the last call did; no copy is under way then.
+bool Reconciler::has_failed() {
+    if (!is_stand_in(stream_.get()) || !stand_in_take_failure(stream_.get())) {
+        return false; // devices end the process where a copy fails
+    }
+    ggml_backend_synchronize(stream_.get());
+    stand_in_take_failure(stream_.get());
+    return true;
 }
 
 void Reconciler::record(const std::vector<Residency::Eviction> & evictions) {
@@ -118,14 +229,14 @@ void Reconciler::record(const std::vector<Residency::Eviction> & evictions) {
     }
 }
 
-void Reconciler::count(const std::vector<Residency::Load> & loads, bool copied, int64_t start) {
+void Reconciler::count(const Batch & batch, bool copied) {
     Span span;
     span.activity = Activity::copy;
-    span.start_ns = start;
-    span.end_ns   = Trace::now();
-    span.ok       = copied ? 1 : 0;
-    owner_.counters.upload_ns += static_cast<uint64_t>(span.end_ns - start);
-    for (const Residency::Load & load : loads) {
+    span.start_ns = std::max(batch.start_ns, last_end_ns_); // copies run one after the other
+    span.end_ns = last_end_ns_ = Trace::now();
+    span.ok                    = copied ? 1 : 0;
+    owner_.counters.upload_ns += static_cast<uint64_t>(span.end_ns - span.start_ns);
+    for (const Residency::Load & load : batch.loads) {
         const size_t bytes = owner_.layers_[load.id.layer].info.expert_bytes;
         if (copied) {
             ++owner_.counters.uploads;
@@ -139,26 +250,6 @@ void Reconciler::count(const std::vector<Residency::Load> & loads, bool copied, 
         span.bytes  = static_cast<int64_t>(bytes);
         owner_.trace_->add(span);
     }
-}
-
-bool Reconciler::copy(const std::vector<Residency::Load> & loads) {
-    // a batch fits into the ring, and the stream is waited for before the next one
-    char * staged = ring_ ? static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) : nullptr;
-    for (const Residency::Load & load : loads) {
-        const auto & weights = owner_.layers_[load.id.layer].weights;
-        for (size_t w = 0; w < weights.size(); ++w) {
-            const size_t bytes = weights[w].bytes;
-            const char * data  = static_cast<const char *>(weights[w].tensor->data) + load.id.expert * bytes;
-            if (staged != nullptr) {
-                memcpy(staged, data, bytes);
-                data = std::exchange(staged, staged + bytes);
-            }
-            ggml_tensor * slots = owner_.storage_->tensor(load.pool, static_cast<int>(w));
-            ggml_backend_tensor_set_async(stream_.get(), slots, data, load.slot * bytes, bytes);
-        }
-    }
-    ggml_backend_synchronize(stream_.get());
-    return !(is_stand_in(stream_.get()) && stand_in_take_failure(stream_.get()));
 }
 
 } // namespace spac

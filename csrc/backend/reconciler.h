@@ -6,7 +6,11 @@
 #include "backend/ggml_internals.h"
 #include "core/residency.h"
 
+#include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,21 +24,44 @@ class Reconciler {
     Reconciler(ModelExperts & experts, ggml_backend_dev_t device);
     ~Reconciler(); // stops the worker; copies under way are finished
 
+    // See core/residency.h; from any thread.
+    void foresee(int layer, std::vector<int32_t> experts, bool wake);
+    void note_used(int layer, std::vector<int32_t> experts);
+    void forget();
+
   private:
+    struct Word {
+        bool                 ran;
+        std::vector<int32_t> experts;
+    };
+    struct Batch {
+        std::vector<Residency::Load> loads;
+        int64_t                      start_ns;
+        size_t                       place; // in the ring, and of its event
+    };
+
     void work();
-    bool copy(const std::vector<Residency::Load> & loads);
+    void hear(Residency & residency);
+    void start(std::vector<Residency::Load> loads);
+    void finish_oldest(Residency & residency);
+    bool has_failed();
     void make_ring();
-    void count(const std::vector<Residency::Load> & loads, bool copied, int64_t start);
+    void count(const Batch & batch, bool copied);
     void record(const std::vector<Residency::Eviction> & evictions); // under the owner's mutex
 
     ModelExperts &   owner_;
     ggml_backend_ptr stream_;
-    // Where experts lie in pageable memory: pinned memory for as many experts as a batch has, on their way to the
-    // device.
-    ggml_backend_buffer_ptr ring_;
-    size_t                  batch_size_ = 0;
-    bool                    stop_ = false, idle_ = true;
-    std::thread             worker_;
+    // Where experts lie in pageable memory: pinned memory for as many experts as are under way to the device.
+    ggml_backend_buffer_ptr             ring_;
+    std::vector<ggml_backend_event_ptr> ends_; // of the batches, by place
+    size_t                              batch_size_ = 0, n_batches_ = 0, n_started_ = 0;
+    std::deque<Batch>                   under_way_; // in the order of their copies
+    int64_t                             last_end_ns_ = 0;
+    bool                                stop_        = false;
+    std::mutex                          said_mutex_;
+    std::map<int, Word>                 said_; // the last word of every layer
+    bool                                forget_ = false;
+    std::thread                         worker_;
 };
 
 } // namespace spac

@@ -1,5 +1,6 @@
 #include "backend/split_graph.h"
 
+#include "backend/lookahead.h"
 #include "backend/model_experts.h"
 #include "backend/nodes.h"
 #include "backend/store.h"
@@ -22,21 +23,31 @@ size_t late_bytes(const std::vector<Block> & blocks) {
     return bytes;
 }
 
+int n_expert_of(const Block & block) { return ExpertWeight{block.weights.front(), 0}.n_expert(); }
+
+// Whether a later block may be looked ahead to from this one.
+bool foresees(const Block & block) {
+    return block.splittable && block.n_tokens() <= Lookahead::most_tokens && block.input->ne[1] == 1;
+}
+
 // Lays the shared memory out for one block; called with null arenas to measure.
 Staging lay_out(const Block & block, Arena & host, Arena & device) {
-    Staging      s     = {};
-    const size_t pairs = block.n_pairs();
-    s.ids              = host.take(span(block.ids));
-    s.input            = host.take(ggml_nbytes(block.input));
-    s.index            = reinterpret_cast<int32_t *>(host.take(3 * pairs * sizeof(int32_t)));
-    s.host_ids         = reinterpret_cast<int32_t *>(host.take(pairs * sizeof(int32_t)));
-    s.device_rows      = device.take(pairs * row_bytes(block.out));
-    s.device_ids       = device.take(pairs * sizeof(int32_t));
-    s.compact_input    = device.take(pairs * row_bytes(block.input));
-    s.compact_output   = device.take(pairs * row_bytes(block.out));
-    s.compact_index    = device.take(2 * pairs * sizeof(int32_t));
-    s.device_scales    = device.take(pairs * sizeof(float) * block.scales.size());
-    s.compact_scales   = device.take(pairs * sizeof(float) * block.scales.size());
+    Staging      s      = {};
+    const size_t pairs  = block.n_pairs();
+    s.ids               = host.take(span(block.ids));
+    s.input             = host.take(ggml_nbytes(block.input));
+    s.index             = reinterpret_cast<int32_t *>(host.take(3 * pairs * sizeof(int32_t)));
+    s.host_ids          = reinterpret_cast<int32_t *>(host.take(pairs * sizeof(int32_t)));
+    const size_t scores = foresees(block) ? sizeof(float) * n_expert_of(block) * block.n_tokens() : 0;
+    s.host_scores       = reinterpret_cast<float *>(host.take(scores));
+    s.scores            = device.take(scores);
+    s.device_rows       = device.take(pairs * row_bytes(block.out));
+    s.device_ids        = device.take(pairs * sizeof(int32_t));
+    s.compact_input     = device.take(pairs * row_bytes(block.input));
+    s.compact_output    = device.take(pairs * row_bytes(block.out));
+    s.compact_index     = device.take(2 * pairs * sizeof(int32_t));
+    s.device_scales     = device.take(pairs * sizeof(float) * block.scales.size());
+    s.compact_scales    = device.take(pairs * sizeof(float) * block.scales.size());
     return s;
 }
 
@@ -99,10 +110,45 @@ void make_join(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backe
     b.join->flags |= GGML_TENSOR_FLAG_COMPUTE;
 }
 
+// The nodes from `begin` to `end` behind one of our own, which computes nothing.
+void take_dense(ggml_context * ctx, ggml_tensor ** begin, ggml_tensor ** end, Part & dense) {
+    if (begin != end) {
+        dense.nodes = {leaf(ctx, GGML_TYPE_F32, {1}, (*begin)->data, (*begin)->buffer)};
+        dense.nodes.insert(dense.nodes.end(), begin, end);
+        dense.fix();
+    }
+}
+
 void join_and(ggml_tensor * join, const Part & dense, Part & both) {
     both.nodes = {join};
-    both.nodes.insert(both.nodes.end(), dense.nodes.begin(), dense.nodes.end());
+    if (!dense.nodes.empty()) {
+        both.nodes.insert(both.nodes.end(), dense.nodes.begin() + 1, dense.nodes.end());
+    }
     both.fix();
+}
+
+// Shows the later block's router the input of the earlier one, as the last of the dense nodes before that.
+void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const Staging & s,
+                   ggml_backend_buffer_t device) {
+    const Block & block  = from.block;
+    const Router  router = to.block.splittable ? router_of(to.block) : Router{};
+    if (router.weight == nullptr || from.before.nodes.empty() || !foresees(block) || from.layer < 0 || to.layer < 0 ||
+        from.experts != to.experts || router.weight->ne[0] != block.input->ne[0] || to.n_expert != from.n_expert ||
+        router.weight->ne[1] != to.n_expert || to.block.n_tokens() != block.n_tokens() ||
+        ggml_backend_buffer_get_type(router.weight->buffer) != ggml_backend_buffer_get_type(device)) {
+        return;
+    }
+    ggml_tensor * input =
+        leaf(ctx, GGML_TYPE_F32, {block.input->ne[0], block.n_tokens()}, block.input->data, block.input->buffer);
+    ggml_tensor * scores = ggml_mul_mat(ctx, const_cast<ggml_tensor *>(router.weight), input);
+    scores->data         = s.scores;
+    scores->buffer       = device;
+    scores->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    from.before.nodes.push_back(scores);
+    if (!from.joined.nodes.empty()) {
+        from.joined.nodes.push_back(scores);
+    }
+    from.foresight.reset(new Foresight{&to, scores, Chooser(router)});
 }
 
 } // namespace
@@ -121,16 +167,16 @@ StagingSize staging_size(const std::vector<Block> & blocks) {
     return size;
 }
 
-std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
-                                    ggml_backend_buffer_t device) {
-    auto g     = std::make_unique<SplitGraph>();
-    g->uid     = graph->uid;
-    g->n_nodes = graph->n_nodes;
-    g->first   = graph->n_nodes > 0 ? graph->nodes[0] : nullptr;
+SplitGraph::SplitGraph(const ggml_cgraph * graph)
+    : image(graph), uid(graph->uid), n_nodes(graph->n_nodes), first(graph->n_nodes > 0 ? graph->nodes[0] : nullptr) {}
 
-    size_t n_tensors = 0, overhead = 0;
+std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
+                                    ggml_backend_buffer_t device, int distance) {
+    auto g           = std::make_unique<SplitGraph>(graph);
+    g->distance      = distance;
+    size_t n_tensors = 1, overhead = 0;
     for (const Block & block : blocks) {
-        n_tensors += block.chain.size() + 3 * block.scales.size() + 8;
+        n_tensors += block.chain.size() + 3 * block.scales.size() + 11;
         overhead += ggml_graph_overhead_custom(block.chain.size() + block.scales.size(), false);
     }
     g->ctx.reset(ggml_init({(n_tensors + 1) * ggml_tensor_overhead() + overhead, nullptr, true}));
@@ -145,14 +191,15 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->ids_span = span(block.ids);
         b->late_ids = late;
         late += b->ids_span;
-        b->before.nodes.assign(graph->nodes + next, graph->nodes + block.first);
+        take_dense(g->ctx.get(), graph->nodes + next, graph->nodes + block.first, b->before);
         next        = block.last + 1;
         b->experts  = experts_of(block.weights.front());
-        b->n_expert = ExpertWeight{block.weights.front(), 0}.n_expert();
+        b->n_expert = n_expert_of(block);
         if (block.splittable) {
             b->layer = b->experts->find_or_add_layer(block.weights, block.n_used());
             if (b->layer < 0) {
                 b->experts->note_unsplit(block.weights.front()->name, ModelExperts::Unsplit::late);
+                g->met_late = true;
             }
         } else {
             if (!noted) { // an adapter's own weights come after those that it is applied to
@@ -171,14 +218,15 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         if (!g->blocks.empty()) {
             join_and(g->blocks.back()->join, b->before, b->joined);
         }
-        b->before.fix();
         g->blocks.push_back(std::move(b));
     }
-    g->tail.nodes.assign(graph->nodes + next, graph->nodes + graph->n_nodes);
+    for (size_t i = 0; distance > 0 && i + distance < g->blocks.size(); ++i) {
+        add_foresight(g->ctx.get(), *g->blocks[i], *g->blocks[i + distance], g->staging[i], device);
+    }
+    take_dense(g->ctx.get(), graph->nodes + next, graph->nodes + graph->n_nodes, g->tail);
     if (!g->blocks.empty()) {
         join_and(g->blocks.back()->join, g->tail, g->joined_tail);
     }
-    g->tail.fix();
     return g;
 }
 

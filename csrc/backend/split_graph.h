@@ -9,6 +9,8 @@
 
 #include "backend/block.h"
 #include "backend/ggml_internals.h"
+#include "backend/graph_image.h"
+#include "backend/router.h"
 #include "backend/slot_storage.h"
 #include "backend/weight_stream.h"
 
@@ -45,6 +47,9 @@ struct Staging {
     int32_t * index;
     // host: ids of the host's part
     int32_t * host_ids;
+    // scores of a later block's experts, [n_expert, n_tokens]: on the host, on the device
+    float * host_scores;
+    char *  scores;
     // device: the host's rows, slot ids of the device's part
     char * device_rows;
     char * device_ids;
@@ -63,12 +68,24 @@ struct Staging {
 };
 
 // Nodes that are launched together. With a uid, they and their shapes are as at the last launch with it: the device may
-// keep what it prepared for them (CUDA: a graph of its own).
+// keep what it prepared for them. CUDA keeps a graph of its own by the address of the first node; that is to be one of
+// ours, for llama.cpp builds graphs of all shapes at the same addresses.
 struct Part {
     std::vector<ggml_tensor *> nodes;
     uint64_t                   uid = 0;
+    // How often nodes of our own are read, without which devices fuse none of them; null: as llama.cpp's graph says.
+    const ggml_cgraph * uses = nullptr;
 
     void fix() { uid = ggml_graph_next_uid(); }
+};
+
+struct SplitBlock;
+
+// A block whose router is shown the input of an earlier one (lookahead.h).
+struct Foresight {
+    SplitBlock *  block;
+    ggml_tensor * scores; // its matrix's products with that input, in staging
+    Chooser       chooser;
 };
 
 struct SplitBlock {
@@ -112,16 +129,25 @@ struct SplitBlock {
     ggml_tensor * join      = nullptr;
     ggml_tensor * join_rows = nullptr;
 
+    // Looking ahead, from this block; and what an earlier one foresaw of this, [n_tokens, n_used], until it runs.
+    std::unique_ptr<Foresight> foresight;
+    std::vector<int32_t>       foreseen;
+
     // Where the ids of a block that ran wholly on the device land, to be counted later: in staging, apart from what
     // blocks share.
     char * late_ids = nullptr;
 };
 
 struct SplitGraph {
-    uint64_t                                 uid     = 0;
-    int                                      n_nodes = 0;
-    const ggml_tensor *                      first   = nullptr;
-    uint64_t                                 used    = 0; // for the least recently used one to go
+    explicit SplitGraph(const ggml_cgraph * graph);
+
+    GraphImage                               image;
+    uint64_t                                 uid;
+    int                                      n_nodes;
+    const ggml_tensor *                      first;
+    uint64_t                                 used     = 0;     // for the least recently used one to go
+    bool                                     met_late = false; // some layer was not known when slots were attached
+    int                                      distance = 0;     // of its foresights, in blocks; 0: none
     ggml_context_ptr                         ctx;
     std::vector<std::unique_ptr<SplitBlock>> blocks;
     std::vector<Staging>                     staging;      // by block
@@ -146,8 +172,9 @@ struct StagingSize {
 };
 StagingSize staging_size(const std::vector<Block> & blocks);
 
-// Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's.
+// Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's. `distance`:
+// in blocks, how far is looked ahead; 0: not at all.
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
-                                    ggml_backend_buffer_t device);
+                                    ggml_backend_buffer_t device, int distance);
 
 } // namespace spac

@@ -1,19 +1,18 @@
 #include "backend/split_stream.h"
 
-#include "backend/device.h"
 #include "backend/fault.h"
+#include "backend/foresight.h"
 #include "backend/stand_in.h"
 #include "backend/store.h"
 #include "backend/timer.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace spac {
 namespace {
 
-// Blocks that are queued ahead of the host's part: their masks are as old.
+// Blocks that are queued ahead of the host's part: masks that are not late are as old.
 constexpr size_t most_ahead = 8;
 
 } // namespace
@@ -21,7 +20,12 @@ constexpr size_t most_ahead = 8;
 SplitStream::SplitStream(ggml_backend_dev_t device)
     : stream_(device), graphs_(stream_), host_(is_stand_in(stream_.backend())), device_(stream_), turns_(stream_) {}
 
-SplitStream::~SplitStream() { synchronize(); }
+SplitStream::~SplitStream() {
+    synchronize();
+    if (tap_) {
+        tap_->end();
+    }
+}
 
 void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
     abort_      = callback;
@@ -29,12 +33,21 @@ void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
 }
 
 void SplitStream::synchronize() {
+    finish_queued();
+    chosen_.reset();
+    chosen_before_.reset();
+}
+
+void SplitStream::finish_queued() {
     stream_.synchronize();
     turns_.end();
     count_late();
 }
 
-void SplitStream::plan(const ggml_cgraph * graph) {
+bool SplitStream::plan(const ggml_cgraph * graph) {
+    if (tap_) {
+        tap_->plan(stream_, graph);
+    }
     const std::vector<Block> blocks = find_blocks(graph);
     for (const Block & block : blocks) {
         if (block.splittable) {
@@ -47,21 +60,27 @@ void SplitStream::plan(const ggml_cgraph * graph) {
     }
     graphs_.reserve(blocks);
     turns_.reserve(blocks);
+    return !blocks.empty();
 }
 
 ggml_status SplitStream::compute(ggml_cgraph * graph) {
+    return tap_ ? tap_->compute(stream_, graph, [this](ggml_cgraph * tapped) { return run(tapped); }) : run(graph);
+}
+
+ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (!late_.empty()) {
         synchronize();
     }
     SplitGraph & g = graphs_.get(graph);
     if (g.blocks.empty()) {
-        return stream_.launch(graph);
+        return stream_.launch(g.tail, graph);
     }
     const Timer timer(g.blocks.front()->experts->counters.graph_ns);
     host_.start();
     Course course{&g, graph};
     course.turns  = turns_.use(g, graphs_.scratch());
     ahead_        = !course.turns && can_go_ahead(g);
+    late_masks_   = ahead_ && g.distance > 0;
     join_pending_ = false;
     at_gate_      = nullptr;
     if (ahead_) {
@@ -106,70 +125,14 @@ void SplitStream::run_blocks(Course & course, bool until_job) {
     course.status = launch_dense(*g.blocks.back(), g.tail, g.joined_tail, course.graph);
 }
 
-// This thread queues up to the first gate; the helper all from there on, while this one serves the host's parts.
-void SplitStream::run_ahead(Course & course) {
-    run_blocks(course, true);
-    if (at_gate_ == nullptr) {
-        return; // done, or failed, without a job
-    }
-    std::exception_ptr thrown;
-    jobs_.start([&] {
-        stream_.set_ahead(true);
-        try {
-            run_blocks(course);
-        } catch (...) {
-            thrown = std::current_exception();
-        }
-        stream_.set_ahead(false);
-    });
-    ggml_status status = GGML_STATUS_SUCCESS;
-    for (HostJob job; jobs_.pop(job);) {
-        if (status == GGML_STATUS_SUCCESS) {
-            try {
-                status = serve(job);
-            } catch (const std::exception & error) {
-                GGML_LOG_ERROR("spac: %s\n", error.what());
-                status = GGML_STATUS_FAILED;
-            }
-        } // behind a failure, gates are only opened
-        {
-            const Timer timer(job.b->experts->counters.queue_ns); // a call of the device's, as those that queue
-            stream_.gate()->open(job.mark);
-        }
-        jobs_.served(job);
-    }
-    if (thrown != nullptr) {
-        std::rethrow_exception(thrown);
-    }
-    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
-}
-
-// The host's part of a block that was queued ahead.
-ggml_status SplitStream::serve(const HostJob & job) {
-    ModelExperts & experts = *job.b->experts;
-    SpanScope      block(experts.tracer(), Activity::layer, job.b->layer);
-    block.span.count               = job.b->block.n_tokens();
-    const int64_t          wait_ns = wait_for_ids(*job.b, job.mark);
-    const HostPart::Served served  = host_.serve(*job.b, *job.s, job.mask.get(), job.counts, wait_ns);
-    if (served.n_rows == 0) {
-        HostPart::clear(*job.b); // they are added, whatever they are
-    }
-    return served.status;
-}
-
-// Whether the device can be told of this graph ahead of the host.
-bool SplitStream::can_go_ahead(const SplitGraph & g) {
-    const auto listened = [](auto & b) { return b->experts->demand.listens(); };
-    return launch_ahead().value_or(!is_stand_in(stream_.backend())) && device_.masked() &&
-           std::none_of(g.blocks.begin(), g.blocks.end(), listened) && stream_.gate() != nullptr;
-}
-
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {
     if (now.mask == nullptr || now.mask->none()) {
         return Side::host;
     }
     if (DevicePart::stale(b, now)) {
-        synchronize(); // launches under way read the nodes that are replaced
+        if (b.storage) {
+            finish_queued(); // launches under way read the nodes that are replaced
+        }
         device_.prepare(b, s, graphs_.scratch(), now);
     }
     if (!b.device_can) {
@@ -187,7 +150,7 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     const auto now  = experts.snapshot(b.layer);
     const Side side = side_of(b, s, now);
     ++experts.counters.blocks;
-    if (b.layer >= 0) {
+    if (b.layer >= 0 && !late_masks_) {
         experts.set_cursor(b.layer + 1); // this one has its mask already
     }
     if (side == Side::device) {
@@ -199,15 +162,14 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     if (side == Side::host) {
         ++experts.counters.blocks_host;
     }
-    // on the host, whatever is resident: all rows are its
-    auto mask = side == Side::host ? nullptr : now.mask;
     if (ahead_ && (side == Side::host || b.slot_lookup != nullptr)) {
-        return hand_over(b, s, side, std::move(mask), graph, counts);
+        return hand_over(b, s, side, now, graph, counts);
     }
     if (ahead_) { // made while blocks had the compact form
         jobs_.make_room(1);
     }
-    return serve(b, s, side, mask, graph, counts);
+    // on the host, whatever is resident: all rows are its
+    return serve(b, s, side, side == Side::host ? nullptr : now.mask, graph, counts);
 }
 
 // All experts of the block are resident. Its ids are counted when the stream has been synchronized.
@@ -221,36 +183,7 @@ ggml_status SplitStream::run_on_device(SplitBlock & b, const Staging & s, const 
     return device_.launch(b, s, mask, graph);
 }
 
-// Queues the block up to its gate, and leaves the host's part to the thread that serves.
-ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side, std::shared_ptr<const Mask> mask,
-                                   const ggml_cgraph * graph, bool counts) {
-    ggml_status status = launch_dense(b, b.before, b.joined, graph);
-    if (status != GGML_STATUS_SUCCESS) {
-        return status;
-    }
-    fetch_ids_and_input(b, s);
-    const uint64_t mark = stream_.signal();
-    if (side == Side::both) {
-        status = device_.launch(b, s, mask, graph);
-    }
-    if (status == GGML_STATUS_SUCCESS) {
-        jobs_.push({&b, &s, std::move(mask), mark, counts});
-        at_gate_      = &b;
-        mark_at_gate_ = mark;
-        join_at_gate_ = side == Side::both;
-    }
-    return status;
-}
-
-// Queues the wait for the host where one is due, and the way of its rows.
-void SplitStream::pass_gate() {
-    if (SplitBlock * b = std::exchange(at_gate_, nullptr)) {
-        stream_.gate()->queue_wait(mark_at_gate_);
-        send_rows(*b, join_at_gate_);
-    }
-}
-
-// The same, with the host's part on this thread before what follows is queued.
+// The block, with the host's part on this thread before what follows is queued.
 ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
                                const ggml_cgraph * graph, bool counts) {
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
@@ -266,6 +199,9 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
         status = device_.launch(b, s, mask, graph);
     }
     const int64_t wait_ns = wait_for_ids(b, 0);
+    if (counts && b.experts->lookahead.distance() > 0) {
+        look_ahead(b, s);
+    }
     if (side == Side::both && !masked) {
         status = device_.launch(b, s, mask, graph);
     }
@@ -296,6 +232,10 @@ void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
     stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
     stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
+    if (b.foresight) {
+        stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
+        b.experts->counters.download_bytes += ggml_nbytes(b.foresight->scores);
+    }
 }
 
 // Until the stream has passed the mark of a job, or (0) the last mark. Returns how long it waited, in nanoseconds.

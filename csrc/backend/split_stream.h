@@ -7,7 +7,9 @@
 //   D  the device's part: slot ids by the mask, the chain on resident experts, rows of others zero
 //   H  waits for the mark, counts demand, computes the other rows with the CPU backend (at the same time as D's part)
 //   D  waits for H; its rows come; join: out + rows; dense nodes up to the next block
-// A helper queues all of D's some blocks ahead of H: D waits at a gate, and no launch lies between H and D (ahead).
+// A helper queues all of D's some blocks ahead of H: D waits at a gate, and no launch lies between H and D (ahead,
+// split_stream_ahead.cpp). While looking ahead by layers (lookahead.h), a block's mask is chosen before the gate of the
+// block before it opens: its row on the device is copied from where H writes it then.
 // Where that cannot be (the device has no gate; the compact form, whose part of D needs ids; a layer listener), H
 // queues what follows when it is done. Either way D gets the same operations in the same order.
 //
@@ -28,6 +30,7 @@
 #include "backend/hand_off.h"
 #include "backend/host_part.h"
 #include "backend/model_experts.h"
+#include "backend/stream_tap.h"
 #include "backend/turn_runner.h"
 
 #include <memory>
@@ -51,8 +54,9 @@ class SplitStream {
     void        set_abort(ggml_abort_callback callback, void * data);
 
     // Takes note of a graph that will come: finds its layers, so that the policy knows them early, and makes the memory
-    // that it needs, so that slots take none of it. Throws MemoryError when the device has no room for staging.
-    void plan(const ggml_cgraph * graph);
+    // that it needs, so that slots take none of it. Whether there are any. Throws MemoryError when the device has no
+    // room for staging.
+    bool plan(const ggml_cgraph * graph);
 
   private:
     enum class Side { host, device, both };
@@ -74,6 +78,7 @@ class SplitStream {
         ggml_status         status  = GGML_STATUS_SUCCESS;
     };
 
+    ggml_status run(ggml_cgraph * graph);
     void        run_blocks(Course & course, bool until_job = false);
     void        run_ahead(Course & course);
     ggml_status serve(const HostJob & job);
@@ -81,8 +86,9 @@ class SplitStream {
     ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
     ggml_status run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                               const ggml_cgraph * graph, bool counts);
-    ggml_status hand_over(SplitBlock & b, const Staging & s, Side side, std::shared_ptr<const Mask> mask,
+    ggml_status hand_over(SplitBlock & b, const Staging & s, Side side, const ModelExperts::Snapshot & now,
                           const ggml_cgraph * graph, bool counts);
+    void        choose(const LateMask & late);
     ggml_status serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
                       const ggml_cgraph * graph, bool counts);
     Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
@@ -91,6 +97,7 @@ class SplitStream {
     void        fetch_ids_and_input(const SplitBlock & b, const Staging & s);
     int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark);
     void        send_rows(SplitBlock & b, bool join);
+    void        finish_queued();
     void        count_late();
 
     ComputeStream stream_; // first: the others queue on it
@@ -100,14 +107,19 @@ class SplitStream {
     TurnRunner    turns_;
     HandOff       jobs_;
 
-    bool                 ahead_        = false;   // the graph under way is queued ahead
-    SplitBlock *         at_gate_      = nullptr; // queued up to the gate; what is behind it comes next
-    uint64_t             mark_at_gate_ = 0;
-    bool                 join_at_gate_ = false;
-    bool                 join_pending_ = false; // of the block before the next dense nodes
-    ggml_abort_callback  abort_        = nullptr;
-    void *               abort_data_   = nullptr;
-    std::vector<LateIds> late_;
+    const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: nobody wants this context's states
+
+    bool ahead_      = false; // the graph under way is queued ahead
+    bool late_masks_ = false; // ... with masks that are chosen as late as can be
+    // Of such masks, on the thread that serves: the last one, and the one before, which the device may still read.
+    std::shared_ptr<const Mask> chosen_, chosen_before_;
+    SplitBlock *                at_gate_      = nullptr; // queued up to the gate; what is behind it comes next
+    uint64_t                    mark_at_gate_ = 0;
+    bool                        join_at_gate_ = false;
+    bool                        join_pending_ = false; // of the block before the next dense nodes
+    ggml_abort_callback         abort_        = nullptr;
+    void *                      abort_data_   = nullptr;
+    std::vector<LateIds>        late_;
 };
 
 } // namespace spac

@@ -255,7 +255,7 @@ void StandInStream::work() {
         queue_.pop_front();
         lock.unlock();
         const StandInSettings s  = stand_in();
-        double                us = s.latency_us;
+        double                us = uploads_ ? 0 : s.latency_us;
         if (s.delay_us > 0) {
             us += std::uniform_real_distribution<double>(0, s.delay_us)(random);
         }

@@ -39,6 +39,9 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(blocks_streamed);
     SPAC_STAT(stream_bytes);
     SPAC_STAT(stream_slot_bytes);
+    SPAC_STAT(foreseen);
+    SPAC_STAT(foreseen_right);
+    SPAC_STAT(graphs_prepared);
     SPAC_STAT(graph_ns);
     SPAC_STAT(queue_ns);
     SPAC_STAT(ahead_ns);
@@ -174,6 +177,7 @@ void bind_experts(py::module_ & m) {
         .def("take_layer_costs", &take_layer_costs)
         .def_property_readonly("trace", [](const Experts & experts) { return experts.trace(); })
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
+        .def("set_lookahead", at_home(&Experts::set_lookahead), py::arg("n_layers"), Release())
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {

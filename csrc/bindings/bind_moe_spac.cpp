@@ -36,7 +36,8 @@ class PyMoeSpac {
                                    owned_data<double>(arrays, "total", 2 * L),
                                    owned_data<uint8_t>(arrays, "exists", n),
                                    owned_data<int32_t>(arrays, "pool", L),
-                                   owned_data<int32_t>(arrays, "pool_slots", slots.size())};
+                                   owned_data<int32_t>(arrays, "pool_slots", slots.size()),
+                                   owned_data<uint8_t>(arrays, "whole", L)};
         for (py::ssize_t il = 0; il < L; ++il) {
             if (state_.pool[il] < 0 || state_.pool[il] >= state_.n_pool) {
                 throw spac::InputError("layer " + std::to_string(il) + " is in a pool that there is not");

@@ -1,37 +1,21 @@
 // The speculative session: its calls without the GIL, its events with it.
 #include "bindings/bindings.h"
 #include "bindings/session_config.h"
+#include "bindings/session_events.h"
 #include "core/home_process.h"
 #include "session/session.h"
 
 #include <pybind11/stl.h>
 
-#include <map>
 #include <optional>
 
 namespace py = pybind11;
 using spac::Session;
 using spac::Step;
-using spac::bindings::int32_view;
+using spac::bindings::Callbacks;
+using spac::bindings::listeners;
 
 namespace {
-
-struct DraftToken {
-    int32_t token;
-    int     index;
-};
-
-struct VerifyLayer {
-    int                  layer;
-    py::array_t<int32_t> demand;
-};
-
-struct DraftEnd {
-    py::array_t<int32_t> tokens;
-    int64_t              draft_ns;
-};
-
-using Callbacks = std::map<std::string, py::object>;
 
 // A session and the Python objects that it needs: the owner of the contexts, and the callbacks.
 class PySession {
@@ -58,22 +42,20 @@ class PySession {
     }
 
     void on(const std::string & event, const py::object & callback) {
-        static const char * const known[] = {"draft_token", "draft_end", "verify_layer", "verify_end"};
-        if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
-            throw spac::InputError("unknown event '" + event +
-                                   "', known are draft_token, draft_end, verify_layer, verify_end");
-        }
-        if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
-            throw spac::InputError("the callback of " + event + " is " + spac::bindings::describe(callback) +
-                                   ", expected something to call, or None");
-        }
+        spac::bindings::check_callback(event, callback);
         const Call call(*this);
         if (callback.is_none()) {
             callbacks_.erase(event);
         } else {
             callbacks_[event] = callback;
         }
-        call->set_listeners(listeners(callbacks_));
+        call->set_listeners(listeners(callbacks_, keeps_draft_routes_));
+    }
+
+    void keep_draft_routes(bool keeps) {
+        const Call call(*this);
+        call->set_listeners(listeners(callbacks_, keeps));
+        keeps_draft_routes_ = keeps;
     }
 
     void prefill(const std::vector<int32_t> & tokens, const py::object & progress, size_t n_unseen) {
@@ -166,51 +148,11 @@ class PySession {
         Session &   session_;
     };
 
-    // Listeners only for events that somebody asked for: the others cost nothing.
-    static spac::Listeners listeners(const Callbacks & callbacks) {
-        spac::Listeners result;
-        const auto      find = [&](const char * event) {
-            const auto found = callbacks.find(event);
-            return found == callbacks.end() ? py::handle() : py::handle(found->second);
-        };
-        if (const auto callback = find("draft_token")) {
-            result.draft_token = [callback](int32_t token, int index) {
-                const py::gil_scoped_acquire acquire;
-                callback(DraftToken{token, index});
-            };
-        }
-        if (const auto callback = find("draft_end")) {
-            result.draft_end = [callback](const std::vector<int32_t> & draft, int64_t ns) {
-                const py::gil_scoped_acquire acquire;
-                callback(DraftEnd{py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns});
-            };
-        }
-        if (const auto callback = find("verify_layer")) {
-            result.verify_layer = [callback](int layer, const std::vector<int32_t> & demand) {
-                const py::gil_scoped_acquire acquire;
-                callback(
-                    VerifyLayer{layer, py::array_t<int32_t>(static_cast<py::ssize_t>(demand.size()), demand.data())});
-            };
-        }
-        if (const auto callback = find("verify_end")) {
-            result.verify_end = [callback](const Step & step) {
-                const py::gil_scoped_acquire acquire;
-                callback(step);
-            };
-        }
-        result.interrupt_check = [] {
-            const py::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals() != 0) {
-                throw py::error_already_set();
-            }
-        };
-        return result;
-    }
-
     spac::HomeProcess        home_;
     py::object               owner_;
     Callbacks                callbacks_;
-    bool                     in_call_ = false;
+    bool                     in_call_            = false;
+    bool                     keeps_draft_routes_ = false;
     std::unique_ptr<Session> session_; // before the others go: it may still use the contexts
 };
 
@@ -232,61 +174,19 @@ void * context_pointer(const py::object & address, const char * name) {
 
 std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
                                         std::shared_ptr<spac::Experts> experts, py::object owner,
-                                        std::shared_ptr<spac::Trace> trace, const py::kwargs & keywords) {
+                                        std::shared_ptr<spac::Trace>   trace,
+                                        std::shared_ptr<spac::Experts> draft_experts, const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
     config.experts    = std::move(experts);
     config.trace      = std::move(trace);
+    if (draft_experts != nullptr) {
+        draft_experts->home.check("the handle on the draft's experts");
+    }
+    config.draft_experts = std::move(draft_experts);
     spac::bindings::apply_keywords(keywords, config);
     return std::make_unique<PySession>(config, std::move(owner));
-}
-
-// A read-only view on the session's one buffer, [L]; empty without experts.
-py::array_t<spac::LayerCost> layer_costs(const Step & self) {
-    using Holder = std::shared_ptr<const std::vector<spac::LayerCost>>;
-    py::array_t<spac::LayerCost> view;
-    if (self.layer_costs != nullptr && !self.layer_costs->empty()) {
-        const py::capsule owner(new Holder(self.layer_costs),
-                                [](void * holder) { delete static_cast<Holder *>(holder); });
-        view = py::array_t<spac::LayerCost>(self.n_layer, self.layer_costs->data(), owner);
-    }
-    view.attr("flags").attr("writeable") = false;
-    return view;
-}
-
-void bind_step(py::module_ & m) {
-    py::class_<Step>(m, "Step", "What one step did.")
-        .def_property_readonly("tokens",
-                               [](const py::object & self) {
-                                   const auto & tokens = self.cast<const Step &>().tokens;
-                                   return int32_view(tokens.data(), {static_cast<py::ssize_t>(tokens.size())}, self);
-                               })
-        .def_property_readonly("demand",
-                               [](const Step & self) {
-                                   return int32_view(self.demand, {self.n_layer, self.n_expert});
-                               })
-        .def_property_readonly("layer_costs", &layer_costs)
-        .def_readonly("n_uploads", &Step::n_uploads)
-        .def_readonly("upload_bytes", &Step::upload_bytes)
-        .def_readonly("upload_ns", &Step::upload_ns)
-        .def_readonly("n_drafted", &Step::n_drafted)
-        .def_readonly("n_accepted", &Step::n_accepted)
-        .def_readonly("n_verified", &Step::n_verified)
-        .def_readonly("draft_ns", &Step::draft_ns)
-        .def_readonly("verify_ns", &Step::verify_ns)
-        .def_readonly("sample_ns", &Step::sample_ns)
-        .def_property_readonly("reason", [](const Step & self) { return spac::to_string(self.reason); });
-
-    py::class_<DraftToken>(m, "DraftToken", "The event of one drafted token.")
-        .def_readonly("token", &DraftToken::token)
-        .def_readonly("index", &DraftToken::index);
-    py::class_<VerifyLayer>(m, "VerifyLayer", "The event of one MoE layer that a verification has passed.")
-        .def_readonly("layer", &VerifyLayer::layer)
-        .def_readonly("demand", &VerifyLayer::demand);
-    py::class_<DraftEnd>(m, "DraftEnd", "The event of a finished draft, before it is verified.")
-        .def_readonly("tokens", &DraftEnd::tokens)
-        .def_readonly("draft_ns", &DraftEnd::draft_ns);
 }
 
 // The callbacks usually belong to the object that holds the session: such a ring must be visible to the collector.
@@ -311,12 +211,12 @@ void collectable(PyHeapTypeObject * heap_type) {
 } // namespace
 
 void bind_session(py::module_ & m) {
-    bind_step(m);
+    spac::bindings::bind_session_events(m);
     py::class_<PySession>(m, "Session", "One sequence of tokens, drafted and verified.",
                           py::custom_type_setup(&collectable))
         .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none(),
-             py::arg("trace") = py::none())
+             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none())
         .def(
             "prefill",
             [](PySession & self, const py::object & tokens, const py::object & progress, size_t n_unseen) {
@@ -333,6 +233,7 @@ void bind_session(py::module_ & m) {
         .def("step", &PySession::step)
         .def_property_readonly("last_step", [](const PySession & self) { return self.get().last_step(); })
         .def("on", &PySession::on, py::arg("event"), py::arg("callback"))
+        .def("keep_draft_routes", &PySession::keep_draft_routes, py::arg("keeps"))
         .def("reset", &PySession::reset)
         .def("cancel", [](const PySession & self) { self.get().cancel(); })
         .def("close", &PySession::close)

@@ -9,6 +9,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <deque>
 #include <tuple>
 #include <utility>
 
@@ -57,7 +58,7 @@ spac::Plan plan_of(const SlotTable & table, const py::object & priority, const p
     return plan;
 }
 
-// Residency for one thread, with the loads under way kept for finish().
+// Residency for one thread, with the batches of loads under way kept for finish(), the oldest first.
 class Steps {
   public:
     Steps(const Layers & layers, const std::vector<int> & pool_slots)
@@ -69,22 +70,43 @@ class Steps {
     // [(layer, expert, pool, slot)]
     py::list begin(int cursor, size_t max_loads, size_t max_evictions) {
         spac::Residency::Retired retired;
-        loads_ = residency_.begin(cursor, max_loads, max_evictions, retired);
+        const auto               plan = residency_.look();
+        auto     loads = residency_.begin(residency_.choose(*plan, cursor, {max_loads, max_evictions}), retired);
         py::list result;
-        for (const auto & load : loads_) {
+        for (const auto & load : loads) {
             result.append(py::make_tuple(load.id.layer, load.id.expert, load.pool, load.slot));
+        }
+        if (!loads.empty()) {
+            batches_.push_back(std::move(loads));
         }
         return result;
     }
     void finish(bool copied) {
         spac::Residency::Retired retired;
-        residency_.finish(std::exchange(loads_, {}), copied, retired);
+        if (batches_.empty()) {
+            throw spac::InputError("no loads were begun");
+        }
+        residency_.finish(batches_.front(), copied, retired);
+        batches_.pop_front();
+    }
+    void foresee(int layer, const std::vector<int32_t> & experts) {
+        residency_.foresee(layer, all_checked(layer, experts));
+    }
+    void note_used(int layer, const std::vector<int32_t> & experts) {
+        residency_.note_used(layer, all_checked(layer, experts));
     }
     spac::Residency & get() { return residency_; }
 
   private:
-    spac::Residency                    residency_;
-    std::vector<spac::Residency::Load> loads_;
+    const std::vector<int32_t> & all_checked(int layer, const std::vector<int32_t> & experts) {
+        for (const int32_t expert : experts) {
+            checked(residency_.table(), layer, expert);
+        }
+        return experts;
+    }
+
+    spac::Residency                                residency_;
+    std::deque<std::vector<spac::Residency::Load>> batches_;
 };
 
 // Holding a Python object of it holds the version, as a launch does.
@@ -97,7 +119,7 @@ py::list toward(const SlotTable & table, const py::object & priority, const py::
     const spac::Plan       plan    = plan_of(table, priority, threshold);
     constexpr const char * kinds[] = {"use_free", "wait", "use_evicted"};
     py::list               result;
-    for (const auto & action : table.toward(plan, cursor, {})) {
+    for (const auto & action : table.toward(plan, cursor, {}, {}, {})) {
         py::object victim = py::none();
         if (action.kind == SlotTable::Action::use_evicted) {
             victim = py::make_tuple(action.evict.layer, action.evict.expert);
@@ -130,6 +152,8 @@ void bind_slot_table(py::module_ & m) {
         .def("submit", &Steps::submit, py::arg("priority"), py::arg("threshold"))
         .def("begin", &Steps::begin, py::arg("cursor"), py::arg("max_loads"), py::arg("max_evictions"))
         .def("finish", &Steps::finish, py::arg("copied"))
+        .def("foresee", &Steps::foresee, py::arg("layer"), py::arg("experts"))
+        .def("note_used", &Steps::note_used, py::arg("layer"), py::arg("experts"))
         .def("mask",
              [](Steps & s, int layer) { return HeldMask{s.get().mask(checked(s.get().table(), layer, 0).layer)}; })
         .def("slot_of", [](Steps & s, int layer,

@@ -16,9 +16,11 @@ void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);
 void bind_trace(pybind11::module_ & m);
 void bind_experts(pybind11::module_ & m);
+void bind_tap(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);
 void bind_moe_spac(pybind11::module_ & m);
 void bind_logistic(pybind11::module_ & m);
+void bind_whole_layers(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 
 namespace spac::bindings {

@@ -8,8 +8,10 @@ PYBIND11_MODULE(_core, m) {
     bind_devices(m);
     bind_trace(m);
     bind_experts(m);
+    bind_tap(m);
     bind_slot_table(m);
     bind_moe_spac(m);
     bind_logistic(m);
+    bind_whole_layers(m);
     bind_session(m);
 }

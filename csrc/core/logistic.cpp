@@ -12,8 +12,9 @@
 namespace spac {
 namespace {
 
-constexpr int    n_features = n_logistic_features;
-constexpr double one        = 1 << 20; // priority of certainty
+constexpr int     n_features = n_logistic_features;
+constexpr double  one        = 1 << 20; // priority of certainty
+constexpr int32_t above      = 2 << 20; // what experts of whole layers have more
 
 enum Feature { count, recent, near, far, position, rejected };
 
@@ -92,13 +93,14 @@ void predict(const LogisticState & s) {
     }
 }
 
-// Every pool wants as many as it has slots, none of priority 0, and all that tie at the threshold.
+// Every pool wants as many as it has slots, none of priority 0, and all that tie at the threshold; whole layers have
+// slots of their own.
 void choose(const LogisticState & s, const int32_t * priority, int32_t * threshold) {
     std::vector<int32_t> values;
     for (int pool = 0; pool < s.n_pool; ++pool) {
         values.clear();
         for (int il = 0; il < s.n_layer; ++il) {
-            if (s.pool[il] == pool) {
+            if (s.pool[il] == pool && s.whole[il] == 0) {
                 values.insert(values.end(), priority + il * s.n_expert, priority + (il + 1) * s.n_expert);
             }
         }
@@ -110,7 +112,9 @@ void choose(const LogisticState & s, const int32_t * priority, int32_t * thresho
             least = std::max(1, *nth);
         }
         for (int il = 0; il < s.n_layer; ++il) {
-            threshold[il] = s.pool[il] == pool ? least : threshold[il];
+            if (s.pool[il] == pool) {
+                threshold[il] = s.whole[il] == 0 ? least : above;
+            }
         }
     }
 }
@@ -129,6 +133,9 @@ void logistic_step(const LogisticState & state, const LogisticOptions & options,
     for (int at = 0; at < n; ++at) {
         const double worth = state.probability[at] + (step.slot_of[at] >= 0 ? options.margin : 0.0);
         priority[at]       = static_cast<int32_t>(std::nearbyint(worth * one));
+        if (state.whole[at / state.n_expert] != 0 && state.exists[at] != 0) {
+            priority[at] += above;
+        }
     }
     choose(state, priority, threshold);
 }

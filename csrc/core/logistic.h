@@ -21,7 +21,8 @@ struct LogisticState {
 
     const uint8_t * exists;     // [L, N]
     const int32_t * pool;       // [L]
-    const int32_t * pool_slots; // [P]
+    const int32_t * pool_slots; // [P] but for whole layers
+    const uint8_t * whole;      // [L] layers of which all experts are wanted
 };
 
 struct LogisticOptions {
@@ -41,8 +42,8 @@ struct LogisticStep {
     int             n_verified, n_rejected; // tokens, and how many of the last
 };
 
-// Moves the state on, and writes the plan: priority[L, N] in units of 2^-20, and threshold[L]. Throws InputError for a
-// route to an expert that there is not, before anything has changed.
+// Moves the state on, and writes the plan: priority[L, N] in units of 2^-20, and threshold[L]; whole layers stand above
+// all others. Throws InputError for a route to an expert that there is not, before anything has changed.
 void logistic_step(const LogisticState & state, const LogisticOptions & options, const LogisticStep & step,
                    int32_t * priority, int32_t * threshold);
 

@@ -118,7 +118,7 @@ class Balance {
 
     void count(const MoeSpacStep & step) {
         for (int at = 0; at < s_.n_layer * s_.n_expert; ++at) {
-            if (s_.utility[at] > 0) {
+            if (s_.utility[at] > 0 && s_.whole[at / s_.n_expert] == 0) {
                 const size_t k = at / s_.n_expert * K_ + static_cast<size_t>(s_.utility[at]) - 1;
                 experts_[k] += 1;
                 held_[k] += step.slot_of[at] >= 0;
@@ -166,6 +166,9 @@ void plan(const MoeSpacState & s, const MoeSpacStep & step, int32_t * priority) 
             order = static_cast<int32_t>(std::min(s.count[at], 1.0) * (level_unit - 1));
         }
         priority[at] = s.utility[at] * level_unit + order;
+        if (s.whole[at / s.n_expert] != 0 && s.exists[at] != 0) {
+            priority[at] += (s.n_level + 1) * level_unit;
+        }
     }
 }
 
@@ -178,7 +181,7 @@ void moe_spac_step(const MoeSpacState & state, const MoeSpacOptions & options, c
     const Balance balance(state, times, step);
     for (int il = 0; il < state.n_layer; ++il) {
         tau[il]       = balance.solve(il);
-        threshold[il] = tau[il] * level_unit;
+        threshold[il] = (state.whole[il] == 0 ? tau[il] : state.n_level + 1) * level_unit;
     }
     plan(state, step, priority);
 }

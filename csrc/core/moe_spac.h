@@ -25,7 +25,8 @@ struct MoeSpacState {
 
     const uint8_t * exists;     // [L, N]
     const int32_t * pool;       // [L]
-    const int32_t * pool_slots; // [P]
+    const int32_t * pool_slots; // [P] but for whole layers
+    const uint8_t * whole;      // [L] layers of which all experts are wanted
 };
 
 struct MoeSpacOptions {
@@ -51,7 +52,7 @@ struct MoeSpacStep {
 };
 
 // Moves the state on, and writes the plan: priority[L, N] and threshold[L], both in units of 2^20 per level, and the
-// thresholds themselves, tau[L].
+// thresholds themselves, tau[L]. Whole layers stand above all levels, and their experts need no slots of the others.
 void moe_spac_step(const MoeSpacState & state, const MoeSpacOptions & options, const MoeSpacTimes & times,
                    const MoeSpacStep & step, int32_t * priority, int32_t * threshold, int32_t * tau);
 

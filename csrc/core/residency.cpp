@@ -26,50 +26,71 @@ Residency::Residency(const std::vector<SlotTable::Layer> & layers, const std::ve
         mask->slot_of.assign(layer.n_expert, -1);
         mask->leases.resize(layer.n_expert);
         masks_.push_back(std::move(mask));
-        failed_.emplace_back(layer.n_expert, 0);
+        loading_.emplace_back(layer.n_expert, 0);
     }
+    failed_ = kept_ = loading_;
 }
 
 void Residency::submit(Plan plan) {
     SPAC_CHECK(plan.n_layer == table_.n_layer(), plan.n_layer, table_.n_layer());
-    plan_    = std::move(plan);
+    plan_    = std::make_shared<const Plan>(std::move(plan));
+    retry_   = true;
     settled_ = false;
-    for (auto & row : failed_) {
-        std::fill(row.begin(), row.end(), 0);
-    }
 }
 
-std::vector<Residency::Load> Residency::begin(int cursor, size_t max_loads, size_t max_evictions, Retired & retired) {
-    SPAC_CHECK(n_loading_ == 0, n_loading_);
+std::shared_ptr<const Plan> Residency::look() {
     for (const auto & [pool, slot] : returns_->take()) {
         table_.release(pool, slot);
     }
+    if (std::exchange(retry_, false)) {
+        for (auto & row : failed_) {
+            std::fill(row.begin(), row.end(), 0);
+        }
+    }
+    return plan_;
+}
+
+std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor,
+                                                 const SlotTable::Limits & limits) const {
+    if (plan.n_layer == 0) {
+        return {};
+    }
+    SlotTable::Marks marks = loading_; // neither: a slot that is being written has no lease yet
+    for (size_t il = 0; il < marks.size(); ++il) {
+        for (size_t e = 0; e < marks[il].size(); ++e) {
+            marks[il][e] = static_cast<char>((marks[il][e] || failed_[il][e] ? SlotTable::no_load : 0) |
+                                             (marks[il][e] || kept_[il][e] ? SlotTable::no_evict : 0));
+        }
+    }
+    return table_.toward(plan, cursor, marks, urgent_, limits);
+}
+
+std::vector<Residency::Load> Residency::begin(const std::vector<SlotTable::Action> & actions, Retired & retired) {
     std::vector<Load> loads;
     evictions_.clear();
-    if (plan_.n_layer == 0) {
-        return loads;
-    }
-    const auto actions = table_.toward(plan_, cursor, failed_);
-    settled_           = actions.empty();
+    settled_ = actions.empty() && !retry_;
     for (const SlotTable::Action & action : actions) {
-        if (action.kind == SlotTable::Action::use_free && loads.size() < max_loads) {
-            const int slot = table_.acquire(action.load);
-            loads.push_back({action.load, table_.pool_of(action.load.layer), slot});
-        } else if (action.kind == SlotTable::Action::use_evicted && evictions_.size() < max_evictions) {
+        if (action.kind == SlotTable::Action::use_free) {
+            const ExpertId id             = action.load;
+            const int      slot           = table_.acquire(id);
+            loading_[id.layer][id.expert] = 1;
+            loads.push_back({id, table_.pool_of(id.layer), slot});
+        } else if (action.kind == SlotTable::Action::use_evicted) {
             const ExpertId victim = action.evict;
             table_.evict(victim);
             retired.push_back(publish(victim, -1));
             evictions_.push_back({victim, table_.pool_of(victim.layer), masks_[victim.layer]->version});
         }
     }
-    n_loading_ = loads.size();
+    n_loading_ += loads.size();
     return loads;
 }
 
 void Residency::finish(const std::vector<Load> & loads, bool copied, Retired & retired) {
-    SPAC_CHECK(loads.size() == n_loading_, loads.size(), n_loading_);
-    n_loading_ = 0;
+    SPAC_CHECK(loads.size() <= n_loading_, loads.size(), n_loading_);
+    n_loading_ -= loads.size();
     for (const Load & load : loads) {
+        loading_[load.id.layer][load.id.expert] = 0;
         if (copied) {
             retired.push_back(publish(load.id, load.slot));
         } else {
@@ -78,6 +99,32 @@ void Residency::finish(const std::vector<Load> & loads, bool copied, Retired & r
             failed_[load.id.layer][load.id.expert] = 1;
         }
     }
+}
+
+void Residency::foresee(int layer, const std::vector<int32_t> & experts) {
+    keep(layer, experts);
+    for (const int32_t expert : experts) {
+        urgent_.push_back({layer, expert});
+    }
+}
+
+void Residency::note_used(int layer, const std::vector<int32_t> & experts) { keep(layer, experts); }
+
+void Residency::forget() {
+    urgent_.clear();
+    for (auto & row : kept_) {
+        std::fill(row.begin(), row.end(), 0);
+    }
+}
+
+// What is known of a layer now is worth more than what was before.
+void Residency::keep(int layer, const std::vector<int32_t> & experts) {
+    std::fill(kept_[layer].begin(), kept_[layer].end(), 0);
+    for (const int32_t expert : experts) {
+        kept_[layer][expert] = 1;
+    }
+    urgent_.erase(std::remove_if(urgent_.begin(), urgent_.end(), [&](ExpertId id) { return id.layer == layer; }),
+                  urgent_.end());
 }
 
 std::shared_ptr<const Mask> Residency::publish(ExpertId id, int slot) {

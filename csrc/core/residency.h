@@ -42,17 +42,28 @@ class Residency {
     // The plan from now on. What failed to load before may be tried again.
     void submit(Plan plan);
 
-    // Takes slots back, evicts for what is wanted (at most `max_evictions`), and gives free slots to the most wanted
-    // (at most `max_loads`), whose weights are to be copied now. Loads that were begun must be finished before the next
-    // begin.
-    std::vector<Load> begin(int cursor, size_t max_loads, size_t max_evictions, Retired & retired);
+    // One round of driving: look() under the mutex, then choose(), which takes long and reads what nobody else writes,
+    // then begin() under the mutex.
+    // Takes slots back; returns the plan that is in force.
+    std::shared_ptr<const Plan> look();
+    // The most wanted steps, at most so many of a kind.
+    std::vector<SlotTable::Action> choose(const Plan & plan, int cursor, const SlotTable::Limits & limits) const;
+    // Evicts, and gives free slots to what is to be loaded: its weights are to be copied now. Several loads may be
+    // under way; what was begun is to be finished.
+    std::vector<Load> begin(const std::vector<SlotTable::Action> & actions, Retired & retired);
+
+    // ---- of a layer that will run, what it is foreseen to use: to be loaded before all that the plan wants, and not
+    // to be evicted; of one that ran, what it used: not to be evicted in its turn. By the thread that drives.
+    void foresee(int layer, const std::vector<int32_t> & experts);
+    void note_used(int layer, const std::vector<int32_t> & experts);
+    void forget(); // all of that
     // Those of the last begin.
     const std::vector<Eviction> & evictions() const { return evictions_; }
     // The loads' copies are over; if they failed, their experts are not tried again under this plan.
     void finish(const std::vector<Load> & loads, bool copied, Retired & retired);
 
-    // Whether, at the last begin, nothing was left to do for the plan in force.
-    bool                        settled() const { return settled_; }
+    // Whether, at the last begin, nothing was left to do for the plan in force, and nothing is under way.
+    bool                        settled() const { return settled_ && n_loading_ == 0; }
     std::shared_ptr<const Mask> mask(int layer) const { return masks_[layer]; }
     const SlotTable &           table() const { return table_; }
     // Where slots come back to. To be kept by who waits on it: it outlives this object.
@@ -62,13 +73,16 @@ class Residency {
 
   private:
     std::shared_ptr<const Mask> publish(ExpertId id, int slot);
+    void                        keep(int layer, const std::vector<int32_t> & experts);
 
     SlotTable                                table_;
     std::vector<std::shared_ptr<const Mask>> masks_; // by layer
     std::shared_ptr<const void>              storage_;
     std::shared_ptr<SlotReturns>             returns_ = std::make_shared<SlotReturns>();
-    Plan                                     plan_;
-    std::vector<std::vector<char>>           failed_; // [layer][expert], under this plan
+    std::shared_ptr<const Plan>              plan_    = std::make_shared<Plan>();
+    bool                                     retry_   = false;         // what failed to load
+    std::vector<std::vector<char>>           loading_, failed_, kept_; // [layer][expert]
+    std::vector<ExpertId>                    urgent_;
     std::vector<Eviction>                    evictions_;
     bool                                     settled_   = true;
     size_t                                   n_loading_ = 0;

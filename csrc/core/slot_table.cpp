@@ -7,6 +7,38 @@
 #include <numeric>
 
 namespace spac {
+namespace {
+
+struct Entry {
+    ExpertId id;
+    int32_t  priority;
+    int      distance; // in layers, until it runs
+
+    // Orders of heaps: total ones, so that the same table and plan always give the same steps.
+    static bool wanted_later(const Entry & a, const Entry & b) {
+        return a.priority != b.priority ? a.priority < b.priority : a.follows(b);
+    }
+    static bool leaves_later(const Entry & a, const Entry & b) {
+        return a.priority != b.priority ? a.priority > b.priority : b.runs_further(a);
+    }
+
+  private:
+    bool follows(const Entry & other) const {
+        return distance != other.distance ? distance > other.distance : id.expert > other.id.expert;
+    }
+    bool runs_further(const Entry & other) const {
+        return distance != other.distance ? distance > other.distance : id.expert < other.id.expert;
+    }
+};
+
+// What a pool has for experts that are wanted.
+struct Opportunities {
+    int                n_free = 0, n_leaving = 0;
+    std::vector<Entry> victims; // a heap
+    bool               may_evict = true;
+};
+
+} // namespace
 
 SlotTable::SlotTable(std::vector<Layer> layers, std::vector<int> pool_slots) : layers_(std::move(layers)) {
     pools_.resize(pool_slots.size());
@@ -75,55 +107,70 @@ int SlotTable::distance(int layer, int cursor) const {
     return ((layer - cursor) % n + n) % n;
 }
 
-std::vector<SlotTable::Action> SlotTable::toward(const Plan & plan, int cursor,
-                                                 const std::vector<std::vector<char>> & skip) const {
+std::vector<SlotTable::Action> SlotTable::toward(const Plan & plan, int cursor, const Marks & marks,
+                                                 const std::vector<ExpertId> & urgent, const Limits & limits) const {
     SPAC_CHECK(plan.n_layer == n_layer(), plan.n_layer, n_layer());
-    struct Entry {
-        ExpertId id;
-        int32_t  priority;
-        int      distance;
-    };
-    std::vector<Entry>              wanted;
-    std::vector<std::vector<Entry>> victims(pools_.size());
+    const auto marked = [&](ExpertId id, Mark mark) { return !marks.empty() && (marks[id.layer][id.expert] & mark); };
+    std::vector<Entry>         wanted;
+    std::vector<Opportunities> pools(pools_.size());
     for (int il = 0; il < n_layer(); ++il) {
-        const int d = distance(il, cursor);
         for (int e = 0; e < layers_[il].n_expert; ++e) {
-            const Entry entry = {{il, e}, plan.of(il, e), d};
-            if (slot_of_[il][e] >= 0) {
-                victims[layers_[il].pool].push_back(entry);
-            } else if (plan.wants(il, e) && (skip.empty() || !skip[il][e])) {
+            // slots of the layer that runs now would not be free at once
+            const bool  held  = slot_of_[il][e] >= 0;
+            const Entry entry = {{il, e}, plan.of(il, e), distance(il, held ? cursor - 1 : cursor)};
+            if (held) {
+                if (!marked(entry.id, no_evict)) {
+                    pools[layers_[il].pool].victims.push_back(entry);
+                }
+            } else if (plan.wants(il, e) && !marked(entry.id, no_load)) {
                 wanted.push_back(entry);
             }
         }
     }
-    const auto first_wanted = [](const Entry & a, const Entry & b) {
-        return a.priority != b.priority ? a.priority > b.priority : a.distance < b.distance;
-    };
-    const auto first_victim = [](const Entry & a, const Entry & b) {
-        return a.priority != b.priority ? a.priority < b.priority : a.distance > b.distance;
-    };
-    std::stable_sort(wanted.begin(), wanted.end(), first_wanted);
-    for (auto & list : victims) {
-        std::stable_sort(list.begin(), list.end(), first_victim);
+    for (size_t p = 0; p < pools_.size(); ++p) {
+        pools[p].n_free    = static_cast<int>(pools_[p].free.size());
+        pools[p].n_leaving = static_cast<int>(std::count(pools_[p].leaving.begin(), pools_[p].leaving.end(), 1));
+        std::make_heap(pools[p].victims.begin(), pools[p].victims.end(), Entry::leaves_later);
     }
+    // the whole order is seldom asked for, and this runs between two batches of copies
+    std::make_heap(wanted.begin(), wanted.end(), Entry::wanted_later);
 
     std::vector<Action> actions;
-    std::vector<int>    n_free(pools_.size()), n_leaving(pools_.size());
-    std::vector<size_t> next_victim(pools_.size(), 0);
-    for (size_t p = 0; p < pools_.size(); ++p) {
-        n_free[p]    = static_cast<int>(pools_[p].free.size());
-        n_leaving[p] = static_cast<int>(std::count(pools_[p].leaving.begin(), pools_[p].leaving.end(), 1));
-    }
-    for (const Entry & entry : wanted) {
-        const int p = layers_[entry.id.layer].pool;
-        if (n_free[p] > 0) {
-            --n_free[p];
-            actions.push_back({entry.id, Action::use_free, {}});
-        } else if (n_leaving[p] > 0) {
-            --n_leaving[p];
+    size_t              n_loads = 0, n_evictions = 0;
+    const auto          more = [&](const Opportunities & pool) {
+        return (pool.n_free > 0 && n_loads < limits.loads) || (pool.may_evict && n_evictions < limits.evictions);
+    };
+    const auto take = [&](const Entry & entry, bool is_urgent) {
+        Opportunities & pool = pools[layers_[entry.id.layer].pool];
+        if (pool.n_free > 0) {
+            --pool.n_free;
+            if (n_loads++ < limits.loads) {
+                actions.push_back({entry.id, Action::use_free, {}});
+            }
+        } else if (pool.n_leaving > 0) {
+            --pool.n_leaving;
             actions.push_back({entry.id, Action::wait, {}});
-        } else if (next_victim[p] < victims[p].size() && victims[p][next_victim[p]].priority < entry.priority) {
-            actions.push_back({entry.id, Action::use_evicted, victims[p][next_victim[p]++].id});
+        } else if (!pool.victims.empty() && (is_urgent || pool.victims.front().priority < entry.priority)) {
+            std::pop_heap(pool.victims.begin(), pool.victims.end(), Entry::leaves_later);
+            if (n_evictions++ < limits.evictions) {
+                actions.push_back({entry.id, Action::use_evicted, pool.victims.back().id});
+            }
+            pool.victims.pop_back();
+        } else {
+            pool.may_evict = false; // what comes is wanted less
+        }
+    };
+    for (const ExpertId id : urgent) {
+        if (slot_of(id) < 0 && !marked(id, no_load)) {
+            take({id, 0, 0}, true);
+        }
+    }
+    while (!wanted.empty() && std::any_of(pools.begin(), pools.end(), more)) {
+        std::pop_heap(wanted.begin(), wanted.end(), Entry::wanted_later);
+        const Entry entry = wanted.back();
+        wanted.pop_back();
+        if (std::find(urgent.begin(), urgent.end(), entry.id) == urgent.end()) {
+            take(entry, false);
         }
     }
     return actions;

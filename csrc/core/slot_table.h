@@ -8,6 +8,7 @@
 #include "core/plan.h"
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -57,11 +58,21 @@ class SlotTable {
         Kind     kind;
         ExpertId evict; // with use_evicted
     };
-    // All steps that bring the slots from here to the plan, most wanted first: by priority, and within a priority by
+    // How many steps are asked for: beyond these, steps may be left out.
+    struct Limits {
+        size_t loads     = std::numeric_limits<size_t>::max(); // into free slots
+        size_t evictions = std::numeric_limits<size_t>::max();
+    };
+    // What an expert is not to be done to, [L][N]; empty: nothing.
+    enum Mark : char { no_load = 1, no_evict = 2 };
+    using Marks = std::vector<std::vector<char>>;
+    // The steps that bring the slots from here to the plan, most wanted first: by priority, and within a priority by
     // the order in which layers run from `cursor` on (cyclic). Victims go by lowest priority, then by the layer that
-    // runs furthest in the future. A load never evicts equal or higher priority. `skip[L][N]` (may be empty) marks
-    // experts that must not be loaded (a copy failed).
-    std::vector<Action> toward(const Plan & plan, int cursor, const std::vector<std::vector<char>> & skip) const;
+    // runs furthest in the future, which is not the one before `cursor`, that runs now. A load never evicts equal or
+    // higher priority; only `urgent` ones, which come before all others in the order that they have, take what the plan
+    // holds for worth least, whatever that is.
+    std::vector<Action> toward(const Plan & plan, int cursor, const Marks & marks, const std::vector<ExpertId> & urgent,
+                               const Limits & limits) const;
 
     // Throws InternalError when the table contradicts itself.
     void check_integrity() const;

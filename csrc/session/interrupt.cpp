@@ -20,9 +20,18 @@ void Interrupt::clear() noexcept {
     error_ = nullptr;
 }
 
-void Interrupt::enter() noexcept {
-    runner_.store(std::this_thread::get_id());
-    next_check_ = std::chrono::steady_clock::now() + check_interval;
+Interrupt::Call::Call(Interrupt & interrupt) : interrupt_(interrupt) {
+    if (interrupt_.busy_.exchange(true)) {
+        throw InputError("the session is in use: one call at a time, and none but set_draft_length() and cancel() "
+                         "from a callback");
+    }
+    interrupt_.runner_.store(std::this_thread::get_id());
+    interrupt_.next_check_ = std::chrono::steady_clock::now() + check_interval;
+}
+
+Interrupt::Call::~Call() {
+    interrupt_.runner_.store({});
+    interrupt_.busy_.store(false);
 }
 
 void Interrupt::poll() noexcept {

@@ -1,4 +1,5 @@
-// Stopping a call that runs: by cancel() from anywhere, or by an exception of the interrupt check.
+// A call of the session that runs, and stopping it: by cancel() from anywhere, or by an exception of the interrupt
+// check.
 #pragma once
 
 #include <atomic>
@@ -26,10 +27,18 @@ class Interrupt {
     void cancel() noexcept { cancelled_.store(true); }
     void clear() noexcept;
 
-    // Marks the calling thread as the session's, from enter() to leave(). Outside, the check is not made: a decode of
-    // somebody else's on the same context is not the session's to stop.
-    void enter() noexcept;
-    void leave() noexcept { runner_.store({}); }
+    // One call of the session, on the thread that makes it. Outside of calls the check is not made: a decode of
+    // somebody else's on the same context is not the session's to stop. Throws InputError while another call runs.
+    class Call {
+      public:
+        explicit Call(Interrupt & interrupt);
+        ~Call();
+        Call(const Call &)             = delete;
+        Call & operator=(const Call &) = delete;
+
+      private:
+        Interrupt & interrupt_;
+    };
     // Throws what stopped the call (the check's exception, or Cancelled), and takes the request back.
     void raise_if_stopped();
 
@@ -37,6 +46,7 @@ class Interrupt {
     static bool abort_callback(void * self) noexcept;
     void        poll() noexcept;
 
+    std::atomic<bool>                     busy_{false}; // a call runs
     std::atomic<bool>                     cancelled_{false};
     std::function<void()>                 check_;
     std::exception_ptr                    error_; // written and read on the session's thread

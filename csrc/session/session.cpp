@@ -1,76 +1,31 @@
 #include "session/session.h"
 
-#include "log.h"
 #include "session/clock.h"
+#include "session/common_log.h"
 #include "session/context.h"
 #include "session/draft_types.h"
 #include "session/interrupt.h"
+#include "session/sequence.h"
 #include "session/speculator.h"
 #include "session/verifier.h"
 
+#include <algorithm>
 #include <atomic>
-#include <mutex>
 
 namespace spac {
 
 namespace {
 
-// common logs through a thread of its own, to stderr. Errors reach the caller as exceptions anyway.
-std::once_flag default_verbosity;
-
 std::shared_ptr<Trace> trace_of(const SessionConfig & config) {
     return config.trace ? config.trace : config.experts ? config.experts->trace() : std::make_shared<Trace>();
 }
 
-bool is_prefix(const llama_tokens & a, const llama_tokens & b) {
-    return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
-}
-
 } // namespace
-
-void set_common_verbosity(int level) {
-    std::call_once(default_verbosity, [] {});
-    common_log_set_verbosity_thold(level);
-}
-
-const char * to_string(StopReason reason) {
-    switch (reason) {
-    case StopReason::stop:
-        return "stop";
-    case StopReason::length:
-        return "length";
-    default:
-        return "";
-    }
-}
 
 struct Session::Impl {
     explicit Impl(const SessionConfig & config);
     ~Impl();
 
-    // Marks the session as in use, for one call.
-    class Use {
-      public:
-        explicit Use(Impl & impl) : impl_(impl) {
-            if (impl_.busy.exchange(true)) {
-                throw InputError(
-                    "the session is in use: one call at a time, and none but set_draft_length() and cancel() "
-                    "from a callback");
-            }
-            impl_.interrupt.enter();
-        }
-        ~Use() {
-            impl_.interrupt.leave();
-            impl_.busy.store(false);
-        }
-        Use(const Use &)             = delete;
-        Use & operator=(const Use &) = delete;
-
-      private:
-        Impl & impl_;
-    };
-
-    void         check_tokens(const int32_t * tokens, size_t n_tokens) const;
     void         evaluate_prompt(const Progress & progress = {});
     void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
@@ -78,34 +33,30 @@ struct Session::Impl {
     llama_tokens verify();
     llama_tokens sample();
     void         commit(const llama_tokens & accepted);
-    int          n_pending() const;
 
     std::shared_ptr<Trace>      trace;
     Interrupt                   interrupt; // outlives the contexts' use of it: declared before them
     Context                     target;
+    Sequence                    sequence;
     Verifier                    verifier;
     std::unique_ptr<Speculator> speculator;
     common_batch                batch;
     Listeners                   listeners;
+    bool                        has_begun = false; // the speculator knows of the prompt
 
-    // The sequence is `history`, then `last`. The target's memory holds a prefix of `history`: all of it between steps,
-    // less only after a prefill was stopped or a recurrent memory had to be cleared.
-    llama_tokens history;
-    llama_token  last       = LLAMA_TOKEN_NULL;
-    bool         has_prompt = false;
-    bool         has_begun  = false; // the speculator knows of the prompt
-
-    llama_tokens      drafted;
-    Step              result;
-    std::atomic<int>  draft_length{0};
-    int               draft_max = 0;
-    std::atomic<bool> busy{false};
+    llama_tokens     drafted;
+    Step             result;
+    std::atomic<int> draft_length{0};
+    int              draft_max = 0;
 };
 
 Session::Impl::Impl(const SessionConfig & config)
-    : trace(trace_of(config)), target(Context::checked_target(config.target_ctx), "target"),
+    : trace(trace_of(config)), target(Context::checked_target(config.target_ctx), "target"), sequence(target),
       verifier(target, config.experts, config.sampling, interrupt, *trace), batch(target.get()) {
-    std::call_once(default_verbosity, [] { common_log_set_verbosity_thold(-1); });
+    silence_common_at_first();
+    if (config.draft_experts && config.draft_experts == config.experts) {
+        throw InputError("the draft's experts are the target's own: load the draft model beside it");
+    }
 
     target.clear();
     const auto types = speculative_params(config.draft).types;
@@ -117,7 +68,7 @@ Session::Impl::Impl(const SessionConfig & config)
         }
         check_rollback(target, config.draft.n_max);
         speculator = std::make_unique<Speculator>(config.draft, target, static_cast<llama_context *>(config.draft_ctx),
-                                                  interrupt);
+                                                  config.draft_experts, interrupt);
         draft_max  = config.draft.n_max;
         draft_length.store(draft_max);
     }
@@ -130,45 +81,26 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
-void Session::Impl::check_tokens(const int32_t * tokens, size_t n_tokens) const {
-    if (n_tokens > static_cast<size_t>(target.n_ctx())) {
-        throw InputError("the prompt has " + std::to_string(n_tokens) + " tokens, the context holds " +
-                         std::to_string(target.n_ctx()) + ": shorten the prompt or make n_ctx larger");
-    }
-    for (size_t i = 0; i < n_tokens; ++i) {
-        if (tokens[i] < 0 || tokens[i] >= target.n_vocab()) {
-            throw InputError("token " + std::to_string(i) + " of the prompt is " + std::to_string(tokens[i]) +
-                             ", the vocabulary has tokens 0 to " + std::to_string(target.n_vocab() - 1));
-        }
-    }
-}
-
-int Session::Impl::n_pending() const { return static_cast<int>(history.size()) - target.n_past(); }
-
 // Evaluates what the target's memory lacks of the history, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
     const int n_batch = speculator ? speculator->n_batch() : target.n_batch();
-    const int n_total = static_cast<int>(history.size());
-    while (n_pending() > 0) {
+    while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
         const int pos = target.n_past();
-        const int n   = std::min(n_batch, n_pending());
         batch.clear();
-        for (int i = 0; i < n; ++i) {
-            batch.add(history[static_cast<size_t>(pos + i)], pos + i, 0, false);
-        }
+        sequence.add_pending(batch, n_batch);
         {
             SpanScope scope(*trace, Activity::prefill);
-            scope.span.count = n;
+            scope.span.count = batch.size();
             target.decode(batch, interrupt);
         }
         observe(batch, pos);
         if (progress) {
-            progress(target.n_past(), n_total);
+            progress(target.n_past(), sequence.n_history());
         }
     }
     if (speculator && !has_begun) {
-        speculator->begin(history, draft_length.load() > 0);
+        speculator->begin(sequence.history(), draft_length.load() > 0);
     }
     has_begun = true;
     interrupt.raise_if_stopped();
@@ -190,10 +122,8 @@ void Session::Impl::observe(const common_batch & decoded, int pos) {
     }
 }
 
-// The draft and the token before it must fit into the context.
 int Session::Impl::next_draft_length() const {
-    const int room = target.n_ctx() - static_cast<int>(history.size()) - 1;
-    return speculator ? std::min({draft_length.load(), speculator->n_max(), room}) : 0;
+    return speculator ? std::min({draft_length.load(), speculator->n_max(), sequence.draft_room()}) : 0;
 }
 
 void Session::Impl::draft() {
@@ -202,13 +132,19 @@ void Session::Impl::draft() {
     const int n = next_draft_length();
     if (n > 0) {
         SpanScope scope(*trace, Activity::draft);
-        drafted          = speculator->draft(history, last, n, listeners.draft_token);
+        drafted          = speculator->draft(sequence.history(), sequence.last(), n, [&](llama_token token, int index) {
+            if (listeners.draft_token) {
+                listeners.draft_token(token, index, speculator->routes());
+            }
+        });
         scope.span.count = static_cast<int32_t>(drafted.size());
+    } else if (speculator) {
+        speculator->pass();
     }
     result.draft_ns  = since(start);
     result.n_drafted = static_cast<int>(drafted.size());
     if (listeners.draft_end) {
-        listeners.draft_end(drafted, result.draft_ns);
+        listeners.draft_end(drafted, result.draft_ns, speculator ? speculator->routes() : nullptr);
     }
 }
 
@@ -216,10 +152,10 @@ void Session::Impl::draft() {
 llama_tokens Session::Impl::verify() {
     interrupt.raise_if_stopped();
     try {
-        observe(verifier.verify(last, drafted, result), static_cast<int>(history.size()));
+        observe(verifier.verify(sequence.last(), drafted, result), sequence.n_history());
         return sample();
     } catch (...) {
-        target.trim(static_cast<int>(history.size()));
+        sequence.rewind();
         throw;
     }
 }
@@ -228,25 +164,15 @@ llama_tokens Session::Impl::sample() {
     try {
         return verifier.sample(drafted, result);
     } catch (const std::exception & error) {
-        has_prompt = false; // the sampler may have taken some of the tokens: only a new prompt makes it whole
+        sequence.drop_prompt(); // the sampler may have taken some of the tokens: only a new prompt makes it whole
         throw InternalError(std::string("the sampler failed, prefill the session anew: ") + error.what());
     }
 }
 
-// Makes the accepted tokens part of the sequence. The last of them is the target's own: not in its memory yet.
 void Session::Impl::commit(const llama_tokens & accepted) {
-    history.push_back(last);
-    history.insert(history.end(), accepted.begin(), accepted.end() - 1);
-    last              = accepted.back();
     result.tokens     = accepted;
     result.n_accepted = static_cast<int>(accepted.size()) - 1;
-    target.trim(static_cast<int>(history.size()));
-
-    if (llama_vocab_is_eog(target.vocab(), last)) {
-        result.reason = StopReason::stop;
-    } else if (static_cast<int>(history.size()) >= target.n_ctx()) {
-        result.reason = StopReason::length;
-    }
+    result.reason     = sequence.append(accepted);
 }
 
 Session::Session(const SessionConfig & config) : impl_(std::make_unique<Impl>(config)) {}
@@ -254,22 +180,20 @@ Session::Session(const SessionConfig & config) : impl_(std::make_unique<Impl>(co
 Session::~Session() = default;
 
 void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress, size_t n_unseen) {
-    auto &          impl = *impl_;
-    const Impl::Use use(impl);
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
     if (n_tokens == 0) {
         throw InputError("the prompt is empty, expected at least one token");
     }
-    impl.check_tokens(tokens, n_tokens);
+    impl.sequence.check(tokens, n_tokens);
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
-    const bool         extends = is_prefix(impl.history, wanted);
+    const bool         extends = impl.sequence.is_start_of(wanted);
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
     if (impl.speculator && !extends) {
         impl.speculator->cut(wanted, impl.target.n_past());
     }
-    impl.history    = wanted;
-    impl.last       = tokens[n_tokens - 1];
-    impl.has_prompt = true;
-    impl.has_begun  = false;
+    impl.sequence.begin(wanted, tokens[n_tokens - 1]);
+    impl.has_begun = false;
 
     n_unseen = std::min(n_unseen, n_tokens);
     impl.verifier.begin(tokens + n_unseen, n_tokens - n_unseen);
@@ -277,38 +201,37 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
 }
 
 void Session::adopt(const int32_t * tokens, size_t n_tokens) {
-    auto &          impl = *impl_;
-    const Impl::Use use(impl);
-    impl.check_tokens(tokens, n_tokens);
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    impl.sequence.check(tokens, n_tokens);
     const llama_tokens held(tokens, tokens + n_tokens);
-    const bool         extends = is_prefix(impl.history, held);
+    const bool         extends = impl.sequence.is_start_of(held);
     impl.target.adopt(held);
     if (impl.speculator) {
         // Hidden states that it has not seen cannot be shown to it any more: the target will evaluate these anew.
         impl.target.trim(std::min(impl.target.n_past(), impl.speculator->n_known(held)));
-        if (!extends || impl.target.n_past() < static_cast<int>(impl.history.size())) {
+        if (!extends || impl.target.n_past() < impl.sequence.n_history()) {
             impl.speculator->cut(held, impl.target.n_past());
         }
     }
-    impl.history    = impl.target.tokens();
-    impl.has_prompt = false;
-    impl.has_begun  = false;
+    impl.sequence.begin_from_memory();
+    impl.has_begun = false;
 }
 
 void Session::set_sampling(const SamplingConfig & sampling) {
-    auto &          impl = *impl_;
-    const Impl::Use use(impl);
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
     impl.verifier.set_sampling(sampling);
 }
 
 const Step & Session::step() {
-    auto &          impl = *impl_;
-    const Impl::Use use(impl);
-    if (!impl.has_prompt) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (!impl.sequence.has_prompt()) {
         throw InputError("the session has no prompt: call prefill() first");
     }
     impl.evaluate_prompt();
-    if (static_cast<int>(impl.history.size()) >= impl.target.n_ctx()) {
+    if (impl.sequence.is_full()) {
         impl.result        = Step{};
         impl.result.reason = StopReason::length;
         return impl.result;
@@ -317,7 +240,7 @@ const Step & Session::step() {
     impl.draft();
     impl.commit(impl.verify());
     if (impl.speculator && !impl.drafted.empty()) {
-        impl.speculator->accept(impl.result.n_accepted, impl.history);
+        impl.speculator->accept(impl.result.n_accepted, impl.sequence.history());
     }
     if (impl.listeners.verify_end) {
         impl.listeners.verify_end(impl.result);
@@ -328,16 +251,15 @@ const Step & Session::step() {
 const Step & Session::last_step() const { return impl_->result; }
 
 void Session::reset() {
-    auto &          impl = *impl_;
-    const Impl::Use use(impl);
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
     impl.interrupt.clear();
     impl.target.clear();
     if (impl.speculator) {
         impl.speculator->clear();
     }
-    impl.history.clear();
-    impl.has_prompt = false;
-    impl.result     = Step{};
+    impl.sequence.clear();
+    impl.result = Step{};
 }
 
 void Session::cancel() noexcept { impl_->interrupt.cancel(); }
@@ -355,7 +277,12 @@ int Session::draft_length() const { return impl_->draft_length.load(); }
 int Session::draft_max() const { return impl_->draft_max; }
 
 void Session::set_listeners(const Listeners & listeners) {
-    const Impl::Use use(*impl_);
+    const Interrupt::Call call(impl_->interrupt);
+    if (impl_->speculator) {
+        impl_->speculator->keep_routes(listeners.draft_routes);
+    } else if (listeners.draft_routes) {
+        throw InputError("the draft's routes were asked for, and nothing is drafted");
+    }
     impl_->listeners = listeners;
     impl_->verifier.set_layer_listener(listeners.verify_layer);
     impl_->interrupt.set_check(listeners.interrupt_check);
@@ -365,12 +292,6 @@ int Session::n_past() const { return impl_->target.n_past(); }
 
 int Session::n_ctx() const { return impl_->target.n_ctx(); }
 
-std::vector<int32_t> Session::tokens() const {
-    auto all = impl_->history;
-    if (impl_->has_prompt) {
-        all.push_back(impl_->last);
-    }
-    return all;
-}
+std::vector<int32_t> Session::tokens() const { return impl_->sequence.tokens(); }
 
 } // namespace spac

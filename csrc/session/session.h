@@ -75,6 +75,7 @@ struct SessionConfig {
     void *                   target_ctx = nullptr; // llama_context *
     void *                   draft_ctx  = nullptr; // llama_context * or null
     std::shared_ptr<Experts> experts;              // the target's, or null: no demand
+    std::shared_ptr<Experts> draft_experts;        // the draft's, or null: its routes cannot be told
     std::shared_ptr<Trace>   trace;                // where steps are recorded; null: with the experts
     DraftConfig              draft;
     SamplingConfig           sampling;
@@ -111,20 +112,31 @@ struct Step {
     uint64_t upload_ns    = 0;
 };
 
+// What the router of a draft model chose for the tokens that the target is about to verify, in their order: first for
+// the token before the draft. A draft model evaluates a token to find the next, so nothing is known of the last drafted
+// one unless the draft ended at a token that was not to be part of it.
+struct DraftRoutes {
+    int                  n_tokens = 0, n_layer = 0, n_used = 0;
+    std::vector<int32_t> ids; // [n_tokens * n_layer * n_used], -1 where a layer has fewer
+};
+
 // Called on the thread that runs the session. A listener may throw: the exception leaves step(), and the session stays
 // consistent (see Session::step). It may call set_draft_length() and cancel(), nothing else.
 struct Listeners {
     // A draft token, as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone that is
     // while the draft model still drafts; other types draft in one call, and their tokens come together after it.
-    std::function<void(int32_t token, int index)>                       draft_token;
-    std::function<void(const std::vector<int32_t> & draft, int64_t ns)> draft_end;
-    std::function<void(const Step & step)>                              verify_end;
+    // `routes` is null unless draft_routes is set, and valid during the call.
+    std::function<void(int32_t token, int index, const DraftRoutes * routes)>                       draft_token;
+    std::function<void(const std::vector<int32_t> & draft, int64_t ns, const DraftRoutes * routes)> draft_end;
+    std::function<void(const Step & step)>                                                          verify_end;
     // An MoE layer of the verification that runs has been computed; demand[n_expert] is what it was asked for. What it
     // throws leaves step() once the verification has ended, with the sequence as it was, and the further layers are not
     // told.
     std::function<void(int layer, const std::vector<int32_t> & demand)> verify_layer;
     // Called now and then while the library works, so that the host language can see signals; throwing stops the call.
     std::function<void()> interrupt_check;
+    // Whether the draft's routes are kept: needs draft_experts, and "draft-simple" alone.
+    bool draft_routes = false;
 };
 
 // Not for two threads at a time: a call made while another runs throws InputError. cancel() is the exception.
@@ -171,6 +183,7 @@ class Session {
     int  draft_length() const;
     int  draft_max() const;
 
+    // Throws InputError, with everything as it was, for draft_routes that cannot be had.
     void set_listeners(const Listeners & listeners);
 
     int                  n_past() const; // tokens in the target's memory

@@ -8,8 +8,8 @@
 namespace spac {
 
 Speculator::Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx,
-                       Interrupt & interrupt)
-    : config_(config), target_(target), interrupt_(interrupt) {
+                       std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
+    : config_(config), target_(target), interrupt_(interrupt), routes_(std::move(draft_experts)) {
     params_     = speculative_params(config);
     model_type_ = draft_model_type(params_.types);
     check_draft_context(model_type_, target, draft_ctx, config.n_max);
@@ -117,6 +117,7 @@ void Speculator::observe(const common_batch & batch) {
 
 llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, int n_max,
                                const std::function<void(llama_token, int)> & on_token) {
+    routes_.begin();
     if (draft_ && !reads_states_) {
         catch_up(tokens);
     }
@@ -138,6 +139,7 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
     if (static_cast<int>(result.size()) < config_.n_min) {
         result.clear();
     }
+    routes_.trim(static_cast<int>(result.size()) + 1);
     if (!stepwise_ && on_token) {
         for (size_t i = 0; i < result.size(); ++i) {
             on_token(result[i], static_cast<int>(i));
@@ -189,7 +191,8 @@ llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token
         llama_token previous = last;
         while (static_cast<int>(result.size()) < n_max) {
             held.push_back(previous);
-            const auto next = draft_once(tokens, previous, static_cast<llama_pos>(tokens.size() + result.size()), 1);
+            const auto pos  = static_cast<llama_pos>(tokens.size() + result.size());
+            const auto next = routes_.note([&] { return draft_once(tokens, previous, pos, 1); });
             if (next.empty()) {
                 break;
             }
@@ -208,6 +211,13 @@ llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token
     }
     settle();
     return result;
+}
+
+void Speculator::keep_routes(bool keeps) {
+    if (keeps && !(routes_.can_keep() && stepwise_)) {
+        throw InputError("the draft's routes need the draft model's experts, and the draft type draft-simple alone");
+    }
+    routes_.keep(keeps);
 }
 
 void Speculator::accept(int n, const llama_tokens & tokens) {

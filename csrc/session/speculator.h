@@ -2,6 +2,7 @@
 #pragma once
 
 #include "session/context.h"
+#include "session/route_log.h"
 #include "session/session.h"
 #include "speculative.h"
 
@@ -19,8 +20,9 @@ class Interrupt;
 // right after the target decoded it.
 class Speculator {
   public:
-    // Throws InputError for types, contexts and sizes that do not fit.
-    Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx, Interrupt & interrupt);
+    // `draft_experts`: the draft model's, or null. Throws InputError for types, contexts and sizes that do not fit.
+    Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx,
+               std::shared_ptr<Experts> draft_experts, Interrupt & interrupt);
     ~Speculator();
     Speculator(const Speculator &)             = delete;
     Speculator & operator=(const Speculator &) = delete;
@@ -43,6 +45,12 @@ class Speculator {
     // Throws what stopped it.
     llama_tokens draft(const llama_tokens & tokens, llama_token last, int n_max,
                        const std::function<void(llama_token, int)> & on_token);
+    // Whether routes() is kept, from the next draft on. Throws InputError where it cannot be.
+    void keep_routes(bool keeps);
+    // Of the draft under way, or of the last; null unless they are kept.
+    const DraftRoutes * routes() const { return routes_.get(); }
+    // This step has no draft.
+    void pass() { routes_.begin(); }
     // Of the last draft, `n` tokens were accepted; the sequence is now `tokens`. Not to be called for an empty draft.
     void accept(int n, const llama_tokens & tokens);
     // Forgets the sequence.
@@ -66,6 +74,7 @@ class Speculator {
     bool                                        reads_states_ = false;
     bool                                        stepwise_     = false; // "draft-simple" alone
     int                                         n_max_        = 0;
+    RouteLog                                    routes_;
     common_speculative_ptr                      spec_;
 };
 

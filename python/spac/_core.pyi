@@ -238,6 +238,10 @@ class Experts:
         A session takes them after each verification.
         """
     def set_step_tokens(self, n_max: int) -> None: ...
+    def set_lookahead(self, n_layers: int) -> None:
+        """How many layers ahead experts are foreseen and loaded in a step; 0: not (backend/experts.h).
+
+        Raises InputError for a negative number."""
     def set_stream_tokens(self, n_min: int) -> None:
         """Batches of n_min tokens that are no demand have all experts copied through the device; 0: never."""
     def stream_bytes(self) -> int:
@@ -258,6 +262,36 @@ class LoadScope:
     ) -> None: ...
     @property
     def experts(self) -> Experts | None: ...
+
+class Tap:
+    """What enters every FFN of the context made in its `with` block, for each token that it decodes alone.
+
+    To be used by the thread that uses the context, between its decodes.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    @property
+    def n_layer(self) -> int:
+        """D: the FFNs found in the context's graphs, in the order in which they run.
+
+        0 where the graphs do not run on a SPAC device in one piece, and before the context is made.
+        """
+    @property
+    def n_embd(self) -> int:
+        """E: the width of what enters them."""
+    def set_on(self, on: bool) -> None:
+        """Whether to tap from now on; off at first, and then it costs nothing. Raises OutOfMemoryError."""
+    def states(self) -> npt.NDArray[np.float32] | None:
+        """float32 [D, E] of the token decoded last, once its logits have been read; None where it was not
+        tapped or not alone. A read-only view that the next decode writes to.
+        """
+    @property
+    def n_tapped(self) -> int:
+        """Tokens that were tapped so far."""
 
 # The session
 
@@ -314,6 +348,11 @@ class DraftToken:
     @property
     def index(self) -> int:
         """From 0, in this draft."""
+    @property
+    def routes(self) -> Int32Array | None:
+        """int32[L, T, U]: what the draft's routers chose for the first T tokens that the target will verify,
+        -1 where a layer has fewer: the token before the draft, then the drafted ones but this, the last. A
+        copy; None unless they are kept."""
 
 class VerifyLayer:
     """Event "verify_layer": an MoE layer of the verification that runs has been computed.
@@ -335,6 +374,9 @@ class DraftEnd:
         """int32[n_drafted]. A copy."""
     @property
     def draft_ns(self) -> int: ...
+    @property
+    def routes(self) -> Int32Array | None:
+        """As of the last token; of all, T = n_drafted + 1, where the draft ended at one that it refused."""
 
 class Session:
     """One sequence of tokens, drafted and verified.
@@ -352,6 +394,7 @@ class Session:
         *,
         owner: object = None,
         trace: Trace | None = None,
+        draft_experts: Experts | None = None,
         draft_types: Sequence[str] = (),
         draft_max: int = 16,
         draft_min: int = 0,
@@ -394,6 +437,7 @@ class Session:
         They belong to the session until it is closed: it clears their memory and sets their abort callbacks;
         they must have been made with n_outputs_max 0. Close it before they are freed; `owner` is kept alive
         until then. Between its calls the target may be used otherwise, if adopt() says so afterwards.
+        `draft_experts` are the draft model's, for keep_draft_routes().
 
         `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly.
         The first draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed
@@ -476,6 +520,9 @@ class Session:
         With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts; other types
         draft in one call, and their tokens come together after it.
         """
+    def keep_draft_routes(self, keeps: bool) -> None:
+        """Whether draft events have `routes`. Raises InputError without `draft_experts`, and for other draft
+        types than "draft-simple" alone."""
     def reset(self) -> None:
         """Forgets all tokens, and a cancel() that no call has seen yet."""
     def cancel(self) -> None:
@@ -525,7 +572,8 @@ class MoeSpac:
         adapt: bool,
     ) -> None:
         """arrays: int32 [L, N] utility, used; float64 [L, N] up, down, last, count; float64 [2, L, K] hot;
-        float64 [2, L, 1] total; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots. All are kept.
+        float64 [2, L, 1] total; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, but for whole
+        layers; uint8 [L] whole. All are kept.
         """
     def set_times(self, times: Sequence[Sequence[float]], draft_token: float) -> None:
         """Seconds, [L] each: per pair, distinct expert and layer of the CPU, device's expert, upload."""
@@ -560,7 +608,8 @@ class Logistic:
         most: float,
     ) -> None:
         """arrays: float64 [7] weights, squares; float64 [6, L, N] features; float64 [L, N] probability;
-        uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots. All are kept.
+        uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, but for whole layers; uint8 [L] whole.
+        All are kept.
         kept: what a token leaves of the features recent, near and far.
         """
     def step(
@@ -573,6 +622,37 @@ class Logistic:
         /,
     ) -> tuple[Int32Array, Int32Array]:
         """priority int32[L, N] and threshold int32[L]; routes: int32[L, T, U], -1 padded."""
+
+class WholeLayers:
+    """Which layers are to be whole (csrc/core/whole_layers.h), on arrays that it changes in place."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        looks: int,
+        share: float,
+        horizon: float,
+        need: float,
+        trial: int,
+        at_once: int,
+    ) -> None:
+        """arrays: uint8 [L] whole; int32 [P] slots_left, pool_slots; float64 [L] gain; float64 [P, 3, 2]
+        seen; int32 [P, 2] looks; uint8 [L, N] exists; int32 [L] pool. All are kept.
+        """
+    def set_times(self, times: Sequence[Sequence[float]], hand_off: float) -> None:
+        """Seconds, [P] each: per expert and pair of the CPU, device's expert, upload.
+
+        hand_off: below 0 where it is not known.
+        """
+    def look(
+        self,
+        chance: npt.NDArray[np.float64],
+        priority: Int32Array,
+        demand: Int32Array,
+        slot_of: Int32Array,
+        /,
+    ) -> bool:
+        """One look at a step, arrays [L, N]; whether layers have changed sides."""
 
 # The slot table by itself
 
@@ -609,8 +689,10 @@ class Residency:
     def __init__(self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int]) -> None: ...
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None: ...
     def begin(self, cursor: int, max_loads: int, max_evictions: int) -> list[tuple[int, int, int, int]]:
-        """(layer, expert, pool, slot) to copy now; to be finished before the next begin."""
+        """(layer, expert, pool, slot) to copy now: a batch. finish() is for the oldest one."""
     def finish(self, copied: bool) -> None: ...
+    def foresee(self, layer: int, experts: Sequence[int]) -> None: ...
+    def note_used(self, layer: int, experts: Sequence[int]) -> None: ...
     def mask(self, layer: int) -> Mask: ...
     def slot_of(self, layer: int, expert: int) -> int: ...
     @property

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from spac import _core
 from spac.config import Slots
+from spac.draft_experts import detach_draft
 from spac.errors import OutOfMemoryError
 from spac.vram import margin, room_of
 
 STAND_IN_SHARE = 0.25  # of the experts, where nobody says how much memory the stand-in is to have
 
 
-def attach_slots(experts: _core.Experts, device: _core.DeviceInfo, slots: Slots) -> list[str]:
-    """Attach slots to experts without any; notes for the user. Raises OutOfMemoryError, one line."""
+def attach_slots(
+    experts: _core.Experts, device: _core.DeviceInfo, slots: Slots, draft: _core.Experts | None = None
+) -> list[str]:
+    """Attach slots to experts without any; notes for the user. Raises OutOfMemoryError, one line.
+
+    draft: the draft's experts, if it has any: they give way to a number of slots that the user asked for.
+    """
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if slots.is_auto:
         return _what_fits(experts, device, n_experts)
-    _exactly(experts, device, slots.of(n_experts))
+    n_slots = slots.of(n_experts)
+    if draft is not None and draft.slots.n_slots:
+        try:
+            experts.attach_slots(n_slots)
+            return []
+        except OutOfMemoryError:
+            detach_draft(draft)
+        _exactly(experts, device, n_slots)
+        return [f"draft: its experts run on the CPU, to leave room for {n_slots} slots"]
+    _exactly(experts, device, n_slots)
     return []
 
 

@@ -315,6 +315,12 @@ class EngineConfig(_Checked):
         "auto, on the stand-in never)",
         "--stream-batch", metavar="N|auto",
     )  # fmt: skip
+    lookahead: int | None = option(
+        None, "in every step, each layer's input is shown to the router of the layer so many behind it, and "
+        "what that would choose is loaded first; 0: not (default: 3, on the stand-in and with "
+        "--deterministic 0)",
+        "--lookahead", range=Range(0, 64),
+    )  # fmt: skip
     state: Path | str | None = option(  # noqa: RUF009
         None, "start warm from this file, and save there at the end what the scheduler learned", "--state"
     )
@@ -342,6 +348,8 @@ class EngineConfig(_Checked):
             VramLimit.parse(self.vram_limit)
         if self.stream_batch is not None:
             StreamBatch.parse(self.stream_batch)
+        if self.lookahead and self.deterministic:
+            raise InputError("lookahead loads while a step runs, which --deterministic excludes")
 
     def _check_draft(self) -> None:
         if self.draft_length is not None and self.draft_max is not None:

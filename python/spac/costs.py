@@ -92,6 +92,9 @@ class Costs:
     n-1 for n tokens. A table, for it jumps where kernels switch (as from 8 to 9 tokens)."""
     dense_s: tuple[float, ...]
     """Of these, what is not expert work: attention, routers, output, the hand-off. Of the same length."""
+    hand_off_s: float | None = None
+    """Of a layer that is not wholly resident, beside all experts: the CPU's wait for ids and input, and the
+    device's for the CPU's rows. None before it has been measured."""
 
     def __post_init__(self) -> None:
         if not self.verify_s or len(self.verify_s) != len(self.dense_s):
@@ -101,6 +104,8 @@ class Costs:
             )
         for name in ("draft_base_s", "draft_token_s"):
             _check_time(name, getattr(self, name))
+        if self.hand_off_s is not None:
+            _check_time("hand_off_s", self.hand_off_s)
         for name in ("verify_s", "dense_s"):
             for time in getattr(self, name):
                 _check_time(name, time)

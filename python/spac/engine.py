@@ -22,6 +22,8 @@ from spac._llama import Model, TokenArray, take_notices
 from spac.attach import attach_slots
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.costs import Costs
+from spac.draft_experts import attach_draft, check_foretells
+from spac.draft_states import DraftStates, watch_draft
 from spac.errors import InputError
 from spac.events import Events
 from spac.generation import Generation, as_tokens
@@ -36,6 +38,10 @@ from spac.scheduler import Scheduler, make, parse
 from spac.scheduler.driver import Driver
 from spac.stats import Setting
 from spac.stream_batch import PromptStreams, StreamBatch
+
+_LOOKAHEAD = 3
+"""Layers that an expert has to arrive in: nearer ones are predicted better, but come too late
+(bench/step_time)."""
 
 
 class Engine:
@@ -73,6 +79,8 @@ class Engine:
         self._streams: PromptStreams | None = None
         self._governor: Governor | None = None
         try:
+            if self.device is not None:
+                self._notes += attach_draft(self._pair.draft_experts, self.device)
             self._costs = self._know_costs()
             self._streams = self._stream_prompts()
             self._governor = self._own_governor = self._choose_governor()
@@ -230,19 +238,43 @@ class Engine:
         if not isinstance(scheduler, Scheduler):
             written = {**parse(scheduler)[1], **options}
             scheduler = make(scheduler, **options)
+        if scheduler.wants_draft_routes:
+            check_foretells(scheduler.name, self.config, self.experts, self._pair.draft_experts)
+        states = self._watch_draft(scheduler)
         self._scheduler_name = scheduler.name
         self._scheduler_options = given_options(scheduler, written)
+        self.experts.set_lookahead(0 if scheduler.name == "none" else self._lookahead)
         if scheduler.name == "none":
             return None
         if not self.experts.slots.n_slots:  # else they are there, with what is resident
             assert self.device is not None
-            self._notes += attach_slots(self.experts, self.device, Slots.parse(self.config.slots))
+            slots = Slots.parse(self.config.slots)
+            self._notes += attach_slots(self.experts, self.device, slots, self._pair.draft_experts)
         if self.experts.slots.n_slots == 0:
             return None
         # A plan that follows measured times would be another one every time.
-        driver = Driver(scheduler, self.experts, None if self.config.deterministic else self.costs)
+        costs = None if self.config.deterministic else self.costs
+        driver = Driver(scheduler, self.experts, costs, states)
         driver.start()
         return driver
+
+    @property
+    def _lookahead(self) -> int:
+        """How many layers ahead experts are loaded while a step runs."""
+        if self.config.lookahead is None:
+            by_default = self.device is not None and not self.device.is_stand_in
+            return _LOOKAHEAD if by_default and not self.config.deterministic else 0
+        return self.config.lookahead
+
+    def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
+        """What the draft computes, for a scheduler that wants it; nobody looks for others."""
+        tap = self._pair.draft_tap
+        if scheduler.wants_draft_states and self.experts is not None:
+            layers = [layer.name for layer in self.experts.layers]
+            return watch_draft(scheduler.name, self.config, layers, tap, self._device_name)
+        if tap is not None:
+            tap.set_on(False)
+        return None
 
     @property
     def n_experts(self) -> int:
@@ -333,6 +365,7 @@ class Engine:
             draft_min=self.config.draft_min,
             p_min=self.config.draft_p_min,
             trace=self._trace,
+            draft_experts=self._pair.draft_experts,
             **sampling,
         )
         self.events.subscribe(session)
@@ -357,6 +390,7 @@ class Engine:
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
             stream_batch=self._streams.tokens if self._streams is not None else 0,
+            lookahead=self._lookahead if self._scheduler_name != "none" else 0,
             threads=self._pair.threads,
             context=self._pair.target_context.size,
             seed=sampling.seed or 0,

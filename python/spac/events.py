@@ -43,8 +43,10 @@ class Events:
 
     def subscribe(self, session: _core.Session) -> None:
         """Ask for the events that are wanted now, and no others."""
-        wanted = self.driver.scheduler.events if self.driver is not None else frozenset()
+        scheduler = self.driver.scheduler if self.driver is not None else None
+        wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
+        session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
         session.on("draft_token", self._draft_token if Event.DRAFT_TOKEN in wanted else None)
         waits = Event.DRAFT_END in wanted or self.settled is not None
         session.on("draft_end", self._draft_end if waits else None)
@@ -59,11 +61,13 @@ class Events:
             self.settled.settle(_PATIENCE_S)
 
     def _draft_token(self, event: _core.DraftToken) -> None:
-        self._schedule(Event.DRAFT_TOKEN, n_drafted=event.index + 1)
+        self.settle()  # a plan that the next one cuts short would leave what timing decides
+        self._schedule(Event.DRAFT_TOKEN, n_drafted=event.index + 1, draft_routes=event.routes)
 
     def _draft_end(self, event: _core.DraftEnd) -> None:
         if self.driver is not None:
-            self._schedule(Event.DRAFT_END, n_drafted=len(event.tokens))
+            self.settle()
+            self._schedule(Event.DRAFT_END, n_drafted=len(event.tokens), draft_routes=event.routes)
         self.settle()
 
     def _verify_layer(self, event: _core.VerifyLayer) -> None:
@@ -89,10 +93,17 @@ class Events:
         for listener in self.after_step:
             listener(step)
 
-    def _schedule(self, event: Event, demand: IntArray | None = None, **counts: int) -> None:
+    def _schedule(
+        self,
+        event: Event,
+        demand: IntArray | None = None,
+        *,
+        draft_routes: IntArray | None = None,
+        **counts: int,
+    ) -> None:
         assert self.driver is not None
         start = monotonic_ns()
-        self.driver.raised(event, demand, **counts)
+        self.driver.raised(event, demand, draft_routes=draft_routes, **counts)
         end = monotonic_ns()
         self.insight.scheduler_ns += end - start
         if self.timeline is not None:

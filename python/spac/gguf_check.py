@@ -109,10 +109,11 @@ def _check_purpose(header: Header, role: str) -> None:
 # Parts
 
 
-def _other_parts(path: Path, header: Header) -> Iterator[Header]:
+def part_paths(path: Path, header: Header) -> list[Path]:
+    """The files of a model in their order, `path` first; more than that where it is one of several parts."""
     n_parts = number(header, "split.count", 1)
     if n_parts <= 1:
-        return
+        return [path]
     name = _SPLIT_NAME.search(path.name)
     if name is None or int(name[2]) != n_parts:
         raise HeaderError(
@@ -125,6 +126,12 @@ def _other_parts(path: Path, header: Header) -> Iterator[Header]:
     ]
     if number(header, "split.no", 0) != 0 or int(name[1]) != 1:
         raise HeaderError(f"this is part {int(name[1])} of {n_parts}", f"give the first one, {parts[0].name}")
+    return parts
+
+
+def _other_parts(path: Path, header: Header) -> Iterator[Header]:
+    parts = part_paths(path, header)
+    n_parts = len(parts)
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise HeaderError(

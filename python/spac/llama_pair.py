@@ -85,7 +85,7 @@ class LentPair(ModelPair):
         self.target_context = self._keep(_LentContext(context))
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
-        self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
+        self.draft = self._open_draft(draft)
         self._check_pair()
         with self._room_for_prompts(self.experts):  # its extra layers, as a draft
             self.draft_context = self._open_draft_context() if needs_draft else None

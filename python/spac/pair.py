@@ -27,6 +27,11 @@ Owned = TypeVar("Owned", Model, Context)
 class ModelPair:
     """Owns the models and contexts of an engine. The draft's experts, if it has any, are not the target's."""
 
+    draft_experts: _core.Experts | None = None
+    """Those of a draft model of its own; None where it has none, or runs on the CPU."""
+    draft_tap: _core.Tap | None = None
+    """Of the draft's context, off until somebody wants its states; None without a draft model of its own."""
+
     def __init__(self, config: EngineConfig, progress: LoadProgress | None) -> None:
         """Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then."""
         self._config, self._progress = config, progress
@@ -54,7 +59,7 @@ class ModelPair:
         self.device = choose_device(config.device)
         self._note_device()
         self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
-        self.draft = self._open(draft, load_mtp="draft-mtp" in types)[0] if draft is not None else None
+        self.draft = self._open_draft(draft)
         self._check_pair()
         with self._room_for_prompts(experts):
             self._open_contexts()
@@ -116,6 +121,14 @@ class ModelPair:
             model = Model(path, (_core.device_handle(self.device.name),), params, report)
             return self._keep(model), scope.experts
 
+    def _open_draft(self, path: Path | None) -> Model | None:
+        if path is None:
+            return None
+        draft, self.draft_experts = self._open(path, load_mtp="draft-mtp" in self._config.draft_types)
+        if self.draft_experts is not None:
+            self.draft_experts.set_counting(False)
+        return draft
+
     def _keep(self, owned: Owned) -> Owned:
         self._closing.callback(owned.close)
         return owned
@@ -160,7 +173,10 @@ class ModelPair:
             params["ctx_other"] = self.target_context.pointer
         if "draft-mtp" in self._config.draft_types:
             params["ctx_type"] = MTP
-        return self._context(self.draft or self.target, **params)
+        if self.draft is None:
+            return self._context(self.target, **params)
+        with _core.Tap() as self.draft_tap:
+            return self._context(self.draft, **params)
 
     def _context(self, model: Model, **params: Any) -> Context:
         common = {

@@ -49,6 +49,7 @@ class Setting:
     vram_bytes: int = 0  # buffers of this process on the device
     vram_limit: int | None = None  # bytes that these may take together
     stream_batch: int = 0  # tokens of the smallest graph for which all experts come to the device; 0: of none
+    lookahead: int = 0  # how many layers ahead experts are loaded while a step runs
 
 
 @dataclass
@@ -138,6 +139,8 @@ class RunStats:
     n_experts: int
     slots: int
     slots_resident: int
+    foreseen: int  # (token, expert) pairs that looking ahead predicted
+    foreseen_right: float | None  # the share of them that the routers chose
     slot_bytes: int
     vram_bytes: int  # of this process's buffers on the device: weights, contexts, slots and the rest
     vram_limit: int | None  # of these, as --vram-limit has it
@@ -157,6 +160,7 @@ class RunStats:
     governor: str
     expert_bytes: int
     stream_batch: int
+    lookahead: int
     threads: int
     context: int
     seed: int
@@ -230,6 +234,8 @@ class RunStats:
             host_wait_s=counts("host_wait_ns", 0) / 1e9,
             host_compute_s=counts("host_compute_ns", 0) / 1e9,
             slots_resident=meter.resident,
+            foreseen=counts("foreseen", 0),
+            foreseen_right=ratio(counts("foreseen_right", 0), counts("foreseen", 0)),
             **asdict(setting),
         )
 

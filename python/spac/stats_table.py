@@ -74,6 +74,7 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
             f"{_percent(stats.hit_rate_distinct)} of distinct experts",
         ),
         ("scheduler", _scheduler(stats)),
+        *([("lookahead", _lookahead(stats))] if stats.lookahead else []),
         ("share", f"GPU {_percent(stats.gpu_share)}, CPU {_percent(stats.cpu_share)}"),
         (
             "moved",
@@ -98,6 +99,11 @@ def _scheduler(stats: RunStats) -> str:
     if stats.prediction is not None:
         text += f", told hot from cold in {_percent(stats.prediction['accuracy'])}"
     return text
+
+
+def _lookahead(stats: RunStats) -> str:
+    layers = f"{stats.lookahead} layer{'s' if stats.lookahead > 1 else ''}"
+    return f"{layers}: {_percent(stats.foreseen_right)} of {stats.foreseen} predictions were right"
 
 
 def _number(value: float | None) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.compare import Case, Job, Run, Settings, compare, run_worker
 from tests.compare.driver import Result, first_difference
+from tests.compare.script import LENGTHS
 from tests.conftest import TinyModel
 from tests.models import FAMILIES, TOLD, Shape, write_adapter
 
@@ -71,10 +72,14 @@ RUNS = (
     Run("compacted", 0.25, seed=5, fault="compact"),
     Run("uploads fail", 0.5, seed=6, fail_uploads=2),
     Run("prompts streamed", 0.5, seed=12, stream_tokens=17),
+    Run("looking ahead", 0.5, seed=18, lookahead=1),
+    Run("looking ahead, moving", 0.5, seed=19, lookahead=1, moving=True),
+    Run("looking ahead, not queued ahead", 0.5, seed=20, lookahead=1, ahead=False),
 )
 CONTROLS = (
     Run("slots swapped", 0.5, seed=6, fault="swap-slots"),
     Run("join dropped", 0.25, seed=7, fault="drop-join"),
+    Run("slots swapped, looking ahead", 0.5, seed=21, fault="swap-slots", lookahead=1),
     Run("slots swapped, prompts streamed", 0.5, seed=14, fault="swap-slots", stream_tokens=17),
 )
 CASES = [*MODELS, *SETTINGS]
@@ -152,6 +157,10 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
         assert stats["activations_hit"] == stats["activations"] > 0
     else:
         assert 0 < stats["activations_hit"] < stats["activations"]
+    if run.lookahead:
+        by_groups = case == "deepseek2 groups"  # routers that are not recognized
+        assert (stats["foreseen"] > 0) != by_groups
+        assert stats["foreseen_right"] <= stats["foreseen"]
     if run.fail_uploads:
         assert stats["upload_failures"] >= run.fail_uploads
     if run.stream_tokens:
@@ -207,6 +216,25 @@ def test_a_slow_device_changes_nothing(
     job = Job(tuple(chosen), stand_in={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})
     result = run_worker("spac", job, tmp_path_factory.mktemp("slow"))
     assert [str(d) for case in chosen for d in compare(case, result, reference)] == []
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "not ahead"])
+def test_graphs_of_changing_lengths_are_prepared_once(
+    cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory, ahead: bool
+) -> None:
+    runs = Run("a quarter", 0.25, seed=16, ahead=ahead), Run("moving", 0.5, seed=17, moving=True, ahead=ahead)
+    names = ("qwen3moe Q4_0", "deepseek2 merged", "gpt-oss", "flash attention")
+    job = Job(tuple(replace(cases[name], runs=runs, script="lengths") for name in names))
+    expected = Job(tuple(replace(case, runs=(Run(),)) for case in job.cases))
+    reference = run_worker(
+        "reference", expected, tmp_path_factory.mktemp("reference"), lib_path=reference_lib
+    )
+    result = run_worker("spac", job, tmp_path_factory.mktemp("spac"))
+    assert [str(d) for case in job.cases for d in compare(case, result, reference)] == []
+    for case in job.cases:
+        first, second = (result.meta[f"{case.name}|{run.name}"]["stats"] for run in runs)
+        assert first["graphs_prepared"] == 1 + len(set(LENGTHS))
+        assert second["graphs_prepared"] == 0
 
 
 def test_streamed_prompts_wait_for_their_experts(

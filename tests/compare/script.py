@@ -78,6 +78,10 @@ def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, L
     return out
 
 
+LENGTHS = (2, 4, 2, 3, 4, 3, 2, 2, 5, 4, 3, 2, 5)
+"""Draft lengths that change, as a governor chooses them."""
+
+
 class _Steps:
     """A script under way: its decoder, its random tokens, and the logits so far by step's name."""
 
@@ -154,11 +158,23 @@ def run_prompts_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
     return steps.logits
 
 
+def run_lengths_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """A prompt of 24 tokens, then batches of `LENGTHS` tokens."""
+    steps = _Steps(decoder, before_step)
+    steps.random("prompt", 24, 0)
+    position = 24
+    for i, n in enumerate(LENGTHS):
+        steps.random(f"batch {i} of {n}", n, position)
+        position += n
+    return steps.logits
+
+
 SCRIPTS = {
     "full": run_script,
     "short": run_short_script,
     "state": run_state_script,
     "shift": run_shift_script,
     "prompts": run_prompts_script,
+    "lengths": run_lengths_script,
 }
 """What a case may run."""

@@ -106,6 +106,7 @@ def _observe(
     core.set_fault(run.fault)
     core.set_launch_ahead(run.ahead)
     experts.set_stream_tokens(run.stream_tokens)
+    experts.set_lookahead(run.lookahead)
     experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # these are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)

@@ -79,7 +79,7 @@ def expected_steps(world: World, priority: np.ndarray, threshold: np.ndarray, cu
     n_layer = len(world.layers)
     free = [world.free(p) for p in range(len(world.pool_slots))]
     leaving = [sum(q == p for q, _ in world.leaving) for p in range(len(world.pool_slots))]
-    victims = sorted(world.slot_of, key=lambda e: (priority[e], -((e[0] - cursor) % n_layer), e))
+    victims = sorted(world.slot_of, key=lambda e: (priority[e], -((e[0] - cursor + 1) % n_layer), e))
     wanted = [e for e in world.experts() if e not in world.slot_of and priority[e] >= threshold[e[0]]]
     steps: list[object] = []
     for load in sorted(wanted, key=lambda e: (-priority[e], (e[0] - cursor) % n_layer, e)):

@@ -93,6 +93,10 @@ def make_package(build: Path, out: Path) -> Path:
     shutil.copytree(ROOT / "python" / "spac", package, ignore=ignore, dirs_exist_ok=True)
     (package / "lib").mkdir(exist_ok=True)
     run(link_command(build, "spac/lib/libllama.so", package / "lib" / "libllama.so", library), build)
+    reference = package / "lib" / "reference" / "libllama.so"  # where the build has SPAC_BUILD_REFERENCE
+    if (build / reference.relative_to(package.parent)).is_file():
+        reference.parent.mkdir(exist_ok=True)
+        run(link_command(build, "spac/lib/reference/libllama.so", reference, library), build)
     for module in (build / "spac").glob("_core*.so"):
         shutil.copy2(module, package / module.name)
     return package.parent

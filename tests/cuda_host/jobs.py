@@ -51,6 +51,7 @@ class Step:
     bytes: dict[str, int]
     streams: dict[str, dict[str, int]]  # calls by kind, by stream
     stats: dict[str, int]
+    kernels: dict[str, int]  # launched, or captured into a graph, by (mangled) name
 
     def __getitem__(self, kind: str) -> int:
         return self.calls.get(kind, 0)

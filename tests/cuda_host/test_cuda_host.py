@@ -6,9 +6,11 @@ Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA (cmake -G 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,10 +108,58 @@ def test_layers_that_are_all_resident_wait_for_nothing(package: Path, draft_leng
         assert not any(step[kind] for kind in (*ALLOCATIONS, *CAPTURES, "kernel"))
 
 
-def test_changing_lengths_allocate_nothing(package: Path) -> None:
-    job = Job(options=QUARTER, draft_length=8, changing_length=True, tokens=240)
+def test_changing_lengths_keep_their_graphs(package: Path) -> None:
+    """A length that was there before needs no memory, no capture, and no launch of single kernels."""
+    # more tokens would change the shape of the cache
+    job = Job(options=QUARTER, draft_length=4, changing_length=True, tokens=220)
     result = run_clean(job, package)
-    assert sum(step[kind] for step in result.steps[len(result.steps) // 2 :] for kind in ALLOCATIONS) == 0
+    later = result.steps[len(result.steps) // 2 :]
+    assert {step.stats["graphs_prepared"] for step in result.steps} == {0, 1}
+    for kind in (*ALLOCATIONS, *CAPTURES, "kernel"):
+        assert sum(step[kind] for step in later) == 0, kind
+    assert sum(step.stats["graphs_prepared"] for step in later) == 0
+
+
+def test_kernels_are_fused_as_in_graphs_that_are_not_cut(package: Path) -> None:
+    """The router, gate with up, and the weighted sum, for one token and for several."""
+    result = run_clean(Job(options=QUARTER, draft_length=4, changing_length=True, tokens=80), package)
+    names = " ".join({name for step in result.steps for name in step.kernels})
+    for fused in ("topk_moe_cuda", "moe_weighted_reduction"):
+        assert fused in names
+    for single in ("unary_gated_op", "argsort", "soft_max"):
+        assert single not in names
+
+
+def kernels(package: Path, *args: str, reference: bool) -> dict[str, dict[str, int]]:
+    paths = [str(package)] * (not reference) + [str(ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    if reference:
+        environment["LLAMA_CPP_LIB_PATH"] = str(package / "spac" / "lib" / "reference")
+    command = [sys.executable, "-m", "tests.cuda_host.kernels", *args]
+    done = subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True, check=True)
+    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
+def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path: Path, kind: str) -> None:
+    """Beside the kernels of the unpatched library with all layers on the card, and what the patches add."""
+    from tests.models import Shape, write_model
+
+    if not (package / "spac" / "lib" / "reference" / "libllama.so").is_file():
+        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
+    shape = Shape(n_expert=8, types={"*": "Q8_0"})
+    path = str(write_model(tmp_path / "model.gguf", kind, shape))
+    ours = kernels(package, path, "1", "4", "40", reference=False)
+    theirs = kernels(package, path, "1", "4", "40", reference=True)
+    for length, counts in ours.items():
+        added = Counter(counts)
+        added.subtract(theirs[length])
+        left = {name: n for name, n in added.items() if n and "zero_masked_rows" not in name}
+        assert len(left) == 1, (length, left)
+        name, n = left.popitem()
+        assert "k_get_rows" in name
+        assert n == shape.n_layer - (shape.n_dense if kind == "deepseek2" else 0)
 
 
 @pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])

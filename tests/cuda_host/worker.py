@@ -22,11 +22,13 @@ def step_between(before: Moment, after: Moment) -> Step:
     calls: dict[str, int] = {}
     sizes: dict[str, int] = {}
     streams: dict[str, dict[str, int]] = {}
-    for (kind, stream), (n, size, _) in (after[0] - before[0]).cells.items():
+    counts = after[0] - before[0]
+    for (kind, stream), (n, size, _) in counts.cells.items():
         calls[kind] = calls.get(kind, 0) + n
         sizes[kind] = sizes.get(kind, 0) + size
         streams.setdefault(str(stream), {})[kind] = n
-    return Step(calls, sizes, streams, {name: after[1][name] - before[1][name] for name in after[1]})
+    stats = {name: after[1][name] - before[1][name] for name in after[1]}
+    return Step(calls, sizes, streams, stats, dict(counts.kernels))
 
 
 def run(job: Job) -> Result:

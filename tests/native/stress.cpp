@@ -103,6 +103,9 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
             experts.set_layer_listener(nullptr);
             experts.trace()->stop();
             break;
+        case 7:
+            experts.set_lookahead(static_cast<int>(random() % 3));
+            break;
         default:
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
         }
@@ -120,6 +123,7 @@ void stress(int rounds, unsigned seed, const char * fault) {
     use(b, device, 1, seed);
     a.experts->set_step_tokens(8); // more are a prompt
     b.experts->set_step_tokens(8);
+    a.experts->set_lookahead(1);
     a.experts->attach_slots(9);
     b.experts->attach_slots(4);
 
@@ -143,7 +147,7 @@ void stress(int rounds, unsigned seed, const char * fault) {
            static_cast<unsigned long long>(stats.upload_failures), static_cast<unsigned long long>(stats.evictions),
            static_cast<unsigned long long>(stats.activations_hit), static_cast<unsigned long long>(stats.activations));
     if (stats.uploads == 0 || stats.blocks_streamed == 0 || stats.activations_hit == 0 ||
-        stats.activations_hit == stats.activations || n_spans == 0 || n_told == 0) {
+        stats.activations_hit == stats.activations || stats.foreseen == 0 || n_spans == 0 || n_told == 0) {
         fprintf(stderr,
                 "nothing was tested: no uploads, nothing streamed, one side did all the work, or nobody saw it\n");
         ++n_wrong;

@@ -22,7 +22,8 @@ EXPERTS = st.builds(ExpertCosts, *[SECONDS] * len(dataclasses.fields(ExpertCosts
 def any_costs(draw: st.DrawFn) -> Costs:
     tables = draw(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=5))
     verify, dense = zip(*tables, strict=True)
-    return Costs(tuple(draw(st.lists(EXPERTS, max_size=3))), draw(SECONDS), draw(SECONDS), verify, dense)
+    pools = tuple(draw(st.lists(EXPERTS, max_size=3)))
+    return Costs(pools, draw(SECONDS), draw(SECONDS), verify, dense, draw(st.none() | SECONDS))
 
 
 @given(any_costs())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from hypothesis import strategies as st
 
 from spac.costs import Costs
 from spac.errors import InputError
-from spac.profile.estimator import CostEstimator
+from spac.profile.estimator import CostEstimator, StepTimes
 from spac.profile.robust import RobustFit, RobustTable
 from spac.scheduler import Layer
-from tests.profile.machine import LAYERS, costs, steps, wrong
+from tests.profile.machine import LAYER_COST, LAYERS, costs, steps, wrong
 
 FACTORS = st.sampled_from((0.1, 0.3, 1.0, 3.0, 10.0))
 N_STEPS = 400
@@ -121,3 +123,40 @@ def test_pools_have_costs_of_their_own():
         assert found.cpu_s(20, 14) == pytest.approx(real.cpu_s(20, 14), rel=0.1)
     with pytest.raises(InputError, match="pools"):
         CostEstimator(costs(), layers)
+
+
+def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[StepTimes]:
+    """Steps of one token on layers of which some are whole: the CPU does not wait for those. Times have 10 %
+    of noise, and 3 % of the waits half a millisecond more."""
+    rng, expert = np.random.default_rng(seed), true.experts[0]
+    dense = true.dense(1) / len(whole) - true.hand_off_s
+    while True:
+        work, idle, total = np.zeros(len(whole), LAYER_COST), 0.0, 0.0
+        for i, is_whole in enumerate(whole):
+            idle += dense * rng.lognormal(0, 0.1)
+            hits = 4 if is_whole else int(rng.integers(5))
+            device = expert.device_expert_s * hits
+            if is_whole:
+                idle += device
+                work[i] = (0, 0, 0, 0, hits, hits)
+                continue
+            wait = idle + true.hand_off_s * rng.lognormal(0, 0.1) + 5e-4 * (rng.random() < 0.03)
+            host = expert.cpu_s(4 - hits, 4 - hits)
+            work[i] = (host * 1e9, wait * 1e9, 4 - hits, 4 - hits, hits, hits)
+            idle, total = max(0.0, device - host), total + wait + host
+        yield StepTimes(
+            n_drafted=0, draft_s=0.0, n_verified=1, verify_s=total + idle, layers=work,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [5e-6, 30e-6, 100e-6])
+@pytest.mark.parametrize("whole", [[False, True] * 4 + [False] * 16, [True] * 9 + [False] * 6 + [True] * 9])
+def test_what_whole_layers_are_spared_is_seen(start, whole):
+    """By runs of them, too. Where none lies between layers that were waited for, nothing is learned."""
+    layers = [Layer(f"layer {i}", 32, 4, 100_000, 0) for i in range(len(whole))]
+    true = replace(costs(), hand_off_s=30e-6, dense_s=(2e-3,) * 9)
+    estimator = CostEstimator(replace(true, hand_off_s=start), layers)
+    for step in itertools.islice(whole_layer_steps(true, whole, 1), N_STEPS):
+        estimator.observe(step)
+    closed = any(whole[i] and not whole[i - 1] and False in whole[i:] for i in range(1, len(whole)))
+    assert estimator.costs.hand_off_s == pytest.approx(30e-6 if closed else start, rel=0.15)

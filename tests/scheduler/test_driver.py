@@ -105,6 +105,34 @@ def test_routes_are_shown_to_who_wants_them_after_a_verification(wants):
     assert experts.asked_for_routes == wants
 
 
+def test_a_drafts_states_are_shown_while_it_drafts():
+    class States:
+        gates = "the gates"
+
+        def drafted(self, n):
+            return f"{n} tokens"
+
+        def at_end(self, n):
+            return f"all {n}"
+
+    class Watching(Scripted):
+        wants_draft_states = True
+
+        def on(self, event, view):
+            self.seen.append((event, view.draft_states, view.gates))
+
+    scheduler = Watching(events=[Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END])
+    driver = Driver(scheduler, FakeExperts(), states=States())
+    driver.raised(Event.DRAFT_TOKEN, n_drafted=1)
+    driver.raised(Event.DRAFT_END, n_drafted=2)
+    driver.raised(Event.VERIFY_END)
+    assert scheduler.seen == [
+        (Event.DRAFT_TOKEN, "1 tokens", "the gates"),
+        (Event.DRAFT_END, "all 2", "the gates"),
+        (Event.VERIFY_END, None, "the gates"),
+    ]
+
+
 def test_a_plan_for_another_model_is_refused():
     wrong = Plan(np.zeros((2, 5), np.int32), np.zeros(2, np.int32))
     with pytest.raises(InputError, match="scripted"):

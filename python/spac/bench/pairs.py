@@ -23,6 +23,7 @@ class SharedPair(ModelPair):
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
         self.draft = owner.draft if config.draft_types else None
+        self.draft_experts = owner.draft_experts if config.draft_types else None
         try:
             with self._room_for_prompts(self.experts):
                 self._open_contexts()

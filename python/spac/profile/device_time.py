@@ -46,6 +46,11 @@ class DeviceTime:
         """By pool, in seconds."""
         return [seconds * float(_FACTORS[self._at]) for seconds in self._start]
 
+    @property
+    def factor(self) -> float:
+        """Of the times of the start."""
+        return float(_FACTORS[self._at])
+
     def seconds(self, distinct: FloatArray) -> FloatArray:
         """float64 [L]: of these numbers of experts, [L]."""
         return np.asarray(self._each * distinct * _FACTORS[self._at])

@@ -4,7 +4,7 @@ A calibration may be wrong from the start, or become wrong: another program take
 clock drops, slots fill. See `robust` for how it is corrected.
 
 What the CPU computes is timed layer by layer. What the device computes is not; `device_time` says how the
-CPU's waits tell it.
+CPU's waits tell it, and `hand_off_time` what they tell of layers that need no CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from spac.costs import Costs, ExpertCosts, Layer
 from spac.errors import InputError
 from spac.profile.device_time import DeviceTime
+from spac.profile.hand_off_time import HandOffTime
 from spac.profile.robust import SHARE, RobustFit, RobustTable
 
 BoolArray = npt.NDArray[np.bool_]
@@ -103,6 +104,7 @@ class CostEstimator:
         self._dense = RobustTable(start.dense_s, share)
         self._wait = RobustTable([time / len(layers) for time in start.dense_s], share)
         self._upload = RobustFit((1.0,), share)  # as a ratio to the start
+        self._hand_off = HandOffTime(start.hand_off_s)
         self.steps = 0
         """Steps observed."""
 
@@ -128,6 +130,7 @@ class CostEstimator:
             draft_token_s=token,
             verify_s=verify,
             dense_s=tuple(map(min, self._dense.times, verify)),
+            hand_off_s=self._hand_off.seconds(self._device.factor),
         )
 
     @staticmethod
@@ -164,3 +167,5 @@ class CostEstimator:
             usual = self._device.observe_waits(distinct[:-1], host[:-1], wait[1:], seen, self._wait[n])
             self._wait.observe(n, usual)
             self._dense.observe(n, rest - self._device.late(distinct, host))
+            late = np.maximum(self._device.seconds(distinct) - host, 0.0)
+            self._hand_off.observe(wait, late, self._device.seconds(distinct) / self._device.factor, usual)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from spac import env
 from spac.costs import Costs
 from spac.errors import InputError
 from spac.pair import ModelPair
@@ -36,11 +38,15 @@ class CostsInUse:
         known = cache.load(self._key)
         self.measured = known is not None
         """Whether what it began with was measured in an earlier run."""
+        guess = Costs.guessed(layers, n_tokens)
+        start = known if known is not None else guess
+        self._spares, self._hand_off_s = spares_hand_offs(pair), start.hand_off_s
+        if not self._spares:  # no layer is to be whole for what that does not spare
+            start, guess = replace(start, hand_off_s=0.0), replace(guess, hand_off_s=0.0)
         try:
-            start = known if known is not None else Costs.guessed(layers, n_tokens)
             self.estimator = CostEstimator(start.up_to(n_tokens), layers)
         except InputError:  # of the same file, split otherwise
-            self.estimator = CostEstimator(Costs.guessed(layers, n_tokens), layers)
+            self.estimator = CostEstimator(guess, layers)
 
     def observe(self, step: _core.Step) -> None:
         """A step has ended."""
@@ -63,6 +69,15 @@ class CostsInUse:
         """Keep what was learnt; where that cannot be, `note` has said so."""
         if self.estimator.steps >= _WORTH_KEEPING and not self.note:
             try:
-                cache.store(self._key, self.estimator.costs)
+                costs = self.estimator.costs
+                if not self._spares:
+                    costs = replace(costs, hand_off_s=self._hand_off_s)
+                cache.store(self._key, costs)
             except InputError as error:
                 self.note = f"measured costs are not kept for the next run: {error}"
+
+
+def spares_hand_offs(pair: ModelPair) -> bool:
+    """Whether a layer whose experts are all resident runs without the CPU."""
+    device = pair.device
+    return device is None or device.is_stand_in or bool(env.DEVICE_MASKS.get())

@@ -22,8 +22,17 @@ from spac.costs import Costs
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.pair import ModelPair
+from spac.profile.in_use import spares_hand_offs
 from spac.profile.probe import Probe
-from spac.profile.timed import BoolArray, Timed, cpu_times, device_time, expert_costs, line
+from spac.profile.timed import (
+    BoolArray,
+    Timed,
+    cpu_times,
+    device_time,
+    expert_costs,
+    hand_off_time,
+    line,
+)
 from spac.scheduler import Event, Plan, Scheduler, View
 
 _BEFORE = 192  # tokens in the context while batches are timed
@@ -89,6 +98,7 @@ class Measurement:
         self._before = self._text[: min(_BEFORE, room)]
         self._batches = self._make_batches()
         self._n_slots = self._experts.slots.n_slots
+        self._hand_offs: list[float] = []
 
     def measure(self) -> Costs:
         """All costs. Raises SpacError when the model cannot be evaluated."""
@@ -119,7 +129,10 @@ class Measurement:
             sampling + median(max(0.0, each.seconds - float(each.host_s.sum())) for each in some)
             for some in self._of_text(without)
         ]
-        return Costs(experts, base, token, tuple(verify), tuple(map(min, dense, verify)))
+        hand_off = None
+        if self._hand_offs and spares_hand_offs(self._pair):
+            hand_off = median(self._hand_offs)
+        return Costs(experts, base, token, tuple(verify), tuple(map(min, dense, verify)), hand_off)
 
     # Batches
 
@@ -199,7 +212,11 @@ class Measurement:
                 whole[i], left = True, left - layer.n_expert
         if not whole.any():
             return None
-        return device_time(without, self._timed(self._exists & whole[:, None]), whole)
+        timed = self._timed(self._exists & whole[:, None])
+        found = device_time(without, timed, whole)
+        if found is not None:
+            self._hand_offs.append(hand_off_time(without, timed, whole, found))
+        return found
 
     # Transfers
 

@@ -108,6 +108,11 @@ def _table(costs: Costs, key: Key, layers: Sequence[LayerInfo]) -> Iterator[str]
                 ("transfer while both compute", expert.upload_busy_s, _rate(link, expert.upload_busy_s)),
             ),
         )
+    yield "\nhand-off"
+    if costs.hand_off_s is None:
+        yield "  not measured: there was no room for a whole layer"
+    else:
+        yield _row(("a layer that is not all resident", costs.hand_off_s, "beside its experts"))
     yield "\ndraft"
     yield _row(("a draft", costs.draft_base_s, ""))
     yield _row(("a token of it", costs.draft_token_s, "beside that"))

@@ -84,6 +84,19 @@ def device_time(without: Sequence[Timed], whole: Sequence[Timed], layers: BoolAr
     return max(0.0, float(slopes[order][middle]))
 
 
+def hand_off_time(
+    without: Sequence[Timed], whole: Sequence[Timed], layers: BoolArray, device_expert_s: float
+) -> float:
+    """Seconds that a layer is spared when all of its experts are resident, beside all experts: the intercept
+    of `device_time`, per layer. 0 where the CPU is waited for all the same."""
+    spared = [
+        a.seconds - b.seconds - float(a.host_s[layers].sum())
+        + device_expert_s * float(b.counts("device_distinct")[layers].sum())
+        for a, b in zip(without, whole, strict=True)
+    ]  # fmt: skip
+    return max(0.0, median(spared) / int(np.count_nonzero(layers)))
+
+
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """(base, slope) of times over amounts, neither below 0; of few points, the slope alone."""
     if not points:

@@ -10,7 +10,9 @@ from spac.scheduler.ewma import EwmaScheduler
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.lru import LruScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
+from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.none import NoneScheduler
+from spac.scheduler.sp_moe import SpMoeScheduler
 from spac.scheduler.static import StaticScheduler
 
 _SCHEDULERS: dict[str, type[Scheduler]] = {
@@ -22,6 +24,8 @@ _SCHEDULERS: dict[str, type[Scheduler]] = {
         EwmaScheduler,
         LogisticScheduler,
         MoeSpacScheduler,
+        MoeSpeqScheduler,
+        SpMoeScheduler,
     )
 }
 

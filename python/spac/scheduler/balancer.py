@@ -173,9 +173,12 @@ class Slots:
     pools: Pools
 
     @classmethod
-    def of(cls, levels: Levels, resident: BoolArray, pools: Pools) -> Slots:
-        """resident: bool [L, N]."""
-        return cls(levels.at_least()[:, 1:], levels.at_least(resident)[:, 1:], pools)
+    def of(cls, levels: Levels, resident: BoolArray, pools: Pools, share: BoolArray | None = None) -> Slots:
+        """resident: bool [L, N]; share: bool [L], the layers that share the pools' slots, by default all."""
+        experts, held = levels.at_least()[:, 1:], levels.at_least(resident)[:, 1:]
+        if share is None:
+            return cls(experts, held, pools)
+        return cls(experts * share[:, None], held * share[:, None], pools)
 
 
 class Pools:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
+from spac.gates import FloatArray, Gates
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
@@ -37,8 +38,6 @@ class Event(StrEnum):
     # A layer of the verification has been computed: `View.demand` has its row, `View.layer` its number. It
     # does not run again in this step. Asking for it takes time in every layer.
     VERIFY_LAYER = "verify_layer"
-    # Declared for schedulers that prefetch inside a draft; the session does not raise it yet.
-    DRAFT_LAYER = "draft_layer"
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,12 @@ class View:
     costs: LiveCosts | None = None  # what things cost on this machine, where somebody measures it
     routes: IntArray | None = None  # [L, T, U] of VERIFY_END, in C order, for schedulers that ask: every
     # token's experts, in the order of the tokens, rejected ones included; -1 where a layer has fewer
+    draft_routes: IntArray | None = None  # [L, T, U] of DRAFT_TOKEN and DRAFT_END, for schedulers that ask:
+    # what the draft's routers chose for the first T tokens that will be verified. Evaluating a token draws
+    # the next: after n drafted ones T is n, the token before the draft first; the n-th drafted is missing.
+    # It is there, T = n + 1, where the draft ended at a token that it refused. T is 0 without a draft
+    draft_states: FloatArray | None = None  # [D, T, E] likewise: what enters the FFNs of the draft's D layers
+    gates: Gates | None = None  # the target's routers, for schedulers that ask for these states
 
     @property
     def n_layer(self) -> int:
@@ -145,6 +150,12 @@ class Scheduler(ABC):
     """The events that `on` is called for; others cost nothing."""
     wants_routes: ClassVar[bool] = False
     """Whether `View.routes` is to be filled at VERIFY_END; it is None for others, and costs them nothing."""
+    wants_draft_routes: ClassVar[bool] = False
+    """Whether `View.draft_routes` is to be filled, for which the draft must have the target's layers and
+    experts (a quantized copy of it has); an engine with another one refuses the scheduler."""
+    wants_draft_states: ClassVar[bool] = False
+    """Whether `View.draft_states` and `View.gates` are to be filled, for which the draft must have the
+    target's width and as many layers; an engine with another one refuses the scheduler."""
 
     @abstractmethod
     def on(self, event: Event, view: View) -> Plan | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
+from spac.gates import FloatArray, Gates
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
 
 
@@ -39,11 +40,27 @@ class Experts(Protocol):
     def submit(self, priority: IntArray, threshold: IntArray) -> None: ...
 
 
+class DraftStates(Protocol):
+    """What a draft's layers compute while it drafts (`spac.draft_states.DraftStates`)."""
+
+    @property
+    def gates(self) -> Gates: ...
+    def drafted(self, n: int) -> FloatArray: ...
+    def at_end(self, n: int) -> FloatArray: ...
+
+
 class Driver:
     """One scheduler at work on one model's experts. Not thread-safe: one caller at a time."""
 
-    def __init__(self, scheduler: Scheduler, experts: Experts, costs: LiveCosts | None = None) -> None:
-        """experts: with their slots attached; costs: what things cost, where that is known."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        experts: Experts,
+        costs: LiveCosts | None = None,
+        states: DraftStates | None = None,
+    ) -> None:
+        """experts: with their slots attached; costs: what things cost, where that is known; states: the
+        draft's, for schedulers that want them."""
         self.scheduler = scheduler
         self._experts = experts
         self._layers = tuple(
@@ -57,6 +74,7 @@ class Driver:
         self._plan = Plan.nothing(len(self._layers), n_expert)
         self._pool_slots = np.array(experts.pool_slots, np.int32)
         self._costs = costs
+        self._states = states
         self._no_demand = np.zeros_like(self._plan.priority)
         self._step = 0
 
@@ -91,6 +109,7 @@ class Driver:
         n_verified: int = 0,
         n_accepted: int = 0,
         layer: int = -1,
+        draft_routes: IntArray | None = None,
     ) -> None:
         """Pass an event on; if the scheduler answers with a plan, it holds from now on."""
         if event in self.scheduler.events:
@@ -107,12 +126,22 @@ class Driver:
                 layer=layer,
                 costs=self._costs,
                 routes=self._experts.routes() if asks else None,
+                draft_routes=draft_routes if self.scheduler.wants_draft_routes else None,
+                draft_states=self._draft_states(event, n_drafted),
+                gates=self._states.gates if self._states is not None else None,
             )
             plan = self.scheduler.on(event, view)
             if plan is not None:
                 self._submit(plan)
         if event == Event.VERIFY_END:
             self._step += 1
+
+    def _draft_states(self, event: Event, n_drafted: int) -> FloatArray | None:
+        if self._states is None or event not in (Event.DRAFT_TOKEN, Event.DRAFT_END):
+            return None
+        return (
+            self._states.drafted(n_drafted) if event == Event.DRAFT_TOKEN else self._states.at_end(n_drafted)
+        )
 
     def _submit(self, plan: Plan) -> None:
         if plan.priority.shape != self._plan.priority.shape:

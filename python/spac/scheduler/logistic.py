@@ -25,11 +25,13 @@ verifies, guesses that were often near enough to be routed alike; and of the acc
 than the early. Where routes are not known (demand recorded without), both are 0.
 
 Every pool keeps its most probable experts. A resident one counts `margin` more, so that no copy is made for a
-gain in probability below it. Prefill is not demand and teaches nothing.
+gain in probability below it. Prefill is not demand and teaches nothing. Layers that are to be whole
+(`whole_layers`) stand above all others.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -38,6 +40,7 @@ import numpy.typing as npt
 from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
+from spac.scheduler.whole_layers import WholeLayers
 
 if TYPE_CHECKING:
     from spac import _core
@@ -53,6 +56,7 @@ _SQUARES_KEPT = 0.98
 _LEAST = 1e-12  # of G, for a feature may be silent for ever; and a mean below it is 0: no denormal numbers
 _MOST = 20.0  # of a weight, either way
 _ONE = 1 << 20  # priority of certainty
+_ABOVE = 2 * _ONE  # what experts of whole layers have more
 
 
 class Predictor:
@@ -141,11 +145,14 @@ class LogisticScheduler(Scheduler):
     allow_fast: ClassVar[bool] = True
     """False: numpy throughout, to compare with."""
 
-    def __init__(self, margin: float = 0.2) -> None:
-        """margin: the gain in probability that is worth a copy, 0 to less than 1; else InputError."""
+    def __init__(self, margin: float = 0.2, whole: bool = True) -> None:
+        """margin: the gain in probability that is worth a copy, 0 to less than 1; whole: layers are made
+        whole where that pays. Raises InputError for what cannot be used."""
         if not 0 <= margin < 1:
             raise InputError(f"margin must be at least 0 and below 1, not {margin:g}")
-        self._margin = margin
+        if not isinstance(whole, bool):
+            raise InputError(f"scheduler 'logistic': whole must be on or off, not {whole!r}")
+        self._margin, self._makes_whole = margin, whole
 
     @property
     def probability(self) -> FloatArray:
@@ -155,24 +162,40 @@ class LogisticScheduler(Scheduler):
     def on(self, event: Event, view: View) -> Plan | None:
         if event == Event.START:
             self._predictor = Predictor(view.exists)
+            self._whole, self._last = WholeLayers(view, fast=self.allow_fast), None
             self._fast = self._make_fast(view) if self.allow_fast else None
             return Plan.nothing(view.n_layer, view.n_expert)
         if view.n_verified == 0 or not view.demand.any():
             return None
-        n_rejected = max(0, view.n_drafted - view.n_accepted)
+        if self._makes_whole:
+            self._whole.observe(view, self.probability, self._last)
+        plan = self._step(view, max(0, view.n_drafted - view.n_accepted))
+        self._last = plan.priority
+        return plan
+
+    def _step(self, view: View, n_rejected: int) -> Plan:
         if self._fast is not None:
             step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected)
             return Plan(*self._fast.step(*step))
         self._predictor.observe(view.demand, view.n_verified, n_rejected, view.routes)
         worth = self.probability + self._margin * (view.slot_of >= 0)
         priority = np.rint(worth * _ONE).astype(np.int32)
-        return Plan(priority, best_per_pool(priority, view))
+        whole = self._whole.whole > 0
+        others = np.where(whole[:, None], np.int32(-1), priority)
+        threshold = best_per_pool(others, replace(view, pool_slots=self._whole.slots_left))
+        threshold[whole] = _ABOVE
+        priority[whole[:, None] & view.exists] += _ABOVE
+        return Plan(priority, threshold)
 
     def state(self) -> StateArrays:
-        return {name: array.copy() for name, array in self._predictor.arrays.items()}
+        learned = {name: array.copy() for name, array in self._predictor.arrays.items()}
+        return {**learned, **self._whole.state()} if self._makes_whole else learned
 
     def restore(self, state: StateArrays) -> None:
         self._predictor.restore(state)
+        if self._makes_whole:
+            self._whole.restore(state)
+            self._last = None
 
     def _make_fast(self, view: View) -> _core.Logistic:
         """The same in C++ (csrc/core/logistic.h), on the same arrays."""
@@ -180,7 +203,8 @@ class LogisticScheduler(Scheduler):
             **self._predictor.arrays,
             "exists": view.exists.view(np.uint8),
             "pool": np.array([layer.pool for layer in view.layers], np.int32),
-            "pool_slots": view.pool_slots.copy(),
+            "pool_slots": self._whole.slots_left,
+            "whole": self._whole.whole,
         }
         from spac import _core  # here, for options are read before the library is loaded
 

@@ -16,7 +16,9 @@ The balancer's unit times are those that the engine measures (`spac.costs`), rea
 Priorities are s · 2^20 plus an order within the level (`ties`), so that they are utility levels where levels
 differ and a total order where they do not. The paper's levels are first in, first out (`ties=none`). By
 default the order is learned: the probability that the next step uses an expert (`logistic`), a resident's
-raised by `margin`, so that no expert is copied over one of its own level for less.
+raised by `margin`, so that no expert is copied over one of its own level for less. By the same probabilities,
+layers are made whole where that spares more than their slots would bring elsewhere (`whole_layers`): they
+stand above level K, and levels and balancer share what is left.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac_options import MoeSpacOptions
 from spac.scheduler.static import StaticScheduler
 from spac.scheduler.utility import UtilityEstimator
+from spac.scheduler.whole_layers import WholeLayers
 
 if TYPE_CHECKING:
     from spac import _core
@@ -75,7 +78,9 @@ class MoeSpacScheduler(Scheduler):
                 raise InputError(f"scheduler 'moe-spac' has no option '{name}'; it knows: {', '.join(known)}")
         self.options = MoeSpacOptions(**options)
         learns = self.options.ties == "learned" and self.options.speculative
-        self._learned = LogisticScheduler(self.options.margin) if learns else None
+        self._learned = LogisticScheduler(self.options.margin, whole=False) if learns else None
+        self._makes_whole = self.options.whole and self.options.evict and self.options.after_use == "keep"
+        self._last: IntArray | None = None  # priorities of the plan in force
         self._last_order: IntArray | None = None  # of `_learned`
         self.wants_routes = learns  # type: ignore[misc]
         self.threshold: IntArray = np.zeros(0, np.int32)
@@ -96,15 +101,9 @@ class MoeSpacScheduler(Scheduler):
             return self._start(view)
         if view.n_verified == 0 or not self.options.prefetch:
             return None
-        if self._learned is not None and (plan := self._learned.on(event, view)) is not None:
-            self._last_order = self._within_level(plan.priority)
-        if self._fast is not None:
-            return self._fast_step(self._fast, view)
-        utility = self._estimator.observe(view.demand, view.n_verified)
-        resident = view.slot_of >= 0
-        if self.options.balance:
-            self.threshold = self._balanced(view, utility, resident)
-        return self._plan(view, utility, resident)
+        plan = self._next_plan(view)
+        self._last = plan.priority
+        return plan
 
     def _start(self, view: View) -> Plan | None:
         options, exists = self.options, view.exists
@@ -116,6 +115,7 @@ class MoeSpacScheduler(Scheduler):
         self._times = self._unit_times(view)
         pools = np.array([layer.pool for layer in view.layers], np.int32)
         self._pools = Pools(pools, view.pool_slots)
+        self._whole, self._last = WholeLayers(view, fast=self.allow_fast), None
         self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
         self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
         self._step = 0
@@ -131,12 +131,27 @@ class MoeSpacScheduler(Scheduler):
             return StaticScheduler().on(Event.START, view)
         return Plan.nothing(view.n_layer, view.n_expert)
 
+    def _next_plan(self, view: View) -> Plan:
+        if self._learned is not None:
+            if self._makes_whole and self._whole.observe(view, self._learned.probability, self._last):
+                self._pools = Pools(self._pools.of_layer, self._whole.slots_left)
+            if (plan := self._learned.on(Event.VERIFY_END, view)) is not None:
+                self._last_order = self._within_level(plan.priority)
+        if self._fast is not None:
+            return self._fast_step(self._fast, view)
+        utility = self._estimator.observe(view.demand, view.n_verified)
+        resident = view.slot_of >= 0
+        if self.options.balance:
+            self.threshold = self._balanced(view, utility, resident)
+        return self._plan(view, utility, resident)
+
     def state(self) -> StateArrays:
         learned = self._learned.state() if self._learned is not None else {}
         return {
             **{f"learned_{name}": value for name, value in learned.items()},
             **self._estimator.state(),
             **self._averages.state(),
+            **self._whole.state(),
             "count": self._count.copy(),
             "used": self._used.copy(),
             "step": np.array(self._step, np.int64),
@@ -146,6 +161,8 @@ class MoeSpacScheduler(Scheduler):
     def restore(self, state: StateArrays) -> None:
         self._estimator.restore(state)
         self._averages.restore(state)
+        self._whole.restore(state)
+        self._pools, self._last = Pools(self._pools.of_layer, self._whole.slots_left), None
         self._levels = Levels(self.utility, self.n_level)
         self._count, self._used = np.maximum(state["count"], 0.0), state["used"].copy()
         self._step = int(state["step"])
@@ -183,7 +200,8 @@ class MoeSpacScheduler(Scheduler):
         arrays: dict[str, npt.NDArray[Any]] = {
             "exists": self._exists.view(np.uint8),
             "pool": self._pools.of_layer,
-            "pool_slots": self._pools.n_slots[:, 0].astype(np.int32),
+            "pool_slots": self._whole.slots_left,
+            "whole": self._whole.whole,
             "utility": estimator.utility,
             "up": estimator.up,
             "down": estimator.down,
@@ -226,7 +244,7 @@ class MoeSpacScheduler(Scheduler):
         self._levels = Levels(utility, self.n_level)
         if view.costs is not None and view.step % _COSTS_EVERY == 0:
             self._times = self._unit_times(view)
-        slots = Slots.of(self._levels, resident, self._pools)
+        slots = Slots.of(self._levels, resident, self._pools, self._whole.whole == 0)
         pose = as_printed if self.options.strict else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))
 
@@ -241,6 +259,9 @@ class MoeSpacScheduler(Scheduler):
             threshold = np.ones_like(self.threshold)
         if options.after_use == "zero":
             priority[resident & used] = 0
+        whole = self._whole.whole > 0
+        threshold[whole] = (self.n_level + 1) * _LEVEL
+        priority[whole[:, None] & self._exists] += (self.n_level + 1) * _LEVEL
         return Plan(priority, threshold)
 
     def _order(self, view: View) -> IntArray:

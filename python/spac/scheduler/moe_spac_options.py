@@ -31,6 +31,9 @@ class MoeSpacOptions:
     use), "none" (as layers run)."""
     margin: float = 0.2
     """Of "learned": the gain in probability that is worth a copy within a level."""
+    whole: bool = True
+    """Layers are made whole where that pays (`whole_layers`): above all levels, in slots that the balancer no
+    longer sees. Takes "learned" ties and the default eviction."""
     decay: float = 0.3
     """What is left of a decayed count after γ+1 tokens."""
     after_use: str = "keep"

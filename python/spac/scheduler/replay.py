@@ -1,8 +1,8 @@
 """Schedulers over recorded demand, without a model: hits and moved bytes, in milliseconds instead of minutes.
 
 The replayed mechanism is the real one's bookkeeping (`_core.SlotTable`) on an idealised clock: every step
-finds the slots as the plan of the step before left them, all copies done (or the first `max_uploads` of
-them, where the link is the limit).
+finds the slots as the plans before it left them, all copies done; or, where the link is the limit, as many as
+it carries between two verifications, `max_uploads`, the same number while each token is drafted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Demand:
     verified: IntArray  # [T] tokens that the target evaluated
     accepted: IntArray  # [T] drafted tokens that it accepted
     routes: IntArray | None = None  # [T, L, tokens, U] experts of every token, -1 padded (View.routes)
+    draft_routes: IntArray | None = None  # the same of what the draft foretold (View.draft_routes)
 
     def __post_init__(self) -> None:
         n_step, n_layer = len(self.counts), len(self.layers)
@@ -34,11 +35,12 @@ class Demand:
             raise InputError(f"demand must have the shape [T, {n_layer}, N], not {list(self.counts.shape)}")
         if self.verified.shape != (n_step,) or self.accepted.shape != (n_step,):
             raise InputError(f"demand of {n_step} steps needs as many counts of verified and accepted tokens")
-        if self.routes is not None and (self.routes.ndim != 4 or self.routes.shape[:2] != (n_step, n_layer)):
-            raise InputError(
-                f"routes must have the shape [{n_step}, {n_layer}, tokens, experts of each], "
-                f"not {list(self.routes.shape)}"
-            )
+        for routes in (self.routes, self.draft_routes):
+            if routes is not None and (routes.ndim != 4 or routes.shape[:2] != (n_step, n_layer)):
+                raise InputError(
+                    f"routes must have the shape [{n_step}, {n_layer}, tokens, experts of each], "
+                    f"not {list(routes.shape)}"
+                )
 
     @classmethod
     def of(cls, counts: IntArray, n_used: int, expert_bytes: int = 1) -> Demand:
@@ -50,8 +52,11 @@ class Demand:
 
     def part(self, steps: slice) -> Demand:
         """Some of the steps."""
-        routes = None if self.routes is None else self.routes[steps]
-        return Demand(self.layers, self.counts[steps], self.verified[steps], self.accepted[steps], routes)
+        routes, foretold = (
+            None if each is None else each[steps] for each in (self.routes, self.draft_routes)
+        )
+        counts, verified, accepted = self.counts[steps], self.verified[steps], self.accepted[steps]
+        return Demand(self.layers, counts, verified, accepted, routes, foretold)
 
     def save(self, path: Path) -> None:
         """As a compressed .npz."""
@@ -65,6 +70,7 @@ class Demand:
             verified=self.verified,
             accepted=self.accepted,
             routes=(no_routes if self.routes is None else self.routes).astype(np.int16),
+            draft_routes=(no_routes if self.draft_routes is None else self.draft_routes).astype(np.int16),
         )
 
     @classmethod
@@ -77,9 +83,11 @@ class Demand:
                     for name, row in zip(file["names"], file["layers"], strict=True)
                 )
                 counts = file["counts"].astype(np.int32)
-                routes = file["routes"].astype(np.int32) if "routes" in file else None
-                routes = routes if routes is not None and routes.size else None
-                return cls(layers, counts, file["verified"], file["accepted"], routes)
+                routes, foretold = (
+                    file[name].astype(np.int32) if name in file and file[name].size else None
+                    for name in ("routes", "draft_routes")
+                )
+                return cls(layers, counts, file["verified"], file["accepted"], routes, foretold)
         except (OSError, KeyError, ValueError) as error:
             raise InputError(f"{path} is not a recording of demand: {error}") from None
 
@@ -90,9 +98,13 @@ class Recorder(Scheduler):
     name = "recorder"
     wants_routes = True
 
-    def __init__(self, inner: Scheduler) -> None:
+    def __init__(self, inner: Scheduler, *, foretold: bool = False) -> None:
+        """foretold: keep what the draft's routes foretell too, even if `inner` does not ask for it."""
         self._inner = inner
-        self.events = inner.events | {Event.START, Event.VERIFY_END}  # type: ignore[misc]
+        self.wants_draft_routes = foretold or inner.wants_draft_routes  # type: ignore[misc]
+        self.wants_draft_states = inner.wants_draft_states  # type: ignore[misc]
+        asked = {Event.START, Event.VERIFY_END} | ({Event.DRAFT_END} if self.wants_draft_routes else set())
+        self.events = inner.events | asked  # type: ignore[misc]
         self._layers: tuple[Layer, ...] = ()
         self.clear()
 
@@ -100,9 +112,13 @@ class Recorder(Scheduler):
         """Forget the steps so far."""
         self._steps: list[tuple[IntArray, int, int]] = []
         self._routes: list[IntArray] = []
+        self._foretold: list[IntArray] = []
 
     def on(self, event: Event, view: View) -> Plan | None:
         self._layers = view.layers
+        if event == Event.DRAFT_END and view.draft_routes is not None:
+            del self._foretold[len(self._steps) :]  # of a step that was stopped before its verification
+            self._foretold.append(view.draft_routes.copy())
         if event == Event.VERIFY_END:
             self._steps.append((view.demand.copy(), view.n_verified, view.n_accepted))
             self._routes += [view.routes.copy()] if view.routes is not None else []
@@ -114,9 +130,17 @@ class Recorder(Scheduler):
         if not self._steps:
             raise InputError("nothing has been recorded yet")
         counts, verified, accepted = zip(*self._steps, strict=True)
-        routes = _stacked(self._routes) if len(self._routes) == len(self._steps) else None
+        routes, foretold = (
+            _stacked(each) if len(each) == len(self._steps) else None
+            for each in (self._routes, self._foretold)
+        )
         return Demand(
-            self._layers, np.stack(counts), np.array(verified, np.int32), np.array(accepted, np.int32), routes
+            self._layers,
+            np.stack(counts),
+            np.array(verified, np.int32),
+            np.array(accepted, np.int32),
+            routes,
+            foretold,
         )
 
 
@@ -168,6 +192,8 @@ class _Slots:
         self._unused &= demand == 0
 
     def settle(self, plan: Plan, cursor: int, max_uploads: int | None) -> None:
+        if max_uploads == 0:
+            return
         steps = self._table.toward(plan.priority, plan.threshold, cursor)
         for _, load, victim in steps[:max_uploads]:
             if victim is not None:
@@ -186,6 +212,11 @@ class _Slots:
         self.wasted += int(self._unused.sum())
 
 
+def _share(total: int | None, index: int, n: int) -> int | None:
+    """The part of a whole that is due in one of n equal times."""
+    return None if total is None else total * (index + 1) // n - total * index // n
+
+
 def replay(
     scheduler: Scheduler,
     demand: Demand,
@@ -198,8 +229,10 @@ def replay(
 
     slots: of the model, shared out as the mechanism does, or of every pool. max_uploads: the most experts
     that can be copied between two steps. cursor: the layer that counts as the next to run when copies are
-    chosen.
+    chosen. Schedulers that follow a draft's routes see those that were recorded, if any were.
     """
+    if scheduler.wants_draft_states:
+        raise InputError(f"scheduler '{scheduler.name}' needs a draft's hidden states, and none are recorded")
     n_expert = demand.counts.shape[2]
     shapes = [(x.n_expert, x.pool) for x in demand.layers]
     if isinstance(slots, int):
@@ -208,6 +241,7 @@ def replay(
     view = View(demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of))
     plan = Plan.nothing(len(demand.layers), n_expert)
     routes = demand.routes if scheduler.wants_routes else None
+    drafts = demand.draft_routes if scheduler.wants_draft_routes else None
     activations_hit = distinct_hit = 0
     rates: list[float] = []
     found = np.zeros(demand.counts.shape, np.bool_)
@@ -216,10 +250,29 @@ def replay(
         nonlocal plan
         if event in scheduler.events:
             plan = (scheduler.on(event, view) or plan).over(plan)
+
+    def draft(step: int) -> None:
+        """What is copied while the draft of this step is made, and asked for by each of its tokens."""
+        n_drafted = int(demand.verified[step]) - 1
+        if not scheduler.events & {Event.DRAFT_TOKEN, Event.DRAFT_END}:
             state.settle(plan, cursor, max_uploads)
+            return
+        tokens = np.zeros((len(demand.layers), 0, 0), np.int32) if drafts is None else drafts[step]
+        known = np.flatnonzero((tokens >= 0).any(axis=(0, 2)))
+        n_known = int(known[-1]) + 1 if known.size else 0
+        for index in range(max(1, n_drafted)):
+            state.settle(plan, cursor, _share(max_uploads, index, max(1, n_drafted)))
+            if n_drafted:
+                seen = tokens[:, : min(index + 1, n_known)]
+                ask(Event.DRAFT_TOKEN, replace(view, step=step, n_drafted=index + 1, draft_routes=seen))
+        at_once = None if max_uploads is None else 0  # the verification follows the last token
+        state.settle(plan, cursor, at_once)
+        ask(Event.DRAFT_END, replace(view, step=step, n_drafted=n_drafted, draft_routes=tokens[:, :n_known]))
+        state.settle(plan, cursor, at_once)
 
     ask(Event.START, view)
     for step, counts in enumerate(demand.counts):
+        draft(step)
         resident = found[step]
         np.greater_equal(state.slot_of, 0, out=resident)
         wanted, hit = int(counts.sum()), int(counts[resident].sum())
@@ -233,6 +286,7 @@ def replay(
             routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
         )  # fmt: skip
         ask(Event.VERIFY_END, now)
+        state.settle(plan, cursor, max_uploads if step + 1 == len(demand.counts) else 0)
     state.close()
     return Replay(
         activations=int(demand.counts.sum()),

@@ -1,0 +1,36 @@
+// The router of a block: what turns the block's input into scores of its experts, found by dataflow like the block.
+#pragma once
+
+#include "backend/block.h"
+
+#include <vector>
+
+namespace spac {
+
+struct Router {
+    enum class Activation { none, softmax, sigmoid };
+
+    const ggml_tensor * weight      = nullptr; // [width, n_expert] on the device; null: the router was not recognized
+    const ggml_tensor * bias        = nullptr; // [n_expert] F32, or null
+    Activation          activation  = Activation::none;
+    const ggml_tensor * choice_bias = nullptr; // added behind the activation, to choose by: [n_expert] F32, or null
+};
+
+// A router that reads the block's input as it is, through one matrix; others (by groups, of an input of their own) are
+// not recognized.
+Router router_of(const Block & block);
+
+// Which experts a router chooses, from its matrix's products on the host. Not thread-safe.
+class Chooser {
+  public:
+    // Copies the biases from the device.
+    explicit Chooser(const Router & router);
+    // The best `n_used` of `n_expert` for one token, best first, to `chosen`. Changes `scores`.
+    void choose(float * scores, int n_expert, int n_used, int32_t * chosen) const;
+
+  private:
+    std::vector<float> bias_, choice_bias_;
+    Router::Activation activation_;
+};
+
+} // namespace spac

@@ -1,0 +1,128 @@
+// Launching ahead of the host: SplitStream's helper queues the device's work behind gates, while the thread that
+// decodes serves the host's parts and opens them.
+#include "backend/device.h"
+#include "backend/foresight.h"
+#include "backend/split_stream.h"
+#include "backend/stand_in.h"
+#include "backend/timer.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace spac {
+
+// This thread queues up to the first gate; the helper all from there on, while this one serves the host's parts.
+void SplitStream::run_ahead(Course & course) {
+    run_blocks(course, true);
+    if (at_gate_ == nullptr) {
+        return; // done, or failed, without a job
+    }
+    std::exception_ptr thrown;
+    jobs_.start([&] {
+        stream_.set_ahead(true);
+        try {
+            run_blocks(course);
+        } catch (...) {
+            thrown = std::current_exception();
+        }
+        stream_.set_ahead(false);
+    });
+    ggml_status status = GGML_STATUS_SUCCESS;
+    for (HostJob job; jobs_.pop(job);) {
+        if (job.late) {
+            job.mask = chosen_;
+        }
+        if (status == GGML_STATUS_SUCCESS) {
+            try {
+                status = serve(job);
+            } catch (const std::exception & error) {
+                GGML_LOG_ERROR("spac: %s\n", error.what());
+                status = GGML_STATUS_FAILED;
+            }
+        } // behind a failure, gates are only opened
+        if (const auto late = jobs_.end(job)) {
+            choose(*late);
+        }
+        {
+            const Timer timer(job.b->experts->counters.queue_ns); // a call of the device's, as those that queue
+            stream_.gate()->open(job.mark);
+        }
+        jobs_.served(job);
+    }
+    if (thrown != nullptr) {
+        std::rethrow_exception(thrown);
+    }
+    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
+}
+
+// The host's part of a block that was queued ahead.
+ggml_status SplitStream::serve(const HostJob & job) {
+    ModelExperts & experts = *job.b->experts;
+    SpanScope      block(experts.tracer(), Activity::layer, job.b->layer);
+    block.span.count      = job.b->block.n_tokens();
+    const int64_t wait_ns = wait_for_ids(*job.b, job.mark);
+    if (late_masks_ && job.b->layer >= 0) {
+        experts.set_cursor(job.b->layer + 1);
+    }
+    if (late_masks_ && job.counts) {
+        look_ahead(*job.b, *job.s);
+    }
+    const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.counts, wait_ns);
+    if (served.n_rows == 0) {
+        HostPart::clear(*job.b); // they are added, whatever they are
+    }
+    return served.status;
+}
+
+// Whether the device can be told of this graph ahead of the host.
+bool SplitStream::can_go_ahead(const SplitGraph & g) {
+    const auto listened = [](auto & b) { return b->experts->demand.listens(); };
+    return launch_ahead().value_or(!is_stand_in(stream_.backend())) && device_.masked() &&
+           std::none_of(g.blocks.begin(), g.blocks.end(), listened) && stream_.gate() != nullptr;
+}
+
+// Queues the block up to its gate, and leaves the host's part to the thread that serves.
+ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side, const ModelExperts::Snapshot & now,
+                                   const ggml_cgraph * graph, bool counts) {
+    ggml_status status = launch_dense(b, b.before, b.joined, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    fetch_ids_and_input(b, s);
+    const uint64_t mark = stream_.signal();
+    HostJob        job  = {&b, &s, nullptr, mark, counts};
+    if (side == Side::both) {
+        LateMask late = {&b, nullptr, now.generation};
+        if (late_masks_) {
+            late.row = device_.reserve_row(b);
+            job.late = jobs_.defer(late);
+        }
+        job.mask = job.late ? nullptr : now.mask;
+        status   = job.late ? device_.launch(b, late, graph) : device_.launch(b, s, now.mask, graph);
+    }
+    if (status == GGML_STATUS_SUCCESS) {
+        jobs_.push(std::move(job));
+        at_gate_      = &b;
+        mark_at_gate_ = mark;
+        join_at_gate_ = side == Side::both;
+    }
+    return status;
+}
+
+// What has been loaded by now counts for the block that comes next.
+void SplitStream::choose(const LateMask & late) {
+    const auto now = late.b->experts->snapshot(late.b->layer);
+    chosen_before_ = std::exchange(chosen_, now.generation == late.generation ? now.mask : nullptr);
+    DevicePart::write_row(late, chosen_.get());
+}
+
+// Queues the wait for the host where one is due, and the way of its rows.
+void SplitStream::pass_gate() {
+    if (SplitBlock * b = std::exchange(at_gate_, nullptr)) {
+        stream_.gate()->queue_wait(mark_at_gate_);
+        send_rows(*b, join_at_gate_);
+    }
+}
+
+} // namespace spac

@@ -1,0 +1,321 @@
+"""Layers whose experts are all resident, where that pays: they need no hand-off to the CPU.
+
+A layer with a single expert missing waits for the CPU in every step, be that expert wanted or not (csrc,
+`split_stream.h`); a whole one never does. So N slots can bring more in one layer than scattered over many:
+surely where routing is flat and an expert here is as good as one there. Counted in expected uses of experts,
+each of which spares c = `cpu_expert_s` + (pairs per expert) · `cpu_pair_s`, layer l gains, by becoming whole,
+
+    hand-off    h_l = (hand_off_s - device_expert_s · Σ_e p_e) / c, as the CPU's time hides the device's no
+                longer
+    brought     + Σ p of its experts that are missing, m_l of them
+    displaced   - Σ p of the m_l least probable experts that its pool keeps scattered
+
+and a whole one keeps, as against what N slots would hold in its place, each with a chance of λ,
+
+    h_l - Σ_e max(0, λ - p_e).
+
+Chances are those that `logistic` predicted, times how often such predictions came true: of the least
+probable that are kept, of all that are not, and of the best of these. Both sums are looked at every few
+steps, with the demand that followed, and averaged. A layer joins when its gain repays the copies within
+`_HORIZON` steps, with `_NEED` of the hand-off to spare, and leaves when its loss would; then the averages
+begin anew. Where routing is local and slots are few, those bring more scattered, and no layer is whole.
+
+Without costs there are none either. While nobody knows what the hand-off costs, one layer is made whole to
+find out, where slots abound; the engine's measurements see the difference (`spac.profile.estimator`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.scheduler.base import BoolArray, IntArray, StateArrays, View
+
+if TYPE_CHECKING:
+    from spac import _core
+    from spac.costs import Costs
+
+FloatArray = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+
+EVERY = 4
+"""Steps between looks."""
+_COSTS_EVERY = 4  # looks between looks at what things cost
+_LOOKS = 16  # that are averaged before anything changes
+_SHARE = 0.05  # of a look in the averages
+_HORIZON = 1024.0  # steps in which copies are to be repaid
+_NEED = 0.25  # of the hand-off, that a layer must gain to join
+_TRIAL = 4  # layers that there must be slots for, to make one whole as a trial
+_AT_ONCE = 4  # a quarter of a pool's layers change sides at once, at most
+_ONE = 1 << 20  # certainty: chances are whole numbers here, so that sums depend on no order
+_FIRST = (1 << 32) - 1  # keys of equal priority: the lower index is the higher key
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds; [P] by pool."""
+
+    cpu_expert: list[float]
+    cpu_pair: list[float]
+    device_expert: list[float]
+    upload: list[float]
+    hand_off: float  # below 0: not known
+
+    @classmethod
+    def of(cls, costs: Costs) -> Times:
+        experts = costs.experts
+        return cls(
+            [each.cpu_expert_s for each in experts],
+            [each.cpu_pair_s for each in experts],
+            [each.device_expert_s for each in experts],
+            [each.upload_busy_s for each in experts],
+            -1.0 if costs.hand_off_s is None else costs.hand_off_s,
+        )
+
+    @property
+    def columns(self) -> list[list[float]]:
+        """All but the hand-off."""
+        return [self.cpu_expert, self.cpu_pair, self.device_expert, self.upload]
+
+
+class WholeLayers:
+    """Which layers are to be whole; for a scheduler that has chances of use and priorities."""
+
+    def __init__(self, view: View, *, fast: bool = True) -> None:
+        """view: of START; fast: in C++ (csrc/core/whole_layers.h), with the same results to the bit."""
+        self._exists: BoolArray = view.exists
+        self._pool = np.array([layer.pool for layer in view.layers], np.int32)
+        self._pool_slots: IntArray = view.pool_slots.astype(np.int32)
+        self._n_expert = self._exists.sum(axis=1).astype(np.int64)
+        n_pool = len(self._pool_slots)
+        self.whole: npt.NDArray[np.uint8] = np.zeros(view.n_layer, np.uint8)
+        """uint8 [L]: 1 for those that are to be whole. Changed in place."""
+        self.slots_left: IntArray = self._pool_slots.copy()
+        """int32 [P]: the slots of every pool that whole layers leave. Changed in place."""
+        self._gain: FloatArray = np.zeros(view.n_layer)  # averages, in uses
+        self._seen: FloatArray = np.zeros((n_pool, 3, 2))  # kept, others, best: predicted and used
+        self._looks: IntArray = np.zeros((n_pool, 2), np.int32)  # ever, and since the last change
+        self._times: Times | None = None
+        self._steps = 0
+        self._fast = self._make_fast() if fast else None
+
+    def observe(self, view: View, chance: FloatArray, priority: IntArray | None) -> bool:
+        """A step has ended; returns whether layers have changed sides.
+
+        chance: float64 [L, N], what was predicted for it; priority: int32 [L, N] of the plan that it began
+        with, by which the experts of the layers that are not whole were chosen; None without one.
+        """
+        self._steps += 1
+        if priority is None or view.costs is None or self._steps % EVERY:
+            return False
+        if self._times is None or self._steps % (EVERY * _COSTS_EVERY) == 0:
+            known = self._times is None or self._times.hand_off >= 0
+            self._times = Times.of(view.costs.costs)
+            if not known and self._times.hand_off >= 0:
+                self._looks[:, 1] = 0
+            if self._fast is not None:
+                self._fast.set_times(self._times.columns, self._times.hand_off)
+        if self._fast is not None:
+            return self._fast.look(chance, priority, view.demand, view.slot_of)
+        likely = np.rint(chance * _ONE).astype(np.int64)
+        changed = [
+            self._look(pool, self._times, likely, priority, view) for pool in range(len(self._pool_slots))
+        ]
+        return any(changed)
+
+    def state(self) -> StateArrays:
+        return {"whole": self.whole.copy(), "whole_gain": self._gain.copy(), "whole_seen": self._seen.copy(),
+                "whole_looks": self._looks.copy()}  # fmt: skip
+
+    def restore(self, state: StateArrays) -> None:
+        self._gain[:] = np.nan_to_num(state["whole_gain"])
+        self._seen[:] = np.clip(np.nan_to_num(state["whole_seen"]), 0.0, 1e12)
+        self._looks[:] = np.clip(state["whole_looks"], 0, 1 << 20)
+        self.whole[:] = 0
+        for layer in np.flatnonzero(state["whole"]):  # as many as there is room for, whatever the file says
+            self.whole[layer] = self._n_expert[layer] <= self._left(self._pool[layer])
+        self._count_slots()
+
+    def _make_fast(self) -> _core.WholeLayers:
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "whole": self.whole, "slots_left": self.slots_left, "gain": self._gain, "seen": self._seen,
+            "looks": self._looks, "exists": self._exists.view(np.uint8), "pool": self._pool,
+            "pool_slots": self._pool_slots,
+        }  # fmt: skip
+        from spac import _core  # here, for options are read before the library is loaded
+
+        return _core.WholeLayers(arrays, _LOOKS, _SHARE, _HORIZON, _NEED, _TRIAL, _AT_ONCE)
+
+    def _left(self, pool: int) -> int:
+        inside = (self._pool == pool) & (self.whole > 0)
+        return int(self._pool_slots[pool]) - int(self._n_expert[inside].sum())
+
+    def _count_slots(self) -> None:
+        self.slots_left[:] = [self._left(pool) for pool in range(len(self.slots_left))]
+
+    def _look(self, pool: int, times: Times, likely: Int64Array, priority: IntArray, view: View) -> bool:
+        mine = np.flatnonzero(self._pool == pool)
+        used = (view.demand[mine] > 0) & self._exists[mine]
+        distinct = int(used.sum())
+        if not distinct:
+            return False
+        each = times.cpu_expert[pool] + times.cpu_pair[pool] * (int(view.demand[mine].sum()) / distinct)
+        if each <= 0:
+            return False
+        pool_view = _Pool.of(self, pool, mine, likely[mine], priority[mine], used)
+        self._looks[pool] += 1
+        ratios = pool_view.ratios(max(1.0 / self._looks[pool, 0], _SHARE), self._seen[pool])
+        hand_off, now = pool_view.gains(ratios, times, pool, each)
+        gain = self._gain[mine]
+        gain += max(1.0 / self._looks[pool, 1], _SHARE) * (now - gain)
+        self._gain[mine] = gain
+        loading = pool_view.whole[:, None] & self._exists[mine] & (view.slot_of[mine] < 0)
+        if self._looks[pool, 1] < _LOOKS or loading.any():
+            return False
+        price = times.upload[pool] / (each * _HORIZON)
+        if times.hand_off < 0:
+            changed = self._try_one(pool_view, gain)
+        else:
+            changed = self._leave(pool_view, gain, price) or self._join(
+                pool_view, gain, price, hand_off, ratios[0]
+            )
+        if changed:
+            self._looks[pool, 1] = 0
+            self._count_slots()
+        return changed
+
+    def _try_one(self, pool: _Pool, gain: FloatArray) -> bool:
+        """One that loses least, between others, so that it can be told from them."""
+        if self.whole.any() or int(pool.n_expert.max()) * _TRIAL > pool.n_slots:
+            return False
+        inner = [i for i, layer in enumerate(pool.layers) if 0 < layer < len(self.whole) - 1]
+        if inner:
+            self.whole[pool.layers[max(inner, key=lambda i: gain[i])]] = 1
+        return bool(inner)
+
+    def _leave(self, pool: _Pool, gain: FloatArray, price: float) -> bool:
+        """Those that are worth it least, and not all at once: with each, slots are worth less."""
+        worst = [int(i) for i in np.argsort(gain, kind="stable") if pool.whole[i]]
+        some = worst[: -(-len(worst) // _AT_ONCE)]
+        leaving = [i for i in some if gain[i] < -(pool.n_expert[i] * price)]
+        self.whole[pool.layers[leaving]] = 0
+        return bool(leaving)
+
+    def _join(self, pool: _Pool, gain: FloatArray, price: float, hand_off: FloatArray, ratio: float) -> bool:
+        """Those that are worth it most, each paying for what those before it have left."""
+        left, taken, joined = pool.n_slots, 0, 0
+        for i in np.argsort(-gain, kind="stable"):
+            missing = int(pool.missing[i])
+            if pool.whole[i] or hand_off[i] <= 0:
+                continue
+            if pool.n_expert[i] > left or joined == -(-len(pool.layers) // _AT_ONCE):
+                break
+            more = pool.displaced(taken + missing) - pool.displaced(taken) - pool.displaced(missing)
+            least = missing * price + _NEED * float(hand_off[i])
+            if gain[i] - ratio * (more / _ONE) <= least:
+                break
+            self.whole[pool.layers[i]] = 1
+            left, taken, joined = left - int(pool.n_expert[i]), taken + missing, joined + 1
+        return joined > 0
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """One pool at one look: M layers, of which some are whole."""
+
+    layers: npt.NDArray[np.intp]  # [M]
+    n_expert: Int64Array  # [M]
+    n_slots: int  # that whole layers leave
+    whole: BoolArray  # [M]
+    likely: Int64Array  # [M, N] chances, in units of 2^-20
+    used: BoolArray  # [M, N]
+    kept: BoolArray  # [M, N] of the layers that are not whole, the experts that there are slots for
+    others: BoolArray  # [M, N] the rest of those layers'
+    missing: Int64Array  # [M] others of every layer
+    sums: Int64Array  # [1 + kept] of the least likely 0, 1, … kept
+    uses: Int64Array  # [1 + kept] of the same
+
+    @classmethod
+    def of(
+        cls, owner: WholeLayers, pool: int, layers: npt.NDArray[np.intp], likely: Int64Array,
+        priority: IntArray, used: BoolArray,
+    ) -> _Pool:  # fmt: skip
+        whole = owner.whole[layers] > 0
+        scattered = owner._exists[layers] & ~whole[:, None]
+        n_slots = int(owner.slots_left[pool])
+        index = np.arange(likely.size, dtype=np.int64).reshape(likely.shape)
+        kept = _largest(priority.astype(np.int64) * (1 << 32) + (_FIRST - index), scattered, n_slots)
+        order = np.sort(likely[kept] * (1 << 32) + index[kept]) % (1 << 32)
+        sums, uses = (np.append(0, column.ravel()[order].cumsum()) for column in (likely, used))
+        others = scattered & ~kept
+        return cls(
+            layers, owner._n_expert[layers], n_slots, whole, likely, used, kept, others,
+            others.sum(axis=1), sums.astype(np.int64), uses.astype(np.int64),
+        )  # fmt: skip
+
+    def displaced(self, n: int) -> int:
+        """Of the `n` least likely that are kept."""
+        return int(self.sums[min(n, len(self.sums) - 1)])
+
+    @property
+    def best(self) -> BoolArray:
+        """bool [M, N]: of the others, as many as a layer has, the most likely."""
+        index = np.arange(self.likely.size, dtype=np.int64).reshape(self.likely.shape)
+        return _largest(self.likely * (1 << 32) + (_FIRST - index), self.others, int(self.n_expert.max()))
+
+    def ratios(self, share: float, seen: FloatArray) -> list[float]:
+        """How often predictions come true: of the least likely that are kept, of the others, and of the best
+        of these; with a look's share. seen: float64 [3, 2], changed in place."""
+        n_kept = len(self.sums) - 1
+        least = min(n_kept, max(int(self.n_expert.max()), n_kept // 4))
+        best = self.best
+        now = [
+            (self.sums[least], self.uses[least]),
+            (self.likely[self.others].sum(), self.used[self.others].sum()),
+            (self.likely[best].sum(), self.used[best].sum()),
+        ]
+        found = []
+        for row, (predicted, came) in zip(seen, now, strict=True):
+            row[0] += share * (int(predicted) / _ONE - row[0])
+            row[1] += share * (int(came) - row[1])
+            found.append(min(max(float(row[1] / row[0]), 1 / 64), 64.0) if row[0] > 0 else 1.0)
+        return found
+
+    def gains(
+        self, ratios: list[float], times: Times, pool: int, each: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """float64 [M], in uses: what no hand-off is worth to every layer, and what being whole is."""
+        best, n_best = int(self.likely[self.best].sum()), int(self.best.sum())
+        hand_offs, gains = [], []
+        for i, n in enumerate(self.n_expert.tolist()):
+            own, wanted = self.likely[i], int(self.likely[i].sum()) / _ONE
+            if self.whole[i]:
+                rate = ratios[2] * best / n_best if n_best else 0.0
+                few = max(1, n // 4)
+                if self.n_slots >= n and len(self.sums) > few:
+                    # Nothing new is worth more than the least that are kept.
+                    rate = min(rate, ratios[0] * self.displaced(few) / few)
+                level = int(np.rint(rate / ratios[1]))
+                lost = ratios[1] * (int(np.maximum(level - own[:n], 0).sum()) / _ONE)
+                brought = 0.0
+            else:
+                brought = ratios[1] * (int(own[self.others[i]].sum()) / _ONE)
+                lost = ratios[0] * (self.displaced(int(self.missing[i])) / _ONE)
+            saved = max(times.hand_off, 0.0) - times.device_expert[pool] * wanted
+            hand_offs.append(saved / each)
+            gains.append(saved / each + brought - lost)
+        return np.array(hand_offs), np.array(gains)
+
+
+def _largest(keys: Int64Array, among: BoolArray, n: int) -> BoolArray:
+    """bool, of the keys' shape: the `n` largest `among` them, all of which differ."""
+    some = keys[among]
+    if n <= 0 or not some.size:
+        return np.zeros_like(among)
+    if n >= some.size:
+        return among
+    least = np.partition(some, some.size - n)[some.size - n]
+    return np.asarray(among & (keys >= least))

@@ -1,0 +1,68 @@
+"""What llama.cpp's eval callback sees of a context's nodes, and decoding by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spac._llama import Context
+
+api = importlib.import_module("llama_cpp.llama_cpp")  # after spac, which decides on the library
+
+FloatArray = npt.NDArray[np.float32]
+CONTEXT: dict[str, Any] = {"n_ctx": 64, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1}
+"""Of contexts whose values are compared."""
+FFN_INPUTS = {
+    "llama": "ffn_norm",
+    "qwen3": "ffn_norm",
+    "mixtral": "ffn_norm",
+    "qwen3moe": "ffn_norm",
+    "phimoe": "ffn_norm",
+    "deepseek2": "ffn_norm",
+    "gpt-oss": "attn_post_norm",
+    "glm4moe": "post_attn_norm",
+}
+"""By family of tests.models: what llama.cpp calls the tensor that enters a layer's FFN."""
+
+
+class Callback:
+    """An eval callback that keeps the nodes of some names, flat: by name and layer, the last one seen."""
+
+    def __init__(self, *names: str) -> None:
+        self.seen: dict[tuple[str, int], npt.NDArray[Any]] = {}
+        self._name = re.compile(f"({'|'.join(map(re.escape, names))})-(\\d+)")
+        lib = api._lib
+        lib.ggml_get_name.argtypes, lib.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+        lib.ggml_nelements.argtypes, lib.ggml_nelements.restype = [ctypes.c_void_p], ctypes.c_int64
+        lib.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
+        self._lib = lib
+        self.function = api.ggml_backend_sched_eval_callback(self._call)
+
+    def _call(self, tensor: int, ask: bool, _user_data: object) -> bool:
+        name = self._name.fullmatch(self._lib.ggml_get_name(tensor).decode())
+        if ask or name is None:
+            return name is not None
+        kind = np.int32 if "topk" in name[1] else np.float32
+        values = np.empty(self._lib.ggml_nelements(tensor), kind)
+        self._lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
+        self.seen[name[1], int(name[2])] = values
+        return True
+
+
+def decode(context: Context, tokens: list[int], position: int) -> FloatArray:
+    """Evaluates tokens; the logits behind the last one, float32 [n_vocab]."""
+    batch = api.llama_batch_init(len(tokens), 0, 1)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, position + i, 1, 0
+        batch.logits[i] = i == len(tokens) - 1
+    batch.n_tokens = len(tokens)
+    assert api.llama_decode(context.pointer, batch) == 0
+    logits = api.llama_get_logits_ith(context.pointer, len(tokens) - 1)
+    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(context.pointer)))
+    api.llama_batch_free(batch)
+    return np.array(logits[:n_vocab], np.float32)

@@ -1,0 +1,89 @@
+"""Looking ahead by layers: what is loaded while a step runs, by what later layers' routers would choose."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+
+PROMPT = "Once upon a time there was a small fox who lived in the wood. "
+TARGET = str(files("spac.demo") / "target.gguf")
+
+
+@pytest.fixture(autouse=True)
+def stand_in():
+    yield
+    _core.set_stand_in()
+
+
+def generate(n_tokens=60, **options):
+    """Text and statistics; the scheduler loads nothing by itself after the first plan."""
+    sampling = SamplingConfig(temp=0, ignore_eos=True)
+    fixed = {"device": "stand-in", "threads": 1, "ctx": 512, "slots": "25%", "scheduler": "static"}
+    with Engine(EngineConfig(target=TARGET, **(fixed | options))) as engine:
+        assert engine.experts is None or engine.experts.settle(30.0)
+        generation = engine.generate(PROMPT, n_tokens, sampling=sampling)
+        return "".join(generation), generation.stats
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "not ahead"])
+def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
+    """Copies take no time, and a layer takes milliseconds: what was foreseen rightly is a hit."""
+    monkeypatch.setenv("SPAC_LAUNCH_AHEAD", str(int(ahead)))
+    _core.set_stand_in(latency_us=200)
+    text, without = generate()
+    again, foreseen = generate(lookahead=2)
+    assert text == again
+    assert without.uploads == without.foreseen == 0
+    assert without.lookahead == 0
+    assert foreseen.lookahead == 2
+    assert foreseen.foreseen_right > 0.4  # chance: 4 of 32
+    assert foreseen.uploads > 100
+    assert foreseen.hit_rate > without.hit_rate + 0.05
+    assert "of" in foreseen.table().split("lookahead")[1]
+
+
+def test_a_layer_behind_the_last_is_never_foreseen():
+    text, stats = generate(lookahead=64)
+    assert text == generate()[0]
+    assert stats.foreseen == stats.uploads == 0
+    assert stats.foreseen_right is None
+
+
+def test_on_the_stand_in_and_without_a_scheduler_nobody_looks():
+    assert generate()[1].lookahead == 0
+    assert generate(scheduler="none", lookahead=2)[1].lookahead == 0
+
+
+def test_with_a_draft_several_tokens_are_foreseen():
+    _core.set_stand_in(latency_us=300)
+    draft = str(files("spac.demo") / "draft.gguf")
+    text, stats = generate(draft=draft, draft_length=3, lookahead=1, scheduler="logistic")
+    assert text == generate(draft=draft, draft_length=3, scheduler="logistic")[0]
+    assert stats.foreseen > 4 * 4 * stats.steps  # 4 layers of 5, 4 experts a token, more than a token a step
+    assert stats.foreseen_right > 0.4
+
+
+def test_it_can_be_turned_off_again():
+    with Engine(
+        EngineConfig(target=TARGET, device="stand-in", threads=1, ctx=512, slots="25%", lookahead=1)
+    ) as engine:
+        sampling = SamplingConfig(temp=0, ignore_eos=True)
+        list(engine.generate(PROMPT, 20, sampling=sampling))
+        before = engine.experts.stats["foreseen"]
+        assert before > 0
+        engine.experts.set_lookahead(0)
+        list(engine.generate(PROMPT, 20, sampling=sampling))
+        assert engine.experts.stats["foreseen"] == before
+        with pytest.raises(InputError, match="must not be negative"):
+            engine.experts.set_lookahead(-1)
+
+
+def test_what_depends_on_time_is_refused_where_nothing_may():
+    with pytest.raises(InputError, match="lookahead loads while a step runs"):
+        EngineConfig(target=TARGET, lookahead=3, deterministic=True)

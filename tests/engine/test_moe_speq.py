@@ -1,0 +1,81 @@
+"""MoE-SpeQ's scheduler on a real pair: the bundled target, and a 4-bit copy of it as the draft."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.self_draft import quantize
+from spac.config import EngineConfig, SamplingConfig
+from spac.demo import PROMPT, TARGET
+from spac.engine import Engine
+from spac.run import main
+from spac.scheduler import make
+from spac.scheduler.lookahead_buffer import Fidelity
+from spac.scheduler.replay import Recorder
+
+N_EXPERT, N_USED = 32, 4
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    return quantize(TARGET, tmp_path_factory.mktemp("draft") / "target-Q4_0.gguf")
+
+
+def run(draft, scheduler, **options):
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    config = EngineConfig(
+        target=TARGET, draft=draft, draft_length=6, device="stand-in", threads=1, ctx=512, slots="25%",
+        scheduler=scheduler, deterministic=True, sampling=sampling, **options,
+    )  # fmt: skip
+    with Engine(config) as engine:
+        generation = engine.generate(PROMPT, 60)
+        return "".join(generation), generation.stats
+
+
+@pytest.fixture(scope="module")
+def recorded(draft):
+    recorder = Recorder(make("moe-speq"))
+    text, stats = run(draft, recorder)
+    return text, stats, recorder.demand
+
+
+def test_the_text_is_what_it_is_without_residents(draft, recorded):
+    text, stats, _ = recorded
+    plain, without = run(draft, "none")
+    assert text == plain
+    assert without.hit_rate in (None, 0.0)
+    assert stats.hit_rate > 0.4
+    assert stats.acceptance == without.acceptance > 0.4
+
+
+def test_a_quantized_copy_foretells_the_targets_routes(recorded):
+    _, _, demand = recorded
+    assert demand.draft_routes is not None
+    fidelity = Fidelity.of(demand.draft_routes, demand.routes)
+    print("tokens:", fidelity.same, "steps:", fidelity.recall, fidelity.precision)
+    assert fidelity.tokens == int((demand.verified - 1).sum())
+    assert fidelity.same.min() > 0.8, f"{N_USED / N_EXPERT} would be chance"
+    assert fidelity.precision.min() > 0.85
+    shifted = Fidelity.of(demand.draft_routes[:, :, 1:], demand.routes)
+    assert shifted.same.max() < 0.5, "those of another token"
+
+
+def test_what_is_foretold_is_hit(draft, recorded):
+    """With every plan carried out before the verification, hits are of what fits: more than history's."""
+    _, stats, demand = recorded
+    others = {name: run(draft, name)[1] for name in ("lru", "ewma")}
+    for other in others.values():
+        assert stats.hit_rate > other.hit_rate + 0.05
+        assert stats.hit_rate_distinct > other.hit_rate_distinct + 0.05
+    wanted = np.count_nonzero(demand.counts, axis=(1, 2))
+    most = np.minimum(wanted, 40).sum() / wanted.sum()
+    assert stats.hit_rate_distinct > 0.9 * most
+
+
+def test_a_dense_draft_is_refused_in_one_line(capsys):
+    assert main(["--scheduler", "moe-speq", "--device", "stand-in", "-n", "4", "-p", "x"]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(said) == 1
+    assert "draft.gguf has no experts" in said[0]
+    assert "llama-quantize" in said[0]

@@ -1,0 +1,169 @@
+"""SP-MoE's scheduler on real pairs: drafts of the target's shape, a quantized copy of it or a dense model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.self_draft import quantize
+from spac.config import EngineConfig, SamplingConfig
+from spac.demo import PROMPT, TARGET
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.run import main
+from spac.scheduler import Event, Plan, Scheduler, make
+from spac.scheduler.lookahead_buffer import Fidelity
+from tests.models.dense import dense_sibling
+
+N_EXPERT, N_USED, LENGTH = 32, 4, 6
+
+
+class Predictions(Scheduler):
+    """Notes what the target's routers say of the draft's states, and what they say of the target's own."""
+
+    name = "predictions"
+    events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
+    wants_draft_states = wants_routes = True
+
+    def __init__(self) -> None:
+        self.by_token: list[int] = []
+        self.foretold: list[np.ndarray] = []
+        self.real: list[np.ndarray] = []
+
+    def on(self, event, view):
+        if event == Event.START:
+            return Plan.nothing(view.n_layer, view.n_expert)
+        if event == Event.VERIFY_END:
+            self.real.append(padded(view.routes))
+            return None
+        assert view.draft_states is not None
+        if event == Event.DRAFT_TOKEN:
+            assert view.draft_states.shape[1] == view.n_drafted
+        else:
+            self.by_token.append(view.draft_states.shape[1] - view.n_drafted)
+            used = [layer.n_used for layer in view.layers]
+            self.foretold.append(padded(view.gates.top(view.draft_states, used)))
+        return None
+
+    @property
+    def fidelity(self) -> Fidelity:
+        return Fidelity.of(np.stack(self.foretold), np.stack(self.real))
+
+
+def padded(routes):
+    """With room for every token of a step."""
+    return np.pad(routes, ((0, 0), (0, LENGTH + 1 - routes.shape[1]), (0, 0)), constant_values=-1)
+
+
+def config(target, draft, scheduler, **options):
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    defaults = {"draft_length": LENGTH, "slots": "25%", "deterministic": True}
+    return EngineConfig(
+        target=target, draft=draft, device="stand-in", threads=1, ctx=512, scheduler=scheduler,
+        sampling=sampling, **{**defaults, **options},
+    )  # fmt: skip
+
+
+def run(*args, **options):
+    with Engine(config(*args, **options)) as engine:
+        generation = engine.generate(PROMPT, 60)
+        return "".join(generation), generation.stats
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    return quantize(TARGET, tmp_path_factory.mktemp("draft") / "target-Q4_0.gguf")
+
+
+@pytest.fixture(scope="module")
+def plain(draft):
+    return run(TARGET, draft, "none")
+
+
+@pytest.mark.parametrize("timing", [{}, {"deterministic": False, "governor": "fixed"}])
+def test_the_text_is_what_it_is_without_residents(draft, plain, timing):
+    text, stats = run(TARGET, draft, "sp-moe", **timing)
+    assert text == plain[0]
+    assert stats.acceptance == plain[1].acceptance > 0.4
+    assert stats.uploads > 0
+
+
+def test_the_targets_routers_know_a_quantized_copys_states(draft):
+    predictions = Predictions()
+    run(TARGET, draft, predictions)
+    assert len(predictions.by_token) > 5
+    assert set(predictions.by_token) == {0}
+    fidelity = predictions.fidelity
+    assert fidelity.same.min() > 0.8, f"{N_USED / N_EXPERT} would be chance"
+    predictions.real = [np.roll(each, 1, axis=1) for each in predictions.real]
+    assert predictions.fidelity.same.max() < 0.5, "those of another token"
+
+
+def test_a_refused_token_shows_the_states_of_the_last_one(draft):
+    predictions = Predictions()
+    run(TARGET, draft, predictions, draft_p_min=0.5)
+    assert set(predictions.by_token) == {0, 1}
+    assert predictions.fidelity.same.min() > 0.8
+
+
+def test_what_is_foretold_is_hit(draft):
+    """With every plan carried out before the verification, hits are of what fits: more than history's."""
+    _, stats = run(TARGET, draft, "sp-moe")
+    _, history = run(TARGET, draft, "lru")
+    assert stats.hit_rate > history.hit_rate + 0.05
+    assert stats.hit_rate_distinct > history.hit_rate_distinct + 0.05
+    assert stats.prediction["precision"] > 0.9 > history.prediction["precision"]
+    _, without = run(TARGET, draft, make("sp-moe", cutoff=0))
+    assert (without.hit_rate, without.hit_rate_distinct) == (history.hit_rate, history.hit_rate_distinct)
+    half = run(TARGET, draft, "sp-moe:cutoff=2")[1]
+    assert without.hit_rate < half.hit_rate < stats.hit_rate
+
+
+def test_a_dense_draft_of_the_same_shape(tiny_model, tmp_path):
+    target = tiny_model("mixtral", n_expert=16, n_layer=4)
+    sibling = dense_sibling(target, tmp_path / "dense.gguf")
+    predictions = Predictions()
+    text, _ = run(target, sibling, predictions)
+    same, chance = predictions.fidelity.same, 2 / 16
+    assert same[0] == 1.0, "nothing but attention lies before it, and that is the same in both"
+    assert same[1:].min() > 1.5 * chance
+    assert same.mean() > 3 * chance
+    assert run(target, sibling, "sp-moe")[0] == run(target, sibling, "none")[0] == text
+
+
+def said(capsys):
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_drafts_that_do_not_fit_are_refused_in_one_line(capsys, tiny_model):
+    options = ["--scheduler", "sp-moe", "--device", "stand-in", "-n", "4", "-p", "x"]
+    assert main(options) == 2
+    line = said(capsys)
+    assert "draft.gguf shows 2 layers of width 256 on stand-in where target.gguf has 5 of width 256" in line
+    assert "--draft" in line
+    assert main([*options, "--target", str(TARGET)]) == 2
+    assert "there is no draft" in said(capsys)
+    narrow = ["--target", str(tiny_model("mixtral")), "--draft", str(tiny_model("llama", n_embd=128))]
+    assert main([*options, *narrow]) == 2
+    assert "of width 128" in said(capsys)
+    partly = EngineConfig(
+        target=tiny_model("mixtral"), draft=tiny_model("llama"), device="stand-in", scheduler="sp-moe",
+        model_params={"n_gpu_layers": 2},
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"shows . layers of width 64 on stand-in where .* has 3 of"):
+        Engine(partly)
+    other = ["--target", str(tiny_model("mixtral")), "--draft", str(tiny_model("llama"))]
+    assert main([*options, *other, "--draft-type", "draft-simple,ngram-simple"]) == 2
+    assert "is not draft-simple alone" in said(capsys)
+
+
+def test_a_scheduler_that_comes_later(draft, plain):
+    with Engine(config(TARGET, draft, "lru")) as engine:
+        first = "".join(engine.generate(PROMPT, 60))
+        engine.set_scheduler("sp-moe")
+        second = "".join(engine.generate(PROMPT, 60))
+        engine.set_scheduler("lru")
+        third = "".join(engine.generate(PROMPT, 60))
+    assert first == second == third == plain[0]

@@ -1,0 +1,222 @@
+"""MoE-SpeQ's scheduler: what is foretold comes first, and foresight is worth what it can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac import _core, scheduler
+from spac.errors import InputError
+from spac.scheduler import Event, Layer
+from spac.scheduler.belady import clairvoyant
+from spac.scheduler.lookahead_buffer import Fidelity, foretold_uses
+from spac.scheduler.moe_speq import MoeSpeqScheduler
+from spac.scheduler.replay import Demand, replay
+from tests.scheduler.views import make_view, models
+
+
+def routes_of(rng: np.random.Generator, shape: tuple[int, ...], n_expert: int, n_used: int) -> np.ndarray:
+    """int32 [*shape, U]: distinct experts of every token."""
+    order = np.argsort(rng.random((*shape, n_expert)), axis=-1)
+    return order[..., :n_used].astype(np.int32)
+
+
+def recorded(routes: np.ndarray, foretold: np.ndarray, n_expert: int, pools: list[int]) -> Demand:
+    """Demand of steps with these routes, int32 [steps, L, tokens, U]."""
+    n_step, n_layer, n_token, n_used = routes.shape
+    counts = np.stack([foretold_uses(each, n_expert) for each in routes])
+    layers = tuple(Layer(f"layer {i}", n_expert, n_used, 1, pool) for i, pool in enumerate(pools))
+    assert len(layers) == n_layer
+    verified = np.full(n_step, n_token, np.int32)
+    return Demand(layers, counts, verified, verified - 1, routes, foretold)
+
+
+@st.composite
+def decodings(draw: st.DrawFn) -> tuple[np.ndarray, int, list[int], list[int]]:
+    """Routes [steps, L, tokens, U], experts of a layer, pool of every layer, slots of every pool."""
+    n_expert = draw(st.integers(1, 8))
+    n_used = draw(st.integers(1, n_expert))
+    n_layer, n_token = draw(st.integers(1, 4)), draw(st.integers(2, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    routes = routes_of(rng, (draw(st.integers(1, 6)), n_layer, n_token), n_expert, n_used)
+    pools = sorted(draw(st.lists(st.integers(0, 1), min_size=n_layer, max_size=n_layer)))
+    pools = [pool - pools[0] for pool in pools]
+    slots = draw(st.lists(st.integers(0, n_layer * n_expert), min_size=pools[-1] + 1, max_size=pools[-1] + 1))
+    return routes, n_expert, pools, slots
+
+
+@given(decodings())
+def test_perfect_foresight_hits_all_that_can_be_hit(decoding):
+    routes, n_expert, pools, slots = decoding
+    demand = recorded(routes, routes, n_expert, pools)
+    result = replay(MoeSpeqScheduler(), demand, slots)
+    assert result.distinct_hit == clairvoyant(demand.counts, pools, slots).distinct_hit
+
+
+@given(decodings())
+def test_nothing_foretold_is_missed_where_it_fits(decoding):
+    routes, n_expert, pools, slots = decoding
+    foretold = routes[:, :, :-1]  # as it is with a draft model: the last token's are not known
+    demand = recorded(routes, foretold, n_expert, pools)
+    result = replay(MoeSpeqScheduler(), demand, slots)
+    for told, resident in zip(foretold, result.resident, strict=True):
+        uses = foretold_uses(told, n_expert)
+        for pool, n_slots in enumerate(slots):
+            members = [i for i, each in enumerate(pools) if each == pool]
+            missed = (uses[members] > 0) & ~resident[members]
+            assert missed.sum() == max(0, np.count_nonzero(uses[members]) - n_slots)
+            if missed.any():  # those of the fewest tokens
+                assert uses[members][missed].max() <= uses[members][resident[members]].min(initial=99)
+
+
+@given(models(), st.integers(0, 999), st.integers(0, 4))
+def test_eviction_is_beladys_within_the_window(model, seed, n_token):
+    """Residents without a use in the window go first; of the others, none gives way to fewer uses."""
+    n_experts, pools, slots = model
+    rng = np.random.default_rng(seed)
+    view = make_view(n_experts, slots, pools)
+    table = _core.SlotTable(list(zip(n_experts, pools, strict=True)), slots)
+    for layer, n in enumerate(n_experts):
+        for expert in rng.permutation(n)[: rng.integers(0, n + 1)].tolist():
+            if table.n_free(pools[layer]):
+                view.slot_of[layer, expert] = table.acquire(layer, expert)
+    n_used = min(n_experts)
+    routes = np.stack([routes_of(rng, (n_token,), n, n_used) for n in n_experts])
+    subject = MoeSpeqScheduler()
+    subject.on(Event.START, view)
+    subject.use[:] = rng.random(subject.use.shape) * view.exists
+    plan = subject.on(Event.DRAFT_END, replace(view, n_drafted=n_token, draft_routes=routes))
+    if n_token == 0:
+        assert plan is None
+        return
+    uses = foretold_uses(routes, view.n_expert)
+    worth = np.where(uses > 0, 1.0 + uses, subject.use)
+    for _, load, victim in table.toward(plan.priority, plan.threshold, 0):
+        if victim is None:
+            continue
+        pool = [i for i, each in enumerate(pools) if each == pools[load[0]]]
+        stay = worth[pool][view.slot_of[pool] >= 0]
+        assert worth[victim] <= worth[load]
+        assert (uses[victim] == 0) == (stay.min() < 1), "the foretold are evicted last"
+        view.slot_of[victim] = -1
+
+
+def test_what_more_tokens_want_is_loaded_first():
+    subject = MoeSpeqScheduler()
+    view = make_view([4, 4], [4])
+    subject.on(Event.START, view)
+    routes = np.array([[[1], [2], [2]], [[3], [3], [3]]], np.int32)
+    plan = subject.on(Event.DRAFT_TOKEN, replace(view, n_drafted=3, draft_routes=routes))
+    order = _core.SlotTable([(4, 0), (4, 0)], [4]).toward(plan.priority, plan.threshold, 0)
+    assert [load for _, load, _ in order] == [(1, 3), (0, 2), (0, 1)]
+
+
+def test_the_plan_follows_the_draft_token_by_token():
+    subject = MoeSpeqScheduler()
+    view = make_view([6], [2])
+    subject.on(Event.START, view)
+    wanted = []
+    for routes in ([[[5]]], [[[5], [1]]], [[[5], [1], [1]]], [[[5], [1], [1], [0], [0]]]):
+        shown = replace(view, draft_routes=np.array(routes, np.int32))
+        wanted.append(np.flatnonzero(subject.on(Event.DRAFT_TOKEN, shown).wanted).tolist())
+    assert wanted == [[5], [1, 5], [1, 5], [0, 1]]
+    # the verification ends the window: what it used is all that is known now
+    plan = subject.on(Event.VERIFY_END, replace(view, demand=np.array([[0, 0, 2, 1, 0, 0]]), n_verified=3))
+    assert np.flatnonzero(plan.wanted).tolist() == [2, 3]
+
+
+def test_history_counts_for_the_tokens_to_come():
+    """Early on an expert that most tokens use stays against one that a token wants; not at the end."""
+    subject = MoeSpeqScheduler()
+    view = make_view([4], [1])
+    subject.on(Event.START, view)
+    for _ in range(10):
+        step = replace(view, demand=np.array([[6, 2, 0, 0]]), n_verified=8, n_drafted=7)
+        subject.on(Event.VERIFY_END, step)
+    shown = replace(view, draft_routes=np.array([[[3]]], np.int32))
+    assert np.flatnonzero(subject.on(Event.DRAFT_TOKEN, shown).wanted).tolist() == [0]
+    all_of_it = replace(view, draft_routes=np.full((1, 7, 1), 3, np.int32))
+    assert np.flatnonzero(subject.on(Event.DRAFT_TOKEN, all_of_it).wanted).tolist() == [3]
+    assert np.flatnonzero(subject.on(Event.DRAFT_END, shown).wanted).tolist() == [3]
+
+
+def test_without_a_draft_the_plan_in_force_holds():
+    subject = MoeSpeqScheduler()
+    view = make_view([4], [2])
+    subject.on(Event.START, view)
+    assert subject.on(Event.DRAFT_END, view) is None
+    assert subject.on(Event.DRAFT_END, replace(view, draft_routes=np.zeros((1, 0, 0), np.int32))) is None
+    assert subject.on(Event.VERIFY_END, view) is None
+
+
+def test_where_entropy_is_low_more_is_kept_unforetold():
+    """Two layers of a pool: in one, three of four tokens go to its first 4 experts, in the other to any."""
+    rng = np.random.default_rng(1)
+    subject = MoeSpeqScheduler()
+    view = make_view([16, 16], [8])
+    subject.on(Event.START, view)
+    kept = []
+    for _ in range(200):
+        demand = np.zeros((2, 16), np.int32)
+        for _ in range(5):
+            demand[0, rng.integers(0, 4) if rng.random() < 0.75 else rng.integers(4, 16)] += 1
+            demand[1, rng.integers(0, 16)] += 1
+        plan = subject.on(Event.VERIFY_END, replace(view, demand=demand, n_verified=5))
+        kept.append(plan.wanted)
+    share = np.mean(kept, axis=0)
+    assert share[0, :4].mean() > 0.75
+    assert share[0, 4:].mean() < 0.2
+    assert share[1].mean() < 0.35
+    assert subject.use.sum(axis=1) == pytest.approx([1, 1], rel=0.01)
+
+
+def test_routes_that_history_cannot_know_are_hit_by_foresight():
+    rng = np.random.default_rng(2)
+    routes = routes_of(rng, (80, 3, 4), 32, 2)
+    wrong = rng.random(routes.shape[:3]) < 0.1
+    foretold = np.where(wrong[..., None], routes_of(rng, wrong.shape, 32, 2), routes)[:, :, :-1]
+    demand = recorded(routes, foretold, 32, [0, 0, 0])
+    fidelity = Fidelity.of(foretold, routes)
+    assert fidelity.tokens == 240
+    assert np.all((fidelity.same > 0.85) & (fidelity.same < 0.95))
+    lru, at_once, slowly = (
+        replay(scheduler.make(name), demand, 24, max_uploads=n).hit_rate_distinct
+        for name, n in (("lru", None), ("moe-speq", None), ("moe-speq", 10))
+    )
+    assert lru < 0.35, "24 of 96 experts are resident, by chance the right ones"
+    assert at_once > 0.65, "nine tenths are foretold of three tokens in four, and fit"
+    assert slowly > 0.4, "of about 17 in a step 10 can be fetched"
+
+
+def test_fidelity_counts_tokens_and_steps():
+    foretold = np.array([[[[0, 1], [2, 3]]]], np.int32)
+    real = np.array([[[[1, 0], [2, 4], [5, 6]]]], np.int32)
+    fidelity = Fidelity.of(foretold, real)
+    assert fidelity.tokens == 2
+    assert [fidelity.same[0], fidelity.exact[0]] == [0.75, 0.5]
+    assert [fidelity.recall[0], fidelity.precision[0]] == [3 / 6, 3 / 4]
+    nothing = Fidelity.of(np.full((1, 1, 0, 0), -1, np.int32), real)
+    assert (nothing.tokens, nothing.recall[0]) == (0, 0)
+
+
+def test_what_was_learned_goes_on():
+    view = make_view([5, 3], [4])
+    subject, other = MoeSpeqScheduler(), MoeSpeqScheduler()
+    for each in (subject, other):
+        each.on(Event.START, view)
+    step = replace(view, demand=np.array([[3, 1, 0, 0, 2], [0, 3, 0, 0, 0]], np.int32), n_verified=3)
+    subject.on(Event.VERIFY_END, step)
+    other.restore(subject.state())
+    for a, b in ((subject.on(Event.VERIFY_END, step), other.on(Event.VERIFY_END, step)),):
+        np.testing.assert_array_equal(a.priority, b.priority)
+        np.testing.assert_array_equal(a.threshold, b.threshold)
+
+
+@pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": -0.1}, {"margin": 1.0}, {"window": 3}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        scheduler.make("moe-speq", **options)

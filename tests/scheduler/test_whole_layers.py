@@ -1,0 +1,285 @@
+"""Whole layers: only where they pay, all of their experts, never more than there are slots, and they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spac.config import EngineConfig, SamplingConfig
+from spac.costs import Costs, ExpertCosts
+from spac.engine import Engine
+from spac.scheduler import Event, Plan, Scheduler, View, whole_layers
+from spac.scheduler.logistic import LogisticScheduler
+from spac.scheduler.moe_spac import MoeSpacScheduler
+from spac.scheduler.whole_layers import WholeLayers
+from tests.scheduler.views import make_view, models
+
+N_LAYER, N_EXPERT, N_USED = 8, 16, 2
+EXPERT = ExpertCosts(
+    cpu_layer_s=0.0,
+    cpu_expert_s=20e-6,
+    cpu_pair_s=2e-6,
+    cpu_pair_only_s=20e-6,
+    device_expert_s=1e-6,
+    upload_s=40e-6,
+    upload_busy_s=50e-6,
+)
+
+
+class ReferenceLogistic(LogisticScheduler):
+    """All in numpy."""
+
+    allow_fast = False
+
+
+class ReferenceMoeSpac(MoeSpacScheduler):
+    """All in numpy."""
+
+    allow_fast = False
+
+
+KINDS = [LogisticScheduler, MoeSpacScheduler, ReferenceLogistic, ReferenceMoeSpac]
+
+
+@dataclass(frozen=True)
+class Known:
+    costs: Costs
+
+
+def costs(hand_off_s: float, n_pool: int = 1, **expert: float) -> Known:
+    return Known(Costs((replace(EXPERT, **expert),) * n_pool, 0.0, 0.0, (1e-3,), (1e-3,), hand_off_s))
+
+
+def flat(n_step: int, n_token: int = 1, seed: int = 1) -> np.ndarray:
+    """int32 [T, L, N]: every expert as likely as any other."""
+    rng = np.random.default_rng(seed)
+    scores = rng.random((n_step, n_token, N_LAYER, N_EXPERT))
+    chosen = np.argsort(scores, axis=3)[..., :N_USED]
+    counts = np.zeros((n_step, N_LAYER, N_EXPERT), np.int32)
+    at = np.indices(chosen.shape)
+    np.add.at(counts, (at[0], at[2], chosen), 1)
+    return counts
+
+
+def local(n_step: int, seed: int = 1) -> np.ndarray:
+    """int32 [T, L, N]: the same few experts for long, then others, in every layer at its own time."""
+    rng = np.random.default_rng(seed)
+    moved = np.cumsum(rng.random((n_step, N_LAYER)) < 0.02, axis=0)
+    counts = np.zeros((n_step, N_LAYER, N_EXPERT), np.int32)
+    step, layer = np.indices(moved.shape)
+    for place in range(N_USED):
+        counts[step, layer, (3 * moved + place) % N_EXPERT] = 1
+    return counts
+
+
+def run(
+    subject: Scheduler, demand: np.ndarray, n_slots: int, known: Known | None, *, start: bool = True
+) -> Iterator[tuple[View, Plan]]:
+    """Every step's view and plan; resident is what the plan before wanted, best first, as much as fits."""
+    view = make_view([N_EXPERT] * N_LAYER, [n_slots])
+    plan = Plan.nothing(N_LAYER, N_EXPERT)
+    if start:
+        plan = subject.on(Event.START, view) or plan
+    for number, counts in enumerate(demand):
+        order = np.argsort(-np.where(plan.wanted, plan.priority, -1), axis=None, kind="stable")
+        slot_of = np.full(counts.size, -1, np.int32)
+        slot_of[order[: min(n_slots, int(plan.wanted.sum()))]] = 0
+        view = replace(
+            view, demand=counts, n_verified=int(counts[0].sum()) // N_USED, step=number, costs=known,
+            slot_of=slot_of.reshape(counts.shape),
+        )  # fmt: skip
+        plan = subject.on(Event.VERIFY_END, view) or plan
+        yield view, plan
+
+
+def seconds(view: View, known: Known) -> float:
+    """What the step took: on the CPU what was missing, and the hand-off of every layer that is not whole."""
+    missing = (view.slot_of < 0) & view.exists
+    cpu = (view.demand > 0) & missing
+    return 22e-6 * int(cpu.sum()) + known.costs.hand_off_s * int(missing.any(axis=1).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_flat_routing_slots_become_whole_layers_and_stay(kind):
+    known, demand, n_slots = costs(60e-6), flat(500), 3 * N_EXPERT + 5
+    spent, sides = {}, []
+    for whole in (True, False):
+        subject = kind(whole=whole)
+        steps = list(run(subject, demand, n_slots, known))
+        spent[whole] = sum(seconds(view, known) for view, _ in steps[250:])
+        resident = [((view.slot_of >= 0).all(axis=1)) for view, _ in steps]
+        if whole:
+            sides = resident
+            assert subject._whole.whole.sum() == 3
+        else:
+            assert not subject._whole.whole.any()
+    # Three hand-offs of eight are spared, and for good: nothing that was whole is taken apart.
+    assert spent[True] < spent[False] - 250 * 2.5 * 60e-6
+    assert all((before <= after).all() for before, after in pairwise(sides[100:]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("demand", "known"),
+    [
+        (local(400), costs(15e-6)),  # what is wanted fits: every slot is worth more where it is
+        (flat(200), costs(0.0)),
+        (flat(200), None),
+        (flat(200, n_token=9), costs(20e-6, device_expert_s=15e-6)),  # the device would take what it spares
+        (flat(200), costs(20e-6, upload_busy_s=0.1)),  # the copies would never be repaid
+    ],
+    ids=["local", "no hand-off", "no costs", "slow device", "slow link"],
+)
+def test_where_it_does_not_pay_plans_are_as_without(kind, demand, known):
+    with_it, without = (list(run(kind(whole=on), demand, 24, known)) for on in (True, False))
+    for (_, plan), (_, other) in zip(with_it, without, strict=True):
+        np.testing.assert_array_equal(plan.priority, other.priority)
+        np.testing.assert_array_equal(plan.threshold, other.threshold)
+
+
+def test_when_routing_becomes_local_whole_layers_are_given_up():
+    known, subject = costs(30e-6), LogisticScheduler()
+    list(run(subject, flat(400), 24, known))
+    assert subject._whole.whole.sum() == 1
+    list(run(subject, local(600), 24, known, start=False))
+    assert subject._whole.whole.sum() == 0
+
+
+def random_steps(
+    model: tuple[list[int], list[int], list[int]], seed: int, n_step: int, known: Known | None
+) -> Iterator[View]:
+    """Random demand over any model; what is resident is drawn anew, all of it at times."""
+    n_experts, pools, slots = model
+    rng = np.random.default_rng(seed)
+    start = make_view(n_experts, slots, pools)
+    taste = rng.gumbel(size=start.demand.shape) * rng.choice([0.0, 1.0, 3.0])
+    for number in range(n_step):
+        n_token = int(rng.integers(1, 6))
+        demand = np.where(start.exists, rng.poisson(np.exp(taste - 2) * n_token), 0).astype(np.int32)
+        there = rng.random(demand.shape) < rng.choice([0.3, 0.7, 1.0])
+        yield replace(
+            start, demand=demand, slot_of=np.where(start.exists & there, 0, -1).astype(np.int32), step=number,
+            n_verified=n_token, n_drafted=n_token - 1, costs=known,
+        )  # fmt: skip
+
+
+QUICK = {"EVERY": 1, "_LOOKS": 2, "_SHARE": 0.3}
+KNOWN = st.builds(
+    costs, st.sampled_from([0.0, 5e-6, 40e-6, 1e-3]), st.just(3),
+    device_expert_s=st.sampled_from([0.0, 1e-6, 1e-5]),
+    upload_busy_s=st.sampled_from([1e-6, 1e-3]),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=100)
+@given(models(), st.integers(0, 2**32), st.integers(4, 30), KNOWN)
+def test_the_fast_look_is_the_reference(model, seed, n_step, known):
+    n_experts, pools, slots = model
+    rng = np.random.default_rng(seed)
+    start = make_view(n_experts, slots, pools)
+    with patch.multiple(whole_layers, **QUICK):
+        subjects = [WholeLayers(start, fast=fast) for fast in (True, False)]
+        for number, view in enumerate(random_steps(model, seed, n_step, known)):
+            chance = np.where(view.exists, rng.random(view.demand.shape) ** rng.integers(1, 5), 0.0)
+            priority = rng.integers(0, 2**20, chance.shape).astype(np.int32)
+            changed = [subject.observe(view, chance, priority) for subject in subjects]
+            assert changed[0] == changed[1]
+            states = [subject.state() for subject in subjects]
+            for name, value in states[0].items():
+                np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+            np.testing.assert_array_equal(subjects[0].slots_left, subjects[1].slots_left)
+            if number == 7:
+                for subject, state in zip(subjects, states[::-1], strict=True):
+                    subject.restore(state)
+
+
+@settings(deadline=None, max_examples=60)
+@given(models(), st.integers(0, 2**32), st.integers(4, 40), st.sampled_from(KINDS))
+def test_what_is_to_be_whole_is_wanted_whole_and_fits(model, seed, n_step, kind):
+    n_experts, pools, slots = model
+    subject = kind()
+    with patch.multiple(whole_layers, **QUICK):
+        start = make_view(n_experts, slots, pools)
+        subject.on(Event.START, start)
+        for view in random_steps(model, seed, n_step, costs(1e-3, 3)):
+            plan = subject.on(Event.VERIFY_END, view)
+            if plan is None:
+                continue
+            whole, wanted = subject._whole.whole > 0, plan.wanted
+            assert not wanted[~view.exists].any()
+            assert wanted[whole[:, None] & view.exists].all()
+            for pool, n_slots in enumerate(slots):
+                mine = np.array(pools) == pool
+                n_whole = int(view.exists[mine & whole].sum())
+                assert n_whole <= n_slots
+                assert subject._whole.slots_left[pool] == n_slots - n_whole
+                if not (mine & whole).any():
+                    continue
+                rest = plan.priority[mine & ~whole]
+                assert plan.priority[mine & whole][view.exists[mine & whole]].min() > rest.max(initial=-1)
+                if isinstance(subject, LogisticScheduler) and wanted[mine & ~whole].any():
+                    least = rest[wanted[mine & ~whole]].min()
+                    assert (rest > least).sum() < n_slots - n_whole
+
+
+@settings(deadline=None, max_examples=30)
+@given(models(), st.integers(0, 2**32), st.sampled_from([LogisticScheduler, MoeSpacScheduler]))
+def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
+    start = make_view(model[0], model[2], model[1])
+    with patch.multiple(whole_layers, **QUICK):
+        first, second = kind(), kind()
+        for subject in (first, second):
+            subject.on(Event.START, start)
+        views = list(random_steps(model, seed, 24, costs(1e-3, 3)))
+        for view in views[:12]:
+            first.on(Event.VERIFY_END, view)
+        second.restore(first.state())
+        np.testing.assert_array_equal(first._whole.whole, second._whole.whole)
+        np.testing.assert_array_equal(first._whole.slots_left, second._whole.slots_left)
+        for view in views[12:]:
+            if view.demand.any():  # without costs there are no looks
+                now = replace(view, costs=None)
+                plans = [subject.on(Event.VERIFY_END, now) for subject in (first, second)]
+                np.testing.assert_array_equal(plans[0].priority, plans[1].priority)
+
+
+def test_a_state_that_names_too_many_layers_is_cut_to_the_slots():
+    view = make_view([4, 4, 4], [9])
+    subject = LogisticScheduler()
+    subject.on(Event.START, view)
+    subject.restore({**subject.state(), "whole": np.ones(3, np.uint8)})
+    assert subject._whole.whole.tolist() == [1, 1, 0]
+    assert subject._whole.slots_left.tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", [LogisticScheduler, MoeSpacScheduler])
+def test_an_engine_waits_for_no_whole_layer_and_sees_its_demand(tiny_model, kind):
+    class Seen(kind):
+        def on(self, event: Event, view: View) -> Plan | None:
+            self.view = replace(view, demand=view.demand.copy())
+            return super().on(event, view)
+
+    subject = Seen()
+    config = EngineConfig(
+        target=tiny_model("qwen3moe"), device="stand-in", slots=0.75, threads=1, ctx=256, scheduler=subject,
+        governor="fixed", sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
+    )  # fmt: skip
+    with patch.multiple(whole_layers, **QUICK), Engine(config) as engine:
+        engine.events.driver._costs = costs(1e-2, device_expert_s=0.0, upload_busy_s=1e-6)
+        "".join(engine.generate("def f(x):", 40))
+        whole = subject._whole.whole > 0
+        assert 0 < whole.sum() < engine.experts.n_layer
+        engine.experts.settle(10)
+        before = engine.experts.stats["host_waits"]
+        step = engine.session.step()
+        assert engine.experts.stats["host_waits"] - before == (~whole).sum()
+        np.testing.assert_array_equal(step.layer_costs["wait_ns"] == 0, whole)
+        assert (step.layer_costs["device_distinct"][whole] > 0).all()
+        np.testing.assert_array_equal(subject.view.demand.sum(axis=1), subject.view.layers[0].n_used)
