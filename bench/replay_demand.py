@@ -1,13 +1,14 @@
 """Schedulers over the demand of real runs, replayed without the model.
 
-    python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8]
+    python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8] [--foretold]
     python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [--schedulers NAME ...]
 
 `record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with
 "turns" a line, and keeps what every verification wanted: one file per set. `compare` replays each set under
 every scheduler (or those named, options and all) and prints the rate of hits of distinct experts (an expert
 once per step) by set, then over all sets: hits of distinct experts, as a share of Belady's bound, hits of
-activations, uploads per step, and how often utility >= 1 foretold whether a step would use an expert.
+activations, uploads per step, and how often utility >= 1 foretold whether a step would use an expert. Where
+the draft's own routes were recorded, it also prints how far they foretold the target's, by layer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from spac.engine import Engine
 from spac.errors import SpacError
 from spac.scheduler import Event, Plan, View
 from spac.scheduler.belady import Bound, belady, clairvoyant
+from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, Recorder, Replay, replay
 
@@ -52,7 +54,7 @@ VARIANTS = (
 
 def record(given: argparse.Namespace) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(scheduler.make("static"))
+    recorder = Recorder(scheduler.make("static"), foretold=given.foretold)
     config = EngineConfig(
         target=given.target,
         draft=given.draft,
@@ -61,7 +63,7 @@ def record(given: argparse.Namespace) -> None:
         slots=1,
         scheduler=recorder,
         ctx=2048,
-        sampling=SamplingConfig(seed=1, ignore_eos=True),
+        sampling=SamplingConfig(seed=1, temp=given.temp, ignore_eos=True),
     )
     with Engine(config) as engine:
         for path in sorted(given.prompts.glob("*.jsonl")):
@@ -92,6 +94,26 @@ class Foresight(Recorder):
     @property
     def rate(self) -> float:
         return float(np.mean(self._right))
+
+
+def fidelity(sets: dict[str, Demand]) -> str:
+    """How far the draft's routes foretold the target's, over all sets; "" where they were not recorded."""
+    told = [each for each in sets.values() if each.draft_routes is not None]
+    found = [Fidelity.of(each.draft_routes, each.routes) for each in told]
+    if not found:
+        return ""
+    weight = [each.tokens for each in found]
+    lines = {
+        "of a token's experts, foretold": "same",
+        "tokens with all foretold": "exact",
+        "of a step's experts, foretold": "recall",
+        "foretold experts that were used": "precision",
+    }
+    text = "by layer".ljust(32) + "".join(f"{i:6}" for i in range(len(told[0].layers))) + "  mean\n"
+    for title, name in lines.items():
+        mean = np.average([getattr(each, name) for each in found], axis=0, weights=weight)
+        text += title.ljust(32) + "".join(f"{share:6.3f}" for share in (*mean, mean.mean())) + "\n"
+    return text
 
 
 def compare(given: argparse.Namespace) -> None:
@@ -131,6 +153,8 @@ def compare(given: argparse.Namespace) -> None:
         if name in foretold:
             line += f" {np.mean([each.rate for each in foretold[name]]):9.3f}"
         print(line, flush=True)
+    if table := fidelity(sets):
+        print(f"\n{table}", end="")
 
 
 def main() -> None:
@@ -141,7 +165,13 @@ def main() -> None:
     recording.add_argument("--prompts", type=Path, required=True)
     recording.add_argument("--target", type=Path, default=DEMO / "target.gguf")
     recording.add_argument("--draft", type=Path, default=DEMO / "draft.gguf")
+    recording.add_argument(
+        "--foretold",
+        action="store_true",
+        help="keep the draft's routes too: of a quantized copy of the target (bench.self_draft)",
+    )
     recording.add_argument("--draft-length", type=int, default=8)
+    recording.add_argument("--temp", type=float, default=0.8, help="of sampling; 0 is greedy")
     recording.add_argument("--number", type=int, default=10, help="prompts of each set")
     recording.add_argument("--tokens", type=int, default=96, help="tokens for each prompt")
     recording.set_defaults(run=record)

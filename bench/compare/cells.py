@@ -33,6 +33,7 @@ class Engine:
     scheduler: str = ""
     governor: str | None = None
     draft_length: int | None = None  # None: the comparison's
+    lookahead: int | None = None  # None: spac's default
 
     @property
     def by_budget(self) -> bool:
@@ -63,6 +64,9 @@ def engines(schedulers: list[str], with_server: bool) -> list[Engine]:
             Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3),
         ]
     rows.append(Engine(f"spac {first}, no draft", "spac", False, scheduler=first))
+    for speculates in (True, False):  # a twin's routers are foreseen better than a real model's: bench/twin
+        name = f"spac {first} without lookahead, {'draft' if speculates else 'no draft'}"
+        rows.append(Engine(name, "spac", speculates, scheduler=first, lookahead=0))
     return [*rows, *spac.values()]
 
 

@@ -116,6 +116,7 @@ class Comparison:
             slots=cell.budget,
             scheduler=engine.scheduler or "lru",
             governor=engine.governor,
+            lookahead=engine.lookahead,
             program=str(args.server or ""),
         )
 

@@ -42,6 +42,7 @@ class Job(_Json):
     slots: str = "0"  # spac
     scheduler: str = "lru"
     governor: str | None = None  # spac; None: the draft length is fixed
+    lookahead: int | None = None  # spac; None: its default
     program: str = ""  # llama-server's path
     fault: str = ""  # spac: a fault to switch on, to see that it is noticed
 

@@ -31,7 +31,9 @@ from spac.config import Slots
 from spac.errors import SpacError
 from spac.scheduler.replay import Demand
 
-SCHEDULERS = ("profiled", "lru", "moe-spac", "moe-spac:ties=count,levels=4", "logistic", "foreseen")
+SCHEDULERS = (
+    "profiled", "lru", "moe-spac", "moe-spac:whole=off", "logistic", "logistic:whole=off", "foreseen"
+)  # fmt: skip
 NOISE, STALLS, STALL_S = 0.1, 0.03, 5e-4
 
 

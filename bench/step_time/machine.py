@@ -89,7 +89,8 @@ class Machine:
     def costs(self, model: Model, n_tokens: int = 16) -> Costs:
         """All of them, as schedulers get them. `verify_s` has no experts in it: no scheduler reads it."""
         dense = tuple(self.dense(n) for n in range(1, n_tokens + 1))
-        return Costs((self.experts(model),), 0.0, self.draft_token_s(model), dense, dense)
+        draft = self.draft_token_s(model)
+        return Costs((self.experts(model),), 0.0, draft, dense, dense, self.hand_off_s)
 
 
 MACHINES = {

@@ -1,7 +1,8 @@
 """Runs a scheduler over recorded demand on a modelled machine, and tells how long the steps take.
 
 A step drafts (the device busy, DRAM idle), then every layer does its dense part on the device and its
-experts on both sides at once: max(device, CPU), and the hand-off where the CPU has any. Uploads follow the
+experts on both sides at once: max(device, CPU), and the hand-off unless all experts of the layer are
+resident (with one missing the device waits for the CPU, be it wanted or not). Uploads follow the
 scheduler's last plan through the mechanism's own bookkeeping, best first, all the time: at the link's speed
 while the CPU does nothing, else at `link_busy`, and then the CPU reads at what is left of DRAM. A layer finds
 resident what has arrived when it begins; a victim is gone once the copy over it begins.
@@ -75,7 +76,7 @@ class Simulation:
         default what they are."""
         demand = self._demand
         costs = costs or Known(self._machine.costs(self._model))
-        link = Link(self._shapes, self.pool_slots, self._model.expert_bytes)
+        link = self._link()
         view = View(
             self.layers, np.array(self.pool_slots, np.int32), link.slot_of, np.zeros_like(link.slot_of),
             costs=costs,
@@ -85,10 +86,10 @@ class Simulation:
             plan = (scheduler.on(Event.START, view) or plan).over(plan)
             link.follow(plan)
         routes = demand.routes if scheduler.wants_routes else None
-        spent, before = Spent(), 0
+        spent, before = self._spent(), 0
         for step, counts in enumerate(demand.counts):
             if step == judged_from:
-                spent, before = Spent(), link.uploads
+                spent, before = self._spent(), link.uploads
             verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
             self._step(counts, verified, accepted, link, spent, costs)
             if Event.VERIFY_END in scheduler.events:
@@ -101,6 +102,12 @@ class Simulation:
                 link.follow(plan)
         spent.uploads = link.uploads - before
         return spent
+
+    def _link(self) -> Link:
+        return Link(self._shapes, self.pool_slots, self._model.expert_bytes)
+
+    def _spent(self) -> Spent:
+        return Spent()
 
     def whole_layers(self, judged_from: int) -> Spent:
         """llama.cpp's --n-cpu-moe: the experts of as many whole layers as there is room for are on the
@@ -130,7 +137,7 @@ class Simulation:
         drafting = (verified - 1) * self._draft_token_s
         spent.draft += drafting
         link.run(drafting, machine.link)
-        dense, late = machine.dense(verified) / len(counts), 0.0
+        dense, idle = machine.dense(verified) / len(counts), 0.0  # idle: since the CPU's last part
         seen = np.zeros((len(counts), 6)) if costs is not None and costs.learns else None
         for il, (row, slots) in enumerate(zip(counts, link.slot_of, strict=True)):
             link.run(dense, machine.link)
@@ -141,13 +148,15 @@ class Simulation:
             pairs = int(row[~on_device].sum())
             spent.distinct += distinct
             spent.hits += hits
-            wait = dense + late
-            if pairs:
+            whole = int(np.count_nonzero(on_device)) == self.layers[il].n_expert
+            wait = idle + dense
+            if not whole:
                 link.run(machine.hand_off_s, machine.link)
                 spent.hand_off += machine.hand_off_s
                 wait += machine.hand_off_s
             cpu, device = self._block(pairs, distinct - hits, hits, link, spent)
-            late = max(0.0, device - cpu)
+            idle = wait + device if whole else max(0.0, device - cpu)
+            wait = 0.0 if whole else wait
             if seen is not None:
                 seen[il] = (cpu, wait, pairs, distinct - hits, int(row.sum()) - pairs, hits)
         spent.steps += 1

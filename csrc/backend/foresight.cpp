@@ -46,6 +46,7 @@ std::vector<int32_t> foresee(Foresight & foresight, const Staging & s) {
 } // namespace
 
 void look_ahead(SplitBlock & b, const Staging & s) {
+    b.experts->lookahead.note_layer(b.layer, Trace::now());
     if (!b.foreseen.empty()) {
         compare(b, s);
     }

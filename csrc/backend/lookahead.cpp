@@ -16,6 +16,16 @@ std::array<float, Lookahead::most_places> Lookahead::starting_trust() {
     return trust;
 }
 
+void Lookahead::note_layer(int il, int64_t now_ns) {
+    const std::lock_guard lock(mutex_); // several contexts may run
+    if (il == last_layer_ + 1) {
+        const int64_t took = now_ns - last_layer_at_, before = layer_ns_;
+        layer_ns_ = before == 0 ? took : before + (took - before) / 16;
+    }
+    last_layer_    = il;
+    last_layer_at_ = now_ns;
+}
+
 int Lookahead::n_trusted(int n_used) const {
     const std::lock_guard lock(mutex_);
     int                   n = std::min(n_used, most_places);

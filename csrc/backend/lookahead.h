@@ -30,6 +30,10 @@ class Lookahead {
     // predicted[n_used] for a token, and what its router chose.
     void compare(const int32_t * predicted, const int32_t * chosen, int n_used);
 
+    // A layer's ids have arrived; and how long it is from one layer's to the next's, in nanoseconds (0: unknown).
+    void    note_layer(int il, int64_t now_ns);
+    int64_t layer_ns() const { return layer_ns_; }
+
     // (predicted experts, those of them that were chosen), so far.
     uint64_t n_foreseen() const { return n_foreseen_; }
     uint64_t n_right() const { return n_right_; }
@@ -39,6 +43,9 @@ class Lookahead {
     mutable std::mutex             mutex_;
     std::array<float, most_places> trust_ = starting_trust(); // by place: the share that was right, of late
     std::atomic<uint64_t>          n_foreseen_{0}, n_right_{0};
+    std::atomic<int64_t>           layer_ns_{0};
+    int                            last_layer_    = -1;
+    int64_t                        last_layer_at_ = 0;
 
     static std::array<float, most_places> starting_trust();
 };

@@ -89,7 +89,8 @@ void Reconciler::work() {
             plan = residency.look();
         }
         hear(residency);
-        const auto actions = residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions});
+        const auto actions =
+            residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions}, timely(residency.foreseen()));
         {
             const std::lock_guard lock(owner_.mutex_); // which who decodes takes too, in every layer
             loads = residency.begin(actions, retired);
@@ -132,6 +133,27 @@ void Reconciler::hear(Residency & residency) {
     const auto next = said.lower_bound(owner_.cursor_.load());
     std::for_each(next, said.end(), say);
     std::for_each(said.begin(), next, say);
+}
+
+// Those that arrive before the mask of their layer is chosen, one copy after the other: the others would only keep
+// these waiting.
+std::vector<ExpertId> Reconciler::timely(std::vector<ExpertId> foreseen) const {
+    const int64_t layer_ns = owner_.lookahead.layer_ns();
+    const int     cursor = owner_.cursor_.load(), n_layer = owner_.residency_->table().n_layer();
+    int64_t       arrival = 0;
+    for (const Batch & batch : under_way_) {
+        arrival += static_cast<int64_t>(batch.loads.size()) * expert_ns_;
+    }
+    const auto late = [&](ExpertId id) {
+        const int64_t until = (2 * ((id.layer - cursor + n_layer) % n_layer) + 1) * layer_ns / 2; // of this layer, half
+        if (layer_ns > 0 && arrival + expert_ns_ > until) {
+            return true;
+        }
+        arrival += expert_ns_;
+        return false;
+    };
+    foreseen.erase(std::remove_if(foreseen.begin(), foreseen.end(), late), foreseen.end());
+    return foreseen;
 }
 
 void Reconciler::foresee(int layer, std::vector<int32_t> experts, bool wake) {
@@ -236,6 +258,8 @@ void Reconciler::count(const Batch & batch, bool copied) {
     span.end_ns = last_end_ns_ = Trace::now();
     span.ok                    = copied ? 1 : 0;
     owner_.counters.upload_ns += static_cast<uint64_t>(span.end_ns - span.start_ns);
+    const int64_t each = (span.end_ns - span.start_ns) / static_cast<int64_t>(batch.loads.size());
+    expert_ns_         = expert_ns_ == 0 ? each : expert_ns_ + (each - expert_ns_) / 8;
     for (const Residency::Load & load : batch.loads) {
         const size_t bytes = owner_.layers_[load.id.layer].info.expert_bytes;
         if (copied) {

@@ -40,14 +40,15 @@ class Reconciler {
         size_t                       place; // in the ring, and of its event
     };
 
-    void work();
-    void hear(Residency & residency);
-    void start(std::vector<Residency::Load> loads);
-    void finish_oldest(Residency & residency);
-    bool has_failed();
-    void make_ring();
-    void count(const Batch & batch, bool copied);
-    void record(const std::vector<Residency::Eviction> & evictions); // under the owner's mutex
+    void                  work();
+    void                  hear(Residency & residency);
+    std::vector<ExpertId> timely(std::vector<ExpertId> foreseen) const;
+    void                  start(std::vector<Residency::Load> loads);
+    void                  finish_oldest(Residency & residency);
+    bool                  has_failed();
+    void                  make_ring();
+    void                  count(const Batch & batch, bool copied);
+    void                  record(const std::vector<Residency::Eviction> & evictions); // under the owner's mutex
 
     ModelExperts &   owner_;
     ggml_backend_ptr stream_;
@@ -57,6 +58,7 @@ class Reconciler {
     size_t                              batch_size_ = 0, n_batches_ = 0, n_started_ = 0;
     std::deque<Batch>                   under_way_; // in the order of their copies
     int64_t                             last_end_ns_ = 0;
+    int64_t                             expert_ns_   = 0; // that an expert's copy takes, of late; 0: unknown
     bool                                stop_        = false;
     std::mutex                          said_mutex_;
     std::map<int, Word>                 said_; // the last word of every layer

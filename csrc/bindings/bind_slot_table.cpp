@@ -70,8 +70,9 @@ class Steps {
     // [(layer, expert, pool, slot)]
     py::list begin(int cursor, size_t max_loads, size_t max_evictions) {
         spac::Residency::Retired retired;
-        const auto               plan = residency_.look();
-        auto     loads = residency_.begin(residency_.choose(*plan, cursor, {max_loads, max_evictions}), retired);
+        const auto               plan  = residency_.look();
+        auto                     loads = residency_.begin(
+                                residency_.choose(*plan, cursor, {max_loads, max_evictions}, residency_.foreseen()), retired);
         py::list result;
         for (const auto & load : loads) {
             result.append(py::make_tuple(load.id.layer, load.id.expert, load.pool, load.slot));

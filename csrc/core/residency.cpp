@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 namespace spac {
 namespace {
@@ -50,8 +51,15 @@ std::shared_ptr<const Plan> Residency::look() {
     return plan_;
 }
 
-std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor,
-                                                 const SlotTable::Limits & limits) const {
+std::vector<ExpertId> Residency::foreseen() const {
+    std::vector<ExpertId> absent;
+    std::copy_if(urgent_.begin(), urgent_.end(), std::back_inserter(absent),
+                 [&](ExpertId id) { return table_.slot_of(id) < 0; });
+    return absent;
+}
+
+std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor, const SlotTable::Limits & limits,
+                                                 const std::vector<ExpertId> & urgent) const {
     if (plan.n_layer == 0) {
         return {};
     }
@@ -62,7 +70,7 @@ std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor,
                                              (marks[il][e] || kept_[il][e] ? SlotTable::no_evict : 0));
         }
     }
-    return table_.toward(plan, cursor, marks, urgent_, limits);
+    return table_.toward(plan, cursor, marks, urgent, limits);
 }
 
 std::vector<Residency::Load> Residency::begin(const std::vector<SlotTable::Action> & actions, Retired & retired) {

@@ -46,8 +46,12 @@ class Residency {
     // then begin() under the mutex.
     // Takes slots back; returns the plan that is in force.
     std::shared_ptr<const Plan> look();
-    // The most wanted steps, at most so many of a kind.
-    std::vector<SlotTable::Action> choose(const Plan & plan, int cursor, const SlotTable::Limits & limits) const;
+    // The most wanted steps, at most so many of a kind; `urgent` ones first (of what is foreseen, those that can be
+    // there in time).
+    std::vector<SlotTable::Action> choose(const Plan & plan, int cursor, const SlotTable::Limits & limits,
+                                          const std::vector<ExpertId> & urgent) const;
+    // What is foreseen and has no slot, in the order in which it was said.
+    std::vector<ExpertId> foreseen() const;
     // Evicts, and gives free slots to what is to be loaded: its weights are to be copied now. Several loads may be
     // under way; what was begun is to be finished.
     std::vector<Load> begin(const std::vector<SlotTable::Action> & actions, Retired & retired);

@@ -59,6 +59,29 @@ def test_with_none_resident_the_cpu_decides():
     assert spent.tokens == 60 * 5
 
 
+def test_a_layer_with_one_expert_missing_waits_for_the_cpu():
+    """Also where nobody wants that expert."""
+    resident = np.ones((N_LAYER, N_EXPERT), np.bool_)
+    counts = DEMAND.counts.copy()
+    counts[:, 1, 7] = 0
+    resident[1, 7] = False
+    spent = Simulation(DESKTOP, MODEL, replace(DEMAND, counts=counts), 0).fixed(resident, 0)
+    assert spent.hit_rate == 1
+    assert spent.hand_off == pytest.approx(60 * DESKTOP.hand_off_s)
+
+
+def test_on_flat_routing_whole_layers_are_as_fast_as_llama_cpps():
+    """Where all experts are alike, slots that spare hand-offs are the best there are, and found out."""
+    single = simulate(Drift(0.0, 0.97), N_EXPERT, N_USED, n_token=900, n_row=N_LAYER)
+    demand = Demand.of(single.reshape(900, N_LAYER, N_EXPERT).astype(np.int32), N_USED)
+    machine = replace(MACHINES["h200"], dense_s=0.3e-3)  # of so few layers
+    subject = Simulation(machine, MODEL, demand, 3 * N_EXPERT)
+    rival = subject.whole_layers(600).rate
+    for name in ("logistic", "moe-spac"):
+        assert subject.run(scheduler.make(name), 600).rate > 0.99 * rival
+        assert subject.run(scheduler.make(f"{name}:whole=off"), 600).rate < 0.9 * rival
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(MACHINES)))
 def test_more_residents_are_never_slower(seed, name):

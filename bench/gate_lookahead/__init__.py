@@ -1,0 +1,1 @@
+"""How well a router tells its experts from the input of an earlier layer."""

@@ -1,0 +1,198 @@
+"""The simulation with gate prediction: while a layer runs, the experts of one that comes soon are fetched.
+
+What the router of the layer `distance` further on says of a layer's input reaches the host with that
+layer's ids, half a hand-off behind its dense part; `lag_s` later the predicted experts that are not
+resident are urgent: they overtake the plan's copies and evict the lowest priorities, but none that this
+step has used or is predicted to use. A layer's mask is fixed when the host's part of the layer before it
+ends (behind that gate the device runs on without the host): what arrives later is computed on the CPU in
+this step, and stays.
+
+Which of them are asked for is a rule:
+    all     every one that is predicted
+    timely  those that are expected to arrive before the mask is fixed; copies that have not begun by then are
+            dropped
+    cut     of the timely ones, those whose probability is at least `cut`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.step_time.clock import Known, Learned
+from bench.step_time.link import Link
+from bench.step_time.machine import Machine, Model
+from bench.step_time.predicted_routes import Predicted
+from bench.step_time.simulation import Simulation, Spent
+from bench.step_time.urgent_link import UrgentLink
+from spac.scheduler import Scheduler
+from spac.scheduler.base import BoolArray, IntArray
+from spac.scheduler.replay import Demand
+
+_FORGET = 0.02  # of the expected time to a deadline, by every layer
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """How it is done."""
+
+    distance: int = 2
+    """Layers, at least 1."""
+    rule: str = "cut"
+    cut: float = 0.5
+    lag_s: float = 30e-6
+    """From the arrival to the first copy: choosing, and the worker's wake-up."""
+    dense_s: float = 6e-6
+    """What the device does more in every layer: the other router's product, and the new mask's copy."""
+    at_ids: bool = False
+    """A mask fixed only when the layer's own ids arrive: no mechanism of ours, to see what it would bring."""
+
+
+@dataclass
+class Foresight(Spent):
+    """Also what became of the urgent copies."""
+
+    predicted: int = 0  # not resident and predicted
+    urgent: int = 0  # copies begun
+    helped: int = 0  # experts that were asked for, there in time, and used
+
+
+@dataclass
+class _Step:
+    """Of the step under way."""
+
+    now: float = 0.0
+    due: list[tuple[float, int]] = field(default_factory=list)  # when which layer's experts are asked for
+    asked: dict[int, BoolArray] = field(default_factory=dict)  # by layer: bool [N]
+    begun: dict[int, float] = field(default_factory=dict)  # by layer: when they were
+
+
+class LookaheadSimulation(Simulation):
+    """One machine, one model, one recording, so many slots, one way of looking ahead."""
+
+    def __init__(
+        self, machine: Machine, model: Model, demand: Demand, n_slots: int,
+        predicted: Predicted | None, how: Lookahead,
+    ) -> None:  # fmt: skip
+        """predicted: of the recording's steps; None: nothing is fetched inside a step."""
+        super().__init__(machine, model, demand, n_slots)
+        self._predicted, self._how = predicted, how
+        self._window = how.distance * machine.dense(1) / len(self.layers)
+        self._at = 0
+
+    def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Foresight:
+        self._at = 0
+        spent = super().run(scheduler, judged_from, costs)
+        assert isinstance(spent, Foresight)
+        return spent
+
+    def _spent(self) -> Spent:
+        return Foresight()
+
+    def _link(self) -> Link:
+        return UrgentLink(self._shapes, self.pool_slots, self._model.expert_bytes)
+
+    def _step(
+        self, counts: IntArray, verified: int, accepted: int, link: Link, spent: Spent,
+        costs: Known | Learned | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(link, UrgentLink) or not isinstance(spent, Foresight):
+            super()._step(counts, verified, accepted, link, spent, costs)
+            return
+        machine, step, began = self._machine, _Step(), link.urgent_uploads
+        drafting = (verified - 1) * self._draft_token_s
+        spent.draft += drafting
+        link.run(drafting, machine.link)
+        dense = machine.dense(verified) / len(counts) + self._how.dense_s
+        mask = self._fixed_mask(0, link, step)
+        for il, row in enumerate(counts):
+            self._pass(dense, link, spent, step)
+            spent.dense += dense
+            if self._how.at_ids:
+                mask = self._fixed_mask(il, link, step)
+            half = machine.hand_off_s / 2
+            if self._predicted is not None and il + self._how.distance < len(counts):
+                step.due.append((step.now + half + self._how.lag_s, il + self._how.distance))
+            used, pairs = row > 0, int(row[~mask].sum())
+            whole = int(np.count_nonzero(mask)) == self.layers[il].n_expert
+            if not whole:
+                self._pass(half, link, spent, step)
+                spent.hand_off += 2 * half
+            hits, distinct = int((used & mask).sum()), int(used.sum())
+            spent.distinct += distinct
+            spent.hits += hits
+            spent.helped += int((used & mask & step.asked.get(il, False)).sum())
+            self._experts_of(pairs, distinct - hits, hits, link, spent, step)
+            link.kept[il] = used  # they will be wanted again, which the plan does not know yet
+            if il + 1 < len(counts):
+                mask = self._fixed_mask(il + 1, link, step)
+            if not whole:
+                self._pass(half, link, spent, step)
+        spent.steps += 1
+        spent.tokens += 1 + accepted
+        spent.urgent += link.urgent_uploads - began
+        self._at += 1
+
+    def _fixed_mask(self, layer: int, link: UrgentLink, step: _Step) -> BoolArray:
+        if layer in step.begun:
+            took = step.now - step.begun[layer]
+            self._window += _FORGET * (took - self._window)
+        if self._how.rule != "all" and not self._how.at_ids:
+            link.relax(layer)
+        return np.asarray(link.slot_of[layer] >= 0)
+
+    def _pass(self, seconds: float, link: UrgentLink, spent: Foresight, step: _Step) -> None:
+        """Time in which the CPU reads nothing."""
+        end = step.now + seconds
+        while step.due and step.due[0][0] <= end:
+            link.run(max(0.0, step.due[0][0] - step.now), self._machine.link)
+            step.now = max(step.now, step.due[0][0])
+            self._ask(step.due.pop(0)[1], link, spent, step)
+        link.run(end - step.now, self._machine.link)
+        step.now = end
+
+    def _experts_of(
+        self, pairs: int, misses: int, hits: int, link: UrgentLink, spent: Foresight, step: _Step
+    ) -> None:
+        """Both sides of one layer's experts, as Simulation._block, with copies asked for in between."""
+        costs, machine = self._experts, self._machine
+        device, began = costs.device_expert_s * hits, step.now
+        alone = left = costs.cpu_s(pairs, misses)
+        slower = 1 + costs.cpu_expert_s * misses * (1 / machine.slowed - 1) / alone if alone else 1.0
+        while left > 1e-12:
+            while step.due and step.due[0][0] <= step.now + 1e-12:
+                self._ask(step.due.pop(0)[1], link, spent, step)
+            until = step.due[0][0] - step.now if step.due else left * slower
+            if link.pending > 0:
+                took = min(left * slower, link.pending / machine.link_busy, until)
+                link.run(took, machine.link_busy)
+                left -= took / slower
+            else:
+                took = min(left, until)
+                left -= took
+            step.now += took
+        cpu = step.now - began
+        self._pass(max(0.0, device - cpu), link, spent, step)
+        spent.experts += max(device, cpu)
+        spent.contention += max(device, cpu) - max(device, alone)
+
+    def _ask(self, layer: int, link: UrgentLink, spent: Foresight, step: _Step) -> None:
+        """The input that tells of this layer is on the host."""
+        assert self._predicted is not None
+        how, chosen = self._how, self._predicted.chosen[self._at, layer]
+        probability = self._predicted.probability[self._at, layer]
+        if how.rule == "cut":
+            chosen = probability >= how.cut
+        link.kept[layer] = chosen
+        step.begun[layer] = step.now
+        absent = np.flatnonzero(chosen & (link.slot_of[layer] < 0))
+        spent.predicted += len(absent)
+        ordered = absent[np.argsort(-probability[absent], kind="stable")]
+        if how.rule != "all":
+            room = (self._window * self._machine.link_busy - link.ahead) / link.expert_bytes
+            ordered = ordered[: max(0, int(room))]
+        asked = np.zeros(len(chosen), np.bool_)
+        asked[ordered] = True
+        step.asked[layer] = asked
+        link.urge((layer, int(i)) for i in ordered)

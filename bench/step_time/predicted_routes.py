@@ -1,0 +1,104 @@
+"""Predictions of routes as good as a router fed with an earlier layer's input would make them.
+
+Every expert of a layer gets a score for every token: noise, plus `edge` if the token is routed to it, plus
+`near` if one of the last tokens before the step was. A token is predicted to take the best k of them, as many
+as it takes. `edge` is chosen so that the share of its experts among them, the recall, is what is asked for;
+with k predicted of k, precision is the same. `near` says how much the errors are the experts of neighbours:
+those are often resident already, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.scheduler.base import BoolArray, IntArray
+from spac.scheduler.replay import Demand
+
+FloatArray = npt.NDArray[np.float32]
+_BEFORE = 4  # tokens before a step that count as neighbours; those of the step itself are what is predicted
+_NO_ERROR = 40.0  # an edge that noise never makes up for
+_BINS = 64
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was predicted of every step."""
+
+    chosen: BoolArray
+    """bool [T, L, N]: among the best k of some token."""
+    probability: FloatArray
+    """float32 [T, L, N]: that some token takes it, by its scores."""
+
+    def agreement(self, counts: IntArray) -> tuple[float, float]:
+        """Recall and precision, of distinct experts of a step. counts: int32 [T, L, N]."""
+        right = float((self.chosen & (counts > 0)).sum())
+        return right / max(1, (counts > 0).sum()), right / max(1, self.chosen.sum())
+
+
+def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predicted:
+    """Predictions of a recording with routes. recall: 0 to 1, of a token's experts; near: see above."""
+    if demand.routes is None:
+        raise ValueError("a recording without routes cannot be predicted: record it anew")
+    taken, before = _taken(demand.routes, demand.counts.shape[2])
+    rng = np.random.default_rng(seed)
+    k = demand.routes.shape[3]
+    noise = rng.standard_normal(taken.shape, np.float32) + np.float32(near) * before
+    edge = _edge_for(noise[:: max(1, len(noise) // 200)], taken[:: max(1, len(noise) // 200)], k, recall)
+    score = noise + np.float32(edge) * taken
+    chosen = _best(score, k)
+    probability = _calibrated(score, taken)
+    n_step, n_layer, n_token = demand.routes.shape[:3]
+    shape = (n_step, n_token, n_layer, -1)
+    absent = (demand.routes[..., 0] < 0).transpose(0, 2, 1)
+    chosen, probability = chosen.reshape(shape), probability.reshape(shape)
+    chosen[absent], probability[absent] = False, 0.0
+    some = 1 - np.prod(1 - probability, axis=1, dtype=np.float32)
+    # Tokens of a step are alike, so their scores are no independent witnesses.
+    return Predicted(chosen.any(1), some if n_token == 1 else _calibrated(some, demand.counts > 0))
+
+
+def _taken(routes: IntArray, n_expert: int) -> tuple[BoolArray, BoolArray]:
+    """bool [tokens, L, N], in the order of the text: routed to it; a token just before the step was."""
+    n_step, n_layer, n_token, _ = routes.shape
+    flat = routes.transpose(0, 2, 1, 3).reshape(n_step * n_token, n_layer, -1)
+    taken = np.zeros((*flat.shape[:2], n_expert + 1), np.bool_)
+    np.put_along_axis(taken, np.where(flat < 0, n_expert, flat), True, axis=2)
+    taken = taken[..., :n_expert]
+    before = np.zeros_like(taken)
+    for first in range(n_token, len(taken), n_token):
+        before[first : first + n_token] = taken[max(0, first - _BEFORE) : first].any(0)
+    return taken, before
+
+
+def _best(score: FloatArray, k: int) -> BoolArray:
+    """bool, of the same shape: the k highest of the last axis."""
+    best = np.argpartition(-score, k - 1, axis=-1)[..., :k]
+    found = np.zeros(score.shape, np.bool_)
+    np.put_along_axis(found, best, True, axis=-1)
+    return found
+
+
+def _edge_for(noise: FloatArray, taken: BoolArray, k: int, recall: float) -> float:
+    if recall >= 1:
+        return _NO_ERROR
+    low, high = -4.0, _NO_ERROR
+    for _ in range(24):
+        edge = (low + high) / 2
+        right = (_best(noise + np.float32(edge) * taken, k) & taken).sum() / taken.sum()
+        low, high = (edge, high) if right < recall else (low, edge)
+    return (low + high) / 2
+
+
+def _calibrated(score: FloatArray, right: BoolArray) -> FloatArray:
+    """float32, of the same shape: how often a score like this one was right.
+
+    By a table over the quantiles of right ones: what a learner that watches its predictions comes to know.
+    It sees the score alone: nothing of what is to be predicted may leak into it."""
+    edges = np.unique(np.quantile(score[right], np.linspace(0, 1, _BINS)) if right.any() else score[:0])
+    bins = np.searchsorted(edges, score, side="right")
+    total = np.bincount(bins.ravel(), minlength=len(edges) + 1)
+    hits = np.bincount(bins.ravel(), weights=right.ravel(), minlength=len(edges) + 1)
+    return np.asarray((hits / np.maximum(total, 1))[bins], np.float32)
