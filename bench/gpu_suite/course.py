@@ -248,8 +248,14 @@ class Course:
         kernels = bool(types) and not any(row["failures"] for row in types)
         masks = kernels and right.get("split, 25 %, masks", False)
         ahead = right.get("split, 25 %, masks, ahead" if masks else "split, 25 %, ahead", False)
+        looks = (
+            "split, 25 %, masks, ahead, looking ahead" if masks and ahead else "split, 25 %, looking ahead"
+        )
+        lookahead = right.get(looks, False)
         self.environment |= {"SPAC_DEVICE_MASKS": str(int(masks)), "SPAC_LAUNCH_AHEAD": str(int(ahead))}
-        self.say(f"masks are read by the device: {masks}; work is queued ahead: {ahead}")
+        self.environment["SPAC_LOOKAHEAD"] = str(int(lookahead))
+        found = f"masks are read by the device: {masks}; work is queued ahead: {ahead}"
+        self.say(f"{found}; layers look ahead: {lookahead}")
 
     def side_by_side(self, twins: subprocess.Popen[bytes]) -> None:
         """The comparison, with a timeline and the patches of all types in between."""

@@ -4,8 +4,8 @@
 
 Every form of the split runs in a process of its own, so that a crash costs only that form: no experts
 resident, some, all; with the ids masks read by the device's kernels and without; with work queued ahead of
-the CPU's and without; with a prompt's experts streamed through the device. Exit code 1: a form crashed, or is
-further off than `BOUND`.
+the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the device. Exit
+code 1: a form crashed, or is further off than `BOUND`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Form:
     slots: str = "0"
     masks: bool = False  # the device's kernels read the ids masks
     ahead: bool = False  # what follows the CPU's part of a layer is queued before the CPU has done it
+    lookahead: int = 0  # layers, from which on experts are loaded while a step runs
     stream_batch: int = 0
     on_cpu: bool = False
 
@@ -51,6 +52,8 @@ FORMS = (
     Form("split, 25 %, ahead", "25%", ahead=True),
     Form("split, 25 %, masks", "25%", masks=True),
     Form("split, 25 %, masks, ahead", "25%", masks=True, ahead=True),
+    Form("split, 25 %, looking ahead", "25%", lookahead=1),
+    Form("split, 25 %, masks, ahead, looking ahead", "25%", masks=True, ahead=True, lookahead=1),
     Form("split, all, masks", "100%", masks=True),
     Form("split, 25 %, masks, prompt streamed", "25%", masks=True, stream_batch=32),
 )
@@ -70,6 +73,8 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
     pair = ModelPair(config, None)
     try:
         make_resident(pair, form.slots)
+        if pair.experts is not None:
+            pair.experts.set_lookahead(form.lookahead)
         tokens = np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()
         found, at = [], 0
         for n in BATCHES:

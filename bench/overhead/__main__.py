@@ -165,7 +165,8 @@ def main() -> int:
         for what, (median, low, high) in values.items():
             print(f"{name:14} {what:18} {median:10.3f}  [{low:.3f}, {high:.3f}]")
     if args.json:
-        about = {"command": " ".join(sys.argv), "machine": platform.processor() or platform.machine(),
+        about = {"command": " ".join(["python -m bench.overhead", *sys.argv[1:]]),
+                 "machine": platform.processor() or platform.machine(),
                  "cores": os.cpu_count(), "threads": args.threads, "figures": figures}  # fmt: skip
         args.json.write_text(json.dumps(about, indent=1) + "\n")
     return 0

@@ -17,7 +17,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from spac import _core
+from spac import _core, env
 from spac._llama import Model, TokenArray, take_notices
 from spac.attach import attach_slots
 from spac.config import EngineConfig, SamplingConfig, Slots
@@ -262,8 +262,10 @@ class Engine:
     def _lookahead(self) -> int:
         """How many layers ahead experts are loaded while a step runs."""
         if self.config.lookahead is None:
-            by_default = self.device is not None and not self.device.is_stand_in
-            return _LOOKAHEAD if by_default and not self.config.deterministic else 0
+            wanted = env.LOOKAHEAD.get()
+            if wanted is None:
+                wanted = self.device is not None and not self.device.is_stand_in
+            return _LOOKAHEAD if wanted and not self.config.deterministic else 0
         return self.config.lookahead
 
     def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:

@@ -118,6 +118,10 @@ LAUNCH_AHEAD = Switch(
     "where the device can wait for the CPU. Not set: on GPUs, not on the stand-in, which shares the CPU's "
     "cores. 0 is for comparisons, and for drivers on which it fails.",
 )
+LOOKAHEAD = Switch(
+    "SPAC_LOOKAHEAD",
+    "Whether layers look ahead where --lookahead is not given. Not set: on GPUs, not on the stand-in.",
+)
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
     "1 lets a GPU read the ids masks itself with the patched kernels, though these have not been tried on a "

@@ -113,14 +113,34 @@ def test_parts_keep_their_time_and_their_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kernels", "forms", "chosen"),
     [
-        (True, {"split, 25 %, masks": 0.0, "split, 25 %, masks, ahead": 0.0}, ("1", "1")),
-        (True, {"split, 25 %, masks": 0.0, "split, 25 %, masks, ahead": 1.0}, ("1", "0")),
-        (True, {"split, 25 %, masks": 1.0, "split, 25 %, ahead": 1e-4}, ("0", "1")),
-        (False, {"split, 25 %, masks": 0.0, "split, 25 %": 0.0}, ("0", "0")),
+        (
+            True,
+            {
+                "split, 25 %, masks": 0.0,
+                "split, 25 %, masks, ahead": 0.0,
+                "split, 25 %, masks, ahead, looking ahead": 0.0,
+            },
+            ("1", "1", "1"),
+        ),
+        (True, {"split, 25 %, masks": 0.0, "split, 25 %, masks, ahead": 1.0}, ("1", "0", "0")),
+        (
+            True,
+            {
+                "split, 25 %, masks": 1.0,
+                "split, 25 %, ahead": 1e-4,
+                "split, 25 %, looking ahead": 0.0,
+            },
+            ("0", "1", "1"),
+        ),
+        (
+            False,
+            {"split, 25 %, masks": 0.0, "split, 25 %": 0.0, "split, 25 %, looking ahead": 1.0},
+            ("0", "0", "0"),
+        ),
     ],
 )
 def test_only_what_was_right_is_used(
-    tmp_path: Path, kernels: bool, forms: dict[str, float], chosen: tuple[str, str]
+    tmp_path: Path, kernels: bool, forms: dict[str, float], chosen: tuple[str, str, str]
 ) -> None:
     subject = course(tmp_path)
     rows = [{"name": name, "fault": "", "error": error} for name, error in forms.items()]
@@ -129,7 +149,8 @@ def test_only_what_was_right_is_used(
     failures = [] if kernels else ["q4_K: wrong"]
     (subject.work / "patches" / "twin-types.json").write_text(json.dumps({"types": [{"failures": failures}]}))
     subject.choose_form()
-    assert (subject.environment["SPAC_DEVICE_MASKS"], subject.environment["SPAC_LAUNCH_AHEAD"]) == chosen
+    names = "SPAC_DEVICE_MASKS", "SPAC_LAUNCH_AHEAD", "SPAC_LOOKAHEAD"
+    assert tuple(subject.environment[name] for name in names) == chosen
 
 
 def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ JOBS = {
     "length 4, all resident": Job(options=ALL, draft_length=4, tokens=80),
     "length 4, 25 % moving, ahead": Job(options=QUARTER | {"scheduler": "lru"}, draft_length=4, tokens=80),
     "changing lengths, 25 % resident, ahead": Job(
-        options=QUARTER, draft_length=8, changing_length=True, tokens=160
+        options=QUARTER, draft_length=4, changing_length=True, tokens=200
     ),
 }
 
