@@ -317,8 +317,8 @@ class EngineConfig(_Checked):
     )  # fmt: skip
     lookahead: int | None = option(
         None, "in every step, each layer's input is shown to the router of the layer so many behind it, and "
-        "what that would choose is loaded first; 0: not (default: 3, on the stand-in and with "
-        "--deterministic 0)",
+        "what that would choose is loaded first; 0: not (default: 3; on the stand-in, with "
+        "--deterministic and with the scheduler static 0)",
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     state: Path | str | None = option(  # noqa: RUF009

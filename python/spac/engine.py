@@ -243,7 +243,7 @@ class Engine:
         states = self._watch_draft(scheduler)
         self._scheduler_name = scheduler.name
         self._scheduler_options = given_options(scheduler, written)
-        self.experts.set_lookahead(0 if scheduler.name == "none" else self._lookahead)
+        self.experts.set_lookahead(self._lookahead)
         if scheduler.name == "none":
             return None
         if not self.experts.slots.n_slots:  # else they are there, with what is resident
@@ -261,12 +261,16 @@ class Engine:
     @property
     def _lookahead(self) -> int:
         """How many layers ahead experts are loaded while a step runs."""
-        if self.config.lookahead is None:
-            wanted = env.LOOKAHEAD.get()
-            if wanted is None:
-                wanted = self.device is not None and not self.device.is_stand_in
-            return _LOOKAHEAD if wanted and not self.config.deterministic else 0
-        return self.config.lookahead
+        if self._scheduler_name == "none":
+            return 0
+        if self.config.lookahead is not None:
+            return self.config.lookahead
+        if self.config.deterministic or self._scheduler_name == "static":  # whose set is fixed
+            return 0
+        wanted = env.LOOKAHEAD.get()
+        if wanted is None:
+            wanted = self.device is not None and not self.device.is_stand_in
+        return _LOOKAHEAD if wanted else 0
 
     def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
         """What the draft computes, for a scheduler that wants it; nobody looks for others."""
@@ -392,7 +396,7 @@ class Engine:
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
             stream_batch=self._streams.tokens if self._streams is not None else 0,
-            lookahead=self._lookahead if self._scheduler_name != "none" else 0,
+            lookahead=self._lookahead,
             threads=self._pair.threads,
             context=self._pair.target_context.size,
             seed=sampling.seed or 0,

@@ -26,7 +26,8 @@ COLUMNS = {
     "stream syncs": ("stream_synchronize",),
 }
 TOTALS = ("device_alloc", "device_free", "host_alloc", "host_free")
-QUARTER, ALL = {"slots": "25%", "scheduler": "static"}, {"slots": "100%", "scheduler": "static"}
+QUARTER = {"slots": "25%", "scheduler": "static", "lookahead": 3}
+ALL = QUARTER | {"slots": "100%"}
 JOBS = {
     "no draft, 25 % resident, compact": Job(options=QUARTER, masked=False),
     "no draft, 25 % resident": Job(options=QUARTER, ahead=False),

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(
     "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
 )
 
-QUARTER, ALL = {"slots": "25%", "scheduler": "static"}, {"slots": "100%", "scheduler": "static"}
+QUARTER = {"slots": "25%", "scheduler": "static", "lookahead": 3}
+ALL = QUARTER | {"slots": "100%"}
 ALLOCATIONS = ("device_alloc", "device_free", "host_alloc", "host_free", "host_register", "stream_create")
 CAPTURES = ("graph_capture", "graph_instantiate", "graph_update")
 

@@ -55,9 +55,23 @@ def test_a_layer_behind_the_last_is_never_foreseen():
     assert stats.foreseen_right is None
 
 
-def test_on_the_stand_in_and_without_a_scheduler_nobody_looks():
-    assert generate()[1].lookahead == 0
-    assert generate(scheduler="none", lookahead=2)[1].lookahead == 0
+@pytest.mark.parametrize(
+    ("options", "switch", "layers"),
+    [
+        ({"scheduler": "logistic"}, "", 0),  # on the stand-in
+        ({"scheduler": "logistic"}, "1", 3),
+        ({"scheduler": "logistic", "lookahead": 2}, "0", 2),
+        ({"scheduler": "logistic", "deterministic": True}, "1", 0),
+        ({"scheduler": "static"}, "1", 0),
+        ({"scheduler": "static", "lookahead": 2}, "", 2),
+        ({"scheduler": "none", "lookahead": 2}, "1", 0),
+    ],
+)
+def test_who_looks_ahead_by_default(options, switch, layers, monkeypatch):
+    monkeypatch.setenv("SPAC_LOOKAHEAD", switch)
+    stats = generate(8, **options)[1]
+    assert stats.lookahead == layers
+    assert (stats.foreseen > 0) == (layers > 0)
 
 
 def test_with_a_draft_several_tokens_are_foreseen():
