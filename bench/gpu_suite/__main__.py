@@ -2,7 +2,7 @@
 
     python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|ARCHIVE]
                                   [--objects FOLDER] [--library FILE] [--types q4_K,q8_0] [--seconds 540]
-                                  [--jobs N] [--quick]
+                                  [--jobs N] [--quick] [--no-cost]
 
 OUT (or the environment's OUT) gets patches.json and patches.txt. What is done is kept in the work folder: a
 run that ran out of its seconds (exit code 3) is called again in the same way and goes on. README.md says what
@@ -233,6 +233,7 @@ def main() -> int:
     parser.add_argument("--library", type=Path, help="a library that is already built")
     parser.add_argument("--types", help="weight types, separated by commas (default: all)")
     parser.add_argument("--quick", action="store_true", help="four numbers of tokens in place of 64")
+    parser.add_argument("--no-cost", action="store_true", help="leave out what an operation takes")
     args = parser.parse_args()
     if args.out is None:
         parser.error("name a folder for the results, or set OUT")
@@ -243,7 +244,7 @@ def main() -> int:
         library = suite.build()
         built = time.monotonic()
         results = suite.check(library)
-        cost = [] if suite.unfinished else suite.cost(library)
+        cost = [] if suite.unfinished or args.no_cost else suite.cost(library)
     except OutOfTimeError:
         print("out of time while building: run the same command again, it goes on", file=sys.stderr)
         return UNFINISHED

@@ -1,6 +1,6 @@
 """The bundled pair on a device and on the CPU: are the logits the same, but for what other kernels round?
 
-    python -m bench.gpu_suite.smoke RESULT.json [--device CUDA0] [--seconds 90]
+    python -m bench.gpu_suite.smoke RESULT.json [--device CUDA0] [--seconds 90] [--longest 40]
 
 Every form of the split runs in a process of its own, so that a crash costs only that form: no experts
 resident, some, all; with the ids masks read by the device's kernels and without; with work queued ahead of
@@ -95,7 +95,7 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
 def run(form: Form, device: str, to: Path, seconds: float) -> str:
     """Computes a form in a process of its own; returns what went wrong, or nothing."""
     words = [sys.executable, "-m", "bench.gpu_suite.smoke", str(to), "--device", device, "--form", form.name]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python"), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path, str(ROOT / "python")])}
     environment |= {DEVICE_MASKS.name: str(int(form.masks)), LAUNCH_AHEAD.name: str(int(form.ahead))}
     try:
         done = subprocess.run(
@@ -108,14 +108,14 @@ def run(form: Form, device: str, to: Path, seconds: float) -> str:
     return f"status {done.returncode}: {(done.stderr.strip() or 'no output').splitlines()[-1][:300]}"
 
 
-def check(device: str, seconds: float) -> list[dict[str, Any]]:
+def check(device: str, seconds: float, longest: float) -> list[dict[str, Any]]:
     """A row for every form: its error against the first, tokens with another likeliest successor, time."""
     deadline, rows = time.monotonic() + seconds, []
     with tempfile.TemporaryDirectory() as folder:
         wanted: np.ndarray | None = None
         for i, form in enumerate(FORMS):
             path, begun = Path(folder) / f"{i}.npy", time.monotonic()
-            fault = run(form, device, path, min(LONGEST_S, max(5.0, deadline - begun)))
+            fault = run(form, device, path, min(longest, max(5.0, deadline - begun)))
             row: dict[str, Any] = {**asdict(form), "fault": fault}
             if not fault:
                 found = np.load(path)
@@ -142,13 +142,14 @@ def main() -> int:
     parser.add_argument("result", type=Path)
     parser.add_argument("--device", default="CUDA0")
     parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of one form")
     parser.add_argument("--form", help=argparse.SUPPRESS)  # of the processes that this one starts
     args = parser.parse_args()
     if args.form:
         (form,) = (form for form in FORMS if form.name == args.form)
         np.save(args.result, compute(form, args.device))
         return 0
-    rows = check(args.device, args.seconds)
+    rows = check(args.device, args.seconds, args.longest)
     args.result.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(not row["fault"] and row["error"] <= BOUND for row in rows) else 1
 

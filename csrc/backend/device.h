@@ -28,6 +28,7 @@ struct DeviceInfo {
     std::string  description; // the card's model name
     DeviceMemory memory;
     bool         is_stand_in;
+    bool         reads_masks; // its kernels read ids masks, and have been tried; see set_trust_device_masks
 };
 
 // All inner devices that can be chosen, real ones first. Never throws: a driver that is missing yields no device.
@@ -74,10 +75,10 @@ StandInSettings stand_in();
 void                set_launch_ahead(std::optional<bool> on);
 std::optional<bool> launch_ahead();
 
-// Whether devices whose kernels are patched to read ids masks, but have not passed bench/gpu_suite, are trusted with
-// them. Off by default; for contexts made from now on.
-void set_trust_device_masks(bool on);
-bool trust_device_masks();
+// Whether GPUs read ids masks with their own kernels. Without a choice: those do whose patched kernels have been tried,
+// which are CUDA's (tests/cuda_host). For contexts made from now on; the stand-in's always do.
+void                set_trust_device_masks(std::optional<bool> on);
+std::optional<bool> trust_device_masks();
 
 // Faults for negative controls in tests ("": none; "swap-slots": two slots of every layer are exchanged behind the
 // mask's back; "drop-join": the host's rows are not joined; "early-turn": a large batch reads experts that may not have

@@ -2,10 +2,10 @@
 
 #include "backend/device.h"
 #include "backend/fault.h"
+#include "backend/inner_devices.h"
 #include "backend/nodes.h"
 #include "backend/stand_in.h"
 #include "core/error.h"
-#include "ggml-cpu.h"
 
 #include <algorithm>
 
@@ -87,8 +87,8 @@ void set_compact_pairs(SplitBlock & b, int n) {
 } // namespace
 
 DevicePart::DevicePart(ComputeStream & stream)
-    : stream_(stream),
-      masked_(is_stand_in(stream.backend()) || ggml_backend_is_cpu(stream.backend()) || trust_device_masks()) {}
+    : stream_(stream), masked_(is_stand_in(stream.backend()) ||
+                               trust_device_masks().value_or(masks_tried(ggml_backend_get_device(stream.backend())))) {}
 
 bool DevicePart::masked() const { return masked_ && fault() != Fault::compact; }
 

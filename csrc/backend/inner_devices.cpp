@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <vector>
 
 namespace spac {
@@ -66,6 +67,11 @@ ggml_backend_dev_t inner_device(const std::string & name) {
     return stand_in_device();
 }
 
+bool masks_tried(ggml_backend_dev_t device) {
+    return device == stand_in_device() || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ||
+           std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "CUDA") == 0;
+}
+
 ggml_backend_dev_t first_inner_device() { return real_devices().empty() ? stand_in_device() : real_devices().front(); }
 
 std::vector<DeviceInfo> devices() {
@@ -78,6 +84,7 @@ std::vector<DeviceInfo> devices() {
         info.description = ggml_backend_dev_description(dev);
         info.memory      = memory_of(dev);
         info.is_stand_in = dev == stand_in_device();
+        info.reads_masks = masks_tried(dev);
         infos.push_back(std::move(info));
     }
     return infos;

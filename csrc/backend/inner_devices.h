@@ -17,4 +17,7 @@ ggml_backend_dev_t inner_device(const std::string & name);
 // The one to wrap where nobody has chosen: the first real device, else the stand-in.
 ggml_backend_dev_t first_inner_device();
 
+// Whether its kernels read ids masks, by what has been tried.
+bool masks_tried(ggml_backend_dev_t device);
+
 } // namespace spac

@@ -10,20 +10,19 @@ namespace spac {
 namespace {
 
 std::atomic<int>   launch_ahead_now{-1}; // no choice
-std::atomic<bool>  trust_masks_now{false};
+std::atomic<int>   trust_masks_now{-1};
 std::atomic<Fault> fault_now{Fault::none};
+
+int                 number(std::optional<bool> on) { return on ? int{*on} : -1; }
+std::optional<bool> choice(int now) { return now < 0 ? std::nullopt : std::optional<bool>(now != 0); }
 
 } // namespace
 
-void set_launch_ahead(std::optional<bool> on) { launch_ahead_now = on ? int{*on} : -1; }
+void set_launch_ahead(std::optional<bool> on) { launch_ahead_now = number(on); }
+void set_trust_device_masks(std::optional<bool> on) { trust_masks_now = number(on); }
 
-std::optional<bool> launch_ahead() {
-    const int now = launch_ahead_now;
-    return now < 0 ? std::nullopt : std::optional<bool>(now != 0);
-}
-
-void set_trust_device_masks(bool on) { trust_masks_now = on; }
-bool trust_device_masks() { return trust_masks_now; }
+std::optional<bool> launch_ahead() { return choice(launch_ahead_now); }
+std::optional<bool> trust_device_masks() { return choice(trust_masks_now); }
 
 void set_fault(const std::string & name) {
     if (name.empty()) {

@@ -49,6 +49,7 @@ void bind_devices(py::module_ & m) {
         .def_property_readonly("memory_free", [](const DeviceInfo & info) { return info.memory.free; })
         .def_property_readonly("memory_total", [](const DeviceInfo & info) { return info.memory.total; })
         .def_readonly("is_stand_in", &DeviceInfo::is_stand_in)
+        .def_readonly("reads_masks", &DeviceInfo::reads_masks)
         .def("__repr__", [](const DeviceInfo & info) { return "DeviceInfo(name='" + info.name + "')"; });
 
     m.def("devices", &spac::devices, "All devices that can be chosen, real ones first.");
@@ -93,7 +94,7 @@ void bind_devices(py::module_ & m) {
           "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
           "host; from the next graph on. None: on real devices, not on the stand-in.");
     m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
-          "Whether devices whose kernels have not been tried read ids masks. Off by default; for contexts made from "
-          "now on.");
+          "Whether GPUs read ids masks with their own kernels; for contexts made from now on. None: those whose "
+          "kernels have been tried.");
     m.def("set_fault", &spac::set_fault, py::arg("fault"), "Faults for negative controls in tests; \"\": none.");
 }

@@ -71,6 +71,9 @@ class DeviceInfo:
     @property
     def is_stand_in(self) -> bool:
         """Whether it is the CPU playing a GPU."""
+    @property
+    def reads_masks(self) -> bool:
+        """Whether its kernels read ids masks, and have been tried."""
 
 def devices() -> list[DeviceInfo]:
     """All devices that can be chosen, real ones first. Never raises: a missing driver yields no device."""
@@ -108,7 +111,7 @@ def stand_in() -> dict[str, float]:
     """The stand-in's settings, by the names of set_stand_in()."""
 
 def set_launch_ahead(on: bool | None) -> None: ...
-def set_trust_device_masks(on: bool) -> None: ...
+def set_trust_device_masks(on: bool | None) -> None: ...
 def set_fault(fault: str) -> None:
     """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel";
     "compact" is another way, no fault."""

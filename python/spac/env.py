@@ -124,9 +124,9 @@ LOOKAHEAD = Switch(
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
-    "1 lets a GPU read the ids masks itself with the patched kernels, though these have not been tried on a "
-    "GPU of its kind (bench/gpu_suite tries them). Without, the CPU lists the resident experts, and the GPU "
-    "waits.",
+    "Whether a GPU reads the ids masks itself with the patched kernels. Without, the CPU lists the resident "
+    "experts, and the GPU waits. Not set: on CUDA, whose kernels have been tried. 0 is for comparisons, and "
+    "for GPUs on which bench/gpu_suite fails.",
 )
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",

@@ -73,7 +73,7 @@ class ModelPair:
     def _note_device(self) -> None:
         device = self.device
         _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
-        _core.set_trust_device_masks(bool(env.DEVICE_MASKS.get()))
+        _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")

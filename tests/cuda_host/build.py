@@ -47,7 +47,8 @@ def build_pretend(build: Path, out: Path) -> Path:
     """Compile the pretend runtime with the CUDA headers of `build` into `out`; returns the library."""
     library = out / NAME
     sources = sorted((HERE / "pretend").glob("*.cpp"))
-    newest = max(path.stat().st_mtime for path in (HERE / "pretend").iterdir())
+    parts = [*(HERE / "pretend").iterdir(), HERE / "ptx" / "lanes.h"]
+    newest = max(path.stat().st_mtime for path in parts)
     if library.is_file() and library.stat().st_mtime > newest:
         return library
     flags = [
@@ -61,10 +62,11 @@ def build_pretend(build: Path, out: Path) -> Path:
         "-Wshadow",
         "-Werror",
     ]
+    flags.append(f'-DPRETEND_ROOT="{ROOT}"')
     for folder in include_folders(build):
         flags += ["-isystem", folder]
     command = [os.environ.get("CXX", "c++"), *flags, "-shared", f"-Wl,-soname,{NAME}", "-o", str(library)]
-    run([*command, *map(str, sources), "-pthread"], out)
+    run([*command, *map(str, sources), "-pthread", "-ldl"], out)
     return library
 
 

@@ -42,10 +42,16 @@ def test_the_device_and_the_hand_off_are_told_apart(hand_off_s):
     assert hand_off_time(without, with_all, whole, device) == pytest.approx(hand_off_s, abs=2e-6)
 
 
-@pytest.mark.parametrize("masks", ["", "1"])
-def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, masks):
+@pytest.mark.parametrize(
+    ("masks", "tried", "spared"),
+    [("", True, True), ("", False, False), ("0", True, False), ("1", False, True)],
+)
+def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, masks, tried, spared):
     """There the CPU lists the resident experts, and is waited for in every layer."""
     monkeypatch.setenv("SPAC_DEVICE_MASKS", masks)
-    gpu, stand_in = (SimpleNamespace(device=SimpleNamespace(is_stand_in=on)) for on in (False, True))
+    gpu, stand_in = (
+        SimpleNamespace(device=SimpleNamespace(is_stand_in=on, reads_masks=on or tried))
+        for on in (False, True)
+    )
     assert spares_hand_offs(stand_in)
-    assert spares_hand_offs(gpu) == bool(masks)
+    assert spares_hand_offs(gpu) == spared

@@ -79,5 +79,5 @@ class CostsInUse:
 
 def spares_hand_offs(pair: ModelPair) -> bool:
     """Whether a layer whose experts are all resident runs without the CPU."""
-    device = pair.device
-    return device is None or device.is_stand_in or bool(env.DEVICE_MASKS.get())
+    device, chosen = pair.device, env.DEVICE_MASKS.get()
+    return device is None or device.is_stand_in or (device.reads_masks if chosen is None else chosen)

@@ -4,6 +4,7 @@
 #include "settings.h"
 
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -18,6 +19,7 @@ struct Books {
     std::shared_mutex          mutex;
     std::map<char *, RangePtr> ranges; // by base; they do not overlap
     size_t                     device = 0, pinned = 0;
+    size_t                     mapped = 0; // of the window: addresses do not come again
 };
 
 Books & books() {
@@ -39,18 +41,23 @@ RangePtr make(Range::Where where, char * base, size_t size, char * backing) {
     return range;
 }
 
-// A page that nobody may touch lies behind the memory.
-bool map_device(size_t bytes, char *& base, char *& backing) {
-    const int file = memfd_create("pretend-cuda", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(pages(bytes))) != 0) {
+// A page that nobody may touch lies behind the memory, at both addresses.
+bool map_device(Books & b, size_t bytes, char *& base, char *& backing) {
+    const Window & window = device_window();
+    if (pages(bytes) + pages(1) > window.size - b.mapped) {
         return false;
     }
-    void * both[2] = {mmap(nullptr, pages(bytes) + pages(1), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
-                      mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)};
-    close(file);
-    base    = static_cast<char *>(both[0]);
-    backing = static_cast<char *>(both[1]);
-    return both[0] != MAP_FAILED && both[1] != MAP_FAILED;
+    base    = window.base + b.mapped;
+    backing = base + window.offset;
+    if (mmap(backing, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0) == MAP_FAILED) {
+        return false;
+    }
+    if (settings().poison) {
+        std::memset(backing, 0xFF, bytes);
+    }
+    b.mapped += pages(bytes) + pages(1);
+    return true;
 }
 
 bool overlaps(const Books & b, const char * base, size_t size) {
@@ -59,6 +66,19 @@ bool overlaps(const Books & b, const char * base, size_t size) {
 }
 
 } // namespace
+
+const Window & device_window() {
+    static const Window one = [] {
+        Window window;
+        window.size   = size_t{1} << 40;
+        void * both   = mmap(nullptr, 2 * window.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        window.base   = both == MAP_FAILED ? nullptr : static_cast<char *>(both);
+        window.size   = both == MAP_FAILED ? 0 : window.size;
+        window.offset = static_cast<ptrdiff_t>(window.size);
+        return window;
+    }();
+    return one;
+}
 
 bool Range::holds(const void * p, size_t n) const {
     const auto offset = static_cast<size_t>(static_cast<const char *>(p) - base);
@@ -90,7 +110,7 @@ void * device_alloc(size_t bytes) {
     constexpr size_t      grain = size_t{512}; // a card rounds more than that where it must
     const size_t          size  = (bytes + grain - 1) / grain * grain;
     char *                base = nullptr, *backing = nullptr;
-    if (size == 0 || size > settings().memory - b.device || !map_device(size, base, backing)) {
+    if (size == 0 || size > settings().memory - b.device || !map_device(b, size, base, backing)) {
         return nullptr;
     }
     b.device += size;
@@ -146,9 +166,11 @@ RangePtr take(void * p, Range::Where where) {
 
 void release(const RangePtr & range) {
     if (range->where == Range::Where::device) {
-        munmap(range->backing, pages(range->size));
+        mmap(range->backing, pages(range->size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0);
+    } else {
+        munmap(range->base, pages(range->size) + pages(1));
     }
-    munmap(range->base, pages(range->size) + pages(1));
 }
 
 size_t device_free_bytes() {

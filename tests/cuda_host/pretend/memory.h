@@ -1,7 +1,8 @@
 // Device memory, pinned and registered host memory: what is where, and what was there.
 //
-// Device memory is mapped twice: at the address that the program knows, where nobody may read or write, and where the
-// pretend card works on it. So a program that looks into device memory ends as it would with a card.
+// Device memory has two addresses, a fixed distance apart: the one that the program knows, where nobody may read or
+// write, and the one where the pretend card works on it. So a program that looks into device memory ends as it would
+// with a card.
 #pragma once
 
 #include <atomic>
@@ -31,7 +32,15 @@ RangePtr find(const void * p);
 // Whether a range begins behind an address, and before the end of so many bytes.
 bool runs_into_range(const void * p, size_t bytes);
 
-// Zeroed device memory; null when there is none left.
+// Where all device memory's addresses lie, and how far from there the bytes are.
+struct Window {
+    char *    base   = nullptr;
+    size_t    size   = 0;
+    ptrdiff_t offset = 0;
+};
+const Window & device_window();
+
+// Device memory, zeroed, or full of NaNs where POISON is set; null when there is none left.
 void * device_alloc(size_t bytes);
 // Pinned host memory; null when no more may be pinned.
 void * pinned_alloc(size_t bytes);

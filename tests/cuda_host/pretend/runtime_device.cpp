@@ -79,7 +79,7 @@ PRETEND_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp * prop, int devic
     prop->unifiedAddressing             = 1;
     prop->asyncEngineCount              = 3;
     prop->l2CacheSize                   = 50 << 20;
-    prop->cooperativeLaunch             = 1;
+    prop->cooperativeLaunch             = settings().execute.empty(); // blocks run one by one
     prop->hostRegisterSupported         = settings().registers;
     prop->hostRegisterReadOnlySupported = settings().read_only;
     return cudaSuccess;
@@ -115,6 +115,8 @@ PRETEND_API cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attri
         *value = settings().read_only;
         break;
     case cudaDevAttrCooperativeLaunch:
+        *value = settings().execute.empty();
+        break;
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrUnifiedAddressing:
         *value = 1;

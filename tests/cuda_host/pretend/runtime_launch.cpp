@@ -1,4 +1,5 @@
 // Kernels' registration and launches.
+#include "execute.h"
 #include "kernels.h"
 #include "runtime.h"
 #include "settings.h"
@@ -15,6 +16,7 @@ namespace {
 
 struct Entry {
     const char *      mangled = nullptr;
+    const void *      fatbin  = nullptr;
     std::once_flag    once;
     std::atomic<bool> loaded{false};
     Kernel            kernel; // described when it is first asked for: there are thousands
@@ -99,7 +101,8 @@ cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size
     Operation op;
     op.what    = entry;
     op.cost_ns = static_cast<int64_t>(settings().kernel_us * 1000);
-    op.run     = work_of(kernel, arguments, grid);
+    op.run     = settings().execute.empty() ? work_of(kernel, arguments, grid)
+                                            : execution(entry->fatbin, kernel.mangled, arguments, grid, block, shared);
     if (settings().check) {
         op.touches = touched(kernel, arguments);
     }
@@ -109,10 +112,8 @@ cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size
 
 } // namespace
 
-PRETEND_API void ** __cudaRegisterFatBinary(void *) {
-    static void * handle = nullptr;
-    return &handle;
-}
+// The handle points to what was given.
+PRETEND_API void ** __cudaRegisterFatBinary(void * fatbin) { return new void *(fatbin); }
 
 PRETEND_API void __cudaRegisterFatBinaryEnd(void **) {}
 
@@ -120,10 +121,12 @@ PRETEND_API void __cudaUnregisterFatBinary(void **) {}
 
 PRETEND_API void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
 
-PRETEND_API void __cudaRegisterFunction(void **, const char * host, char *, const char * name, int, uint3 *, uint3 *,
-                                        dim3 *, dim3 *, int *) {
+PRETEND_API void __cudaRegisterFunction(void ** fatbin, const char * host, char *, const char * name, int, uint3 *,
+                                        uint3 *, dim3 *, dim3 *, int *) {
     const std::lock_guard lock(entries().mutex);
-    entries().by_host[host].mangled = name;
+    Entry &               entry = entries().by_host[host];
+    entry.mangled               = name;
+    entry.fatbin                = *fatbin;
 }
 
 PRETEND_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {

@@ -40,6 +40,8 @@ const Settings & settings() {
         /* .vocabulary = */ static_cast<size_t>(number("VOCABULARY", 0)),
         /* .agreement  = */ number("AGREEMENT", 0.9),
         /* .token      = */ static_cast<int>(number("TOKEN", 65)),
+        /* .poison     = */ number("POISON", 0) != 0,
+        /* .execute    = */ text("EXECUTE", ""),
         /* .report     = */ text("REPORT", ""),
         /* .trace      = */ text("TRACE", ""),
     };

@@ -26,6 +26,8 @@ struct Settings {
     size_t      vocabulary;    // VOCABULARY: copies to the host of so many floats a row are logits, and get a peak
     double      agreement;     // AGREEMENT: share of rows whose peak is at TOKEN
     int         token;         // TOKEN
+    bool        poison;        // POISON=1: new device memory is full of NaNs, not of zeros
+    std::string execute;       // EXECUTE: a folder: kernels compute, and what they are translated to is kept there
     std::string report, trace; // REPORT, TRACE: files for the counts at the end, and for a line per call
 };
 

@@ -1,0 +1,433 @@
+// A CUDA grid on one CPU thread: every thread of a block is a fiber, warps and blocks run one after the other.
+//
+// What kernels are translated to (translate.py) is compiled with this header, for x86-64. A fiber runs until it waits
+// for its warp or its block; the last to come does what they do together, so that a collective operation sees memory at
+// one moment. Threads that have ended count as come. Where nobody can go on, the launch ends with a complaint.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <sys/mman.h>
+#include <xmmintrin.h>
+
+namespace ptx {
+
+struct Index {
+    uint32_t x, y, z;
+};
+
+// One launch, as the caller describes it (the same layout in Python's ctypes).
+struct Launch {
+    Index        grid, block;
+    const char * params;
+    uint64_t     shared;                    // bytes of dynamic shared memory
+    uint64_t     window, window_size;       // addresses of device memory …
+    int64_t      window_offset;             // … and what leads from there to where its bytes are
+    void (*complain)(const char * message); // misuse: what has no meaning on a GPU either
+};
+
+constexpr int    n_lanes = 32, n_words = 8;
+constexpr size_t stack_size = size_t{256} << 10;
+
+struct Lane;
+using Words = uint32_t[n_words];
+
+// What the lanes of a collective operation gave, or what it made of that.
+struct Board {
+    Words lane[n_lanes];
+    int   n_unread = 0; // lanes that have not looked at it yet
+};
+
+struct Warp {
+    Lane *   lanes   = nullptr;
+    int      n       = 0;
+    uint32_t waiting = 0, done = 0; // lanes that wait for others of the warp; that have ended
+    Board    boards[n_lanes + 1];
+};
+
+enum class State : uint8_t { ready, warp, block, done };
+
+struct Block {
+    const Launch * launch = nullptr;
+    Index          id{};
+    char *         shared = nullptr;
+    uint32_t       n = 0, n_done = 0, n_waiting = 0, n_voted = 0;
+    uint32_t       votes     = 0; // of the last barrier that was passed
+    const Warp *   warps     = nullptr;
+    void *         scheduler = nullptr; // its stack pointer
+    bool           failed    = false;
+};
+
+struct Lane {
+    void *       stack_pointer;
+    Block *      block;
+    Warp *       warp;
+    Index        tid;
+    int          number; // in its warp
+    State        state;
+    uint32_t     mask;      // of the operation that it waits in
+    const void * operation; // which one: lanes that wait for each other must be in the same
+    Board *      board;     // that operation's, when it is over
+    Words        words;
+};
+
+// Saves the callee's registers and the stack pointer, and goes on where `to` was saved.
+__attribute__((naked, noinline)) inline void switch_stack(void ** /*from*/, void * /*to*/) {
+    asm volatile("pushq %rbx\n pushq %rbp\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+                 "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+                 "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbp\n popq %rbx\n ret\n");
+}
+
+inline void complain(const Lane & lane, const char * what) {
+    Block & block = *lane.block;
+    if (!block.failed) {
+        char text[400];
+        std::snprintf(text, sizeof(text), "%s (block %u, %u, %u, thread %u, %u, %u)", what, block.id.x, block.id.y,
+                      block.id.z, lane.tid.x, lane.tid.y, lane.tid.z);
+        block.launch->complain(text);
+    }
+    block.failed = true;
+}
+
+inline void yield(Lane & lane) { switch_stack(&lane.stack_pointer, lane.block->scheduler); }
+
+// Ends this thread, for good.
+[[noreturn]] inline void end(Lane & lane) {
+    lane.state = State::done;
+    lane.warp->done |= 1U << lane.number;
+    ++lane.block->n_done;
+    yield(lane);
+    __builtin_unreachable();
+}
+
+[[noreturn]] inline void stop(Lane & lane, const char * what) {
+    complain(lane, what);
+    end(lane);
+}
+
+// Where a generic or global address's bytes are.
+inline char * at(const Lane & lane, uint64_t address) {
+    const Launch & l = *lane.block->launch;
+    return reinterpret_cast<char *>(address - l.window < l.window_size ? address + l.window_offset : address);
+}
+
+template <typename T> T load(const char * p) {
+    T value;
+    std::memcpy(&value, p, sizeof(T));
+    return value;
+}
+template <typename T> void               store(char * p, T value) { std::memcpy(p, &value, sizeof(T)); }
+template <typename To, typename From> To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "bits of equal number");
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+// --- Warps ------------------------------------------------------------------------------------------------------
+
+// The mask's lanes that the warp has.
+inline uint32_t there(const Warp & warp, uint32_t mask) {
+    return warp.n == n_lanes ? mask : mask & ((1U << warp.n) - 1);
+}
+
+// Whether all of the mask's lanes wait in this operation, or have ended.
+inline bool all_there(const Warp & warp, uint32_t mask, const void * operation) {
+    if ((there(warp, mask) & ~(warp.waiting | warp.done)) != 0) {
+        return false;
+    }
+    for (uint32_t left = there(warp, mask) & ~warp.done; left != 0; left &= left - 1) {
+        const Lane & lane = warp.lanes[__builtin_ctz(left)];
+        if (lane.mask != mask || lane.operation != operation) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Waits for the mask's lanes, each of which has set its `words`; the last to come calls make(board, warp, lanes).
+// Returns the board, to be read at once. `operation` tells one kind of operation from another.
+template <typename Make> const Board & together(Lane & lane, uint32_t mask, const void * operation, Make make) {
+    Warp & warp = *lane.warp;
+    if ((mask >> lane.number & 1) == 0) {
+        stop(lane, "a lane takes part in an operation whose mask it is not in");
+    }
+    lane.state     = State::warp;
+    lane.mask      = mask;
+    lane.operation = operation;
+    warp.waiting |= 1U << lane.number;
+    while (lane.state == State::warp) {
+        if (!all_there(warp, mask, operation)) {
+            yield(lane);
+            continue;
+        }
+        const uint32_t lanes = there(warp, mask) & ~warp.done;
+        Board &        board =
+            *std::find_if(warp.boards, warp.boards + n_lanes, [](const Board & b) { return b.n_unread == 0; });
+        for (uint32_t left = lanes; left != 0; left &= left - 1) {
+            Lane & one = warp.lanes[__builtin_ctz(left)];
+            std::memcpy(board.lane[one.number], one.words, sizeof(Words));
+            one.state = State::ready;
+            one.board = &board;
+        }
+        board.n_unread = __builtin_popcount(lanes);
+        warp.waiting &= ~lanes;
+        make(board, warp, lanes);
+    }
+    --lane.board->n_unread;
+    return *lane.board;
+}
+
+inline void nothing(Board &, Warp &, uint32_t) {}
+
+// The names of operations, by address.
+template <int> inline const char name_of = 0;
+enum { op_sync, op_shuffle, op_vote, op_match, op_reduce, op_mma, op_load_matrix, op_move_matrix };
+template <int op> const void * name() { return &name_of<op>; }
+
+inline void sync_warp(Lane & lane, uint32_t mask) { together(lane, mask, name<op_sync>(), nothing); }
+
+enum class Shuffle { up, down, bfly, idx };
+
+// shfl.sync: the value, and whether its source was in range.
+inline uint32_t shuffle(Lane & lane, Shuffle mode, uint32_t value, uint32_t b, uint32_t c, uint32_t mask,
+                        bool * in_range) {
+    lane.words[0]       = value;
+    const Board & board = together(lane, mask, name<op_shuffle>(), nothing);
+    const int     clamp = c & 31, segment = c >> 8 & 31, me = lane.number;
+    const int     last = (me & segment) | (clamp & ~segment), first = me & segment, by = b & 31;
+    const int     from   = mode == Shuffle::up     ? me - by
+                           : mode == Shuffle::down ? me + by
+                           : mode == Shuffle::bfly ? me ^ by
+                                                   : first | (by & ~segment);
+    const bool    inside = mode == Shuffle::up ? from >= last : from <= last;
+    if (in_range != nullptr) {
+        *in_range = inside;
+    }
+    if (!inside) {
+        return value;
+    }
+    if ((mask >> from & 1) == 0 || from >= lane.warp->n) {
+        complain(lane, "a lane asks for the value of one that is not there");
+        return value;
+    }
+    return board.lane[from][0];
+}
+
+// vote.sync.ballot; the other votes are made of it.
+inline uint32_t ballot(Lane & lane, bool vote, uint32_t mask) {
+    lane.words[0]       = vote ? 1 : 0;
+    const Board & board = together(lane, mask, name<op_vote>(), nothing);
+    uint32_t      all   = 0;
+    for (int i = 0; i < lane.warp->n; ++i) {
+        if ((mask >> i & 1) != 0 && lane.warp->lanes[i].state != State::done && board.lane[i][0] != 0) {
+            all |= 1U << i;
+        }
+    }
+    return all;
+}
+
+inline uint32_t match_any(Lane & lane, uint64_t value, uint32_t mask) {
+    std::memcpy(lane.words, &value, sizeof(value));
+    const Board & board = together(lane, mask, name<op_match>(), nothing);
+    uint32_t      same  = 0;
+    for (int i = 0; i < lane.warp->n; ++i) {
+        same |= (mask >> i & 1) != 0 && std::memcmp(board.lane[i], &value, sizeof(value)) == 0 ? 1U << i : 0;
+    }
+    return same;
+}
+
+template <typename T, typename F> T reduce(Lane & lane, T value, uint32_t mask, F combine) {
+    lane.words[0]       = static_cast<uint32_t>(value);
+    const Board & board = together(lane, mask, name<op_reduce>(), nothing);
+    bool          first = true;
+    T             all   = value;
+    for (int i = 0; i < lane.warp->n; ++i) {
+        if ((mask >> i & 1) != 0) {
+            const T one = static_cast<T>(board.lane[i][0]);
+            all         = first ? one : combine(all, one);
+            first       = false;
+        }
+    }
+    return all;
+}
+
+// --- Blocks -----------------------------------------------------------------------------------------------------
+
+// bar.sync and bar.red: waits for all of the block's threads that have not ended; returns how many voted.
+inline uint32_t sync_block(Lane & lane, bool vote = false) {
+    Block & block = *lane.block;
+    ++block.n_waiting;
+    block.n_voted += vote ? 1 : 0;
+    lane.state = State::block;
+    yield(lane); // the scheduler lets all go on
+    return block.votes;
+}
+
+// --- Running ----------------------------------------------------------------------------------------------------
+
+struct Kernel {
+    void (*run)(Lane &, const char * params);
+    uint64_t         static_shared; // bytes
+    bool             waits;         // whether its threads ever wait for each other
+    uint32_t         n_params;
+    const uint32_t * param_offsets;
+    const uint32_t * param_sizes;
+};
+
+class Runner {
+  public:
+    Runner(const Kernel & kernel, const Launch & launch) : kernel_(kernel), launch_(launch) {
+        const auto n = static_cast<size_t>(launch.block.x) * launch.block.y * launch.block.z;
+        lanes_.resize(n);
+        warps_.resize((n + n_lanes - 1) / n_lanes);
+        shared_size_   = kernel.static_shared + launch.shared + 1024;
+        shared_memory_ = map(shared_size_ + 1024);
+        if (kernel.waits) {
+            stacks_ = map(n * stack_size);
+        }
+    }
+    ~Runner() {
+        munmap(shared_memory_, shared_size_ + 1024);
+        if (stacks_ != nullptr) {
+            munmap(stacks_, lanes_.size() * stack_size);
+        }
+    }
+    Runner(const Runner &)             = delete;
+    Runner & operator=(const Runner &) = delete;
+
+    bool run() {
+        const unsigned saved = _mm_getcsr();
+        _mm_setcsr(saved | 0x8040); // subnormals are zero: ggml compiles with fast math
+        bool fine = true;
+        for (uint32_t z = 0; fine && z < launch_.grid.z; ++z) {
+            for (uint32_t y = 0; fine && y < launch_.grid.y; ++y) {
+                for (uint32_t x = 0; fine && x < launch_.grid.x; ++x) {
+                    fine = run_block({x, y, z});
+                }
+            }
+        }
+        _mm_setcsr(saved);
+        return fine;
+    }
+
+  private:
+    static char * map(size_t bytes) {
+        void * p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) {
+            std::fputs("no memory for a block's stacks\n", stderr);
+            std::abort();
+        }
+        return static_cast<char *>(p);
+    }
+
+    static Runner *& current() {
+        static thread_local Runner * one = nullptr;
+        return one;
+    }
+    static void begin() {
+        Runner & runner = *current();
+        Lane &   lane   = *runner.starting_;
+        runner.kernel_.run(lane, runner.launch_.params);
+        end(lane);
+    }
+
+    void prepare(Index id) {
+        block_        = {};
+        block_.launch = &launch_;
+        block_.id     = id;
+        block_.shared = shared_memory_;
+        block_.warps  = warps_.data();
+        block_.n      = static_cast<uint32_t>(lanes_.size());
+        std::memset(shared_memory_, 0xFF, shared_size_); // nobody may count on what is there
+        for (size_t i = 0; i < lanes_.size(); ++i) {
+            Lane & lane = lanes_[i];
+            lane.block  = &block_;
+            lane.warp   = &warps_[i / n_lanes];
+            lane.number = static_cast<int>(i % n_lanes);
+            lane.tid    = {static_cast<uint32_t>(i) % launch_.block.x,
+                           static_cast<uint32_t>(i) / launch_.block.x % launch_.block.y,
+                           static_cast<uint32_t>(i) / launch_.block.x / launch_.block.y};
+            lane.state  = State::ready;
+            if (lane.number == 0) {
+                lane.warp->lanes   = &lane;
+                lane.warp->n       = static_cast<int>(std::min<size_t>(n_lanes, lanes_.size() - i));
+                lane.warp->waiting = lane.warp->done = 0;
+            }
+            if (stacks_ != nullptr) {
+                auto ** top = reinterpret_cast<void **>(stacks_ + (i + 1) * stack_size);
+                top -= 2; // the stack is aligned to 16 bytes where a function is called
+                *top = reinterpret_cast<void *>(&begin);
+                top -= 6;
+                lane.stack_pointer = top;
+            }
+        }
+    }
+
+    bool run_block(Index id) {
+        prepare(id);
+        if (!kernel_.waits) {
+            for (Lane & lane : lanes_) {
+                kernel_.run(lane, launch_.params);
+            }
+            return !block_.failed;
+        }
+        current() = this;
+        while (block_.n_done < block_.n) {
+            bool moved = false;
+            for (Warp & warp : warps_) {
+                moved = run_warp(warp) || moved;
+            }
+            if (block_.n_done < block_.n && block_.n_done + block_.n_waiting == block_.n) {
+                block_.votes     = block_.n_voted;
+                block_.n_waiting = block_.n_voted = 0;
+                for (Lane & lane : lanes_) {
+                    lane.state = lane.state == State::block ? State::ready : lane.state;
+                }
+                moved = true;
+            }
+            if (!moved) {
+                complain(
+                    *std::find_if(lanes_.begin(), lanes_.end(), [](const Lane & l) { return l.state != State::done; }),
+                    "threads wait for each other for ever");
+                return false;
+            }
+        }
+        return !block_.failed;
+    }
+
+    // Runs a warp's lanes until all wait or have ended; whether any could go on.
+    bool run_warp(Warp & warp) {
+        bool moved = false;
+        for (bool again = true; again;) {
+            again = false;
+            for (int i = 0; i < warp.n; ++i) {
+                Lane & lane = warp.lanes[i];
+                if (lane.state == State::ready ||
+                    (lane.state == State::warp && all_there(warp, lane.mask, lane.operation))) {
+                    starting_ = &lane;
+                    switch_stack(&block_.scheduler, lane.stack_pointer);
+                    again = moved = true;
+                }
+            }
+        }
+        return moved;
+    }
+
+    const Kernel &    kernel_;
+    const Launch &    launch_;
+    std::vector<Lane> lanes_;
+    std::vector<Warp> warps_;
+    Block             block_;
+    char *            stacks_ = nullptr, *shared_memory_ = nullptr;
+    size_t            shared_size_ = 0;
+    Lane *            starting_    = nullptr;
+};
+
+} // namespace ptx
