@@ -16,12 +16,14 @@ class Interrupt:
     """While it is entered, the first Ctrl-C calls what `cancel` gives, at once and on another thread.
 
     Python runs signal handlers between its own instructions only, and one graph of a large model can take
-    seconds. The thread here wakes as the signal arrives. Where `cancel` gives nothing to call,
-    KeyboardInterrupt is raised. The second one ends the process, unless `insistent` is False.
+    seconds. The thread here wakes as the signal arrives; whichever of the two comes first asks, once. Where
+    `cancel` gives nothing to call, KeyboardInterrupt is raised. The second Ctrl-C ends the process, unless
+    `insistent` is False.
     """
 
     def __init__(self, cancel: Callable[[], Callable[[], None] | None], *, insistent: bool = True) -> None:
         self._cancel, self._insistent = cancel, insistent
+        self._asked, self._lock = False, threading.RLock()
         self._watcher = threading.Thread(target=self._watch, name="spac-interrupt", daemon=True)
 
     def __enter__(self) -> Self:
@@ -42,8 +44,17 @@ class Interrupt:
         signal.signal(signal.SIGINT, self._handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._cancel() is None:
+        if not self._ask():
             raise KeyboardInterrupt
+
+    def _ask(self) -> bool:
+        """Whether what runs has been asked to stop, now or before. By the time that the other thread looks, it
+        may have ended, or something else may have begun."""
+        with self._lock:
+            if not self._asked and (cancel := self._cancel()) is not None:
+                self._asked = True
+                cancel()
+            return self._asked
 
     def _watch(self) -> None:
         presses = 0
@@ -51,6 +62,5 @@ class Interrupt:
             presses += data.count(signal.SIGINT)
             if presses > 1 and self._insistent:
                 os._exit(EXIT_CODE)
-            cancel = self._cancel()
-            if presses and cancel is not None:
-                cancel()
+            if presses:
+                self._ask()
