@@ -48,8 +48,8 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _ask(self) -> bool:
-        """Whether what runs has been asked to stop, now or before. By the time that the other thread looks, it
-        may have ended, or something else may have begun."""
+        """Whether what runs has been asked to stop, now or before. When the other thread looks, it may have
+        ended, or something else may have begun."""
         with self._lock:
             if not self._asked and (cancel := self._cancel()) is not None:
                 self._asked = True

@@ -1,0 +1,57 @@
+"""Ctrl-C asks what runs to stop, once, whichever thread hears of it first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from spac.interrupt import Interrupt
+
+
+@pytest.mark.parametrize("_", range(40))
+def test_what_runs_is_asked_once_and_then_over(_: int) -> None:
+    asked: list[float] = []
+    work: list[Callable[[], None]] = []
+
+    def stop() -> None:
+        asked.append(time.monotonic())
+        work.clear()  # nothing runs any more when the other thread looks
+
+    work.append(stop)
+    with Interrupt(lambda: work[0] if work else None):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.002)
+    assert len(asked) == 1
+
+
+def test_what_has_ended_when_the_watcher_looks_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    work: list[Callable[[], None]] = [lambda: asked.append("first")]
+    read = os.read
+
+    def late(file: int, n: int) -> bytes:
+        data = read(file, n)
+        if data:
+            time.sleep(0.05)
+        return data
+
+    monkeypatch.setattr("spac.interrupt.os.read", late)
+    with Interrupt(lambda: work[0] if work else None):
+        os.kill(os.getpid(), signal.SIGINT)
+        work.clear()  # it ends, and nothing runs for a moment
+        time.sleep(0.1)
+    assert asked == ["first"]
+
+
+def test_where_nothing_runs_it_is_raised() -> None:
+    def press() -> None:
+        with Interrupt(lambda: None):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
