@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -19,6 +20,18 @@ const ggml_tensor * added(const ggml_tensor * node, int64_t n_expert) {
                    ggml_nelements(bias) == n_expert && ggml_is_contiguous(bias)
                ? bias
                : nullptr;
+}
+
+// Scores of which only the best groups' are left: set_rows(fill(groups, -inf), get_rows(groups, chosen), chosen). The
+// scores of all groups, [experts of a group, groups, tokens], or null where it is something else.
+const ggml_tensor * all_groups(const ggml_tensor * masked) {
+    const ggml_tensor * kept   = masked->src[0];
+    const ggml_tensor * chosen = masked->src[1];
+    if (masked->op != GGML_OP_SET_ROWS || kept->op != GGML_OP_GET_ROWS || kept->src[1] != chosen ||
+        kept->src[0]->ne[0] != masked->ne[0] || kept->src[0]->ne[1] != masked->ne[1] || chosen->ne[0] > masked->ne[1]) {
+        return nullptr;
+    }
+    return kept->src[0];
 }
 
 std::vector<float> table_of(const ggml_tensor * t) {
@@ -58,6 +71,14 @@ Router router_of(const Block & block) {
             }
             router.bias = added(t, t->ne[0]);
             break;
+        case GGML_OP_SET_ROWS:
+            if (router.n_groups > 1 || router.activation != Router::Activation::none || all_groups(t) == nullptr) {
+                return {};
+            }
+            router.n_groups      = static_cast<int>(t->ne[1]);
+            router.n_groups_used = static_cast<int>(t->src[1]->ne[0]);
+            t                    = all_groups(t);
+            continue;
         case GGML_OP_MUL_MAT:
             if (root(t->src[1]) != root(block.input) || t->src[1]->ne[0] != block.input->ne[0] ||
                 t->src[0]->op != GGML_OP_NONE || !ggml_is_contiguous(t->src[0])) {
@@ -74,24 +95,51 @@ Router router_of(const Block & block) {
 }
 
 Chooser::Chooser(const Router & router)
-    : bias_(table_of(router.bias)), choice_bias_(table_of(router.choice_bias)), activation_(router.activation) {}
+    : bias_(table_of(router.bias)), choice_bias_(table_of(router.choice_bias)), activation_(router.activation),
+      n_groups_(router.n_groups), n_groups_used_(router.n_groups_used) {}
+
+void Chooser::activate(float * scores, int n_expert) const {
+    const bool  soft = activation_ == Router::Activation::softmax;
+    const float most = *std::max_element(scores, scores + n_expert);
+    float       sum  = 0;
+    for (int e = 0; e < n_expert && activation_ != Router::Activation::none; ++e) {
+        scores[e] = soft ? std::exp(scores[e] - most) : 1 / (1 + std::exp(-scores[e]));
+        sum += scores[e];
+    }
+    for (int e = 0; e < n_expert && soft; ++e) {
+        scores[e] /= sum;
+    }
+    for (size_t e = 0; e < choice_bias_.size(); ++e) {
+        scores[e] += choice_bias_[e];
+    }
+}
+
+void Chooser::leave_groups_out(float * scores, int n_expert) const {
+    const int                          size = n_expert / n_groups_;
+    std::vector<std::pair<float, int>> groups; // the sum of its two best, and where it begins
+    for (float * group = scores; group < scores + n_expert; group += size) {
+        float best = *group, second = size > 1 ? -std::numeric_limits<float>::infinity() : 0;
+        for (int e = 1; e < size; ++e) {
+            second = std::max(second, std::min(best, group[e]));
+            best   = std::max(best, group[e]);
+        }
+        groups.emplace_back(best + second, static_cast<int>(group - scores));
+    }
+    std::sort(groups.begin(), groups.end(), std::greater<>());
+    for (size_t g = static_cast<size_t>(n_groups_used_); g < groups.size(); ++g) {
+        std::fill_n(scores + groups[g].second, size, -std::numeric_limits<float>::infinity());
+    }
+}
 
 void Chooser::choose(float * scores, int n_expert, int n_used, int32_t * chosen) const {
     for (size_t e = 0; e < bias_.size(); ++e) {
         scores[e] += bias_[e];
     }
-    if (!choice_bias_.empty()) { // else the order is that of the products
-        const float most = *std::max_element(scores, scores + n_expert);
-        float       sum  = 0;
-        for (int e = 0; e < n_expert; ++e) {
-            const bool soft = activation_ == Router::Activation::softmax;
-            scores[e]       = soft ? std::exp(scores[e] - most) : 1 / (1 + std::exp(-scores[e]));
-            sum += scores[e];
-        }
-        const float scale = activation_ == Router::Activation::softmax ? 1 / sum : 1;
-        for (int e = 0; e < n_expert; ++e) {
-            scores[e] = scores[e] * scale + choice_bias_[e];
-        }
+    if (!choice_bias_.empty() || n_groups_ > 1) { // else the order is that of the products
+        activate(scores, n_expert);
+    }
+    if (n_groups_ > 1) {
+        leave_groups_out(scores, n_expert);
     }
     for (int n = 0; n < n_used; ++n) {
         const auto best = std::max_element(scores, scores + n_expert);

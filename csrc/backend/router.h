@@ -14,10 +14,12 @@ struct Router {
     const ggml_tensor * bias        = nullptr; // [n_expert] F32, or null
     Activation          activation  = Activation::none;
     const ggml_tensor * choice_bias = nullptr; // added behind the activation, to choose by: [n_expert] F32, or null
+    int                 n_groups    = 1,
+        n_groups_used = 1; // experts stand in groups, of which a token uses those with the best two experts
 };
 
-// A router that reads the block's input as it is, through one matrix; others (by groups, of an input of their own) are
-// not recognized.
+// A router that reads the block's input as it is, through one matrix; others (of an input of their own) are not
+// recognized.
 Router router_of(const Block & block);
 
 // Which experts a router chooses, from its matrix's products on the host. Not thread-safe.
@@ -29,8 +31,12 @@ class Chooser {
     void choose(float * scores, int n_expert, int n_used, int32_t * chosen) const;
 
   private:
+    void activate(float * scores, int n_expert) const;
+    void leave_groups_out(float * scores, int n_expert) const;
+
     std::vector<float> bias_, choice_bias_;
     Router::Activation activation_;
+    int                n_groups_, n_groups_used_;
 };
 
 } // namespace spac

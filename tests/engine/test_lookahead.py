@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from tests.models import Shape, write_model
 
 PROMPT = "Once upon a time there was a small fox who lived in the wood. "
 TARGET = str(files("spac.demo") / "target.gguf")
@@ -25,7 +29,7 @@ def generate(n_tokens=60, **options):
     """Text and statistics; the scheduler loads nothing by itself after the first plan."""
     sampling = SamplingConfig(temp=0, ignore_eos=True)
     fixed = {"device": "stand-in", "threads": 1, "ctx": 512, "slots": "25%", "scheduler": "static"}
-    with Engine(EngineConfig(target=TARGET, **(fixed | options))) as engine:
+    with Engine(EngineConfig(**({"target": TARGET} | fixed | options))) as engine:
         assert engine.experts is None or engine.experts.settle(30.0)
         generation = engine.generate(PROMPT, n_tokens, sampling=sampling)
         return "".join(generation), generation.stats
@@ -46,6 +50,39 @@ def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
     assert foreseen.uploads > 100
     assert foreseen.hit_rate > without.hit_rate + 0.05
     assert "of" in foreseen.table().split("lookahead")[1]
+
+
+SEVERAL = {"n_layer": 5, "n_expert": 16, "n_used": 3}
+ROUTERS: dict[str, tuple[str, Shape]] = {
+    "by the products": ("qwen3moe", Shape(**SEVERAL)),
+    "a bias behind the sigmoid": ("glm4moe", Shape(**SEVERAL)),
+    "a bias before the softmax": ("gpt-oss", Shape(**SEVERAL)),
+    "by groups, softmax": ("deepseek2", Shape(**SEVERAL, n_group=4, n_group_used=2)),
+    "by groups, sigmoid and bias": (
+        "deepseek2",
+        Shape(**SEVERAL, n_group=4, n_group_used=2, options={"sigmoid": 1}),
+    ),
+    "by one group of two": ("deepseek2", Shape(**SEVERAL, n_group=2, options={"merged": 1})),
+}
+
+
+def same_everywhere(path: Path) -> None:
+    """Makes a model whose layers all see the same: they add nothing, and their norms are alike."""
+    for tensor in GGUFReader(path, "r+").tensors:
+        if re.search(r"\.(attn_output|ffn_down\w*)\.", tensor.name):
+            tensor.data[:] = 0
+        elif re.search(r"\.(ffn_norm|post_attention_norm|attn_post_norm)\.", tensor.name):
+            tensor.data[:] = 1
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_what_a_router_will_choose_is_known_where_its_input_is(router, tmp_path):
+    family, shape = ROUTERS[router]
+    path = write_model(tmp_path / "model.gguf", family, shape)
+    same_everywhere(path)
+    _, stats = generate(24, target=path, lookahead=1)
+    assert stats.foreseen > 200
+    assert stats.foreseen_right == 1.0
 
 
 def test_a_layer_behind_the_last_is_never_foreseen():
