@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace spac {
@@ -20,6 +21,18 @@ const ggml_tensor * added(const ggml_tensor * node, int64_t n_expert) {
                    ggml_nelements(bias) == n_expert && ggml_is_contiguous(bias)
                ? bias
                : nullptr;
+}
+
+bool is_unary(const ggml_tensor * t, ggml_unary_op op) { return t->op == GGML_OP_UNARY && ggml_get_unary_op(t) == op; }
+
+Router::Activation activation_of(const ggml_tensor * t) {
+    if (t->op == GGML_OP_SOFT_MAX && t->src[1] == nullptr) {
+        return Router::Activation::softmax;
+    }
+    if (t->op == GGML_OP_SQRT && is_unary(t->src[0], GGML_UNARY_OP_SOFTPLUS)) {
+        return Router::Activation::sqrt_softplus;
+    }
+    return is_unary(t, GGML_UNARY_OP_SIGMOID) ? Router::Activation::sigmoid : Router::Activation::none;
 }
 
 // Scores of which only the best groups' are left: set_rows(fill(groups, -inf), get_rows(groups, chosen), chosen). The
@@ -57,13 +70,13 @@ Router router_of(const Block & block) {
             break;
         case GGML_OP_SOFT_MAX:
         case GGML_OP_UNARY:
-            if (router.activation != Router::Activation::none ||
-                (t->op == GGML_OP_UNARY && ggml_get_unary_op(t) != GGML_UNARY_OP_SIGMOID) ||
-                (t->op == GGML_OP_SOFT_MAX && t->src[1] != nullptr)) {
+        case GGML_OP_SQRT:
+            if (router.activation != Router::Activation::none || activation_of(t) == Router::Activation::none) {
                 return {};
             }
-            router.activation  = t->op == GGML_OP_UNARY ? Router::Activation::sigmoid : Router::Activation::softmax;
+            router.activation  = activation_of(t);
             router.choice_bias = std::exchange(router.bias, nullptr);
+            t                  = t->op == GGML_OP_SQRT ? t->src[0] : t; // two nodes
             break;
         case GGML_OP_ADD:
             if (router.bias != nullptr || added(t, t->ne[0]) == nullptr) {
@@ -99,18 +112,23 @@ Chooser::Chooser(const Router & router)
       n_groups_(router.n_groups), n_groups_used_(router.n_groups_used) {}
 
 void Chooser::activate(float * scores, int n_expert) const {
-    const bool  soft = activation_ == Router::Activation::softmax;
+    using Activation = Router::Activation;
     const float most = *std::max_element(scores, scores + n_expert);
-    float       sum  = 0;
-    for (int e = 0; e < n_expert && activation_ != Router::Activation::none; ++e) {
-        scores[e] = soft ? std::exp(scores[e] - most) : 1 / (1 + std::exp(-scores[e]));
-        sum += scores[e];
-    }
-    for (int e = 0; e < n_expert && soft; ++e) {
-        scores[e] /= sum;
-    }
-    for (size_t e = 0; e < choice_bias_.size(); ++e) {
-        scores[e] += choice_bias_[e];
+    std::transform(scores, scores + n_expert, scores, [&](float x) {
+        switch (activation_) {
+        case Activation::softmax:
+            return std::exp(x - most);
+        case Activation::sigmoid:
+            return 1 / (1 + std::exp(-x));
+        case Activation::sqrt_softplus:
+            return std::sqrt(std::max(x, 0.0F) + std::log1p(std::exp(-std::fabs(x))));
+        default:
+            return x;
+        }
+    });
+    const float sum = activation_ == Activation::softmax ? std::accumulate(scores, scores + n_expert, 0.0F) : 1;
+    for (int e = 0; e < n_expert; ++e) {
+        scores[e] = scores[e] / sum + (choice_bias_.empty() ? 0 : choice_bias_[static_cast<size_t>(e)]);
     }
 }
 

@@ -8,7 +8,7 @@
 namespace spac {
 
 struct Router {
-    enum class Activation { none, softmax, sigmoid };
+    enum class Activation { none, softmax, sigmoid, sqrt_softplus };
 
     const ggml_tensor * weight      = nullptr; // [width, n_expert] on the device; null: the router was not recognized
     const ggml_tensor * bias        = nullptr; // [n_expert] F32, or null

@@ -53,10 +53,12 @@ def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
 
 
 SEVERAL = {"n_layer": 5, "n_expert": 16, "n_used": 3}
+ROOT = "a bias behind the root of softplus"  # as in DeepSeek-V4
 ROUTERS: dict[str, tuple[str, Shape]] = {
     "by the products": ("qwen3moe", Shape(**SEVERAL)),
     "a bias behind the sigmoid": ("glm4moe", Shape(**SEVERAL)),
     "a bias before the softmax": ("gpt-oss", Shape(**SEVERAL)),
+    ROOT: ("deepseek2", Shape(**SEVERAL, options={"sigmoid": 1})),
     "by groups, softmax": ("deepseek2", Shape(**SEVERAL, n_group=4, n_group_used=2)),
     "by groups, sigmoid and bias": (
         "deepseek2",
@@ -66,9 +68,17 @@ ROUTERS: dict[str, tuple[str, Shape]] = {
 }
 
 
-def same_everywhere(path: Path) -> None:
-    """Makes a model whose layers all see the same: they add nothing, and their norms are alike."""
-    for tensor in GGUFReader(path, "r+").tensors:
+def same_everywhere(path: Path, activation: int | None = None) -> None:
+    """Makes a model whose layers all see the same: they add nothing, and their norms are alike.
+
+    activation: another one for the routers, by llama.cpp's number.
+    """
+    reader = GGUFReader(path, "r+")
+    if activation is not None:
+        next(f for name, f in reader.fields.items() if name.endswith("expert_gating_func")).parts[-1][0] = (
+            activation
+        )
+    for tensor in reader.tensors:
         if re.search(r"\.(attn_output|ffn_down\w*)\.", tensor.name):
             tensor.data[:] = 0
         elif re.search(r"\.(ffn_norm|post_attention_norm|attn_post_norm)\.", tensor.name):
@@ -79,7 +89,7 @@ def same_everywhere(path: Path) -> None:
 def test_what_a_router_will_choose_is_known_where_its_input_is(router, tmp_path):
     family, shape = ROUTERS[router]
     path = write_model(tmp_path / "model.gguf", family, shape)
-    same_everywhere(path)
+    same_everywhere(path, 4 if router == ROOT else None)
     _, stats = generate(24, target=path, lookahead=1)
     assert stats.foreseen > 200
     assert stats.foreseen_right == 1.0
