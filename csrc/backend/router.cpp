@@ -93,11 +93,13 @@ Router router_of(const Block & block) {
             t                    = all_groups(t);
             continue;
         case GGML_OP_MUL_MAT:
-            if (root(t->src[1]) != root(block.input) || t->src[1]->ne[0] != block.input->ne[0] ||
-                t->src[0]->op != GGML_OP_NONE || !ggml_is_contiguous(t->src[0])) {
+            if (t->src[0]->op != GGML_OP_NONE || !ggml_is_contiguous(t->src[0]) || t->src[1]->type != GGML_TYPE_F32 ||
+                !ggml_is_contiguous(t->src[1]) || ggml_nrows(t->src[1]) != block.n_tokens()) {
                 return {};
             }
-            router.weight = t->src[0];
+            router.weight    = t->src[0];
+            router.product   = t;
+            router.own_input = root(t->src[1]) != root(block.input) || t->src[1]->ne[0] != block.input->ne[0];
             return router;
         default:
             return {};

@@ -11,6 +11,8 @@ struct Router {
     enum class Activation { none, softmax, sigmoid, sqrt_softplus };
 
     const ggml_tensor * weight      = nullptr; // [width, n_expert] on the device; null: the router was not recognized
+    const ggml_tensor * product     = nullptr; // the node that multiplies it with what it reads
+    bool                own_input   = false;   // which is not what the block reads: Llama 4, Gemma 4
     const ggml_tensor * bias        = nullptr; // [n_expert] F32, or null
     Activation          activation  = Activation::none;
     const ggml_tensor * choice_bias = nullptr; // added behind the activation, to choose by: [n_expert] F32, or null
@@ -18,8 +20,7 @@ struct Router {
         n_groups_used = 1; // experts stand in groups, of which a token uses those with the best two experts
 };
 
-// A router that reads the block's input as it is, through one matrix; others (of an input of their own) are not
-// recognized.
+// A router of one matrix.
 Router router_of(const Block & block);
 
 // Which experts a router chooses, from its matrix's products on the host. Not thread-safe.

@@ -127,26 +127,43 @@ void join_and(ggml_tensor * join, const Part & dense, Part & both) {
     both.fix();
 }
 
-// Shows the later block's router the input of the earlier one, as the last of the dense nodes before that.
+// Has a part compute a node of ours, right before another of its nodes, or at the end.
+bool add_node(Part & part, ggml_tensor * node, const ggml_tensor * before) {
+    const auto at = std::find(part.nodes.begin(), part.nodes.end(), before);
+    if (before != nullptr && at == part.nodes.end()) {
+        return false;
+    }
+    part.nodes.insert(at, node);
+    return true;
+}
+
+// Shows the later block's router what the earlier one's reads: with the last of the dense nodes before that if it is
+// what the block reads, else before it is read there, for its memory may be used again.
 void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const Staging & s,
                    ggml_backend_buffer_t device) {
     const Block & block  = from.block;
     const Router  router = to.block.splittable ? router_of(to.block) : Router{};
+    const Router  own    = router.own_input ? router_of(block) : Router{};
     if (router.weight == nullptr || from.before.nodes.empty() || !foresees(block) || from.layer < 0 || to.layer < 0 ||
-        from.experts != to.experts || router.weight->ne[0] != block.input->ne[0] || to.n_expert != from.n_expert ||
+        from.experts != to.experts || own.own_input != router.own_input || to.n_expert != from.n_expert ||
         router.weight->ne[1] != to.n_expert || to.block.n_tokens() != block.n_tokens() ||
         ggml_backend_buffer_get_type(router.weight->buffer) != ggml_backend_buffer_get_type(device)) {
         return;
     }
-    ggml_tensor * input =
-        leaf(ctx, GGML_TYPE_F32, {block.input->ne[0], block.n_tokens()}, block.input->data, block.input->buffer);
+    const ggml_tensor * read = own.own_input ? own.product->src[1] : block.input;
+    if (router.weight->ne[0] != read->ne[0]) {
+        return;
+    }
+    ggml_tensor * input  = leaf(ctx, GGML_TYPE_F32, {read->ne[0], block.n_tokens()}, read->data, read->buffer);
     ggml_tensor * scores = ggml_mul_mat(ctx, const_cast<ggml_tensor *>(router.weight), input);
     scores->data         = s.scores;
     scores->buffer       = device;
     scores->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    from.before.nodes.push_back(scores);
+    if (!add_node(from.before, scores, own.product)) {
+        return;
+    }
     if (!from.joined.nodes.empty()) {
-        from.joined.nodes.push_back(scores);
+        add_node(from.joined, scores, own.product);
     }
     from.foresight.reset(new Foresight{&to, scores, Chooser(router)});
 }

@@ -56,6 +56,7 @@ SEVERAL = {"n_layer": 5, "n_expert": 16, "n_used": 3}
 ROOT = "a bias behind the root of softplus"  # as in DeepSeek-V4
 ROUTERS: dict[str, tuple[str, Shape]] = {
     "by the products": ("qwen3moe", Shape(**SEVERAL)),
+    "an input of its own": ("smallthinker", Shape(**SEVERAL)),
     "a bias behind the sigmoid": ("glm4moe", Shape(**SEVERAL)),
     "a bias before the softmax": ("gpt-oss", Shape(**SEVERAL)),
     ROOT: ("deepseek2", Shape(**SEVERAL, options={"sigmoid": 1})),
