@@ -127,7 +127,7 @@ def environment(reference: Path | None) -> dict[str, str]:
 
     CUDA's libraries may be Python packages; spac finds them by itself, the unpatched library must be told.
     """
-    folders = [str(ROOT), str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "python")]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     found.pop("LLAMA_CPP_LIB_PATH", None)
     if reference is not None:

@@ -142,7 +142,8 @@ class Comparison:
         taken, bare = self._vram(cell, "spac"), self._vram(cell, cell.engine.kind, cell.engine.speculates)
         if taken is None or bare is None:
             raise InputError(
-                "not tuned: the VRAM of spac, or of llama.cpp with all experts on the CPU, is not known"
+                "not tuned: the VRAM of spac, or of llama.cpp with all experts on the CPU, is not known "
+                "(NVML or nvidia-smi tells it)"
             )
         return layers_on_cpu(self.sizes, taken - bare)
 

@@ -68,6 +68,10 @@ class Decoder:
         values = api.llama_context_default_params()
         values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
         values.n_threads = values.n_threads_batch = job.threads
+        if (
+            job.kind == "likelihoods"
+        ):  # "experts on the CPU" computes them there, else both sides of the noise are the device's
+            values.op_offload = False
         self.context = api.llama_init_from_model(self.model, values)
         if not self.context:
             raise RuntimeError(f"{path}: llama.cpp makes no context of {job.ctx} tokens")

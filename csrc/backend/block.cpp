@@ -49,6 +49,15 @@ const ggml_tensor * scale_table(const ggml_tensor * node, const ggml_tensor * id
     return whole && table->op == GGML_OP_NONE && table->type == GGML_TYPE_F32 && !in_store(table) ? table : nullptr;
 }
 
+// Whether a token's ids are different ones: places of a ranking, or a table's that the model brings.
+bool are_distinct(const ggml_tensor * ids) {
+    while (ids->op == GGML_OP_VIEW || ids->op == GGML_OP_RESHAPE || ids->op == GGML_OP_CONT) {
+        ids = ids->src[0];
+    }
+    return ids->op == GGML_OP_ARGSORT || ids->op == GGML_OP_TOP_K || ids->op == GGML_OP_NONE ||
+           (ids->op == GGML_OP_GET_ROWS && ids->src[0]->op == GGML_OP_NONE);
+}
+
 using TensorSet = std::unordered_set<const ggml_tensor *>;
 
 // The lookups of scales among the nodes of a block's range.
@@ -59,7 +68,7 @@ struct Lookups {
 
 class Finder {
   public:
-    explicit Finder(const ggml_cgraph * graph) : graph_(graph) {}
+    Finder(const ggml_cgraph * graph, bool repeats) : graph_(graph), repeats_(repeats) {}
 
     std::vector<Block> find() {
         std::unordered_map<const ggml_tensor *, size_t> by_ids;
@@ -78,7 +87,8 @@ class Finder {
         }
         members_.resize(blocks_.size());
         for (size_t b = 0; b < blocks_.size(); ++b) {
-            blocks_[b].splittable = trace(blocks_[b], members_[b]) && !interleaved(blocks_[b]);
+            blocks_[b].splittable = (repeats_ || are_distinct(blocks_[b].ids)) && trace(blocks_[b], members_[b]) &&
+                                    !interleaved(blocks_[b]);
         }
         note_escapes();
         std::vector<Block> result;
@@ -239,6 +249,7 @@ class Finder {
     }
 
     const ggml_cgraph *    graph_;
+    bool                   repeats_;
     std::vector<Block>     blocks_;
     std::vector<TensorSet> members_; // of every block: its chain, and the lookups of its scales
 };
@@ -252,6 +263,6 @@ const ggml_tensor * store_weight(const ggml_tensor * node) {
     return weight != nullptr && in_store(weight) ? weight : nullptr;
 }
 
-std::vector<Block> find_blocks(const ggml_cgraph * graph) { return Finder(graph).find(); }
+std::vector<Block> find_blocks(const ggml_cgraph * graph, bool repeats) { return Finder(graph, repeats).find(); }
 
 } // namespace spac

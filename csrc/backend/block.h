@@ -32,8 +32,8 @@ struct Block {
     ggml_tensor *                    out   = nullptr; // the chain's last node
     std::vector<const ggml_tensor *> weights;         // of the store, in the order of their use
     std::vector<Scale>               scales;          // in the order of their use
-    // Whether rows can be computed on both sides. If not (an adapter in the chain, an unusual op), each node that reads
-    // the store is a block of its own, and runs on the host.
+    // Whether rows can be computed on both sides. If not (an adapter in the chain, an unusual op, tokens that may name
+    // an expert twice), each node that reads the store is a block of its own, and runs on the host.
     bool splittable = false;
 
     int n_used() const { return static_cast<int>(ids->ne[0]); }
@@ -45,7 +45,8 @@ struct Block {
 // The store weight that a node reads through ids: src[0] of mul_mat_id, src[1] of add_id; null for other nodes.
 const ggml_tensor * store_weight(const ggml_tensor * node);
 
-// The blocks of a graph, in order; ranges do not overlap.
-std::vector<Block> find_blocks(const ggml_cgraph * graph);
+// The blocks of a graph, in order; ranges do not overlap. `repeats`: whether the device computes a token that names an
+// expert twice (GroveMoE's small experts, whose ids are divided). ggml-cuda's kernels do not.
+std::vector<Block> find_blocks(const ggml_cgraph * graph, bool repeats);
 
 } // namespace spac

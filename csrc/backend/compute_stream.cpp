@@ -22,6 +22,10 @@ ggml_backend_buffer_ptr ComputeStream::host_buffer(size_t bytes) const {
         ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), bytes));
 }
 
+bool ComputeStream::is_pinned(const ggml_backend_buffer_ptr & buffer) const {
+    return buffer && ggml_backend_buffer_get_type(buffer.get()) == ggml_backend_dev_host_buffer_type(device());
+}
+
 ggml_status ComputeStream::launch(const Part & part, const ggml_cgraph * graph) {
     return part.nodes.empty() ? GGML_STATUS_SUCCESS : queue(part.nodes, part.uid, part.uses ? *part.uses : *graph);
 }
@@ -77,6 +81,10 @@ void ComputeStream::record_device_part(const SplitBlock & b) {
         span.start_ns = Trace::now();
         parts_.push_back({n_marks_ + 1, {b.experts->trace(), span}});
     }
+}
+
+bool ComputeStream::computes_repeats() const {
+    return is_stand_in(backend()) || ggml_backend_dev_type(device()) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
 Gate * ComputeStream::gate() {

@@ -27,8 +27,12 @@ class ComputeStream {
     ggml_backend_t             backend() const { return backend_.get(); }
     ggml_backend_dev_t         device() const { return ggml_backend_get_device(backend_.get()); }
     ggml_backend_buffer_type_t buffer_type() const { return ggml_backend_dev_buffer_type(device()); }
+    // Whether its kernels compute a token that names an expert twice; GPUs' sort tokens by experts.
+    bool computes_repeats() const;
     // Host memory that copies are asynchronous from: pinned where the device can.
     ggml_backend_buffer_ptr host_buffer(size_t bytes) const;
+    // Whether it is pinned. A driver that pins no more gives pageable memory, and that is read when a copy is queued.
+    bool is_pinned(const ggml_backend_buffer_ptr & buffer) const;
 
     // Queues nodes, some of them of that graph: in the time of the model whose block they are queued for.
     ggml_status launch(const Part & part, const ggml_cgraph * graph);

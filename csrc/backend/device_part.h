@@ -33,6 +33,7 @@ class DevicePart {
     ggml_status launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                        const ggml_cgraph * graph);
     // Masked form, with a mask that is chosen before the stream comes here: where its row is to be written then.
+    bool        rows_pinned(const SplitBlock & b) { return stream_.is_pinned(masks_of(*b.experts)->staging); }
     int32_t *   reserve_row(const SplitBlock & b);
     static void write_row(const LateMask & late, const Mask * mask); // null: no expert is resident
     ggml_status launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph);

@@ -28,7 +28,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
         known->used = n_asked_;
         return *known;
     }
-    std::vector<Block> blocks = find_blocks(graph);
+    std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
     // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
     blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
                  blocks.end());

@@ -23,6 +23,8 @@ class GraphCache {
     void reserve(const std::vector<Block> & blocks);
     // The staging on the device.
     ggml_backend_buffer_t scratch() const { return device_buffer_.get(); }
+    // Whether copies from the staging on the host may be queued before it is written.
+    bool host_pinned() const { return stream_.is_pinned(host_buffer_); }
 
   private:
     SplitGraph * find(const ggml_cgraph * graph);

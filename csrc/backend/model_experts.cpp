@@ -64,10 +64,10 @@ int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & wei
 }
 
 void ModelExperts::note_unsplit(const char * weight, Unsplit why) {
-    static constexpr const char * reasons[] = {"an adapter, or an op that spac does not know",
-                                               "the device has no kernel for it",
-                                               "it was met after the layers were counted"};
-    const auto                    i         = static_cast<size_t>(why);
+    static constexpr const char * reasons[] = {
+        "an adapter, an op that spac does not know, or tokens that name an expert twice",
+        "the device has no kernel for it", "it was met after the layers were counted"};
+    const auto i = static_cast<size_t>(why);
     if (!unsplit_noted_[i].exchange(true)) {
         GGML_LOG_WARN("spac: the block around %s cannot be split (%s): such blocks run on the CPU\n", weight,
                       reasons[i]);

@@ -48,7 +48,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
     if (tap_) {
         tap_->plan(stream_, graph);
     }
-    const std::vector<Block> blocks = find_blocks(graph);
+    const std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
     for (const Block & block : blocks) {
         if (block.splittable) {
             experts_of(block.weights.front())->find_or_add_layer(block.weights, block.n_used());

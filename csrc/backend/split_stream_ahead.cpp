@@ -78,7 +78,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
 // Whether the device can be told of this graph ahead of the host.
 bool SplitStream::can_go_ahead(const SplitGraph & g) {
     const auto listened = [](auto & b) { return b->experts->demand.listens(); };
-    return launch_ahead().value_or(!is_stand_in(stream_.backend())) && device_.masked() &&
+    return launch_ahead().value_or(!is_stand_in(stream_.backend())) && device_.masked() && graphs_.host_pinned() &&
            std::none_of(g.blocks.begin(), g.blocks.end(), listened) && stream_.gate() != nullptr;
 }
 
@@ -94,7 +94,7 @@ ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side,
     HostJob        job  = {&b, &s, nullptr, mark, counts};
     if (side == Side::both) {
         LateMask late = {&b, nullptr, now.generation};
-        if (late_masks_) {
+        if (late_masks_ && device_.rows_pinned(b)) {
             late.row = device_.reserve_row(b);
             job.late = jobs_.defer(late);
         }

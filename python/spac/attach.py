@@ -6,7 +6,7 @@ from spac import _core
 from spac.config import Slots
 from spac.draft_experts import detach_draft
 from spac.errors import OutOfMemoryError
-from spac.vram import margin, room_of
+from spac.vram import margin, room_of, size
 
 STAND_IN_SHARE = 0.25  # of the experts, where nobody says how much memory the stand-in is to have
 
@@ -60,4 +60,5 @@ def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int)
             n_slots = n_slots * 15 // 16  # memory may be too fragmented for what its sum promised
     if n_slots == wanted:
         return []
-    return [f"slots: {n_slots} of {n_experts} experts fit into {room_of(device.name, device.memory)}"]
+    room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"
+    return [f"slots: {n_slots} of {n_experts} experts fit into {room}"]

@@ -128,7 +128,7 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("driver", "ok" if driver else "off", driver or "none", why)
     devices = [device for device in _core.devices() if not device.is_stand_in]
     for device in devices:
-        free, total = _gb(device.memory_free), _gb(device.memory_total)
+        free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
     if not devices:
         yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))

@@ -243,13 +243,14 @@ class Engine:
         states = self._watch_draft(scheduler)
         self._scheduler_name = scheduler.name
         self._scheduler_options = given_options(scheduler, written)
-        self.experts.set_lookahead(self._lookahead)
         if scheduler.name == "none":
+            self.experts.set_lookahead(0)
             return None
         if not self.experts.slots.n_slots:  # else they are there, with what is resident
             assert self.device is not None
             slots = Slots.parse(self.config.slots)
             self._notes += attach_slots(self.experts, self.device, slots, self._pair.draft_experts)
+        self.experts.set_lookahead(self._lookahead)
         if self.experts.slots.n_slots == 0:
             return None
         # A plan that follows measured times would be another one every time.
@@ -261,7 +262,7 @@ class Engine:
     @property
     def _lookahead(self) -> int:
         """How many layers ahead experts are loaded while a step runs."""
-        if self._scheduler_name == "none":
+        if self._scheduler_name == "none" or self.experts is None or not self.experts.slots.n_slots:
             return 0
         if self.config.lookahead is not None:
             return self.config.lookahead

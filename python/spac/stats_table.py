@@ -25,7 +25,9 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
         ),
         (
             "text",
-            f"{stats.generated_tokens} tokens, ended by {stats.reason or 'nothing yet'}, seed {stats.seed}",
+            f"{stats.generated_tokens} tokens"
+            + (f", ended by {stats.reason}" if stats.reason else "")
+            + f", seed {stats.seed}",
         ),
         (
             "speculation",

@@ -37,7 +37,14 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     runs = tuple(
-        Run(f"share {share:g}", share, args.seed, args.moving, args.fault, args.fail_uploads)
+        Run(
+            f"share {share:g}",
+            share,
+            args.seed,
+            moving=args.moving,
+            fault=args.fault,
+            fail_uploads=args.fail_uploads,
+        )
         for share in args.share
     )
     settings = Settings(n_threads=args.threads, n_ubatch=args.ubatch, flash_attn=args.flash_attn)

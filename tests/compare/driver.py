@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +35,23 @@ def reference_library() -> Path | None:
 
 
 def run_worker(
-    library: str, job: Job, folder: Path, *, lib_path: Path | None = None, timeout: float = 300
+    library: str,
+    job: Job,
+    folder: Path,
+    *,
+    lib_path: Path | None = None,
+    timeout: float = 300,
+    environment: Mapping[str, str] | None = None,
 ) -> Result:
     """Runs a job in a process of its own, with files in `folder`. Library "reference" needs `lib_path`.
+    `environment` is added to this process's; its PYTHONPATH says which spac is meant.
 
     Raises RuntimeError with the end of the worker's stderr when it fails or dies.
     """
     job_path, out_path = folder / f"{library}.json", folder / f"{library}.npz"
     job.write(job_path)
-    env = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": _python_path()}
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive", **(environment or {})}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     env.pop("LLAMA_CPP_LIB_PATH", None)
     if lib_path is not None:
         env["LLAMA_CPP_LIB_PATH"] = str(lib_path)
@@ -57,10 +66,6 @@ def run_worker(
     if done.returncode != 0:
         raise RuntimeError(f"the {library} worker ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return _read(out_path)
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def _read(path: Path) -> Result:

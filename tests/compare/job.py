@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+STAND_IN = "stand-in"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -56,18 +58,23 @@ class Case:
     repack: bool = False  # reference only: let the library repack weights (its default)
     lora: str = ""  # an adapter to apply, or none
     script: str = "full"  # a key of script.SCRIPTS
-    n_gpu_layers: int = -1  # spac only: how many layers its device gets
+    n_gpu_layers: int = -1  # how many layers the device gets, where there is one
     use_mmap: bool = True
 
 
 @dataclass(frozen=True)
 class Job:
     """Cases for one worker process; `stand_in` are arguments of `_core.set_stand_in`. With `together`, spac's
-    worker runs all cases at the same time, each in a thread (without faults: these hold for the process)."""
+    worker runs all cases at the same time, each in a thread (without faults: these hold for the process).
+
+    `device` is the one that spac's device wraps; it reads the ids masks itself. The reference runs on the CPU
+    if that is the stand-in, else on the same device.
+    """
 
     cases: tuple[Case, ...]
     stand_in: dict[str, float] = field(default_factory=dict)
     together: bool = False
+    device: str = STAND_IN
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -85,7 +92,7 @@ class Job:
             )
             for case in data["cases"]
         )
-        return Job(cases, data["stand_in"], data["together"])
+        return Job(**data | {"cases": cases})
 
 
 @dataclass(frozen=True)

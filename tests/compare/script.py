@@ -169,6 +169,24 @@ def run_lengths_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
     return steps.logits
 
 
+BATCHES = (1, 2, 4, 8, 9, 17, 40)
+"""On both sides of where kernels change: from one token to several, and from 8 to 9."""
+
+
+def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Batches of `BATCHES` random tokens in an empty context, and as many behind the small ones, with every
+    row: what one batch gets wrong, the next does not see."""
+    rng = np.random.default_rng(13)
+    out: dict[str, Logits] = {}
+    for n in BATCHES:
+        decoder.rewind(0)
+        for name, position in (("first", 0), ("behind it", n))[: 2 if n <= 8 else 1]:
+            before_step()
+            tokens = rng.integers(0, 256, n, dtype=np.int32)
+            out[f"{n} tokens, {name}"] = decoder.decode(tokens, position, list(range(n)))
+    return out
+
+
 SCRIPTS = {
     "full": run_script,
     "short": run_short_script,
@@ -176,5 +194,6 @@ SCRIPTS = {
     "shift": run_shift_script,
     "prompts": run_prompts_script,
     "lengths": run_lengths_script,
+    "batches": run_batches_script,
 }
 """What a case may run."""

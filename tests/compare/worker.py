@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.compare.job import Case, Job, Run
+from tests.compare.job import STAND_IN, Case, Job, Run
 from tests.compare.script import SCRIPTS, Logits
 
 LIB_PATH = "LLAMA_CPP_LIB_PATH"
@@ -45,7 +45,7 @@ def _announce(case: Case, run: Run) -> None:
 
 
 def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
-    """All cases on the stock library, on the CPU."""
+    """All cases on the stock library, on the CPU or on the job's device."""
     import llama_cpp as ll
 
     from tests.compare.decoder import Model
@@ -58,7 +58,7 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
     ll.llama_backend_init()
     arrays: Arrays = {}
     for case in job.cases:
-        with Model(case, on_device=False) as model, model.context(case.settings) as context:
+        with Model(case, on_device=job.device != STAND_IN) as model, model.context(case.settings) as context:
             for run in case.runs:
                 _announce(case, run)
                 steps = SCRIPTS[case.script](context, lambda: None)
@@ -67,12 +67,14 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
 
 def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
-    """All cases and runs on spac's library, experts split over the stand-in and the CPU."""
+    """All cases and runs on spac's library, experts split over the job's device and the CPU."""
     from spac import _core  # before llama_cpp: importing spac chooses the library
 
     ll = importlib.import_module("llama_cpp")
     decoder = importlib.import_module("tests.compare.decoder")
-    _core.set_default_device("stand-in")
+    _core.set_default_device(job.device)
+    if job.device != STAND_IN:
+        _core.set_trust_device_masks(True)
     _log = _quiet_log()
     ll.llama_backend_init()
     arrays: Arrays = {}

@@ -122,6 +122,12 @@ def test_who_looks_ahead_by_default(options, switch, layers, monkeypatch):
     assert (stats.foreseen > 0) == (layers > 0)
 
 
+@pytest.mark.parametrize("options", [{"slots": 0}, {"scheduler": "none"}])
+def test_where_nothing_can_be_resident_nobody_looks(options):
+    stats = generate(8, lookahead=2, **options)[1]
+    assert stats.lookahead == stats.foreseen == 0
+
+
 def test_with_a_draft_several_tokens_are_foreseen():
     _core.set_stand_in(latency_us=300)
     draft = str(files("spac.demo") / "draft.gguf")

@@ -43,7 +43,9 @@ def make_parser() -> Parser:
     )  # fmt: skip
     server.add_argument("--queue", metavar="N", type=number(int, Range(0, COUNT.high)), default=16,
                         help="requests that may wait; others get status 429 (default: 16)")  # fmt: skip
-    server.add_argument("--alias", metavar="NAME", help="the model's name (default: its file's)")
+    server.add_argument(
+        "--alias", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
+    )
     add_config(parser.add_argument_group("engine"), EngineConfig)  # type: ignore[arg-type]
     add_talk(parser.add_argument_group("output"))
     return parser
@@ -60,7 +62,7 @@ def serve(options: argparse.Namespace) -> int:
     """Listen, load, serve."""
     _check_extra()
     talk = Talk(options.quiet)
-    target, draft, _demo = models(options)
+    target, draft, demo = models(options)
     config = read_config(options, target, draft)
     api_key = env.API_KEY.get() if options.api_key is None else options.api_key
     out = sys.stdout
@@ -78,7 +80,9 @@ def serve(options: argparse.Namespace) -> int:
             talk.note(f"{target.name} has no chat template: a plain one is used")
         if not api_key and not _is_loopback(bound):
             talk.note("whoever reaches this machine can use the model: --api-key asks for a key")
-        app, house = make_app(llama, options.alias or target.name, api_key, options.queue)
+        app, house = make_app(
+            llama, options.alias or ("demo" if demo else target.name), api_key, options.queue
+        )
         server = make_server(app, house, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         print(f"http://{_address(bound)}/v1", file=out, flush=True)

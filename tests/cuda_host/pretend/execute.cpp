@@ -115,7 +115,11 @@ Compiled load(const void * fatbin, const std::string & mangled) {
     if (hash.empty()) {
         hash = hash_of(text);
         fs::create_directories(folder);
-        std::ofstream(folder / (hash + ".ptx"), std::ios::binary) << text;
+        const fs::path module = folder / (hash + ".ptx"), part = module.string() + "." + std::to_string(getpid());
+        if (!fs::exists(module)) { // another process may be reading or writing it
+            std::ofstream(part, std::ios::binary) << text;
+            fs::rename(part, module);
+        }
     }
     const fs::path library = folder / (hash + "-" + hash_of(mangled) + ".so");
     if ((!fs::exists(library) || fs::last_write_time(library) < newest_source()) &&

@@ -1,0 +1,290 @@
+"""A CUDA build of spac gives the very bits of the unpatched llama.cpp with CUDA, on the executing card.
+
+Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA, or what `python -m tests.cuda_host
+--out` has left, with the reference library and kernels that can be executed (README.md). Kernels are
+translated when they are first met, which takes seconds each; they are kept in PRETEND_CUDA_EXECUTE, or in
+that folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compare import Case, Job, Run, Settings, run_worker
+from tests.compare.driver import first_difference
+from tests.compare.script import BATCHES
+from tests.conftest import TinyModel
+from tests.cuda_host.build import package_of
+from tests.cuda_host.executed import Card, CardError, Steps, finite, kernels_folder, of_batches, strays
+from tests.models import Shape
+
+pytestmark = pytest.mark.skipif(
+    "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
+)
+
+MODELS: dict[str, tuple[str, Shape | None]] = {
+    "qwen3moe Q4_0": ("qwen3moe", Shape(n_expert=8, n_used=3, types={"*_exps": "Q4_0"})),
+    "qwen3moe Q4_K M": (
+        "qwen3moe",
+        Shape(
+            n_layer=2,
+            n_embd=256,
+            n_head=8,
+            n_ff_exp=256,
+            types={"*": "Q4_K", "ffn_down_exps": "Q6_K", "blk.1.ffn_down_exps": "Q4_K", "output": "Q6_K"},
+        ),
+    ),
+    "qwen3moe mixed": (
+        "qwen3moe",
+        Shape(
+            types={
+                "*_exps": "Q8_0",
+                "blk.0.ffn_*_exps": "F16",
+                "blk.1.ffn_*_exps": "BF16",
+                "blk.2.ffn_up_exps": "Q5_1",
+            }
+        ),
+    ),
+    "deepseek2 groups": (
+        "deepseek2",
+        Shape(
+            n_expert=8,
+            n_group=4,
+            n_group_used=2,
+            n_used=3,
+            types={"*_exps": "Q8_0"},
+            options={"merged": 1, "sigmoid": 1},
+        ),
+    ),
+    "gpt-oss": ("gpt-oss", Shape(types={"*_exps": "MXFP4"})),
+}
+SETTINGS = Settings(n_ctx=256, n_batch=128, n_ubatch=128)
+ALL = Run("all", 1.0, seed=3)
+ALL_FORMS = (
+    ALL,
+    Run("all, not ahead", 1.0, seed=4, ahead=False),
+    Run("all, looking ahead", 1.0, seed=5, lookahead=1),
+)
+HALF = Run("half", 0.5, seed=1)
+NOT_AHEAD = replace(HALF, name="half, not ahead", ahead=False)
+STREAMED = replace(HALF, name="half, streamed", stream_tokens=17)
+PAIRS = replace(HALF, name="half, in pairs", fault="compact")
+PAIRS_NOT_AHEAD = replace(PAIRS, name="half, in pairs, not ahead", ahead=False)
+MOVING = Run("moving, looking ahead", 0.5, seed=7, moving=True, lookahead=1)
+PARTS = (
+    HALF,
+    NOT_AHEAD,
+    STREAMED,
+    PAIRS,
+    PAIRS_NOT_AHEAD,
+    MOVING,
+    Run("moving", 0.5, seed=6, moving=True),
+    Run("moving, in pairs", 0.5, seed=8, moving=True, fault="compact"),
+)
+SWAPPED = Run("slots swapped", 1.0, seed=9, fault="swap-slots")
+RUNS = (*ALL_FORMS, *PARTS, SWAPPED)
+BRIEF = (ALL, HALF, STREAMED, MOVING, SWAPPED)
+THOROUGH = ("qwen3moe Q4_K M", "gpt-oss")
+"""Models that get all of the runs; the others get `BRIEF`."""
+
+
+def runs_of(name: str) -> tuple[Run, ...]:
+    return RUNS if name in THOROUGH else BRIEF
+
+
+def of_models(*runs: Run) -> pytest.MarkDecorator:
+    """A test for every model and those of the runs that it gets."""
+    found = [(name, run) for name in MODELS for run in runs if run in runs_of(name)]
+    return pytest.mark.parametrize(("name", "run"), found, ids=[f"{name}, {run.name}" for name, run in found])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a model's runs gave, and both unpatched libraries: with all layers on the card, and on the CPU."""
+
+    runs: dict[str, Steps]
+    stats: dict[str, dict[str, int]]
+    card: Steps
+    cpu: Steps
+
+    def near(self, run: str) -> bool:
+        """Whether a run is either of the unpatched library's, but for rounding."""
+        return all(strays(self.runs[run], steps) <= 0.1 for steps in (self.card, self.cpu))
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def card(package: Path, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Card:
+    kernels = kernels_folder(Path(os.environ["SPAC_CUDA_BUILD"]))
+    card = Card(package, kernels, tmp_path_factory.mktemp("executed"))
+    if not (card.stock / "libllama.so").is_file():
+        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
+    case = Case("any", str(tiny_model("qwen3moe")), SETTINGS, script="batches")
+    try:
+        card.reference(Job((case,)))
+    except CardError as error:
+        if "has no PTX" not in str(error):
+            raise
+        pytest.skip(
+            "the CUDA build's kernels cannot be executed: -DSPAC_CUDA_ARCHITECTURES=80-virtual "
+            "-DGGML_CUDA_COMPRESSION_MODE=none"
+        )
+    return card
+
+
+def case_of(name: str, tiny_model: TinyModel, runs: tuple[Run, ...]) -> Case:
+    family, shape = MODELS[name]
+    return Case(name, str(tiny_model(family, shape)), SETTINGS, runs, script="batches")
+
+
+Outcomes = Callable[[str], Outcome]
+
+
+@pytest.fixture(scope="module")
+def outcome(
+    card: Card, tiny_model: TinyModel, reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Outcomes:
+    """What all runs of a model gave, run when it is first asked for."""
+    made: dict[str, Outcome] = {}
+
+    def get(name: str) -> Outcome:
+        if name not in made:
+            job = Job((case_of(name, tiny_model, runs_of(name)),))
+            # new memory of spac's card is full of NaNs: what nobody wrote is not read
+            stock, ours = card.reference(job), card.spac(job, POISON=1)
+            alone = Job((replace(job.cases[0], runs=(Run(),)),))
+            cpu = run_worker("reference", alone, tmp_path_factory.mktemp("cpu"), lib_path=reference_lib)
+            stats: dict[str, Any] = {
+                run.name: ours.meta[f"{name}|{run.name}"]["stats"] for run in job.cases[0].runs
+            }
+            made[name] = Outcome(
+                {run: ours.logits[name, run] for run in stats},
+                stats,
+                stock.logits[name, "reference"],
+                cpu.logits[name, "reference"],
+            )
+        return made[name]
+
+    return get
+
+
+def assert_same(name: str, run: str, steps: Steps, expected: Steps) -> None:
+    difference = first_difference(name, run, steps, expected)
+    assert difference is None, str(difference)
+
+
+@of_models(*ALL_FORMS)
+def test_all_experts_resident(name: str, run: Run, outcome: Outcomes) -> None:
+    """Every logit is the unpatched CUDA library's with all layers on the card."""
+    found = outcome(name)
+    assert_same(name, run.name, found.runs[run.name], found.card)
+    stats = found.stats[run.name]
+    assert stats["blocks_device"] == stats["blocks"] > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_card_is_not_the_cpu(name: str, outcome: Outcomes) -> None:
+    """The equality above would also hold if all computed on the CPU."""
+    found = outcome(name)
+    assert first_difference(name, "on the card", found.card, found.cpu) is not None
+    assert strays(found.card, found.cpu) <= 0.1
+
+
+@of_models(NOT_AHEAD, PAIRS_NOT_AHEAD)
+def test_queued_ahead_or_not(name: str, run: Run, outcome: Outcomes) -> None:
+    runs = outcome(name).runs
+    assert_same(name, run.name, runs[run.name], runs[(PAIRS if run.fault else HALF).name])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_streamed_batches(name: str, outcome: Outcomes) -> None:
+    """All of their experts are the device's: the unpatched library's bits. The others' are as without."""
+    found = outcome(name)
+    steps, least = found.runs[STREAMED.name], STREAMED.stream_tokens
+    large, small = of_batches(steps, least, 1000), of_batches(steps, 1, least - 1)
+    assert_same(name, "streamed", large, of_batches(found.card, least, 1000))
+    assert_same(name, "not streamed", small, of_batches(found.runs[HALF.name], 1, least - 1))
+    assert found.stats[STREAMED.name]["blocks_streamed"] > 0
+
+
+@of_models(*PARTS)
+def test_a_part_resident(name: str, run: Run, outcome: Outcomes) -> None:
+    found = outcome(name)
+    assert finite(found.runs[run.name])
+    assert found.near(run.name)
+    stats = found.stats[run.name]
+    assert 0 < stats["activations_hit"] < stats["activations"]
+    assert (stats["evictions"] > 0) == run.moving
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_comparison_sees_a_wrong_expert(name: str, outcome: Outcomes) -> None:
+    found = outcome(name)
+    steps = found.runs[SWAPPED.name]
+    for least, most in ((1, 2), *((n, n) for n in BATCHES[2:])):  # one token alone may meet neither
+        seen = of_batches(steps, least, most)
+        assert first_difference(name, "", seen, of_batches(found.card, least, most)) is not None
+    assert not found.near(SWAPPED.name)
+
+
+def test_nothing_is_read_that_nobody_wrote(card: Card, tiny_model: TinyModel, outcome: Outcomes) -> None:
+    """Memory that is new and full of zeros changes nothing: all else here has NaNs there."""
+    name, runs = THOROUGH[0], (HALF, PAIRS)
+    result = card.spac(Job((case_of(name, tiny_model, runs),)), POISON=0)
+    for run in runs:
+        assert_same(name, run.name, result.logits[name, run.name], outcome(name).runs[run.name])
+
+
+def test_rows_that_are_summed_in_parts(card: Card, tiny_model: TinyModel) -> None:
+    """llama.cpp's own limit to equality: above 8 tokens its kernels (stream-k) cut long rows into parts where
+    tiles do not fill the multiprocessors evenly, and where they cut depends on how many experts a tensor
+    stacks, which are slots here."""
+    shape = Shape(n_layer=2, n_embd=128, n_ff_exp=512, types={"*_exps": "Q4_0"})
+    path = str(tiny_model("qwen3moe", shape))
+    streamed = replace(STREAMED, stream_tokens=9)
+    job = Job((Case("long rows", path, SETTINGS, (ALL, streamed), script="batches"),))
+    for multiprocessors, cut in ((1, False), (3, True)):
+        ours = card.spac(job, SM=multiprocessors).logits
+        steps = ours["long rows", ALL.name]
+        expected = card.reference(job, SM=multiprocessors).logits["long rows", "reference"]
+        assert_same("long rows", "up to 8", of_batches(steps, 1, 8), of_batches(expected, 1, 8))
+        large = of_batches(expected, 9, 1000)
+        differs = first_difference("long rows", "above", of_batches(steps, 9, 1000), large)
+        assert (differs is not None) == cut
+        assert strays(steps, expected) <= 0.1
+        # as many experts as in the file, at the same places
+        assert_same("long rows", "streamed", of_batches(ours["long rows", streamed.name], 9, 1000), large)
+
+
+def test_a_driver_that_pins_no_more_changes_nothing(card: Card, tiny_model: TinyModel) -> None:
+    """What is queued ahead is written later; pageable memory is read when its copy is queued."""
+    job = Job((case_of("qwen3moe Q4_0", tiny_model, (HALF, MOVING)),))
+    unpinned = card.spac(job, REGISTER=0, PINNED_MB=1)
+    expected = card.spac(job).logits["qwen3moe Q4_0", HALF.name]
+    assert_same("unpinned", HALF.name, unpinned.logits["qwen3moe Q4_0", HALF.name], expected)
+    assert strays(unpinned.logits["qwen3moe Q4_0", MOVING.name], expected) <= 0.1
+
+
+def test_experts_that_a_token_names_twice(
+    card: Card, tiny_model: TinyModel, reference_lib: Path, tmp_path: Path
+) -> None:
+    """GroveMoE's smaller experts: two of a token's choices may share one. The unpatched library's kernels for
+    several tokens leave such rows out on CUDA (ggml-org/llama.cpp issue 24591), so those experts run on the
+    CPU, and it says what is right."""
+    runs = (ALL, HALF, STREAMED, PAIRS)
+    job = Job((Case("grovemoe", str(tiny_model("grovemoe")), SETTINGS, runs, script="batches"),))
+    alone = Job((replace(job.cases[0], runs=(Run(),)),))
+    cpu = run_worker("reference", alone, tmp_path, lib_path=reference_lib).logits["grovemoe", "reference"]
+    ours = card.spac(job, POISON=1)
+    for run in runs:
+        assert strays(ours.logits["grovemoe", run.name], cpu) <= 0.1
