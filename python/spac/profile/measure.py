@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 
 import numpy as np
@@ -80,13 +80,18 @@ class Forced(Scheduler):
 class Measurement:
     """Of one engine, which does nothing else meanwhile. Its slots are empty afterwards."""
 
-    def __init__(self, engine: Engine, pair: ModelPair) -> None:
-        """engine: with `Forced`, on this pair. Raises InputError where there is nothing to split."""
+    def __init__(
+        self, engine: Engine, pair: ModelPair, tell: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """engine: with `Forced`, on this pair. `tell` hears what is measured next.
+
+        Raises InputError where there is nothing to split.
+        """
         if pair.experts is None:
             raise InputError(
                 f"{pair.target.path.name} runs without the split here: there is nothing to measure"
             )
-        self._engine, self._pair, self._experts = engine, pair, pair.experts
+        self._engine, self._pair, self._experts, self._tell = engine, pair, pair.experts, tell
         self.layers = pair.experts.layers
         """Of the target's experts."""
         self._pool = np.array([layer.pool for layer in self.layers], np.int32)
@@ -105,13 +110,17 @@ class Measurement:
         guess = Costs.guessed(self.layers, self._n_tokens)
         with Probe(self._pair.target_context, self._experts, self._before, self._n_tokens) as self._probe:
             self._experts.take_demand()
+            self._tell("steps with nothing resident")
             without = self._timed(np.zeros_like(self._exists))
             demand = self._experts.take_demand()[0]
+            self._tell("steps with what is used most resident")
             used = self._timed(self._hottest(demand))
             self._n_slots = self._slots_to_use()
             rows = [*without, *used]
             for share in _SHARES:
+                self._tell(f"steps with {share:.0%} resident")
                 rows += self._timed(self._random(share))
+            self._tell("the device and the link")
             experts = tuple(
                 expert_costs(
                     guess.experts[pool],
@@ -121,6 +130,7 @@ class Measurement:
                 )
                 for pool in range(len(guess.experts))
             )
+        self._tell("drafts")
         drafts = self._drafts()
         sampling = median(step.sample_ns for step in drafts) * 1e-9
         base, token = line([(step.n_drafted, step.draft_ns * 1e-9) for step in drafts if step.n_drafted])

@@ -67,10 +67,11 @@ def _profile(options: argparse.Namespace) -> int:
     with Engine(replace(config, scheduler=Forced()), pair=pair) as engine:
         talk.end_progress()
         talk.show_notes(engine)
-        measurement = Measurement(engine, pair)
+        measurement = Measurement(engine, pair, lambda what: talk.show(f"measuring {what}"))
         key, layers = cache.Key.of(pair), measurement.layers
         known = None if options.refresh else cache.load(key)
         costs = known if known is not None else measurement.measure()
+        talk.end_progress()
     if known is not None:
         talk.note("known from an earlier run; --refresh measures anew")
     else:
@@ -82,11 +83,11 @@ def _profile(options: argparse.Namespace) -> int:
         about = {"key": asdict(key), "measured_now": known is None}
         print(json.dumps({**json.loads(costs.to_json()), **about}))
     else:
-        print("\n".join(_table(costs, key, layers)))
+        print("\n".join(_table(costs, key, layers, drafts=bool(config.draft_types))))
     return 0
 
 
-def _table(costs: Costs, key: Key, layers: Sequence[LayerInfo]) -> Iterator[str]:
+def _table(costs: Costs, key: Key, layers: Sequence[LayerInfo], *, drafts: bool) -> Iterator[str]:
     yield f"{key.cpu}, {key.threads} {'thread' if key.threads == 1 else 'threads'}; {key.device}"
     for pool, expert in enumerate(costs.experts):
         mine = [layer for layer in layers if layer.pool == pool]
@@ -113,9 +114,10 @@ def _table(costs: Costs, key: Key, layers: Sequence[LayerInfo]) -> Iterator[str]
         yield "  not measured: there was no room for a whole layer"
     else:
         yield _row(("a layer that is not all resident", costs.hand_off_s, "beside its experts"))
-    yield "\ndraft"
-    yield _row(("a draft", costs.draft_base_s, ""))
-    yield _row(("a token of it", costs.draft_token_s, "beside that"))
+    if drafts:
+        yield "\ndraft"
+        yield _row(("a draft", costs.draft_base_s, ""))
+        yield _row(("a token of it", costs.draft_token_s, "beside that"))
     yield "\nverification and sampling" + " " * 17 + "in all   without experts"
     for n, (verify, dense) in enumerate(zip(costs.verify_s, costs.dense_s, strict=True), 1):
         yield f"  {n:3} {'token ' if n == 1 else 'tokens'}{verify * 1e6:34,.1f} µs{dense * 1e6:12,.1f} µs"
