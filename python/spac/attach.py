@@ -25,13 +25,24 @@ def attach_slots(
     if draft is not None and draft.slots.n_slots:
         try:
             experts.attach_slots(n_slots)
-            return []
+            return _little_left(device)
         except OutOfMemoryError:
             detach_draft(draft)
         _exactly(experts, device, n_slots)
         return [f"draft: its experts run on the CPU, to leave room for {n_slots} slots"]
     _exactly(experts, device, n_slots)
-    return []
+    return _little_left(device)
+
+
+def _little_left(device: _core.DeviceInfo) -> list[str]:
+    """A note where llama.cpp's kernels, which take memory as they go and end the process without it, may want
+    more than is left of the card. A limit of the user's is not theirs."""
+    memory = next((each.memory for each in _core.devices() if each.name == device.name), device.memory)
+    wanted = margin(memory.size, is_stand_in=device.is_stand_in)
+    if device.is_stand_in or memory.limit or memory.free >= wanted:
+        return []
+    left = f"slots: they leave {size(memory.free)} of {device.name} to llama.cpp's kernels"
+    return [f"{left}, which end the process where they need more; --slots auto leaves {size(wanted)}"]
 
 
 def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> None:

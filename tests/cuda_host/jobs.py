@@ -40,6 +40,7 @@ class Job:
         switches = {"SPAC_DEVICE_MASKS": int(self.masked), "SPAC_LAUNCH_AHEAD": int(self.ahead)}
         card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
         card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)
+        card.setdefault("PRETEND_CUDA_EXECUTE", "")  # whatever test_executed.py is given
         return {name: str(value) for name, value in (switches | card).items()}
 
 

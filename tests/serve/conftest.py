@@ -113,9 +113,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo pair as "demo", with a key, a queue of QUEUE places and a context of 2048."""
-    server = Server(
-        tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048"
-    )
+    server = Server(tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048")
     yield server
     assert server.stop() == 0
 
