@@ -68,9 +68,7 @@ class Decoder:
         values = api.llama_context_default_params()
         values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
         values.n_threads = values.n_threads_batch = job.threads
-        if (
-            job.kind == "likelihoods"
-        ):  # "experts on the CPU" computes them there, else both sides of the noise are the device's
+        if job.kind == "likelihoods":  # else the device computes large batches of what is on the CPU, too
             values.op_offload = False
         self.context = api.llama_init_from_model(self.model, values)
         if not self.context:
