@@ -33,7 +33,6 @@ class Translation:
         self.globals: dict[str, str] = {}  # name -> definition
         self.shared: dict[str, int] = {}  # name -> offset
         self.shared_size = 0
-        self.dynamic: set[str] = set()  # names of dynamic shared memory
         self.functions: dict[str, str] = {}  # name -> definition, in order of being finished
         self.unknown: list[str] = []
 
