@@ -16,8 +16,9 @@ struct Router {
     const ggml_tensor * bias        = nullptr; // [n_expert] F32, or null
     Activation          activation  = Activation::none;
     const ggml_tensor * choice_bias = nullptr; // added behind the activation, to choose by: [n_expert] F32, or null
-    int                 n_groups    = 1,
-        n_groups_used = 1; // experts stand in groups, of which a token uses those with the best two experts
+    // Experts stand in groups, of which a token uses those with the best two experts.
+    int n_groups      = 1;
+    int n_groups_used = 1;
 };
 
 // A router of one matrix.

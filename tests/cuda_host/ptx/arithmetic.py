@@ -123,30 +123,25 @@ def invert(at: Place, parts: list[str], operands: list[str]) -> str:
     return _not(at, parts, operands)
 
 
-def bitwise(sign: str) -> Translator:
+def of_bits(form: str, second: str = "") -> Translator:
+    """Of two words; the second is of another type where one is named."""
+
     def make(at: Place, parts: list[str], operands: list[str]) -> str:
         kind = kind_of(parts)
         check(parts, set())
         d, a, b = operands
-        return at.write(d, f"static_cast<{TYPES[kind]}>({at.read(a, kind)} {sign} {at.read(b, kind)})")
+        return at.write(d, form.format(a=at.read(a, kind), b=at.read(b, second or kind), type=TYPES[kind]))
 
     return make
 
 
-INSTRUCTIONS |= {"and": bitwise("&"), "or": bitwise("|"), "xor": bitwise("^")}
-
-
-def shift(function: str) -> Translator:
-    def make(at: Place, parts: list[str], operands: list[str]) -> str:
-        kind = kind_of(parts)
-        check(parts, set())
-        d, a, n = operands
-        return at.write(d, f"{function}({at.read(a, kind)}, {at.read(n, 'u32')})")
-
-    return make
-
-
-INSTRUCTIONS |= {"shl": shift("shift_left"), "shr": shift("shift_right")}
+INSTRUCTIONS |= {
+    "and": of_bits("static_cast<{type}>({a} & {b})"),
+    "or": of_bits("static_cast<{type}>({a} | {b})"),
+    "xor": of_bits("static_cast<{type}>({a} ^ {b})"),
+    "shl": of_bits("shift_left({a}, {b})", "u32"),
+    "shr": of_bits("shift_right({a}, {b})", "u32"),
+}
 
 
 @instruction("shf")

@@ -26,6 +26,10 @@ struct bf16 {
     operator f32() const { return bits<f32>(uint32_t{word} << 16); }
 };
 
+// An unsigned integer of T's width.
+template <typename T>
+using WordOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+
 // A register read as T: a float of its width, or its low part as an integer.
 template <typename T, typename R> T as(R word) {
     if constexpr (std::is_integral_v<T>) {
@@ -33,9 +37,7 @@ template <typename T, typename R> T as(R word) {
     } else if constexpr (sizeof(T) == sizeof(R)) {
         return bits<T>(word);
     } else {
-        using Word =
-            std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-        return bits<T>(static_cast<Word>(word));
+        return bits<T>(static_cast<WordOf<T>>(word));
     }
 }
 
@@ -46,9 +48,7 @@ template <typename R, typename T> R word(T value) {
     } else if constexpr (sizeof(T) == sizeof(R)) {
         return bits<R>(value);
     } else {
-        using Word =
-            std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-        return static_cast<R>(bits<Word>(value));
+        return static_cast<R>(bits<WordOf<T>>(value));
     }
 }
 
