@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 EXIT_CODE = 130
+_PATIENCE_S = 0.05
 
 
 class Interrupt:
@@ -58,7 +60,12 @@ class Interrupt:
 
     def _watch(self) -> None:
         presses = 0
-        while data := os.read(self._read, 16):
+        while True:
+            # What was raised may have been swallowed, as by a callback of the library: what begins is asked.
+            while presses and not self._asked and not select.select([self._read], [], [], _PATIENCE_S)[0]:
+                self._ask()
+            if not (data := os.read(self._read, 16)):
+                return
             presses += data.count(signal.SIGINT)
             if presses > 1 and self._insistent:
                 os._exit(EXIT_CODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -45,6 +46,18 @@ def test_what_has_ended_when_the_watcher_looks_was_asked(monkeypatch: pytest.Mon
         work.clear()  # it ends, and nothing runs for a moment
         time.sleep(0.1)
     assert asked == ["first"]
+
+
+def test_what_begins_is_asked_where_the_exception_was_swallowed() -> None:
+    asked: list[str] = []
+    work: list[Callable[[], None]] = []
+    with Interrupt(lambda: work[0] if work else None):
+        with contextlib.suppress(KeyboardInterrupt):  # as a library does that calls back
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        work.append(lambda: asked.append("begun"))
+        time.sleep(0.3)
+    assert asked == ["begun"]
 
 
 def test_where_nothing_runs_it_is_raised() -> None:
