@@ -13,5 +13,6 @@ PYBIND11_MODULE(_core, m) {
     bind_moe_spac(m);
     bind_logistic(m);
     bind_whole_layers(m);
+    bind_chat_format(m);
     bind_session(m);
 }

@@ -36,6 +36,8 @@ template <typename T> const char * python_name() {
         return "a list of str or None";
     } else if constexpr (std::is_same_v<T, std::optional<uint32_t>>) {
         return "an int from 0 to 4294967295 or None";
+    } else if constexpr (std::is_same_v<T, std::shared_ptr<ChatPrompt>>) {
+        return "a ChatPrompt or None";
     } else {
         return "a dict of int to float";
     }
@@ -101,6 +103,8 @@ const std::map<std::string, Setter> & setters() {
         SPAC_KEY("logit_bias", sampling.logit_bias),
         SPAC_KEY("ignore_eos", sampling.ignore_eos),
         SPAC_KEY("samplers", sampling.samplers),
+        SPAC_KEY("chat", sampling.chat),
+        SPAC_KEY("reasoning_budget", sampling.reasoning_budget),
     };
 #undef SPAC_KEY
     return table;

@@ -1,5 +1,6 @@
 #include "session/sampler.h"
 
+#include <climits>
 #include <cmath>
 #include <sstream>
 
@@ -38,6 +39,7 @@ void check_ranges(const SamplingConfig & config) {
     check_range("mirostat", config.mirostat, 0, 2);
     check_range("mirostat_lr", config.mirostat_lr, 0.0f, big);
     check_range("mirostat_ent", config.mirostat_ent, 0.0f, big);
+    check_range("reasoning_budget", config.reasoning_budget, -1, INT_MAX);
 }
 
 std::vector<common_sampler_type> sampler_types(const std::vector<std::string> & names) {
@@ -109,6 +111,9 @@ common_params_sampling sampling_params(const SamplingConfig & config, const llam
     }
     if (!config.grammar.empty()) {
         params.grammar = common_grammar(COMMON_GRAMMAR_TYPE_USER, config.grammar);
+    }
+    if (config.chat != nullptr) {
+        config.chat->constrain(params, config.reasoning_budget);
     }
     add_logit_bias(config, llama_model_get_vocab(model), params);
     return params;

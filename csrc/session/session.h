@@ -7,6 +7,7 @@
 
 #include "backend/experts.h"
 #include "core/error.h"
+#include "session/chat_format.h"
 
 #include <cstdint>
 #include <functional>
@@ -66,6 +67,8 @@ struct SamplingConfig {
     std::map<int32_t, float>                logit_bias;
     bool                                    ignore_eos = false;
     std::optional<std::vector<std::string>> samplers; // none: llama.cpp's order
+    std::shared_ptr<ChatPrompt>             chat;     // whose answer it is, or null: the format that it has to follow
+    int                                     reasoning_budget = -1; // tokens, with `chat`; -1: no limit
 };
 
 // The caller owns the contexts and keeps them and their models alive until the session is gone. They belong to the

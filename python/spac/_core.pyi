@@ -381,6 +381,45 @@ class DraftEnd:
     def routes(self) -> Int32Array | None:
         """As of the last token; of all, T = n_drafted + 1, where the draft ended at one that it refused."""
 
+class ChatPrompt:
+    """What messages become, and how their answer is read. Made by `ChatTemplates.apply`; needs no model."""
+
+    @property
+    def text(self) -> str:
+        """The prompt, without the beginning token where tokenizing adds it."""
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end the answer, beside the model's end tokens."""
+    @property
+    def preserved_tokens(self) -> list[int]:
+        """Control tokens that belong to the text which `read` gets, ascending; others do not."""
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may reason before it answers."""
+    def read(self, answer: str, *, is_partial: bool) -> str:
+        """The message that an answer makes, as JSON in OpenAI's form: `content`, `reasoning_content`,
+        `tool_calls`. `is_partial`: the answer goes on. Raises InputError for one that is not of the format.
+        """
+
+class ChatTemplates:
+    """A model's chat templates. The model has to outlive the calls of `apply`."""
+
+    def __init__(self, model: int, source: str = "") -> None:
+        """`model`: the address of a llama_model; `source`: a Jinja template in place of the file's.
+
+        Raises InputError where there is none, or it cannot be read.
+        """
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What the template has a place for, such as `supports_system_role`, by llama.cpp's names."""
+    @property
+    def can_stop_thinking(self) -> bool:
+        """Whether `enable_thinking` makes a difference."""
+    def apply(self, request: str) -> ChatPrompt:
+        """`request`: JSON text with `messages`, and maybe `tools`, `tool_choice`, `parallel_tool_calls`,
+        `json_schema`, `enable_thinking`, `chat_template_kwargs`, `continue_final_message`. Raises InputError.
+        """
+
 class Session:
     """One sequence of tokens, drafted and verified.
 
@@ -434,6 +473,8 @@ class Session:
         logit_bias: Mapping[int, float] = ...,
         ignore_eos: bool = False,
         samplers: Sequence[str] | None = None,
+        chat: ChatPrompt | None = None,
+        reasoning_budget: int = -1,
     ) -> None:
         """Contexts are the addresses of llama_contexts.
 
@@ -495,6 +536,8 @@ class Session:
         logit_bias: Mapping[int, float] = ...,
         ignore_eos: bool = False,
         samplers: Sequence[str] | None = None,
+        chat: ChatPrompt | None = None,
+        reasoning_budget: int = -1,
     ) -> None:
         """How to sample from the next prefill on. Raises InputError, changing nothing, for what cannot be."""
     def step(self) -> Step:

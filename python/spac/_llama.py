@@ -102,6 +102,17 @@ def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
         setattr(params, name, value)
 
 
+def token_piece(vocab: Any, token: int, special: bool) -> bytes:
+    """The bytes of a token of a llama_vocab; of a control token, empty unless `special`."""
+    room = 64
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        count = api.llama_token_to_piece(vocab, token, buffer, room, 0, special)
+        if count >= 0:
+            return buffer.raw[:count]
+        room = -count
+
+
 class _Report:
     """The progress callback. What it raises (Ctrl-C) cannot cross the library: it is kept, loading stops."""
 
@@ -156,6 +167,10 @@ class _Owned:
 class Model(_Owned):
     """A loaded GGUF. Raises SpacError with the library's own reason when it cannot be loaded."""
 
+    path: Path
+    adapters: list[tuple[Any, float]]
+    """LoRA adapters, with their scales; freed with the model."""
+
     def __init__(
         self,
         path: Path,
@@ -165,6 +180,7 @@ class Model(_Owned):
     ) -> None:
         super().__init__()
         self.path = path
+        self.adapters = []
         values = api.llama_model_default_params()
         handles = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         values.devices = ctypes.cast(handles, ctypes.c_void_p).value
@@ -194,6 +210,17 @@ class Model(_Owned):
         return int(api.llama_model_n_ctx_train(self.pointer))
 
     @property
+    def n_layer(self) -> int:
+        """Its layers, those that predict further tokens included."""
+        pointer = self.pointer
+        return int(api.llama_model_n_layer(pointer)) + int(api.llama_model_n_layer_nextn(pointer))
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of its weights."""
+        return int(api.llama_model_size(self.pointer))
+
+    @property
     def description(self) -> str:
         buffer = ctypes.create_string_buffer(256)
         api.llama_model_desc(self.pointer, buffer, len(buffer))
@@ -220,15 +247,9 @@ class Model(_Owned):
             room = -count
         raise SpacError("llama.cpp could not tokenize the prompt")
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token; empty for control tokens."""
-        room = 64
-        while True:
-            buffer = ctypes.create_string_buffer(room)
-            count = api.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
-            if count >= 0:
-                return buffer.raw[:count]
-            room = -count
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; of a control token, empty unless `special`."""
+        return token_piece(self._vocab, token, special)
 
     @property
     def chat_template(self) -> str | None:

@@ -6,17 +6,20 @@ range is stated in one place.
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from spac import scheduler as schedulers
+from spac.context_config import CONTEXT_GROUP, ContextConfig
 from spac.errors import InputError
+from spac.option import COUNT, PROBABILITY, Range, names_in, option
+from spac.sampling_config import SamplingConfig
 from spac.stream_batch import StreamBatch
 from spac.vram import VramLimit
+
+__all__ = ["COUNT", "EngineConfig", "Range", "SamplingConfig", "Slots"]
 
 DRAFT_TYPES = (
     "none",
@@ -40,22 +43,6 @@ FIXED_LENGTH = 8
 """Tokens drafted per step where nothing is said and nobody chooses."""
 LONGEST = 16
 """Tokens that a governor may have drafted per step where nothing is said; llama.cpp's default too."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values that a number may take, both ends included."""
-
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        if math.isinf(self.high):
-            return f"at least {self.low}"
-        return f"{self.low} to {self.high}"
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, int | float) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
@@ -109,125 +96,14 @@ class Slots:
         return f"{self.share:.6g}" if self.share is not None else str(self.count)
 
 
-def option(
-    default: Any,
-    help: str,
-    *flags: str,
-    range: Range | None = None,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """A field that is also an option of the command line; the first flag is the one that messages name."""
-    metadata = {"help": help, "flags": flags, "range": range, "choices": choices, "metavar": metavar}
-    return field(default=default, metadata=metadata)
-
-
-class _Checked:
-    """Checks every field against its declared range and choices."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):  # type: ignore[arg-type]
-            self._check(item)
-
-    def _check(self, item: Field[Any]) -> None:
-        value = getattr(self, item.name)
-        limits, choices = item.metadata.get("range"), item.metadata.get("choices")
-        if limits is not None and value is not None:
-            if isinstance(value, bool) or not isinstance(value, int | float) or value not in limits:
-                raise InputError(f"{item.name} must be {limits}, not {value!r}")
-            if item.type == "int" and not isinstance(value, int):
-                raise InputError(f"{item.name} must be a whole number, not {value!r}")
-        if choices is not None and value is not None:
-            for each in _names(value):
-                if each not in choices:
-                    raise InputError(f"{item.name}: '{each}' is none of {', '.join(choices)}")
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From keys and values, as of a settings file. An unknown key is an InputError naming the known."""
-        known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
-        for key in values:
-            if key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean '{close[0]}'?" if close else ""
-                raise InputError(f"{cls.__name__} has no '{key}'{hint} It knows: {', '.join(known)}")
-        return cls(**values)
-
-
-COUNT = Range(0, 2**31 - 1)
-LOOK_BACK = Range(-1, 2**31 - 1)
-CONTEXT = Range(
-    0, 2**24
-)  # more than any model knows; the library makes lists of this length before it allocates
-PROBABILITY = Range(0, 1)
+CONTEXT = Range(0, 2**24)  # more than models know; the library makes lists of this length first
 DRAFT = Range(0, 63)
 
 
 @dataclass(frozen=True)
-class SamplingConfig(_Checked):
-    """How the next token is chosen: llama.cpp's samplers, names and defaults. `temp=0` is greedy."""
-
-    seed: int | None = option(
-        None, "seed of the sampler; without it, or with -1, a random one, which is reported", "--seed", "-s",
-        range=Range(-1, 2**32 - 2),
-    )  # fmt: skip
-    temp: float = option(0.8, "temperature; 0 is greedy", "--temp", "--temperature", range=Range(0, 100))
-    top_k: int = option(40, "keep the k likeliest tokens; 0 keeps all", "--top-k", range=COUNT)
-    top_p: float = option(
-        0.95, "keep the likeliest tokens up to this probability", "--top-p", range=PROBABILITY
-    )
-    min_p: float = option(0.05, "drop tokens below this share of the likeliest", "--min-p", range=PROBABILITY)
-    typ_p: float = option(
-        1.0, "locally typical sampling; 1 is off", "--typical", "--typical-p", range=PROBABILITY
-    )
-    repeat_penalty: float = option(
-        1.0, "penalty on repeated tokens; 1 is off", "--repeat-penalty", range=Range(0, 100)
-    )
-    repeat_last_n: int = option(
-        64, "tokens that the penalties look back over; -1 is the context", "--repeat-last-n", range=LOOK_BACK
-    )
-    presence_penalty: float = option(
-        0.0, "penalty on tokens seen; 0 is off", "--presence-penalty", range=Range(-2, 2)
-    )
-    frequency_penalty: float = option(
-        0.0, "penalty by how often a token was seen; 0 is off", "--frequency-penalty", range=Range(-2, 2)
-    )
-    top_n_sigma: float = option(
-        -1.0, "keep tokens within this many standard deviations of the likeliest; -1 is off",
-        "--top-n-sigma", "--top-nsigma", range=Range(-1, 100),
-    )  # fmt: skip
-    xtc_probability: float = option(
-        0.0, "chance to exclude the top choices; 0 is off", "--xtc-probability", range=PROBABILITY
-    )
-    xtc_threshold: float = option(
-        0.1, "probability of a top choice; above 0.5 is off", "--xtc-threshold", range=PROBABILITY
-    )
-    dynatemp_range: float = option(
-        0.0, "range of the dynamic temperature; 0 is off", "--dynatemp-range", range=Range(0, 100)
-    )
-    dynatemp_exponent: float = option(
-        1.0, "exponent of the dynamic temperature", "--dynatemp-exp", range=Range(0, 100)
-    )
-    dry_multiplier: float = option(
-        0.0, "DRY penalty on repeated sequences; 0 is off", "--dry-multiplier", range=Range(0, 100)
-    )
-    dry_base: float = option(1.75, "base of the DRY penalty", "--dry-base", range=Range(1, 100))
-    dry_allowed_length: int = option(
-        2, "longest repetition without a DRY penalty", "--dry-allowed-length", range=COUNT
-    )
-    dry_penalty_last_n: int = option(
-        64, "tokens that DRY looks back over; -1 is the context", "--dry-penalty-last-n", range=LOOK_BACK
-    )
-    mirostat: int = option(0, "Mirostat version; 0 is off", "--mirostat", range=Range(0, 2))
-    mirostat_lr: float = option(0.1, "Mirostat's learning rate", "--mirostat-lr", range=PROBABILITY)
-    mirostat_ent: float = option(5.0, "Mirostat's target entropy", "--mirostat-ent", range=Range(0, 100))
-    grammar: str = option("", "GBNF grammar that the text must follow", "--grammar")
-    ignore_eos: bool = option(False, "never choose an end token", "--ignore-eos")
-
-
-@dataclass(frozen=True)
-class EngineConfig(_Checked):
-    """What an `Engine` runs and on what. Only `target` has no default."""
+class EngineConfig(ContextConfig):
+    """What an `Engine` runs and on what. Only `target` has no default. How contexts and models are set up,
+    by llama.cpp's names, is in `ContextConfig`."""
 
     target: Path | str = option(  # noqa: RUF009
         None, "GGUF of the model (default: the bundled demo pair)", "--target", "--model", "-m"
@@ -297,18 +173,21 @@ class EngineConfig(_Checked):
         "auto", "auto, a device's name (CUDA0), stand-in, or cpu for plain llama.cpp", "--device", "-dev"
     )
     threads: int = option(
-        0, "CPU threads; 0 is one per physical core", "--threads", "-t", range=Range(0, 512)
-    )
+        0, "CPU threads; 0 is one per physical core", "--threads", "-t", range=Range(0, 512),
+        group=CONTEXT_GROUP,
+    )  # fmt: skip
     ctx: int | None = option(
         None, "context in tokens; 0 is what the model was trained for (default: that, but 4096 at most)",
-        "--ctx", "--ctx-size", "-c", range=CONTEXT,
+        "--ctx", "--ctx-size", "-c", range=CONTEXT, group=CONTEXT_GROUP,
     )  # fmt: skip
     batch: int = option(
-        2048, "tokens of a prompt evaluated at once", "--batch", "--batch-size", "-b", range=Range(1, 2**20)
-    )
+        2048, "tokens of a prompt evaluated at once", "--batch", "--batch-size", "-b", range=Range(1, 2**20),
+        group=CONTEXT_GROUP,
+    )  # fmt: skip
     ubatch: int = option(
-        512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16)
-    )
+        512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16),
+        group=CONTEXT_GROUP,
+    )  # fmt: skip
     stream_batch: StreamBatch | str | int | None = option(  # noqa: RUF009
         None, "prompts: graphs of so many tokens and more have all experts brought together on the device "
         "and are computed there; 0: never; auto: from where measured costs say that it is faster (default: "
@@ -334,9 +213,9 @@ class EngineConfig(_Checked):
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.target:
             raise InputError("no target: name the GGUF file of a model")
+        super().__post_init__()
         if isinstance(self.scheduler, str):
             schedulers.make(self.scheduler, **self.scheduler_options)  # refused now rather than after loading
         self._check_draft()
@@ -392,8 +271,4 @@ class EngineConfig(_Checked):
             return ()
         if self.draft_type is None:
             return ("draft-simple",) if self.draft is not None else ()
-        return tuple(name for name in _names(self.draft_type) if name != "none")
-
-
-def _names(value: tuple[str, ...] | str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else tuple(value)
+        return tuple(name for name in names_in(self.draft_type) if name != "none")

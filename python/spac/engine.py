@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from spac import _core, env
 from spac._llama import Model, TokenArray, take_notices
+from spac.advice import unused_draft
 from spac.attach import attach_slots
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.costs import Costs
@@ -57,6 +58,7 @@ class Engine:
         started = perf_counter()
         self.config = config
         self._generation: Generation | None = None
+        self._advised = False
         self.session: _core.Session | None = None
         """The session at work, for hooks of one's own (`session.on`); None before the first generation."""
         self._sampling: SamplingConfig | None = None
@@ -140,7 +142,21 @@ class Engine:
     def notes(self) -> list[str]:
         """What a user should know about how this engine runs, one line each; there may be more later."""
         self._notes += take_notices()
+        if not self._advised and (advice := self._advice()):
+            self._advised = True
+            self._notes.append(advice)
         return self._notes
+
+    def _advice(self) -> str:
+        """What the last generation showed of the draft; "" for nothing, and on the stand-in."""
+        draft, device, generation = self._pair.draft, self.device, self._generation
+        if draft is None or device is None or device.is_stand_in:
+            return ""
+        if generation is None or self.experts is None:
+            return ""
+        slots = self.experts.slots
+        lengths = generation.stats.draft_lengths
+        return unused_draft(lengths, draft.n_bytes, self._mean_expert_bytes, slots.n_slots, self.n_experts)
 
     @property
     def costs(self) -> CostEstimator | None:
@@ -318,38 +334,46 @@ class Engine:
         sampling: SamplingConfig | None = None,
         recorder: Recorder | None = None,
         progress: Callable[[int, int], object] | None = None,
+        chat: _core.ChatPrompt | None = None,
+        reasoning_budget: int = -1,
     ) -> Generation:
         """Text that continues `prompt`, as an iterator of pieces; its `stats` and `reason` tell how it went.
 
         It ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a full
         context. A generation that still runs is ended: an engine has one at a time. A `recorder` notes what
         every step did. `progress(n_done, n_total)` hears how much of the prompt has been read, in pieces of
-        the configuration's `batch` tokens. Raises InputError when the prompt is empty or does not fit.
+        the configuration's `batch` tokens. `chat`: what the prompt is the text of, whose format the answer
+        follows, with `reasoning_budget` tokens of reasoning at most (-1: no limit); the text is then one that
+        `chat.read` understands. Raises InputError when the prompt is empty or does not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
             self._generation.retire()
         self.events.settle()
         self._update_streams()
-        session, sampling = self._session_for(sampling or self.config.sampling)
+        session, sampling = self._session_for(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
         self.events.insight = insight = Insight()
         self._generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
             insight=insight, recorder=recorder, pace=self.pace(session), progress=progress,
+            preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
         )  # fmt: skip
         if recorder is not None:
             recorder.watch(self.events, self.governor)
         return self._generation
 
-    def _session_for(self, sampling: SamplingConfig) -> tuple[_core.Session, SamplingConfig]:
+    def _session_for(
+        self, sampling: SamplingConfig, chat: _core.ChatPrompt | None, reasoning_budget: int
+    ) -> tuple[_core.Session, SamplingConfig]:
         """The session that samples like this: the last one, with what its memory holds, where it does."""
         if sampling.seed in (None, -1):
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
-        if self.session is not None and sampling == self._sampling:
+        if self.session is not None and sampling == self._sampling and chat is None:
             return self.session, sampling
-        session = self.session_with(**{item.name: getattr(sampling, item.name) for item in fields(sampling)})
-        self._sampling = sampling
+        named = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
+        session = self.session_with(**named, chat=chat, reasoning_budget=reasoning_budget)
+        self._sampling = sampling if chat is None else None
         return session, sampling
 
     def session_with(self, **sampling: Any) -> _core.Session:

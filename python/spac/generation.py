@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -46,9 +46,11 @@ class Generation(Iterator[str]):
         recorder: Recorder | None = None,
         pace: Pace | None = None,
         progress: Callable[[int, int], object] | None = None,
+        preserved: Collection[int] = (),
     ) -> None:
         """insight: where the session's events count the steps; pace: what chooses the draft lengths, if
-        anything does; see `Engine.generate` for the rest."""
+        anything does; preserved: control tokens that are part of the text; see `Engine.generate` for the
+        rest."""
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
         if prompt.size > setting.context:
@@ -66,7 +68,7 @@ class Generation(Iterator[str]):
         )
         self._limit, self._pace = max_tokens, pace
         self._recorder, self._progress = recorder, progress
-        self._text = TextStream(stop)
+        self._text, self._preserved = TextStream(stop), preserved
         self._cancelled = False
         self._running = False  # in a call of the session, which cancel() then stops
         self._pieces: Iterator[str] = self._run(prompt)
@@ -196,7 +198,7 @@ class Generation(Iterator[str]):
             return ""
         self.tokens.append(token)
         meter.generated_tokens += 1
-        text = self._text.push(self._model.piece(token))
+        text = self._text.push(self._model.piece(token, special=token in self._preserved))
         if self._text.stopped:
             meter.reason = "stop"
         elif self._limit is not None and meter.generated_tokens >= self._limit:

@@ -14,25 +14,30 @@ import inspect
 import logging
 import sys
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp._logger import llama_log_callback
 from llama_cpp.llama import LlamaState, LogitsProcessorList
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from spac import _core, _llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
-from spac.gguf_check import check_model
-from spac.llama_options import OPTIONS, check_names, engine_config
-from spac.llama_pair import LentPair, Placement
+from spac.fitting import load_what_fits
+from spac.gguf_check import ModelInfo, check_model
+from spac.llama_options import OPTIONS, check_names, engine_config, llama_keywords
+from spac.llama_pair import LentPair, Placement, adapt, placed
 from spac.llama_run import LoopRun, TokenRun, plain_setting
-from spac.llama_sampling import LogitBias, Sampling
+from spac.llama_sampling import ChatGrammar, LogitBias, Sampling
+from spac.llama_text import Detokenizer
+from spac.overrides import check_with
 from spac.scheduler import Event
 from spac.stats import RunStats, Setting
 
@@ -42,6 +47,7 @@ log = logging.getLogger("spac.embedding")
 log.addHandler(logging.NullHandler())
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
+_EXACT = "_config"  # the argument of `Llama.from_config`
 _CHOICE = frozenset(item.name for item in fields(Sampling))
 
 
@@ -50,8 +56,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
     (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
-    parts are on the device, unless `n_gpu_layers` is more than 0. A model without experts, with no draft, is
-    plain llama.cpp's.
+    parts are on the device, or, with `n_gpu_layers` above 0, those of so many layers. A model without
+    experts, with no draft, is plain llama.cpp's.
 
     What the native session cannot do runs on llama_cpp's own loop, on the same split context but without
     speculation: `logits_all`, a `draft_model`, a `logits_processor`.
@@ -68,23 +74,36 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _turn = 0  # of generations: who was interrupted by another one finds a changed context
 
     def __init__(self, model_path: str, **options: Any) -> None:
-        self._own = own = {name: options.pop(name) for name in OPTIONS if name in options}
+        self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
         self._said: set[str] = set()
         check_names(options)
         if options.get("vocab_only"):
             super().__init__(model_path, **options)
             return
-        is_moe = check_model(model_path).is_moe
-        config = engine_config(model_path, own, options)
+        info = check_model(model_path)
+        if own.get("lora") and options.get("lora_path"):
+            raise InputError("lora and lora_path both name adapters: give all of them as lora")
+        config = own.get(_EXACT) or engine_config(model_path, own, options)
+        check_with(Path(model_path), config.override_kv)
         try:
-            self._load(config, options, is_moe=is_moe)
+            self._load(config, options, info)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, config: EngineConfig, options: dict[str, Any], *, is_moe: bool) -> None:
-        if not config.draft_types and not (is_moe and config.device.lower() != "cpu"):
+    @classmethod
+    def from_config(cls, config: EngineConfig, **options: Any) -> Self:
+        """A model that runs as an `Engine` of this configuration runs; `options` are others of llama_cpp's
+        arguments. The configuration's sampling is not used: every call has its own."""
+        keywords = {**llama_keywords(config), **options, _EXACT: config}
+        return cls(str(config.target), **keywords)
+
+    def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
+        exact = _EXACT in self._own
+        if not config.draft_types and not (info.is_moe and config.device.lower() != "cpu"):
+            self._placement = placed(config, config.threads, {}, {}, exact=exact)
             self._load_target(config, options)
+            adapt(config, self.model, self.ctx)
             return
 
         def load(placement: Placement) -> tuple[Any, Any]:
@@ -97,7 +116,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._load_target(config, options)
             return self.model, self.ctx
 
-        pair = LentPair(config, load, is_moe=is_moe)
+        pairs: list[LentPair] = []
+
+        def unload() -> None:
+            while pairs:
+                pairs.pop().close()
+            self.close()
+
+        def open_pair(chosen: EngineConfig) -> None:
+            pairs.append(LentPair(chosen, load, is_moe=info.is_moe, exact=exact))
+
+        load_what_fits(config, info.n_layer, open_pair, unload)
+        [pair] = pairs
         self._stack.callback(pair.close)
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
@@ -131,24 +161,26 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.model is None:
             raise InputError("the model is closed")
 
-    # llama_cpp fills these structures in field by field; what says where experts go is there from the start.
+    # llama_cpp fills these structures in field by field; what says where experts go holds whatever it does.
 
     @property
     def model_params(self) -> Any:
-        return self.__dict__["model_params"]
+        params = self.__dict__["model_params"]
+        _llama.apply(params, self._placement.model_params if self._placement is not None else {})
+        return params
 
     @model_params.setter
     def model_params(self, params: Any) -> None:
-        _llama.apply(params, self._placement.model_params if self._placement is not None else {})
         self.__dict__["model_params"] = params
 
     @property
     def context_params(self) -> Any:
-        return self.__dict__["context_params"]
+        params = self.__dict__["context_params"]
+        _llama.apply(params, self._placement.context_params if self._placement is not None else {})
+        return params
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        _llama.apply(params, self._placement.context_params if self._placement is not None else {})
         self.__dict__["context_params"] = params
 
     # What runs
@@ -184,7 +216,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._say(refusal)
             experts = self._engine.experts if self._engine is not None else None
             self._run = run = LoopRun(self._setting(sampling), experts, len(given["tokens"]))
-            yield from run.measure(super().generate(*args, **keywords))
+            if isinstance(sampling.grammar, ChatGrammar):
+                given["grammar"] = sampling.grammar.instead
+            plain = {name: value for name, value in given.items() if name != "self"}
+            yield from run.measure(super().generate(**plain))
             return
         sequence = list(given["tokens"])
         if not given.get("reset", True):
@@ -296,6 +331,26 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return super()._create_completion(  # type: ignore[no-any-return]
             *args, logit_bias=logit_bias, logits_processor=logits_processor, **keywords
         )
+
+    # Text
+
+    def preserve_tokens(self, tokens: Collection[int]) -> None:
+        """The control tokens that are text from now on: `ChatPrompt.preserved_tokens`, or none."""
+        self._text.preserve(tokens)
+
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As llama_cpp's, and with the control tokens of `preserve_tokens`."""
+        if special or type(self.tokenizer_) is not LlamaTokenizer:
+            return bytes(super().detokenize(tokens, prev_tokens=prev_tokens, special=special))
+        self._check_open()
+        return self._text.text(tokens)
+
+    @functools.cached_property
+    def _text(self) -> Detokenizer:
+        vocab = self._model.vocab
+        return Detokenizer(lambda token, special: _llama.token_piece(vocab, token, special), self.token_bos())
 
     def eval(self, tokens: Sequence[int]) -> None:
         """As llama_cpp's. Tokens that are decoded one at a time count as demand for experts."""

@@ -11,17 +11,19 @@ from typing import Any
 from spac import _core
 from spac._llama import Context, Model
 from spac._llama import _Owned as Owned
+from spac.adapters import apply_adapters, load_adapters
 from spac.config import EngineConfig
 from spac.gguf_check import check_model
+from spac.llama_params import context_values, model_values
 from spac.pair import ModelPair, choose_device
 
 
-class _LentModel(Model):
+class LentModel(Model):
     """A model that somebody else frees."""
 
     def __init__(self, path: Path, pointer: Any) -> None:
         Owned.__init__(self)
-        self.path, self._pointer = path, pointer
+        self.path, self.adapters, self._pointer = path, [], pointer
 
     def _free(self, pointer: Any) -> None:
         pass
@@ -47,22 +49,42 @@ class Placement:
     threads: int
 
 
+def placed(
+    config: EngineConfig, threads: int, model: dict[str, Any], context: dict[str, Any], *, exact: bool
+) -> Placement:
+    """`model` and `context` are the pair's own; `exact`: the configuration's, too, are the target's."""
+    if exact:
+        model = {**model_values(config, is_draft=False, on_device="devices" in model), **model}
+        context = {**context_values(config, is_draft=False), **context}
+    return Placement({**model, **config.model_params}, {**context, **config.context_params}, threads)
+
+
+def adapt(config: EngineConfig, model: Any, context: Any) -> None:
+    """Give a model and a context of somebody else's the adapters of the configuration."""
+    lent = LentModel(Path(config.target), model)
+    load_adapters(lent, config.lora)
+    apply_adapters(lent, _LentContext(context))
+
+
 Load = Callable[[Placement], tuple[Any, Any]]
 """Loads the target; returns its llama_model and its llama_context."""
 
 
 class LentPair(ModelPair):
-    """A pair whose target is `load`'s; the draft is its own. `is_moe`: whether the target has experts."""
+    """A pair whose target is `load`'s; the draft is its own. `is_moe`: whether the target has experts.
 
-    def __init__(self, config: EngineConfig, load: Load, *, is_moe: bool) -> None:
-        self._lend, self._is_moe = load, is_moe
+    `exact`: the target is set up as the configuration says; else it says what the draft's part is, and
+    llama_cpp's own arguments what the target's.
+    """
+
+    def __init__(self, config: EngineConfig, load: Load, *, is_moe: bool, exact: bool = False) -> None:
+        self._lend, self._is_moe, self._exact = load, is_moe, exact
         super().__init__(config, None)
         del self._lend  # it usually belongs to whoever owns this pair
 
     def _load(self) -> None:
-        config, types = self._config, self._config.draft_types
+        config, types, draft = self._config, self._config.draft_types, self._draft_file
         needs_draft = any(name.startswith("draft-") for name in types)
-        draft = Path(config.draft) if config.draft and needs_draft else None
         if draft is not None:
             check_model(draft, "draft")
         # A model without experts stays where llama-cpp-python's own arguments put it.
@@ -74,17 +96,16 @@ class LentPair(ModelPair):
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
         if self.device is not None:
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
-        placement = Placement(
-            {**model_params, **config.model_params},
-            {"n_rs_seq": config.longest_draft if types else 0, **config.context_params},
-            self.threads,
-        )
+        context_params = {"n_rs_seq": config.longest_draft if types else 0}
+        placement = placed(config, self.threads, model_params, context_params, exact=self._exact)
         with _core.LoadScope() as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
-        self.target = self._keep(_LentModel(Path(config.target), model))
+        self.target = self._keep(LentModel(Path(config.target), model))
         self.target_context = self._keep(_LentContext(context))
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
+        adapt(config, model, context)
+        self._note_layers()
         self.draft = self._open_draft(draft)
         self._check_pair()
         with self._room_for_prompts(self.experts):  # its extra layers, as a draft

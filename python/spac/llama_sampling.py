@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from spac import _core
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: "choose one"
 
@@ -25,6 +28,15 @@ class LogitBias:
         for token, value in self.bias.items():
             biased[token] += value
         return biased
+
+
+class ChatGrammar:
+    """A `grammar` argument that has the answer follow a chat's format. llama_cpp's own loop, which cannot do
+    that, gets `instead`."""
+
+    def __init__(self, chat: _core.ChatPrompt, reasoning_budget: int, instead: Any = None) -> None:
+        """`reasoning_budget`: tokens of reasoning at most, -1 for no limit; `instead`: a LlamaGrammar."""
+        self.chat, self.reasoning_budget, self.instead = chat, reasoning_budget, instead
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Sampling:
         """What the native session cannot do of this; "" when it can do all."""
         if any(not isinstance(each, LogitBias) for each in self.logits_processor or ()):
             return "a logits_processor"
-        if self.grammar is not None and self.grammar._root != "root":
+        if self.grammar is not None and getattr(self.grammar, "_root", "root") != "root":
             return "a grammar whose root is not called root"
         if self.mirostat_mode in (1, 2) and self.temp > 0 and self._penalizes:
             return "Mirostat with penalties"
@@ -75,10 +87,15 @@ class Sampling:
             "repeat_penalty": self.repeat_penalty,
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
-            "grammar": self.grammar._grammar if self.grammar is not None else "",
             "logit_bias": self._bias(),
+            **self._constraint(),
             **self._chain(),
         }
+
+    def _constraint(self) -> dict[str, Any]:
+        if isinstance(self.grammar, ChatGrammar):
+            return {"chat": self.grammar.chat, "reasoning_budget": self.grammar.reasoning_budget}
+        return {"grammar": self.grammar._grammar if self.grammar is not None else ""}
 
     def _bias(self) -> dict[int, float]:
         total: dict[int, float] = {}

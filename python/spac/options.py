@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
-from dataclasses import Field, fields
+from dataclasses import Field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from spac import scheduler
+from spac.adapters import Adapter
 from spac.config import EngineConfig, Range, SamplingConfig, Slots
-from spac.errors import InputError, one_line
+from spac.context_config import FLASH_ATTENTION, layers_of
+from spac.errors import InputError
+from spac.option import option_fields
+from spac.overrides import parse_overrides
+from spac.parser import Parser
+from spac.sampling_config import parse_bias, sampler_names
+from spac.spellings import SPELLINGS, Change, Gather, Spelling
 from spac.stream_batch import StreamBatch
 from spac.vram import VramLimit
 
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with exit code 2."""
-
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help lists the options)\n")
+__all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "read_config"]
 
 
 def number(kind: type[int] | type[float], limits: Range | None) -> Callable[[str], Any]:
@@ -58,7 +57,8 @@ def _parsed(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
         try:
             return parse(text)
         except InputError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{name}: ")) from None
+            words = str(error).removeprefix(f"{name}: ").removeprefix(f"{name} ")
+            raise argparse.ArgumentTypeError(words) from None
 
     return convert
 
@@ -71,6 +71,37 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 """Of fields whose values are written in several ways, by the name of their type."""
 
 
+def _flash_attention(text: str) -> str:
+    """llama.cpp takes these words for it too."""
+    words = {"enabled": "on", "true": "on", "1": "on", "disabled": "off", "false": "off", "0": "off"}
+    word = words.get(text, text)
+    if word not in FLASH_ATTENTION:
+        raise InputError(f"'{text}' is none of {', '.join(FLASH_ATTENTION)}")
+    return word
+
+
+def _layers(text: str) -> str:
+    layers_of(text, "gpu_layers")
+    return text
+
+
+_NAMED: dict[str, Callable[[str], Any]] = {
+    "flash_attn": _flash_attention,
+    "gpu_layers": _layers,
+    "gpu_layers_draft": _layers,
+    "samplers": sampler_names,
+}
+"""Of fields whose values are written otherwise than they are, by their own names."""
+_OPTIONAL: dict[str, dict[str, Any]] = {"flash_attn": {"nargs": "?", "const": "on"}}
+"""Of options that had no value in llama.cpp once."""
+_GATHERED: dict[str, Callable[[str], Any]] = {
+    "lora": Adapter.parse,
+    "override_kv": parse_overrides,
+    "logit_bias": parse_bias,
+}
+"""Of fields whose options may be given several times."""
+
+
 def _scheduler(text: str) -> str:
     try:
         scheduler.make(text)
@@ -79,31 +110,99 @@ def _scheduler(text: str) -> str:
     return text
 
 
-def add_config(
+def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
+    """The engine's options, under the headings "engine" and those that fields name."""
+    _add(parser, "engine", EngineConfig, only)
+
+
+def add_sampling(parser: argparse.ArgumentParser, about: str | None = None) -> None:
+    """The sampling's options, under their heading."""
+    _add(parser, "sampling", SamplingConfig, None, about)
+
+
+def _add(
     parser: argparse.ArgumentParser,
+    own: str,
+    config: type[EngineConfig] | type[SamplingConfig],
+    only: Collection[str] | None,
+    about: str | None = None,
+) -> None:
+    groups = {"": parser.add_argument_group(own, about)}
+    for item in _all(config):
+        name = _group(item)
+        if _is_wanted(item, only) and name not in groups:
+            groups[name] = parser.add_argument_group(name)
+    for name, group in groups.items():
+        add_config(group, config, only, group=name)
+
+
+def add_config(
+    parser: argparse._ActionsContainer,
     config: type[EngineConfig] | type[SamplingConfig],
     only: Collection[str] | None = None,
+    group: str | None = None,
 ) -> None:
-    """An option for every field that declares flags, or for those named in `only`.
+    """An option for every field that declares flags, or for those named in `only`, or in a `group`.
 
     What is not given stays out of the namespace.
     """
-    for item in fields(config):
-        if item.metadata.get("flags") and (only is None or item.name in only):
-            parser.add_argument(
-                *item.metadata["flags"],
-                dest=item.name,
-                default=argparse.SUPPRESS,
-                help=_help(item),
-                **_kind(item),
-            )
+    for item in _all(config):
+        if not _is_wanted(item, only) or group not in (None, _group(item)):
+            continue
+        if isinstance(item, Spelling):
+            _add_spelling(parser, item)
+        else:
+            _add_field(parser, item)
+
+
+def _all(config: Any) -> list[Field[Any] | Spelling]:
+    """A configuration's own fields, then those that it inherits; spellings behind theirs."""
+    inherited = {name for base in config.__bases__ for name in getattr(base, "__dataclass_fields__", ())}
+    found: list[Field[Any] | Spelling] = []
+    for item in sorted(option_fields(config), key=lambda item: item.name in inherited):
+        found += [item, *(each for each in SPELLINGS if each.field == item.name)]
+    return found
+
+
+def _group(item: Field[Any] | Spelling) -> str:
+    return item.group if isinstance(item, Spelling) else str(item.metadata.get("group", ""))
+
+
+def _is_wanted(item: Field[Any] | Spelling, only: Collection[str] | None) -> bool:
+    name = item.field if isinstance(item, Spelling) else item.name
+    has_flags = isinstance(item, Spelling) or bool(item.metadata.get("flags"))
+    return has_flags and (only is None or name in only)
+
+
+def _add_field(parser: argparse._ActionsContainer, item: Field[Any]) -> None:
+    flags = item.metadata["flags"]
+    common: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
+    if item.metadata["off"]:
+        parser.add_argument(*flags, action="store_true", help=argparse.SUPPRESS, **common)
+        parser.add_argument(*item.metadata["off"], action="store_false", help=_help(item), **common)
+    else:
+        parser.add_argument(*flags, help=_help(item), **common, **_kind(item))
+
+
+def _add_spelling(parser: argparse._ActionsContainer, item: Spelling) -> None:
+    common: dict[str, Any] = {"dest": item.field, "default": argparse.SUPPRESS, "help": item.help}
+    if item.metavar is None:
+        parser.add_argument(*item.flags, action=Change, change=item.change, **common)
+        return
+    common |= {"type": _parsed(item.change, item.field), "metavar": item.metavar}
+    parser.add_argument(*item.flags, action=Gather if item.field in _GATHERED else "store", **common)
 
 
 def _kind(item: Field[Any]) -> dict[str, Any]:
-    meta, kind = item.metadata, str(item.type).split(" | ")[0]
+    meta, kind = item.metadata, _type(item)
     if kind == "bool":
         return {"action": "store_true"}
     metavar = meta["metavar"]
+    if item.name in _GATHERED:
+        return {"type": _parsed(_GATHERED[item.name], item.name), "metavar": metavar, "action": Gather}
+    if item.name in _NAMED:
+        convert = _parsed(_NAMED[item.name], item.name)
+        return {"type": convert, "metavar": metavar, **_OPTIONAL.get(item.name, {})}
     if kind in ("int", "float"):
         return {"type": number(int if kind == "int" else float, meta["range"]), "metavar": metavar or "N"}
     if meta["choices"] and kind == "str":
@@ -118,6 +217,11 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
         "type": Path if kind == "Path" else str,
         "metavar": metavar or ("FILE" if kind == "Path" else "TEXT"),
     }
+
+
+def _type(item: Field[Any]) -> str:
+    """The first of the types that a field may have, by its name."""
+    return str(item.type).removeprefix("InitVar[").removesuffix("]").split(" | ")[0]
 
 
 def _help(item: Field[Any]) -> str:
@@ -140,7 +244,7 @@ def read_config(
     given = vars(options)
 
     def named(config: type[EngineConfig] | type[SamplingConfig]) -> dict[str, Any]:
-        return {item.name: given[item.name] for item in fields(config) if item.name in given}
+        return {item.name: given[item.name] for item in option_fields(config) if item.name in given}
 
     sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})
     return EngineConfig(**{**named(EngineConfig), "target": target, "draft": draft, "sampling": sampling})

@@ -9,10 +9,15 @@ from typing import Any, TypeVar
 
 from spac import _core, env
 from spac._llama import MTP, Context, Model
+from spac.adapters import Adapter, apply_adapters, load_adapters
 from spac.config import EngineConfig
+from spac.context_config import WHOLE_TYPES, layers_of
 from spac.errors import InputError
-from spac.gguf_check import check_model
+from spac.fitting import load_what_fits
+from spac.gguf_check import ModelInfo, check_model
 from spac.host import missing_features, physical_cores
+from spac.llama_params import context_values, model_values
+from spac.overrides import check_with
 from spac.stream_batch import LEAST, StreamBatch
 from spac.vram import VramLimit, size
 
@@ -49,26 +54,83 @@ class ModelPair:
         self._closing.close()
 
     def _load(self) -> None:
-        config, types = self._config, self._config.draft_types
-        target = Path(config.target)
-        needs_draft = any(name.startswith("draft-") for name in types)
-        draft = Path(config.draft) if config.draft and needs_draft else None
-        check_model(target, "target")
-        if draft is not None:
+        config, target = self._config, Path(self._config.target)
+        info = check_model(target, "target")
+        check_with(target, config.override_kv)
+        if (draft := self._draft_file) is not None:
             check_model(draft, "draft")
+            check_with(draft, config.override_kv)
         self.device = choose_device(config.device)
         self._note_device()
+        n_notes = len(self.notes)
+
+        def unload() -> None:
+            self.close()
+            del self.notes[n_notes:]
+
+        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+
+    @property
+    def _draft_file(self) -> Path | None:
+        needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
+        return Path(self._config.draft) if self._config.draft and needs_draft else None
+
+    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: Path | None) -> None:
+        self._config, types, target = config, config.draft_types, Path(config.target)
         self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
+        load_adapters(self.target, config.lora)
         self.draft = self._open_draft(draft)
         self._check_pair()
         with self._room_for_prompts(experts):
             self._open_contexts()
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None where there is nothing to split."""
+        self._note_layers()
+        if info.n_nextn and not types and config.draft_type is None and config.longest_draft:
+            self.notes.append(f"{target.name} has layers that draft for it: --draft-type draft-mtp uses them")
         if self.experts is None:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
-            where = "on the CPU" if self.device is None else f"on {self.device.name}"
-            self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
+            where = f"on {self.device.name}" if self.device is not None else "on the CPU"
+            if self.device is None or self.layers_on_device:
+                self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
+
+    @property
+    def layers_on_device(self) -> int:
+        """Layers of the target whose dense parts are on the device."""
+        wanted = layers_of(self._config.gpu_layers, "gpu_layers")
+        if self.device is None:
+            return 0
+        n_layer = self.target.n_layer
+        return n_layer if wanted is None else max(0, min(wanted - 1, n_layer))  # the output counts first
+
+    @property
+    def setup(self) -> str:
+        """What sets its costs apart from those of the same files, in words; "" where nothing does."""
+        config, parts = self._config, []
+        if self.device is not None and self.layers_on_device != self.target.n_layer:
+            parts.append(f"{self.layers_on_device} layers")
+        for name in ("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"):
+            if (kind := getattr(config, name)) != "f16":
+                parts.append(f"{name} {kind}")
+        parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
+        parts += [f"lora {adapter.path.name}" for adapter in Adapter.several(config.lora)]
+        if not config.kv_offload:
+            parts.append("cache on the CPU")
+        if config.gpu_layers_draft not in ("all", "auto"):
+            parts.append(f"{config.gpu_layers_draft} layers of the draft")
+        return "".join(f", {part}" for part in parts)
+
+    def _note_layers(self) -> None:
+        on_device, n_layer = self.layers_on_device, self.target.n_layer
+        if self.device is None or on_device == n_layer:
+            return
+        where = f"no layer is on {self.device.name}: everything is computed on the CPU"
+        if on_device:
+            where = (
+                f"the last {on_device} of {n_layer} layers are on {self.device.name}; the others, with their "
+                "experts, are computed on the CPU"
+            )
+        self.notes.append(f"--gpu-layers {self._config.gpu_layers}: {where}")
 
     def _note_device(self) -> None:
         device = self.device
@@ -111,10 +173,13 @@ class ModelPair:
         finally:
             experts.set_stream_tokens(0)  # until it is known from where on it pays
 
-    def _open(self, path: Path, *, load_mtp: bool) -> tuple[Model, _core.Experts | None]:
+    def _open(
+        self, path: Path, *, load_mtp: bool, is_draft: bool = False
+    ) -> tuple[Model, _core.Experts | None]:
         progress = self._progress
         report = None if progress is None else lambda done: progress(path, done)
-        params = {"load_mtp": load_mtp, **self._config.model_params}
+        values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
+        params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         if self.device is None:
             return self._keep(Model(path, (), params, report)), None
         with _core.LoadScope() as scope:
@@ -124,7 +189,9 @@ class ModelPair:
     def _open_draft(self, path: Path | None) -> Model | None:
         if path is None:
             return None
-        draft, self.draft_experts = self._open(path, load_mtp="draft-mtp" in self._config.draft_types)
+        draft, self.draft_experts = self._open(
+            path, load_mtp="draft-mtp" in self._config.draft_types, is_draft=True
+        )
         if self.draft_experts is not None:
             self.draft_experts.set_counting(False)
         return draft
@@ -163,6 +230,7 @@ class ModelPair:
         self.target_context = self._context(
             self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0
         )
+        apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
         self.draft_context = self._open_draft_context() if needs_draft else None
 
@@ -183,9 +251,21 @@ class ModelPair:
             "n_batch": self._config.batch,
             "n_ubatch": self._config.ubatch,
             "n_threads": self.threads,
-            "n_threads_batch": self.threads,
+            "n_threads_batch": self._config.threads_batch or self.threads,
         }
-        return self._keep(Context(model, {**common, **params, **self._config.context_params}))
+        # The draft's context, also where it is one of the target's extra layers.
+        is_draft = model is not self.target or "ctx_type" in params
+        values = context_values(self._config, is_draft=is_draft)
+        try:
+            return self._keep(Context(model, {**values, **common, **params, **self._config.context_params}))
+        except InputError as error:
+            kind = self._config.cache_type_k_draft if is_draft else self._config.cache_type_k
+            if "GGML_ASSERT" not in str(error) or kind in WHOLE_TYPES:
+                raise
+            raise InputError(
+                f"{model.path}: its heads are no multiple of the blocks of a K cache of type {kind}: "
+                "give another type"
+            ) from None
 
     @property
     def threads(self) -> int:

@@ -41,6 +41,9 @@ def guarded(parser: Parser, options: argparse.Namespace, work: Callable[[], int]
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a fault in the library starts a debugger on stdout
     if options.verbose:
         logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(message)s")
+    if not options.quiet:
+        for note in parser.notes:
+            say(f"spac: {note}")
     try:
         for name in ("stdout", "stderr"):  # None where the caller has closed it
             if getattr(sys, name) is None:

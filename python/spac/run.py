@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import interrupt
-from spac.config import COUNT, EngineConfig, Range, SamplingConfig
+from spac.config import COUNT, Range
 from spac.errors import InputError
-from spac.options import Parser, add_config, number, read_config
+from spac.escapes import unescaped
+from spac.options import Parser, add_engine, add_sampling, number, read_config
 from spac.program import INTERRUPTED, Talk, add_talk, broken_pipe, guarded, models, say
 from spac.recording import Recorder
 
@@ -42,6 +43,7 @@ def make_parser() -> Parser:
         prog="spac.run",
         description="Generate text with a Mixture-of-Experts model split between a device and the CPU. "
         "Without --target, the bundled demo pair runs.",
+        like_llama_cpp=True,
     )
     text = parser.add_argument_group("text")
     prompt = text.add_mutually_exclusive_group()
@@ -56,9 +58,13 @@ def make_parser() -> Parser:
     )  # fmt: skip
     text.add_argument("--stop", "--reverse-prompt", "-r", metavar="TEXT", action="append", default=[],
                       help="end before this text; may be given several times")  # fmt: skip
+    text.add_argument(
+        "--escape", "-e", action="store_true",
+        help=r"read \n, \t, \x41 and such in --prompt and --stop as what they stand for",
+    )  # fmt: skip
     text.add_argument("--echo", action="store_true", help="print the prompt before the text")
-    add_config(parser.add_argument_group("engine"), EngineConfig)  # type: ignore[arg-type]
-    add_config(parser.add_argument_group("sampling"), SamplingConfig)  # type: ignore[arg-type]
+    add_engine(parser)
+    add_sampling(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--stats", choices=("text", "json", "none"), default="text",
                         help="figures at the end, on stderr (default: text)")  # fmt: skip
@@ -94,6 +100,8 @@ class Run:
             self._recorder = Recorder(options.record)
         from spac.engine import Engine  # late: it loads the library, and bad options should not wait for that
 
+        if options.escape:
+            options.stop = [unescaped(text) for text in options.stop]
         talk = self._talk
         with interrupt.Interrupt(self._canceller), Engine(config, progress=talk.progress) as engine:
             talk.end_progress()
@@ -105,7 +113,7 @@ class Run:
     def _prompt(self, demo: Any) -> str:
         options = self.options
         if options.prompt is not None:
-            return str(options.prompt)
+            return unescaped(options.prompt) if options.escape else str(options.prompt)
         if options.file is not None and options.file != "-":
             return _read_text(options.file)
         wait = None if options.file == "-" or demo is None else STDIN_PATIENCE_S

@@ -1,51 +1,54 @@
-"""A tiny model that has a chat template, and chats run as a user starts them."""
+"""Tiny models that have a chat template, and chats run as a user starts them."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gguf import GGUFReader, GGUFWriter
-from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from tests.cli.conftest import ONE_THREAD, Outcome, environment
+from tests.formats.templates import CHANNEL_TOKENS, END_TOKENS, THINKING, THINKING_TOKENS, with_template
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
+# Of reasoning, THINKING renders none of old turns and KEEPS all; OPENS begins it in the prompt.
+KEEPS = THINKING.replace(" and loop.last", "")
+OPENS = THINKING.removesuffix("{% endif %}{% endif %}") + "{% else %}<think>\n{% endif %}{% endif %}"
+MARKS = (*CHANNEL_TOKENS, *END_TOKENS, *THINKING_TOKENS)
+"""Control tokens of the models that `templated` makes."""
+
 GREEDY = (*ONE_THREAD, "--temp", "0", "--draft-length", "8")
-
-
-def with_template(source: Path, target: Path, template: str) -> Path:
-    """A copy of a model, with a chat template."""
-    import gguf
-
-    reader = GGUFReader(source)
-    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
-    text = MetadataDetails(gguf.GGUFValueType.STRING, template)
-    copy_with_new_metadata(reader, writer, {"tokenizer.chat_template": text}, [])
-    return target
 
 
 @pytest.fixture(scope="session")
 def templated(
     tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    """`templated("{{ … }}")`: a tiny target with that template."""
-    made: dict[str, Path] = {}
+) -> Callable[..., Path]:
+    """`templated("{{ … }}")`: a tiny target with that template; `family="qwen3"` makes its draft."""
+    made: dict[tuple[str, str], Path] = {}
 
-    def make(template: str = TEMPLATE) -> Path:
-        if template not in made:
+    def make(template: str = TEMPLATE, family: str = "qwen3moe") -> Path:
+        if (template, family) not in made:
             folder = tmp_path_factory.mktemp("templated")
-            made[template] = with_template(tiny_model("qwen3moe"), folder / "model.gguf", template)
-        return made[template]
+            source = tiny_model(family, n_vocab=288)
+            made[template, family] = with_template(source, folder / "model.gguf", template, MARKS)
+        return made[template, family]
 
     return make
+
+
+def says(text: str) -> str:
+    """The grammar by which any model says `text`, and nothing else. MARKS are said as their tokens."""
+    parts = [part for part in re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text) if part]
+    return "root ::= " + " ".join(part if part in MARKS else json.dumps(part) for part in parts)
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import pytest
 from spac import demo
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import Dialogue
-from spac.chat.template import Template
+from spac.chat_format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from tests.chat.conftest import says
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,11 @@ def dialogue(engine):
     engine.set_scheduler("lru")
     engine.fix_draft_length(None)
     engine.events.after_step.clear()
-    return Dialogue(engine, Template(engine.target), Conversation(), 24)
+    return Dialogue(engine, ChatFormat(engine.target), Conversation(), 24)
 
 
 def said(dialogue, text):
-    return "".join(dialogue.answer(text))
+    return "".join(piece.text for piece in dialogue.answer(text))
 
 
 def test_what_has_been_evaluated_is_kept(dialogue):
@@ -42,6 +43,12 @@ def test_what_has_been_evaluated_is_kept(dialogue):
     stats = dialogue.generation.stats
     assert stats.prompt_tokens > 30
     assert stats.prefilled_tokens < 20  # the new message, and what tokenizes otherwise at the joints
+
+
+def test_the_plain_template_ends_where_the_user_would_speak(dialogue):
+    dialogue._sampling = SamplingConfig(temp=0, grammar=says("Hi\nUser: more"))
+    assert said(dialogue, "hello") == "Hi"
+    assert dialogue.generation.reason == "stop"
 
 
 def test_the_status_tells_of_reading_first(dialogue):
@@ -80,7 +87,7 @@ def test_a_message_that_does_not_fit(dialogue):
 def test_an_answer_that_the_context_ends(engine):
     engine.events.after_step.clear()
     sampling = SamplingConfig(temp=0, ignore_eos=True)
-    endless = Dialogue(engine, Template(engine.target, "{{ messages[-1].content }}"), Conversation(), None)
+    endless = Dialogue(engine, ChatFormat(engine.target, "{{ messages[-1].content }}"), Conversation(), None)
     endless._sampling = sampling
     assert said(endless, "x = ")
     assert endless.ended_by_context
@@ -111,9 +118,9 @@ def test_a_fault_keeps_what_was_said(dialogue, engine):
 
 def test_a_stop_keeps_what_came(dialogue):
     pieces = dialogue.answer("class A:")
-    first = next(pieces)
+    first = next(pieces).text
     dialogue.generation.cancel()
-    rest = "".join(pieces)
+    rest = "".join(piece.text for piece in pieces)
     assert dialogue.generation.reason == "cancelled"
     assert dialogue.conversation.exchanges == [Exchange("class A:", first + rest)]
     pieces = dialogue.answer("class B:")

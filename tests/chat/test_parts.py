@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from spac.chat.console import Lines, is_complete, unfold
 from spac.chat.conversation import Conversation, Exchange
+from spac.chat.dialogue import Piece
 from spac.chat.display import Markdown, Plain, split_blocks, visible
 from spac.errors import InputError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-CONVERSATIONS = st.builds(Conversation, TEXT, st.lists(st.builds(Exchange, TEXT, TEXT), max_size=4))
+CONVERSATIONS = st.builds(Conversation, TEXT, st.lists(st.builds(Exchange, TEXT, TEXT, TEXT), max_size=4))
 
 
 # Conversations
@@ -51,6 +52,17 @@ def test_a_list_of_messages_is_a_conversation(tmp_path):
     assert Conversation.load(path) == Conversation("", [Exchange("a", "b")])
 
 
+def test_reasoning_is_saved_apart(tmp_path):
+    path = tmp_path / "chat.json"
+    Conversation("", [Exchange("a", "b", "hm"), Exchange("c", "d")]).save(path)
+    messages = json.loads(path.read_text())["messages"]
+    assert messages[1] == {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    assert messages[3] == {"role": "assistant", "content": "d"}
+    messages[3]["reasoning_content"] = None  # as some write it
+    path.write_text(json.dumps(messages))
+    assert Conversation.load(path).exchanges == [Exchange("a", "b", "hm"), Exchange("c", "d")]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -58,6 +70,7 @@ def test_a_list_of_messages_is_a_conversation(tmp_path):
         '[{"role": "user", "content": "alone"}]', '[{"role": "assistant", "content": "first"}]',
         '[{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]',
         '{"spac_chat": 2, "messages": []}',
+        '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": 3}]',
     ],
 )  # fmt: skip
 def test_what_is_no_conversation(tmp_path, text):
@@ -136,7 +149,7 @@ def drawn(text, monkeypatch, pieces=7, columns=60):
     out = io.StringIO()
     display = Markdown()
     display._console = Console(file=out, width=columns, height=10, color_system=None)
-    cut = [text[at : at + pieces] for at in range(0, len(text), pieces)]
+    cut = [Piece(text[at : at + pieces]) for at in range(0, len(text), pieces)]
     display.show(iter(cut), lambda: "figures")
     return out.getvalue()
 
@@ -173,8 +186,8 @@ def test_a_block_longer_than_the_screen_is_shown_whole(monkeypatch):
 
 def test_what_failed_halfway_stays_on_the_screen(monkeypatch, capsys):
     def failing():
-        yield "as far as "
-        yield "it came"
+        yield Piece("as far as ")
+        yield Piece("it came")
         raise RuntimeError
 
     for display in (Plain(terminal=True), Markdown()):
@@ -188,8 +201,97 @@ def test_a_terminal_obeys_no_model():
 
 
 def test_a_pipe_gets_the_text_as_it_is(capsys):
-    Plain(terminal=False).show(iter(["a\x1b[2J", "b"]), str)
+    Plain(terminal=False).show(iter([Piece("a\x1b[2J"), Piece("b")]), str)
     assert capsys.readouterr().out == "a\x1b[2Jb\n"
+
+
+# Reasoning
+
+THOUGHT = [
+    Piece("So *be* ", is_reasoning=True),
+    Piece("it.\n\n", is_reasoning=True),
+    Piece("No\x1b[2J\n\n", is_reasoning=True),
+    Piece("*Hi*"),
+]
+
+
+@pytest.mark.parametrize(("quiet", "told"), [(False, "So *be* it.\n\nNo\x1b[2J\n"), (True, "")])
+def test_a_pipe_gets_answers_alone(capsys, quiet, told):
+    Plain(terminal=False, quiet=quiet).show(iter(THOUGHT), str)
+    assert capsys.readouterr() == ("*Hi*\n", told)
+
+
+def test_nobody_reads_the_reasoning(capsys, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, _text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    Plain(terminal=False).show(iter(THOUGHT), str)
+    assert capsys.readouterr().out == "*Hi*\n"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_reasoning_is_dim_on_a_terminal(capsys, monkeypatch, quiet):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    Plain(terminal=True, quiet=quiet).show(iter(THOUGHT), str)
+    out, err = capsys.readouterr()
+    assert out == "\x1b[2mSo *be*\x1b[0m\x1b[2m it.\x1b[0m\x1b[2m\n\nNo\ufffd[2J\x1b[0m\n\n*Hi*\n"
+    assert err == ""
+
+
+def test_without_colors_reasoning_is_named(capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    Plain(terminal=True).show(iter([*THOUGHT, Piece("So?", is_reasoning=True), Piece("Ho")]), str)
+    assert capsys.readouterr().out == (
+        "[reasoning]\nSo *be* it.\n\nNo\ufffd[2J\n[answer]\n*Hi*[reasoning]\nSo?\n[answer]\nHo\n"
+    )
+
+
+def test_reasoning_stands_above_the_markdown(monkeypatch):
+    from rich.console import Console
+
+    for color, dim in ((None, ""), ("standard", "\x1b[2m")):
+        out = io.StringIO()
+        display = Markdown()
+        display._console = Console(
+            file=out, width=60, height=10, color_system=color, force_terminal=bool(color)
+        )
+        display.show(iter(THOUGHT), str)
+        lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        text = "\n".join(lines)
+        for part in ("So *be* it.", "No\ufffd[2J"):  # as it was written
+            assert dim + part in text
+        assert "*Hi*" not in text
+        if not color:
+            assert lines == ["So *be* it.", "", "No\ufffd[2J", "", "Hi"]
+
+
+def test_long_reasoning_is_kept_whole(monkeypatch):
+    from rich.console import Console
+
+    out = io.StringIO()
+    display = Markdown()
+    display._console = Console(file=out, width=60, height=10, color_system=None)
+    pieces = [Piece(f"# step {at}\nso\n\n", is_reasoning=True) for at in range(40)]
+    display.show(iter([*pieces, Piece("Done.")]), str)
+    shown = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert shown == [line for at in range(40) for line in (f"# step {at}", "so", "")] + ["Done."]
+
+
+def test_the_growing_reasoning_fits_on_the_screen():
+    from rich.console import Console
+
+    display = Markdown()
+    display._console = Console(width=60, height=10, color_system=None)
+    display._is_reasoning, display._status = True, lambda: "reasoning"
+    display._tail = "\n".join(f"step {at}" for at in range(40))
+    with display._console.capture() as captured:
+        display._console.print(display._growing())
+    lines = captured.get().split()
+    assert "reasoning" in lines
+    assert "39" in lines
+    assert "30" not in lines
 
 
 def test_the_file_can_be_read_by_others(tmp_path):

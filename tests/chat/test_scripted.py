@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from spac.chat.app import main
-from tests.chat.conftest import GREEDY
+from tests.chat.conftest import GREEDY, MARKS, says
 from tests.cli.conftest import environment
+from tests.formats.templates import CHANNELS, THINKING
+from tests.models.tokenizer import n_tokens
 
 
 def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
@@ -67,6 +69,7 @@ def test_commands_that_cannot_be(chat):
         "/scheduler lrux": "lru, static",
         "/draft-length many": "whole number",
         "/draft-length 99": "0 to 8 here; start with --draft-max",
+        "/reasoning maybe": "on or off",
     }
     done = chat(*bad, "/scheduler moe-spac", "/draft-length 0", "x", options=("-n", 4, "-q"))
     assert done.code == 2
@@ -82,7 +85,18 @@ def test_help_lists_all_commands_and_exit_leaves(chat):
     done = chat("/help", "/exit", "never asked")
     assert done.code == 0
     assert done.out == ""
-    for name in ("help", "reset", "save", "load", "stats", "scheduler", "draft-length", "system", "exit"):
+    for name in (
+        "help",
+        "reset",
+        "save",
+        "load",
+        "stats",
+        "scheduler",
+        "draft-length",
+        "system",
+        "reasoning",
+        "exit",
+    ):
         assert f"/{name}" in done.err
 
 
@@ -95,6 +109,72 @@ def test_the_models_own_template(chat, templated):
     done = chat("hello", options=("-m", templated(), "-n", 4, "--draft-length", 0))
     assert done.code == 0
     assert "template" not in done.err
+
+
+THOUGHT = "<think>\nIs it so?\n</think>\n\nYup"
+
+
+def test_reasoning_goes_to_stderr(chat, templated, tmp_path):
+    model = ("-m", templated(THINKING), "--draft-length", 0, "--grammar", says(THOUGHT))
+    file = tmp_path / "chat.json"
+    done = chat("hello", f"/save {file}", options=model)
+    assert (done.code, done.out) == (0, "Yup\n")
+    assert "Is it so?\n" in done.err
+    assert "think>" not in done.err
+    messages = json.loads(file.read_text())["messages"]
+    assert messages[1] == {"role": "assistant", "content": "Yup", "reasoning_content": "Is it so?"}
+    quiet = chat("hello", f"/load {file}", "and now", options=(*model, "-q"))
+    assert (quiet.code, quiet.out, quiet.err) == (0, "Yup\nYup\n", "")
+
+
+def test_channels_and_a_limit(chat, templated):
+    said = "<|channel|>analysis<|message|>Is it so?<|end|><|start|>assistant<|channel|>final<|message|>Yup"
+    model = ("-m", templated(CHANNELS), "--draft-length", 0, "--grammar", says(said))
+    done = chat("hello", options=(*model, "--reasoning", "off"))
+    assert done.out == "Yup\n"
+    assert "Is it so?\n" in done.err
+    assert "no way to turn reasoning off; --reasoning-budget 0" in done.err
+    cut = chat("hello", options=(*model, "-n", 16))
+    assert (cut.code, cut.out) == (0, "\n")
+    assert "--max-tokens ended it in its reasoning: not kept" in cut.err
+
+
+def test_options_of_reasoning(chat, templated):
+    endless = 'root ::= <think> "a"{0,90} </think> "Hi"'
+    bias = f"{n_tokens() + MARKS.index('</think>')}-50"
+    model = ("-m", templated(THINKING), "--draft-length", 0, "--grammar", endless, "-l", bias, "-n", 60)
+    limited = [chat("hello", options=(*model, "--reasoning-budget", n)) for n in (-1, 3, 0)]
+    assert [run.out for run in limited] == ["\n", "Hi\n", "Hi\n"]
+    assert [len(re.search("^a+$", run.err, re.MULTILINE)[0]) for run in limited[:2]] == [59, 3]
+    assert "\na" not in limited[2].err
+    sizes = [
+        int(re.search(r"context (\d+)/", chat(*lines, options=(*model, "-n", 1, *more)).err)[1])
+        for lines, more in (
+            (["x"], ()),
+            (["x"], ("-rea", "auto")),
+            (["x"], ("--reasoning", "off")),
+            (["x"], ("--chat-template-kwargs", '{"enable_thinking": false}')),
+            (["/reasoning off", "x"], ()),
+            (["/reasoning on", "x"], ("--reasoning", "off")),
+        )
+    ]
+    thinking, *others = sizes
+    assert others == [thinking] + [others[1]] * 3 + [thinking]
+    assert others[1] > thinking  # an empty block of reasoning stands in the prompt
+
+
+def test_a_template_on_the_command_line(chat, templated):
+    model = ("-m", templated(), "--draft-length", 0, "-n", 1)
+    template = "{{ messages[0].content }}{{ more }}"
+    runs = [
+        chat(
+            "hello",
+            options=(*model, "--chat-template", template, "--chat-template-kwargs", json.dumps(given)),
+        )
+        for given in ({}, {"more": "1234567890"})
+    ]
+    less, more = (int(re.search(r"context (\d+)/", run.err)[1]) for run in runs)
+    assert more == less + 10
 
 
 def test_a_long_chat_forgets_and_says_so(chat):
@@ -119,6 +199,12 @@ def test_a_message_that_does_not_fit(chat):
         (["-m", "no.gguf"], "no.gguf"),
         (["-n", "-2"], "-1 to"),
         (["--markdown"], "--markdown"),
+        (["--reasoning", "maybe"], "--reasoning"),
+        (["--reasoning-budget", "-2"], "-1 to"),
+        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
+        (["--chat-template-kwargs", "{"], "--chat-template-kwargs"),
+        (["-q", "--chat-template-kwargs", '{"enable_thinking": "no"}'], "enable_thinking"),
+        (["-q", "--chat-template", "{% if %}"], "the chat template cannot be used: Unexpected token"),
     ],
 )
 def test_options_that_cannot_be(chat, arguments, said):

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from tests.chat.conftest import GREEDY
+from tests.chat.conftest import GREEDY, says
 from tests.cli.conftest import environment
+from tests.formats.templates import THINKING
 
 pexpect = pytest.importorskip("pexpect")
 
@@ -156,4 +157,29 @@ def test_markdown_is_drawn_and_raw_on_request(terminal, tmp_path, options, env, 
     assert code
     assert (code[0] in shown) != is_drawn
     assert code[1] in shown
+    assert chat.leave() == 0
+
+
+def test_reasoning_is_shown_above_the_answer(terminal, templated):
+    grammar = says("<think>\nIs *it* so?\n</think>\n\n*Yup*")
+    model = ("-m", str(templated(THINKING)), "--draft-length", "0", "--grammar", grammar)
+    for options, answer in (((), "Yup"), (("--no-markdown",), "*Yup*")):
+        chat = terminal(*model, *options)
+        chat.child.send("x\r")
+        chat.child.expect_exact("\x1b[2m")  # dim
+        shown = chat.ready()
+        assert shown.index("Is *it* so?") < shown.rindex(answer)
+        assert chat.messages() == ["x", "*Yup*"]
+        assert chat.leave() == 0
+
+
+def test_ctrl_c_while_it_reasons(terminal, templated):
+    grammar = 'root ::= <think> "a"{1900} </think>'
+    chat = terminal("-m", str(templated(THINKING)), "--draft-length", "0", "-c", "4096", "--grammar", grammar)
+    chat.child.send("x\r")
+    chat.child.expect("reasoning · ")  # the figures below
+    chat.child.sendintr()
+    assert "stopped while it reasoned: not kept" in chat.ready()
+    assert chat.messages() == []
+    assert "reasoning off" in chat.type("/reasoning off")
     assert chat.leave() == 0

@@ -17,6 +17,15 @@ import numpy.typing as npt
 from tests.compare.job import Case, Settings
 
 
+def _overrides(values: dict[str, int | float | bool]) -> Any:
+    array = (ll.llama_model_kv_override * (len(values) + 1))()
+    for entry, (key, value) in zip(array, values.items(), strict=False):
+        kind = {bool: "bool", int: "int", float: "float"}[type(value)]
+        entry.key, entry.tag = key.encode(), getattr(ll, f"LLAMA_KV_OVERRIDE_TYPE_{kind.upper()}")
+        setattr(entry.value, {"bool": "val_bool", "int": "val_i64", "float": "val_f64"}[kind], value)
+    return array
+
+
 class Model:
     """A loaded model; on a spac device if `device` is one, else on the CPU alone."""
 
@@ -25,19 +34,22 @@ class Model:
         if not hasattr(params, "use_extra_bufts"):
             raise RuntimeError("this llama_cpp does not know use_extra_bufts")
         params.n_gpu_layers = case.n_gpu_layers if on_device else 0
-        params.use_mmap = case.use_mmap
+        params.load_mode = ll.LLAMA_LOAD_MODE_MMAP if case.use_mmap else ll.LLAMA_LOAD_MODE_NONE
+        if case.overrides:
+            params.kv_overrides = self._overrides = _overrides(case.overrides)
         # spac's expert store is an extra buffer type, so the default stands there.
         params.use_extra_bufts = on_device or case.repack
         self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
         if not self.pointer:
             raise RuntimeError(f"{case.model} does not load")
         self._adapter = ll.llama_adapter_lora_init(self.pointer, case.lora.encode()) if case.lora else None
+        self._scale = case.lora_scale
         self.n_embd = ll.llama_model_n_embd(self.pointer)
         self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.pointer))
 
     def context(self, settings: Settings) -> Context:
         """A new context of this model."""
-        return Context(self, settings, self._adapter)
+        return Context(self, settings, self._adapter, self._scale)
 
     def __enter__(self) -> Model:
         return self
@@ -51,7 +63,7 @@ class Model:
 class Context:
     """A `Decoder` over one context and one batch that is reused."""
 
-    def __init__(self, model: Model, settings: Settings, adapter: Any) -> None:
+    def __init__(self, model: Model, settings: Settings, adapter: Any, scale: float = 1.0) -> None:
         params = ll.llama_context_default_params()
         params.n_ctx = settings.n_ctx
         params.n_batch = settings.n_batch
@@ -62,6 +74,9 @@ class Context:
         )  # 0 and 1: never and always, not the device's choice
         params.embeddings = settings.embeddings
         params.pooling_type = 0  # a row for every token
+        for name, value in settings.params.items():
+            getattr(params, name)  # a field of that name is there
+            setattr(params, name, value)
         self._settings = settings
         self.n_vocab = model.n_vocab
         self._read = ll.llama_get_embeddings_ith if settings.embeddings else ll.llama_get_logits_ith
@@ -71,7 +86,7 @@ class Context:
             raise RuntimeError("no context")
         if adapter:
             adapters = (ll.llama_adapter_lora_p_ctypes * 1)(adapter)
-            scales = (ctypes.c_float * 1)(1.0)
+            scales = (ctypes.c_float * 1)(scale)
             if ll.llama_set_adapters_lora(self.pointer, adapters, 1, scales):
                 raise RuntimeError("the adapter does not apply")
         self._batch = ll.llama_batch_init(settings.n_batch, 0, 1)

@@ -20,6 +20,7 @@ class Settings:
     n_threads: int = 1
     flash_attn: bool = False
     embeddings: bool = False  # compare these: encoders have no logits
+    params: dict[str, float] = field(default_factory=dict)  # further fields of llama_context_params
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Case:
     runs: tuple[Run, ...] = (Run(),)
     repack: bool = False  # reference only: let the library repack weights (its default)
     lora: str = ""  # an adapter to apply, or none
+    lora_scale: float = 1.0
+    overrides: dict[str, int | float | bool] = field(default_factory=dict)  # metadata in place of the file's
     script: str = "full"  # a key of script.SCRIPTS
     n_gpu_layers: int = -1  # how many layers the device gets, where there is one
     use_mmap: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -70,11 +71,72 @@ GRAMMARS = st.one_of(
     ),
     st.text('root:=()[]{}*+?|"\\^-. \n01ax', max_size=30),
 )
+SCHEMAS = st.one_of(
+    st.sampled_from(
+        [
+            "{}",
+            '{"type": "integer"}',
+            '{"$ref": "#"}',
+            '{"$ref": "https://a/b"}',
+            "[]",
+            "3",
+            "{",
+            '{"type": "x"}',
+        ]
+    ),
+    st.recursive(
+        st.sampled_from(
+            [{}, {"type": "object"}, {"enum": [1, "a"]}, {"pattern": "^["}, {"$ref": "#/a"}, 1, None]
+        ),
+        lambda inner: st.dictionaries(
+            st.sampled_from(["items", "properties", "anyOf", "a", "required", "minItems", "type"]), inner
+        ),
+        max_leaves=5,
+    ).map(json.dumps),
+)
+WRITTEN = {
+    "--json-schema": SCHEMAS,
+    "--logit-bias": st.one_of(
+        st.sampled_from(["1+1", "2-inf", "3+inf", "1+1e400", "99999999999999999999-1"]),
+        st.text("0123+-.ea ", max_size=8),
+    ),
+    "--override-kv": st.sampled_from(
+        [
+            *(
+                "a=int:1",
+                "qwen3moe.expert_used_count=int:1",
+                "qwen3moe.block_count=int:9999999999999",
+                "=int:1",
+            ),
+            *(
+                "a=float:nan",
+                "a=bool:yes",
+                f"a=str:{'x' * 200}",
+                "a",
+                "a=b:c",
+                "qwen3moe.rope.freq_base=float:0",
+            ),
+            *("qwen3moe.context_length=int:0", "qwen3moe.attention.head_count=int:0"),
+            *("qwen3moe.attention.layer_norm_rms_epsilon=float:-1", "qwen3moe.rope.scaling.type=str:x"),
+            *(
+                "qwen3moe.expert_count=int:0",
+                "qwen3moe.embedding_length=int:64",
+                "general.architecture=str:x",
+            ),
+            *("tokenizer.ggml.model=str:none", "tokenizer.ggml.bos_token_id=int:99999999"),
+            *("tokenizer.ggml.eos_token_id=int:-5", "qwen3moe.expert_gating_func=int:99"),
+            *("qwen3moe.feed_forward_length=int:1", "qwen3moe.attention.key_length=int:7"),
+            *("qwen3moe.rope.dimension_count=int:3", "qwen3moe.attention.head_count_kv=int:3"),
+            *("tokenizer.ggml.pre=str:nope", "tokenizer.ggml.add_bos_token=bool:true"),
+        ]
+    ),
+}
 # Values that fit, where any other that fits would only take long or all the memory.
 FITTING = {
     "--max-tokens": ["0", "1", "5"],
     "--ctx": ["0", "1", "32", "300"],
     "--threads": ["0", "1", "3"],
+    "--threads-batch": ["0", "1", "3"],
     "--batch": ["1", "7", "512"],
     "--ubatch": ["1", "5", "512"],
     "--draft-length": ["0", "1", "63"],
@@ -93,9 +155,11 @@ def values(action: argparse.Action, files: list[str]) -> st.SearchStrategy[str]:
         return st.one_of(st.sampled_from(FITTING[name]), bad.filter(lambda text: text != "-1"))
     if name == "--grammar":
         return GRAMMARS
+    if name in WRITTEN:
+        return WRITTEN[name]
     if name == "--stats-file":
         return st.sampled_from([files[0] + ".stats", "/proc/no/stats", "/", ""])
-    if name in ("--target", "--draft", "--file"):
+    if name in ("--target", "--draft", "--file", "--lora", "--grammar-file", "--json-schema-file"):
         return st.sampled_from([*files, "/nowhere/model.gguf", "/", "", "/dev/null", "/proc/self/mem"])
     if action.choices is not None:
         return st.one_of(st.sampled_from([str(choice) for choice in action.choices]), WORDS)

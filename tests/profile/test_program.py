@@ -68,7 +68,7 @@ def test_a_model_without_a_draft_is_measured(home, tiny_model):
         (("--target", "nowhere.gguf"), "no such file"),
         (("--draft", "draft.gguf"), "a draft without a target"),
         (("--draft-max", "ninety"), "must be a whole number"),
-        (("--scheduler", "lru"), "unrecognized arguments"),
+        (("--scheduler", "lru"), "unknown option '--scheduler'"),
         (("--device", "gpu7"), "unknown device"),
         (("--device", "cpu"), "nothing to measure"),
     ],
@@ -80,3 +80,15 @@ def test_what_cannot_be_measured_is_one_line(home, arguments, said):
     (line,) = done.stderr.splitlines()
     assert line.startswith("spac.profile: error: ")
     assert said in line
+
+
+def test_fewer_layers_on_the_device_are_measured_anew(home, tiny_model):
+    """What is known of the whole file may be of more pools than they have."""
+    types = {"*": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16"}
+    given = ("--target", tiny_model("qwen3moe", types=types), "--device", "stand-in", "--draft-max", 1)
+    for layers, n_pools in (("all", 3), (2, 1)):
+        done = profile(home, *given, "--ctx", 256, "--json", "-ngl", layers)
+        assert done.returncode == 0, done.stderr
+        measured = json.loads(done.stdout)
+        assert measured["measured_now"] is True
+        assert len(measured["experts"]) == n_pools

@@ -44,7 +44,8 @@ def test_a_port_that_is_taken(capfd):
         (["--queue", "-1"], "0 to"),
         (["--target", "no.gguf"], "no.gguf"),
         (["--draft", "no.gguf"], "--target"),
-        (["--temp", "0"], "--temp"),  # clients choose how to sample
+        (["--grammar", "root ::= x"], "--grammar"),  # a request's own
+        (["--temp", "hot"], "--temp"),
     ],
 )
 def test_options_that_cannot_be(capfd, arguments, said):

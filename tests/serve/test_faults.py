@@ -120,7 +120,7 @@ def test_pages_of_others_are_refused_without_a_key(origin, status):
 
 def test_a_client_that_leaves_stops_what_the_library_does():
     """Also the prompt's evaluation, during which no stopping criterion is asked."""
-    ticket = Ticket()
+    ticket = Ticket({})
 
     class Session:
         cancelled = False

@@ -20,10 +20,10 @@ from spac.bench.candidates import (
     default_lengths,
     parse_length,
 )
-from spac.config import COUNT, EngineConfig, Range, SamplingConfig, Slots
+from spac.config import COUNT, EngineConfig, Range, Slots
 from spac.errors import InputError
 from spac.files import check_writable, write_atomically
-from spac.options import Parser, add_config, number, read_config
+from spac.options import Parser, add_engine, add_sampling, number, read_config
 from spac.program import INTERRUPTED, Talk, add_talk, guarded, models
 from spac.scheduler import make, names
 
@@ -67,6 +67,7 @@ def make_parser() -> Parser:
         description="Measure which settings are fastest on this machine: all combinations of the listed "
         "schedulers, slots and draft lengths, in turns, beside plain llama.cpp on the CPU. Without --target, "
         "the bundled demo pair is measured.",
+        like_llama_cpp=True,
     )
     compared = parser.add_argument_group("compared")
     compared.add_argument(
@@ -97,9 +98,8 @@ def make_parser() -> Parser:
     text.add_argument("--repeat", metavar="N", default=3, type=number(int, Range(1, 1000)),
                       help="rounds through all settings (default: 3)")  # fmt: skip
     own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
-    add_config(parser.add_argument_group("engine"), EngineConfig, own)  # type: ignore[arg-type]
-    sampling = parser.add_argument_group("sampling", "as for spac.run, but greedy unless told")
-    add_config(sampling, SamplingConfig)  # type: ignore[arg-type]
+    add_engine(parser, own)
+    add_sampling(parser, "as for spac.run, but greedy unless told")
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
                         "and the table goes to stderr")  # fmt: skip

@@ -1,7 +1,7 @@
 """The program: reads messages, shows answers, until the user leaves.
 
-Answers go to stdout, everything else to stderr. Exit codes as of `spac.run`; from a script, the worst of what
-its lines met.
+Answers go to stdout, everything else to stderr; on a terminal, reasoning stands before its answer. Exit codes
+as of `spac.run`; from a script, the worst of what its lines met.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from spac.chat.commands import COMMANDS, Leave, is_command, run_command
 from spac.chat.console import Editor, Lines, Source, history_file
 from spac.chat.conversation import Conversation
 from spac.chat.display import Display, Markdown, Plain
-from spac.config import COUNT, EngineConfig, Range, SamplingConfig
+from spac.chat_options import add_chat_options, read_chat_options
+from spac.config import COUNT, Range
 from spac.errors import InputError
-from spac.options import Parser, add_config, number, read_config
+from spac.options import Parser, add_engine, add_sampling, number, read_config
 from spac.program import BAD_INPUT, FAULT, Talk, add_talk, guarded, message_of, models, say
 
 if TYPE_CHECKING:
@@ -33,22 +34,21 @@ def make_parser() -> Parser:
         prog="spac.chat",
         description="Talk with a Mixture-of-Experts model in the terminal. /help lists the commands. "
         "Without --target, the bundled demo pair answers: a model of Python code, no assistant.",
+        like_llama_cpp=True,
     )
     talk = parser.add_argument_group("chat")
-    talk.add_argument("--system", "-sys", metavar="TEXT", help="system prompt")
+    talk.add_argument("--system", "-sys", "--system-prompt", metavar="TEXT", help="system prompt")
     talk.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     talk.add_argument(
         "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=-1,
         type=number(int, Range(-1, COUNT.high)),
         help="tokens of an answer at most; -1 goes on until the context is full (default: -1)",
     )  # fmt: skip
-    talk.add_argument(
-        "--chat-template-file", metavar="FILE", help="a Jinja template in place of the model's own"
-    )
     talk.add_argument("--no-markdown", action="store_true", help="show answers as they are written")
     talk.add_argument("--no-history", action="store_true", help="do not keep typed lines for the next chat")
-    add_config(parser.add_argument_group("engine"), EngineConfig)  # type: ignore[arg-type]
-    add_config(parser.add_argument_group("sampling"), SamplingConfig)  # type: ignore[arg-type]
+    add_chat_options(talk)
+    add_engine(parser)
+    add_sampling(parser)
     add_talk(parser.add_argument_group("output"))
     return parser
 
@@ -75,11 +75,11 @@ class App:
         conversation = Conversation.load(Path(options.load)) if options.load else Conversation()
         if options.system is not None:
             conversation.system = options.system
-        template = _read(options.chat_template_file) if options.chat_template_file else None
+        chat_options = read_chat_options(options)
         target, draft, demo = models(options)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # late: they load the library
-        from spac.chat.template import Template
+        from spac.chat_format import ChatFormat
         from spac.engine import Engine
 
         with interrupt.Interrupt(lambda: None):
@@ -88,9 +88,10 @@ class App:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._talk.end_progress()
             self._talk.show_notes(engine)
-            dialogue = Dialogue(engine, Template(engine.target, template), conversation, self._max_tokens)
-            if dialogue.note:
-                self._talk.note(dialogue.note)
+            chat = ChatFormat(engine.target, chat_options.template)
+            dialogue = Dialogue(engine, chat, conversation, self._max_tokens, chat_options)
+            for note in dialogue.notes:
+                self._talk.note(note)
             if self._interactive:
                 self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             self._converse(dialogue, source, display)
@@ -111,7 +112,7 @@ class App:
         terminal = sys.stdout.isatty()
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         if not terminal or self._options.no_markdown or env.NO_COLOR.get():
-            return Plain(terminal=terminal)
+            return Plain(terminal=terminal, quiet=self._talk.quiet)
         return Markdown()
 
     def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
@@ -143,12 +144,8 @@ class App:
         # No second Ctrl-C ends the process: what was said would be lost.
         with interrupt.Interrupt(lambda: generation.cancel, insistent=False):
             display.show(pieces, dialogue.status)
-        if generation.reason == "cancelled":
-            self._talk.note("stopped" if dialogue.answered else "stopped before the answer began: not kept")
-        elif dialogue.ended_by_context:
-            self._talk.note(f"the answer ends here: the context of {dialogue.context} tokens is full")
-        elif not dialogue.answered:
-            self._talk.note("the model has nothing to say")
+        if dialogue.ending:
+            self._talk.note(dialogue.ending)
         self._talk.show_notes(dialogue.engine)
         self._tell(dialogue.status())
 
@@ -160,10 +157,3 @@ class App:
         if not self._interactive:
             self._code = max(self._code, BAD_INPUT if isinstance(error, InputError) else FAULT)
         say(f"spac.chat: error: {message_of(error)}")
-
-
-def _read(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

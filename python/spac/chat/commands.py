@@ -107,6 +107,15 @@ def _system(dialogue: Dialogue, argument: str) -> str:
     return f"system prompt: {one_line(dialogue.conversation.system) or 'none'}"
 
 
+def _reasoning(dialogue: Dialogue, argument: str) -> str:
+    if argument not in ("", "on", "off"):
+        raise InputError(f"/reasoning needs on or off, not '{one_line(argument)}'")
+    if argument:
+        dialogue.reasoning = argument == "on"
+    note = f"; {dialogue.reasoning_note}" if dialogue.reasoning_note else ""
+    return f"reasoning {'on' if dialogue.reasoning else 'off'}{note}"
+
+
 def _exit(_dialogue: Dialogue, _argument: str) -> str:
     raise Leave
 
@@ -120,5 +129,8 @@ COMMANDS = {
     "scheduler": Command("NAME", "another scheduler, from the next answer on", _scheduler),
     "draft-length": Command("N|auto", "tokens drafted per step, from the next answer on", _draft_length),
     "system": Command("[TEXT]", "another system prompt, from the next answer on", _system),
+    "reasoning": Command(
+        "[on|off]", "whether the model may reason first, from the next answer on", _reasoning
+    ),
     "exit": Command("", "leave", _exit),
 }

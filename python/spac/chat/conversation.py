@@ -12,7 +12,7 @@ from typing import Any, Self
 from spac.errors import InputError
 
 Message = dict[str, str]
-"""`role` (system, user, assistant) and `content`."""
+"""`role` (system, user, assistant), `content`, and of an assistant that reasoned `reasoning_content`."""
 
 SCHEMA = 1
 """Of the file; raised when a field changes its meaning."""
@@ -24,6 +24,8 @@ class Exchange:
 
     user: str
     assistant: str
+    reasoning: str = ""
+    """What the model reasoned before it answered."""
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Conversation:
         for exchange in self.exchanges[skip:]:
             messages.append({"role": "user", "content": exchange.user})
             messages.append({"role": "assistant", "content": exchange.assistant})
+            if exchange.reasoning:  # whether the model sees it again is for the template to decide
+                messages[-1]["reasoning_content"] = exchange.reasoning
         if then is not None:
             messages.append({"role": "user", "content": then})
         return messages
@@ -79,16 +83,21 @@ class Conversation:
 
     @classmethod
     def _of(cls, messages: Any) -> Self:
-        pairs = [(message["role"], message["content"]) for message in messages]
-        if not all(isinstance(content, str) for _, content in pairs):
+        said = [
+            (message["role"], message["content"], message.get("reasoning_content") or "")
+            for message in messages
+        ]
+        if not all(isinstance(text, str) for _, *texts in said for text in texts):
             raise ValueError
         conversation = cls()
-        if pairs and pairs[0][0] == "system":
-            conversation.system = pairs.pop(0)[1]
-        if [role for role, _ in pairs] != ["user", "assistant"] * (len(pairs) // 2):
+        if said and said[0][0] == "system":
+            conversation.system = said.pop(0)[1]
+        if [role for role, *_ in said] != ["user", "assistant"] * (len(said) // 2):
             raise ValueError
-        texts = [content for _, content in pairs]
-        conversation.exchanges = [Exchange(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+        conversation.exchanges = [
+            Exchange(user, content, reasoning)
+            for (_, user, _), (_, content, reasoning) in zip(said[::2], said[1::2], strict=True)
+        ]
         return conversation
 
 

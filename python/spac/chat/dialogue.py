@@ -3,39 +3,65 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spac.chat.conversation import Conversation, Exchange
+from spac.chat_options import ChatOptions
 from spac.errors import InputError
 
 if TYPE_CHECKING:
+    from spac._core import ChatPrompt
     from spac._llama import TokenArray
-    from spac.chat.template import Template
+    from spac.chat_format import Answer, ChatFormat, Delta
     from spac.engine import Engine
     from spac.generation import Generation
 
 ROOM_SHARE = 4  # of the context, one part in so many stays free for the answer
 
+DEFAULTS = ChatOptions(template=None, reasoning=True, reasoning_budget=-1, variables={})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is shown of an answer next."""
+
+    text: str
+    is_reasoning: bool = False
+    """Whether it is not yet the answer, but what the model reasons before."""
+
 
 class Dialogue:
-    """An engine, a template and what was said.
+    """An engine, a chat format and what was said.
 
     The engine's session keeps what it has evaluated: of a prompt that begins like the last one, only the
     rest is. A seed is chosen once, so that /stats can tell it.
     """
 
     def __init__(
-        self, engine: Engine, template: Template, conversation: Conversation, max_tokens: int | None
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        conversation: Conversation,
+        max_tokens: int | None,
+        options: ChatOptions = DEFAULTS,
     ) -> None:
+        """Raises InputError for options that contradict themselves."""
         self.engine, self.conversation = engine, conversation
-        self._template, self._max_tokens = template, max_tokens
+        self._chat, self._max_tokens, self._options = chat, max_tokens, options
+        self._variables = dict(options.variables)
+        self.reasoning = self._variables.pop("enable_thinking", options.reasoning)
+        """Whether the model is asked to reason before it answers. May be set at any time."""
+        if not isinstance(self.reasoning, bool):
+            raise InputError(
+                f"--chat-template-kwargs: enable_thinking is true or false, not {self.reasoning!r}"
+            )
         sampling = engine.config.sampling
         if sampling.seed in (None, -1):
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
         self._sampling = sampling
-        self._answered, self._reading = False, ""
+        self._said, self._reading = _Said(), ""
         self.generation: Generation | None = None
         """The one that runs or ran last; None before the first."""
         self.n_forgotten = 0
@@ -46,14 +72,22 @@ class Dialogue:
         self.conversation, self.n_forgotten = conversation, 0
 
     @property
-    def note(self) -> str:
-        """What a user should know about the template; "" for nothing."""
-        return self._template.note
+    def notes(self) -> list[str]:
+        """What a user should know about the template, as reasoning is set now."""
+        return [note for note in (self._chat.note, self.reasoning_note) if note]
+
+    @property
+    def reasoning_note(self) -> str:
+        """What keeps a model from doing without reasoning where it should; "" for nothing."""
+        if self.reasoning or self._chat.can_stop_thinking:
+            return ""
+        note = "the chat template has no way to turn reasoning off"
+        return f"{note}; --reasoning-budget 0 ends it at once" if self._chat.thinks else note
 
     @property
     def answered(self) -> bool:
-        """Whether the last answer has any text."""
-        return self._answered
+        """Whether the last answer has any text, beside what was reasoned."""
+        return bool(self._said.content)
 
     @property
     def context(self) -> int:
@@ -72,38 +106,39 @@ class Dialogue:
             raise InputError(f"draft length {n}: 0 to {longest} here{more}")
         self.engine.fix_draft_length(n)
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Iterator[Piece]:
         """The answer to `text`, piece by piece; becomes part of the conversation as far as it came, also when
-        it is stopped or fails. Raises InputError when `text` alone does not fit into the context.
+        it is stopped or fails. Reasoning alone is no answer, and not kept. Raises InputError when `text`
+        alone does not fit into the context.
         """
-        prompt = self._fit(text)
+        prompt, tokens = self._fit(text)
         self.generation = generation = self.engine.generate(
-            prompt, self._max_tokens, stop=self._template.stop, sampling=self._sampling,
-            progress=self._note_reading,
+            tokens, self._max_tokens, stop=(*self._chat.stop, *prompt.stops), sampling=self._sampling,
+            progress=self._note_reading, chat=None if self._chat.is_plain else prompt,
+            reasoning_budget=self._options.reasoning_budget,
         )  # fmt: skip
-        return self._read(text, generation)
+        return self._read(text, generation, self._chat.answer(prompt))
 
     def _note_reading(self, done: int, total: int) -> None:
         self._reading = f"reading: {done} of {total} tokens"
 
-    def _read(self, text: str, generation: Generation) -> Iterator[str]:
-        pieces: list[str] = []
-        self._answered = False
+    def _read(self, text: str, generation: Generation, answer: Answer) -> Iterator[Piece]:
+        self._said = said = _Said()
         try:
-            for piece in generation:
-                if not pieces:
-                    piece = piece.lstrip()
-                if piece:
-                    self._answered = True
-                    pieces.append(piece)
-                    yield piece
+            try:
+                for piece in generation:
+                    self._reading = ""
+                    yield from said.take(answer.push(piece))
+            finally:  # what has not been told yet is not lost
+                rest = said.take(answer.finish())
+            yield from rest
         finally:
-            self._reading = ""
-            if pieces:
-                self.conversation.exchanges.append(Exchange(text, "".join(pieces)))
+            self._reading, said.is_reasoning = "", False
+            if said.content:
+                self.conversation.exchanges.append(Exchange(text, said.content, said.reasoning.rstrip()))
 
-    def _fit(self, text: str) -> TokenArray:
-        """The prompt's tokens, without the oldest exchanges that would leave no room for an answer."""
+    def _fit(self, text: str) -> tuple[ChatPrompt, TokenArray]:
+        """The prompt and its tokens, without the oldest exchanges that would leave no room for an answer."""
         exchanges = len(self.conversation.exchanges)
         self.n_forgotten = min(self.n_forgotten, exchanges)
         room = max(1, self.context // ROOM_SHARE)
@@ -111,7 +146,8 @@ class Dialogue:
             room = min(room, self._max_tokens)
         for skip in range(self.n_forgotten, exchanges + 1):
             messages = self.conversation.messages(text, skip)
-            tokens = self.engine.tokenize(self._template.render(messages))
+            prompt = self._chat.prompt(messages, thinking=self.reasoning, variables=self._variables)
+            tokens = self.engine.tokenize(prompt.text)
             if tokens.size + room <= self.context:
                 break
         if tokens.size >= self.context:
@@ -120,7 +156,7 @@ class Dialogue:
                 f"{self.context}: shorten it, or raise --ctx"
             )
         self.n_forgotten = skip
-        return tokens
+        return prompt, tokens
 
     @property
     def ended_by_context(self) -> bool:
@@ -130,16 +166,39 @@ class Dialogue:
             return False
         return self._max_tokens is None or generation.stats.generated_tokens < self._max_tokens
 
+    @property
+    def ending(self) -> str:
+        """What a user should know about the end of the last answer; "" where it is whole."""
+        if self.generation is None:
+            return ""
+        reason = self.generation.reason
+        if reason == "cancelled" and self.answered:
+            return "stopped"
+        if reason == "cancelled":
+            when = "while it reasoned" if self._said.reasoning else "before the answer began"
+            return f"stopped {when}: not kept"
+        if self.ended_by_context:
+            lost = "" if self.answered else ", before the answer began: not kept"
+            return f"the answer ends here: the context of {self.context} tokens is full{lost}"
+        if self.answered:
+            return ""
+        if reason == "length":
+            where = "in its reasoning" if self._said.reasoning else "before the answer began"
+            return f"--max-tokens ended it {where}: not kept"
+        if self._said.reasoning:
+            return "the model reasoned and did not answer: not kept"
+        return "the model has nothing to say"
+
     def status(self) -> str:
         """The figures of the last answer on one line; those that it cannot have are left out.
 
-        Before an answer begins: how much of the prompt has been read.
+        Before an answer begins: how much of the prompt has been read. While the model reasons, it says so.
         """
         if self.generation is None:
             return ""
-        if self._reading and not self._answered:
+        if self._reading:
             return self._reading
-        stats, parts = self.generation.stats, []
+        stats, parts = self.generation.stats, ["reasoning"] if self._said.is_reasoning else []
         if stats.tokens_per_second is not None:
             parts.append(f"{stats.tokens_per_second:.1f} tok/s")
         if stats.acceptance is not None:
@@ -149,3 +208,30 @@ class Dialogue:
             parts.append(f"GPU {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
         parts.append(f"context {stats.prompt_tokens + stats.generated_tokens}/{stats.context}")
         return " · ".join(parts)
+
+
+class _Said:
+    """What an answer has said so far, without the space that it begins with."""
+
+    def __init__(self) -> None:
+        self.content = self.reasoning = ""
+        self.is_reasoning = False
+        """Whether what came last is not yet the answer."""
+
+    def take(self, deltas: Sequence[Delta]) -> list[Piece]:
+        """Adds them; returns what is shown of them."""
+        pieces = []
+        for delta in deltas:
+            is_reasoning = bool(delta.reasoning)
+            before = self.reasoning if is_reasoning else self.content
+            text = delta.reasoning or delta.content
+            text = text if before else text.lstrip()
+            if not text:
+                continue
+            if is_reasoning:
+                self.reasoning += text
+            else:
+                self.content += text
+            self.is_reasoning = is_reasoning
+            pieces.append(Piece(text, is_reasoning))
+        return pieces

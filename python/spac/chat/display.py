@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from spac import env
 from spac.errors import InputError
+
+if TYPE_CHECKING:
+    from spac.chat.dialogue import Piece
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 REFRESH_PER_S = 8
@@ -16,7 +21,7 @@ REFRESH_PER_S = 8
 class Display(Protocol):
     """Shows one answer, from its first piece to its last; what has come stays when the pieces fail."""
 
-    def show(self, pieces: Iterator[str], status: Callable[[], str]) -> None: ...
+    def show(self, pieces: Iterator[Piece], status: Callable[[], str]) -> None: ...
 
 
 def visible(text: str) -> str:
@@ -25,25 +30,72 @@ def visible(text: str) -> str:
 
 
 class Plain:
-    """Pieces as they come. On a terminal without control characters, elsewhere exactly as they are."""
+    """Pieces as they come. On a terminal without control characters, elsewhere exactly as they are.
 
-    def __init__(self, *, terminal: bool) -> None:
+    Reasoning stands before the answer on a terminal; elsewhere it goes to stderr, or nowhere when `quiet`.
+    """
+
+    def __init__(self, *, terminal: bool, quiet: bool = False) -> None:
         self._clean = visible if terminal else str
+        self._terminal, self._quiet = terminal, quiet
 
-    def show(self, pieces: Iterator[str], _status: Callable[[], str]) -> None:
-        out = sys.stdout
+    def show(self, pieces: Iterator[Piece], _status: Callable[[], str]) -> None:
+        out, reasoning = sys.stdout, _Reasoning(self._write_aside, apart=not self._terminal)
         try:
             for piece in pieces:
-                out.write(self._clean(piece))
+                if piece.is_reasoning:
+                    reasoning.write(piece.text)
+                    continue
+                reasoning.end()
+                out.write(self._clean(piece.text))
                 out.flush()
         finally:
+            reasoning.end()
             out.write("\n")
             out.flush()
+
+    def _write_aside(self, text: str) -> None:
+        if self._terminal:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        elif not self._quiet:
+            with contextlib.suppress(OSError):  # nobody may be listening
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+
+class _Reasoning:
+    """Reasoning as it comes: dim on a terminal; without colors between two lines that name it, where it
+    shares a stream with the answer."""
+
+    def __init__(self, write: Callable[[str], None], *, apart: bool) -> None:
+        self._write, self._apart = write, apart
+        is_terminal = not apart or sys.stderr.isatty()
+        self._clean = visible if is_terminal else str
+        self._is_dim = is_terminal and not env.NO_COLOR.get()
+        self._is_open, self._space = False, ""
+
+    def write(self, text: str) -> None:
+        if not self._is_open and not self._apart and not self._is_dim:
+            self._write("[reasoning]\n")
+        self._is_open = True
+        text = self._space + self._clean(text)
+        shown = text.rstrip()  # the space at its end is not its last
+        self._space = text[len(shown) :]
+        if shown:
+            self._write(f"\033[2m{shown}\033[0m" if self._is_dim else shown)
+
+    def end(self) -> None:
+        """The answer follows."""
+        if self._is_open:
+            self._write("\n" if self._apart else "\n\n" if self._is_dim else "\n[answer]\n")
+        self._is_open, self._space = False, ""
 
 
 class Markdown:
     """Rendered blocks. Those that are complete are printed for good; the last one is drawn anew while it
-    grows, as much of it as fits on the screen, with the figures below."""
+    grows, as much of it as fits on the screen, with the figures below. Reasoning is dim text, not Markdown.
+    """
 
     def __init__(self) -> None:
         """Raises InputError when rich is missing."""
@@ -54,13 +106,13 @@ class Markdown:
                 "rendered Markdown needs rich: run `pip install 'spac[chat]'`, or add --no-markdown"
             ) from None
         self._console: Any = Console(highlight=False)
-        self._tail = ""
+        self._tail, self._is_reasoning, self._is_first = "", False, True
         self._status: Callable[[], str] = str
 
-    def show(self, pieces: Iterator[str], status: Callable[[], str]) -> None:
+    def show(self, pieces: Iterator[Piece], status: Callable[[], str]) -> None:
         from rich.live import Live
 
-        self._tail, self._status, first = "", status, True
+        self._tail, self._is_reasoning, self._is_first, self._status = "", False, True, status
         live = Live(
             console=self._console,
             get_renderable=self._growing,
@@ -71,22 +123,35 @@ class Markdown:
         try:
             with live:
                 for piece in pieces:
-                    self._tail += visible(piece)
-                    if "\n" in piece:
-                        complete, self._tail = split_blocks(self._tail)
-                        first = self._print(complete, first)
+                    self._take(piece)
         finally:
             rest, self._tail = self._tail, ""
-            self._print(rest, first)
+            self._print(rest)
 
-    def _print(self, text: str, first: bool) -> bool:
-        """Print blocks, with an empty line before all but the first; returns whether the first is to come."""
+    def _take(self, piece: Piece) -> None:
+        if piece.is_reasoning != self._is_reasoning:
+            rest, self._tail = self._tail, ""
+            self._print(rest)
+            self._is_reasoning = piece.is_reasoning
+        self._tail += visible(piece.text)
+        if "\n" in piece.text:
+            split = split_paragraphs if self._is_reasoning else split_blocks
+            complete, self._tail = split(self._tail)
+            self._print(complete)
+
+    def _print(self, text: str) -> None:
+        """Print blocks, with an empty line before all but the first."""
         if not text.strip():
-            return first
-        if not first:
+            return
+        if not self._is_first:
             self._console.print()
-        self._console.print(rendered(text))
-        return False
+        self._console.print(self._drawn(text))
+        self._is_first = False
+
+    def _drawn(self, text: str) -> Any:
+        from rich.text import Text
+
+        return Text(text.strip("\n"), style="dim") if self._is_reasoning else rendered(text)
 
     def _growing(self) -> Any:
         from rich.console import Group
@@ -94,7 +159,7 @@ class Markdown:
         from rich.text import Text
 
         console = self._console
-        lines = console.render_lines(rendered(self._tail), pad=False) if self._tail else []
+        lines = console.render_lines(self._drawn(self._tail), pad=False) if self._tail else []
         fit = max(1, console.size.height - 3)
         return Group(
             SegmentLines(lines[-fit:], new_lines=True),
@@ -130,3 +195,9 @@ def split_blocks(text: str) -> tuple[str, str]:
     lines = text.split("\n")
     complete = "".join(line + "\n" for line in lines[: starts[-1]])
     return complete, text[len(complete) :]
+
+
+def split_paragraphs(text: str) -> tuple[str, str]:
+    """The paragraphs that are complete, and the last one. Together they are `text`."""
+    at = text.rfind("\n\n") + 1
+    return text[:at], text[at:]

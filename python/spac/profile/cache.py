@@ -42,7 +42,7 @@ class Key:
         return cls(
             cpu=f"{_cpu()}, {physical_cores()} cores",
             threads=pair.threads,
-            device=device,
+            device=device + pair.setup,
             target=fingerprint(pair.target.path),
             draft=fingerprint(pair.draft.path) if pair.draft is not None else "none",
             library=f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from spac.config import EngineConfig
+from spac.context_config import ContextConfig
 from spac.costs import Costs
 from spac.errors import InputError
-from spac.options import Parser, add_config, read_config
+from spac.options import Parser, add_engine, read_config
 from spac.program import Talk, add_talk, guarded, models
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "vram_limit", "device", "threads",
-    "ctx",
+    "ctx", *(item.name for item in fields(ContextConfig)),
 )  # fmt: skip
 _LONGEST = 8  # tokens drafted at most, where nothing is said: from there to 9 tokens, GPU kernels switch
 
@@ -35,8 +35,9 @@ def make_parser() -> Parser:
         prog="spac.profile",
         description="Measure what experts, transfers, drafts and verifications cost on this machine. "
         "Without --target, the bundled demo pair is measured.",
+        like_llama_cpp=True,
     )
-    add_config(parser.add_argument_group("engine"), EngineConfig, _OPTIONS)  # type: ignore[arg-type]
+    add_engine(parser, _OPTIONS)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     output.add_argument("--refresh", action="store_true", help="measure, even if costs are known already")
@@ -70,6 +71,8 @@ def _profile(options: argparse.Namespace) -> int:
         measurement = Measurement(engine, pair, lambda what: talk.show(f"measuring {what}"))
         key, layers = cache.Key.of(pair), measurement.layers
         known = None if options.refresh else cache.load(key)
+        if known is not None and len(known.experts) != len({layer.pool for layer in layers}):
+            known = None  # of the same file, split otherwise
         costs = known if known is not None else measurement.measure()
         talk.end_progress()
     if known is not None:

@@ -8,15 +8,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import env, interrupt
-from spac.config import COUNT, EngineConfig, Range
+from spac.chat_options import ChatOptions, add_chat_options, read_chat_options
+from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
-from spac.options import Parser, add_config, number, read_config
+from spac.options import Parser, add_config, add_engine, number, read_config
 from spac.program import Talk, add_talk, guarded, models
+from spac.serve import defaults
 
 if TYPE_CHECKING:
     from spac.serve.gate import House
@@ -31,6 +33,7 @@ def make_parser() -> Parser:
         prog="spac.serve",
         description="Serve a Mixture-of-Experts model with OpenAI's interface, at http://HOST:PORT/v1. "
         "Without --target, the bundled demo pair. Ctrl-C stops.",
+        like_llama_cpp=True,
     )
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -44,9 +47,12 @@ def make_parser() -> Parser:
     server.add_argument("--queue", metavar="N", type=number(int, Range(0, COUNT.high)), default=16,
                         help="requests that may wait; others get status 429 (default: 16)")  # fmt: skip
     server.add_argument(
-        "--alias", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
+        "--alias", "-a", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
     )
-    add_config(parser.add_argument_group("engine"), EngineConfig)  # type: ignore[arg-type]
+    add_chat_options(parser.add_argument_group("chat"))
+    add_engine(parser)
+    sampling = parser.add_argument_group("sampling, where a request does not say")
+    add_config(sampling, SamplingConfig, only=defaults.SAMPLING)
     add_talk(parser.add_argument_group("output"))
     return parser
 
@@ -63,7 +69,7 @@ def serve(options: argparse.Namespace) -> int:
     _check_extra()
     talk = Talk(options.quiet)
     target, draft, demo = models(options)
-    config = read_config(options, target, draft)
+    config, chat_options = read_config(options, target, draft), read_chat_options(options)
     api_key = env.API_KEY.get() if options.api_key is None else options.api_key
     out = sys.stdout
     with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
@@ -76,13 +82,14 @@ def serve(options: argparse.Namespace) -> int:
             llama = stack.enter_context(contextlib.closing(load(config)))
         for note in llama.notes:
             talk.note(note)
-        if adopt_template(llama):
-            talk.note(f"{target.name} has no chat template: a plain one is used")
+        if note := adopt_format(llama, chat_options):
+            talk.note(note)
         if not api_key and not _is_loopback(bound):
             talk.note("whoever reaches this machine can use the model: --api-key asks for a key")
         app, house = make_app(
-            llama, options.alias or ("demo" if demo else target.name), api_key, options.queue
-        )
+            llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
+            defaults.of(config.sampling),
+        )  # fmt: skip
         server = make_server(app, house, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         print(f"http://{_address(bound)}/v1", file=out, flush=True)
@@ -137,45 +144,28 @@ def _is_loopback(bound: socket.socket) -> bool:
 
 def load(config: EngineConfig) -> Any:
     """The model, as llama-cpp-python's `Llama` with the split."""
-    from spac.llama import OPTIONS, Llama
+    from spac.llama import Llama
 
-    own = {item.name: getattr(config, item.name) for item in fields(config) if item.name in OPTIONS}
-    return Llama(
-        str(config.target),
-        n_ctx=4096 if config.ctx is None else config.ctx,
-        n_batch=config.batch,
-        n_ubatch=config.ubatch,
-        n_threads=config.threads or None,
-        n_threads_batch=config.threads or None,
-        flash_attn=True,  # as llama.cpp, and so the other programs, decide by themselves
-        verbose=False,
-        **own,
-    )
+    return Llama.from_config(config, verbose=False)
 
 
-def adopt_template(llama: Any) -> bool:
-    """Give a model without a chat template the plain one of `spac.chat`; returns whether it had none."""
-    from llama_cpp.llama_chat_format import (
-        ChatFormatterResponse,
-        Jinja2ChatFormatter,
-        chat_formatter_to_chat_completion_handler,
-    )
+def adopt_format(llama: Any, options: ChatOptions) -> str:
+    """Have chat requests follow the format of the model's family; returns what a user should know, or ""."""
+    from spac.chat_format import ChatFormat
+    from spac.llama_pair import LentModel
+    from spac.serve.chat import ChatHandler
 
-    from spac.chat.template import FALLBACK, FALLBACK_STOP
-
-    if "tokenizer.chat_template" in llama.metadata:
-        return False
-    plain = Jinja2ChatFormatter(FALLBACK, "", "")
-
-    def formatter(**request: Any) -> Any:
-        return ChatFormatterResponse(plain(**request).prompt, list(FALLBACK_STOP))
-
-    llama.chat_handler = chat_formatter_to_chat_completion_handler(formatter)
-    return True
+    engine = llama.engine
+    model = engine.target if engine is not None else LentModel(Path(llama.model_path), llama.model)
+    chat = ChatFormat(model, options.template)
+    llama.chat_handler = ChatHandler(chat, options)
+    return chat.note
 
 
-def make_app(llama: Any, name: str, api_key: str, queue: int) -> tuple[Any, House]:
-    """llama-cpp-python's app around a model, behind the gate."""
+def make_app(
+    llama: Any, name: str, api_key: str, queue: int, given: Mapping[str, Any] | None = None
+) -> tuple[Any, House]:
+    """llama-cpp-python's app around a model, behind the gate; given: see `defaults.of`."""
     from llama_cpp.server import app as upstream
     from llama_cpp.server.settings import ModelSettings, ServerSettings
     from starlette.middleware import Middleware
@@ -188,7 +178,7 @@ def make_app(llama: Any, name: str, api_key: str, queue: int) -> tuple[Any, Hous
 
     line = Line(queue)
     metrics = Metrics(line)
-    house = House(line, metrics, (name,), api_key)
+    house = House(line, metrics, (name,), api_key, given)
     shelf = Shelf(name, Guest(llama, name, metrics))
     os.environ.pop("CONFIG_FILE", None)  # else the app takes its models and its key from there
     proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: shelf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llama_cpp.server import types
@@ -22,11 +22,24 @@ REQUESTS = {
 }
 """The requests that use the model, by path, and llama-cpp-python's types for them."""
 
+CHAT_FIELDS: dict[str, tuple[type, str]] = {
+    "parallel_tool_calls": (bool, "true or false"),
+    "reasoning_effort": (str, "a word, such as low or high,"),
+    "chat_template_kwargs": (dict, "an object"),
+    "stream_options": (dict, "an object"),
+}
+"""What chat requests may have beside what llama-cpp-python's server reads: types, and how to call them."""
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-def checked(path: str, body: bytes, models: Collection[str]) -> bytes:
-    """The body as llama-cpp-python's server understands it. Raises Refusal, with a 4xx status."""
+def checked(
+    path: str, body: bytes, models: Collection[str], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """The request, and its body as llama-cpp-python's server understands it. Raises Refusal, with a 4xx.
+
+    `defaults` hold where a request says nothing (`defaults.of`).
+    """
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -36,16 +49,19 @@ def checked(path: str, body: bytes, models: Collection[str]) -> bytes:
     # What OpenAI's clients leave open is not said, rather than said to be null.
     request = {name: value for name, value in request.items() if value is not None}
     _check_model(path, request, models)
+    if "prompt" in request or "messages" in request:
+        request = {**defaults, **request}
     _translate(request)
     if path == "/v1/chat/completions":
         _check_messages(request)
+        _check_types(request)
     try:
         valid = REQUESTS[path].model_validate(request)
     except ValidationError as error:
         raise _first_fault(error) from None
     _check_choices(valid)
     try:
-        return json.dumps(request, ensure_ascii=False).encode()
+        return request, json.dumps(request, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Refusal(400, "the body has half of a surrogate pair, which is no text") from None
 
@@ -98,6 +114,13 @@ def _check_choices(request: Any) -> None:
             raise Refusal(400, f"logit_bias: '{token}' is no token's number", param="logit_bias")
 
 
+def _check_types(request: dict[str, Any]) -> None:
+    """Of what llama-cpp-python's server does not read."""
+    for name, (kind, what) in CHAT_FIELDS.items():
+        if name in request and not isinstance(request[name], kind):
+            raise Refusal(400, f"{name}: {what} is needed", param=name)
+
+
 def _check_messages(request: dict[str, Any]) -> None:
     """Also gives the newer role "developer" the older name that templates know."""
     messages = request.get("messages")
@@ -109,6 +132,8 @@ def _check_messages(request: dict[str, Any]) -> None:
             message["role"] = "system"
         elif role not in ROLES:
             raise Refusal(400, f"messages: the role '{role}' is none of {', '.join(ROLES)}", param="messages")
+        if role == "assistant" and message.get("content") is None:
+            message.pop("content", None)  # as it is beside tool calls
         parts = message.get("content")
         if isinstance(parts, list) and any(
             not isinstance(part, dict) or part.get("type") != "text" for part in parts

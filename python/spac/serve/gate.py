@@ -11,7 +11,7 @@ import contextlib
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,8 +68,8 @@ class Gate:
                 metrics.seconds.observe(time.monotonic() - began)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
-        body = checked(path, await _read(receive), self._house.models)
-        ticket = Ticket()
+        request, body = checked(path, await _read(receive), self._house.models, self._house.defaults)
+        ticket = Ticket(request)
         watch = asyncio.create_task(_watch(receive, ticket))
         self._house.tickets.add(ticket)
         try:
@@ -142,8 +142,16 @@ def _host_of(origin: str) -> str | None:
 class House:
     """What the gate and the routes share: the queue, the figures, the names, the key, who is being served."""
 
-    def __init__(self, line: Line, metrics: Metrics, models: tuple[str, ...], api_key: str) -> None:
-        self.line, self.metrics, self.models = line, metrics, models
+    def __init__(
+        self,
+        line: Line,
+        metrics: Metrics,
+        models: tuple[str, ...],
+        api_key: str,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """defaults: what holds where a request says nothing."""
+        self.line, self.metrics, self.models, self.defaults = line, metrics, models, defaults or {}
         self.tickets: set[Ticket] = set()
         self._key = api_key.encode()
         self._closing = False

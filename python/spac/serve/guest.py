@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import llama_cpp
+from fastapi.responses import JSONResponse
 
 from spac.errors import Cancelled
 from spac.serve.metrics import Metrics
@@ -31,7 +32,9 @@ class Guest:
     def create_chat_completion(self, **keywords: Any) -> Any:
         # Unbound, so that the chat format's handler asks us for the completion.
         with _refusing():
-            return llama_cpp.Llama.create_chat_completion(self, **keywords)
+            made = llama_cpp.Llama.create_chat_completion(self, **keywords)
+        # As it is: by its declared type, the app would drop the reasoning.
+        return JSONResponse(made) if isinstance(made, dict) else made
 
     def create_embedding(self, *args: Any, **keywords: Any) -> Any:
         with _refusing():

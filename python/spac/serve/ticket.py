@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from typing import Any
 
 
 class Ticket:
     """Whether the client is still there, and what to stop when it is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.request = request
+        """What was asked, as `checks.checked` leaves it."""
         self.left = asyncio.Event()
         """Set when nobody waits for the answer any more. For the event loop."""
         self._lock = threading.RLock()  # a signal's handler may cancel while its thread does

@@ -1,0 +1,218 @@
+#include "session/chat_format.h"
+
+#include "chat.h"
+#include "core/error.h"
+#include "llama.h"
+#include "session/common_log.h"
+
+#include <algorithm>
+
+namespace spac {
+
+struct ChatPrompt::Parts {
+    common_chat_params        chat;
+    common_chat_parser_params reader;
+    std::vector<int32_t>      preserved;
+    // What the sampler needs, in the model's tokens.
+    std::vector<common_grammar_trigger> triggers;
+    llama_tokens                        thinking_start;
+    std::vector<llama_tokens>           thinking_ends;
+    common_grammar_type                 grammar_type = COMMON_GRAMMAR_TYPE_NONE;
+};
+
+struct ChatTemplates::Loaded {
+    const llama_vocab *       vocab;
+    common_chat_templates_ptr templates;
+};
+
+namespace {
+
+[[noreturn]] void refuse(const std::exception & error) { throw InputError(error.what()); }
+
+common_chat_templates_inputs read_request(const common_json & request, const llama_vocab * vocab) {
+    common_chat_templates_inputs inputs;
+    inputs.messages = common_chat_msgs_parse_oaicompat(request.at("messages"));
+    if (request.contains("tools")) {
+        inputs.tools = common_chat_tools_parse_oaicompat(request.at("tools"));
+    }
+    inputs.tool_choice = common_chat_tool_choice_parse_oaicompat(request.value("tool_choice", "auto"));
+    if (request.contains("json_schema")) {
+        inputs.json_schema = request.at("json_schema").dump();
+    }
+    if (request.contains("chat_template_kwargs")) {
+        if (!request.at("chat_template_kwargs").is_object()) {
+            throw InputError("chat_template_kwargs is no object");
+        }
+        for (const auto & [name, value] : request.at("chat_template_kwargs").items()) {
+            inputs.chat_template_kwargs[name] = value.dump();
+        }
+    }
+    if (request.contains("continue_final_message")) {
+        inputs.continue_final_message = common_chat_continuation_parse(request.at("continue_final_message"));
+        inputs.add_generation_prompt  = inputs.continue_final_message == COMMON_CHAT_CONTINUATION_NONE;
+    }
+    inputs.parallel_tool_calls = request.value("parallel_tool_calls", false);
+    inputs.enable_thinking     = request.value("enable_thinking", true);
+    inputs.reasoning_format    = COMMON_REASONING_FORMAT_DEEPSEEK;
+    inputs.add_bos             = llama_vocab_get_add_bos(vocab);
+    inputs.add_eos             = llama_vocab_get_add_eos(vocab);
+    return inputs;
+}
+
+std::string own_source(const llama_model * model) {
+    const char * source = llama_model_chat_template(model, nullptr);
+    return source != nullptr ? source : llama_model_chat_template(model, "tool_use");
+}
+
+// Words that are one token of the vocabulary; the others are ordinary text already.
+std::vector<int32_t> tokens_of(const std::vector<std::string> & words, const llama_vocab * vocab) {
+    std::vector<int32_t> tokens;
+    for (const auto & word : words) {
+        const auto found = common_tokenize(vocab, word, false, true);
+        if (found.size() == 1) {
+            tokens.push_back(found.front());
+        }
+    }
+    std::sort(tokens.begin(), tokens.end());
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    return tokens;
+}
+
+// A word that is one token of those preserved is looked for as that token: text that merely spells it is none.
+std::vector<common_grammar_trigger> tokenized(const std::vector<common_grammar_trigger> & triggers,
+                                              const std::vector<int32_t> & preserved, const llama_vocab * vocab) {
+    std::vector<common_grammar_trigger> result;
+    for (auto trigger : triggers) {
+        if (trigger.type == COMMON_GRAMMAR_TRIGGER_TYPE_WORD) {
+            const auto found = common_tokenize(vocab, trigger.value, false, true);
+            if (found.size() == 1 && std::binary_search(preserved.begin(), preserved.end(), found.front())) {
+                trigger.type  = COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN;
+                trigger.token = found.front();
+            }
+        }
+        result.push_back(std::move(trigger));
+    }
+    return result;
+}
+
+std::unique_ptr<ChatPrompt::Parts> prepared(common_chat_params chat, bool has_schema, const llama_vocab * vocab) {
+    auto parts                     = std::make_unique<ChatPrompt::Parts>();
+    parts->reader                  = common_chat_parser_params(chat);
+    parts->reader.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
+    if (!chat.parser.empty()) {
+        parts->reader.parser.load(chat.parser);
+    }
+    parts->preserved = tokens_of(chat.preserved_tokens, vocab);
+    parts->triggers  = tokenized(chat.grammar_triggers, parts->preserved, vocab);
+    if (!chat.thinking_start_tag.empty()) {
+        parts->thinking_start = common_tokenize(vocab, chat.thinking_start_tag, false, true);
+        for (const auto & tag : chat.thinking_end_tags) {
+            parts->thinking_ends.push_back(common_tokenize(vocab, tag, false, true));
+        }
+    }
+    if (!chat.grammar.empty()) {
+        parts->grammar_type = has_schema ? COMMON_GRAMMAR_TYPE_OUTPUT_FORMAT : COMMON_GRAMMAR_TYPE_TOOL_CALLS;
+    }
+    parts->chat = std::move(chat);
+    return parts;
+}
+
+} // namespace
+
+ChatPrompt::ChatPrompt(std::unique_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+ChatPrompt::~ChatPrompt() = default;
+
+const std::string &              ChatPrompt::text() const { return parts_->chat.prompt; }
+const std::vector<std::string> & ChatPrompt::stops() const { return parts_->chat.additional_stops; }
+const std::vector<int32_t> &     ChatPrompt::preserved_tokens() const { return parts_->preserved; }
+bool                             ChatPrompt::thinks() const { return parts_->chat.supports_thinking; }
+
+std::string ChatPrompt::read(const std::string & answer, bool is_partial) const {
+    try {
+        return common_chat_parse(answer, is_partial, parts_->reader).to_json_oaicompat().dump_safe();
+    } catch (const std::exception & error) {
+        refuse(error);
+    }
+}
+
+void ChatPrompt::constrain(common_params_sampling & params, int reasoning_budget) const {
+    const auto & parts = *parts_;
+    if (params.grammar.empty() && parts.grammar_type != COMMON_GRAMMAR_TYPE_NONE) { // the user's own goes first
+        params.grammar          = common_grammar(parts.grammar_type, parts.chat.grammar);
+        params.grammar_lazy     = parts.chat.grammar_lazy;
+        params.grammar_triggers = parts.triggers;
+    }
+    params.preserved_tokens  = {parts.preserved.begin(), parts.preserved.end()};
+    params.generation_prompt = parts.chat.generation_prompt;
+    if (parts.thinking_start.empty() || parts.thinking_ends.empty()) {
+        return;
+    }
+    if (params.grammar.empty() || params.grammar_lazy) {
+        // Only the budget reads it then, and would count the line break behind a tag that the prompt ends with.
+        auto & text = params.generation_prompt;
+        text.erase(text.find_last_not_of(" \t\r\n") + 1);
+    }
+    params.reasoning_budget_tokens = reasoning_budget;
+    params.reasoning_budget_start  = parts.thinking_start;
+    params.reasoning_budget_end    = parts.thinking_ends;
+    params.reasoning_budget_forced = parts.thinking_ends.front();
+}
+
+ChatTemplates::ChatTemplates(const void * model, const std::string & source) {
+    silence_common_at_first();
+    const auto * loaded_model = static_cast<const llama_model *>(model);
+    if (loaded_model == nullptr) {
+        throw InputError("chat templates need a model, got a null pointer");
+    }
+    if (source.empty() && llama_model_chat_template(loaded_model, nullptr) == nullptr &&
+        llama_model_chat_template(loaded_model, "tool_use") == nullptr) {
+        throw InputError("the file has no chat template");
+    }
+    try {
+        auto loaded       = std::make_unique<Loaded>();
+        loaded->vocab     = llama_model_get_vocab(loaded_model);
+        loaded->templates = common_chat_templates_init(loaded_model, source);
+        loaded_           = std::move(loaded);
+    } catch (const std::exception & error) {
+        try { // once more: what common throws has lost what the parser said
+            common_chat_template(source.empty() ? own_source(loaded_model) : source, "", "");
+        } catch (const std::exception & fault) {
+            refuse(fault);
+        }
+        refuse(error);
+    }
+}
+
+ChatTemplates::~ChatTemplates() = default;
+
+std::shared_ptr<ChatPrompt> ChatTemplates::apply(const std::string & request) const {
+    try {
+        const auto json   = common_json::parse(request);
+        const auto inputs = read_request(json, loaded_->vocab);
+        return std::make_shared<ChatPrompt>(prepared(common_chat_templates_apply(loaded_->templates.get(), inputs),
+                                                     !inputs.json_schema.empty(), loaded_->vocab));
+    } catch (const std::exception & error) {
+        refuse(error);
+    }
+}
+
+std::map<std::string, bool> ChatTemplates::capabilities() const {
+    return common_chat_templates_get_caps(loaded_->templates.get());
+}
+
+bool ChatTemplates::can_stop_thinking() const {
+    common_chat_templates_inputs inputs;
+    inputs.messages.emplace_back();
+    inputs.messages.back().role    = "user";
+    inputs.messages.back().content = "hello";
+    inputs.reasoning_format        = COMMON_REASONING_FORMAT_DEEPSEEK;
+    try {
+        const auto thinking    = common_chat_templates_apply(loaded_->templates.get(), inputs).prompt;
+        inputs.enable_thinking = false;
+        return common_chat_templates_apply(loaded_->templates.get(), inputs).prompt != thinking;
+    } catch (const std::exception &) { // a template may refuse anything
+        return false;
+    }
+}
+
+} // namespace spac

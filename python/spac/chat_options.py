@@ -1,0 +1,73 @@
+"""The options of chat templates and reasoning, for the programs that talk: `spac.chat` and `spac.serve`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spac.config import COUNT, Range
+from spac.errors import InputError
+from spac.options import number
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What was asked for, read and checked."""
+
+    template: str | None
+    """Jinja source in place of the model's template."""
+    reasoning: bool
+    reasoning_budget: int
+    """Tokens; -1: no limit."""
+    variables: dict[str, Any]
+    """Of the template."""
+
+
+def add_chat_options(parser: argparse._ActionsContainer) -> None:
+    """The options; `read_chat_options` reads them."""
+    parser.add_argument(
+        "--chat-template", metavar="TEXT", help="a Jinja template in place of the model's own"
+    )
+    parser.add_argument(
+        "--chat-template-file", metavar="FILE", help="a Jinja template in place of the model's own"
+    )
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="JSON", help="variables of the template, as an object in JSON"
+    )
+    parser.add_argument(
+        "--reasoning", "-rea", choices=("on", "off", "auto"), default="auto",
+        help="whether the model may reason before it answers; auto: as its template does (default: auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reasoning-budget", metavar="N", type=number(int, Range(-1, COUNT.high)), default=-1,
+        help="tokens of reasoning at most; -1 for no limit, 0 to end it at once (default: -1)",
+    )  # fmt: skip
+
+
+def read_chat_options(options: argparse.Namespace) -> ChatOptions:
+    """What the options say. Raises InputError for a file that cannot be read, and for what is no object."""
+    given, file = options.chat_template, options.chat_template_file
+    if given is not None and file is not None:
+        raise InputError("--chat-template and --chat-template-file: give one of them")
+    variables: Any = {}
+    if options.chat_template_kwargs is not None:
+        try:
+            variables = json.loads(options.chat_template_kwargs)
+        except ValueError as error:
+            raise InputError(f"--chat-template-kwargs: no JSON: {error}") from None
+        if not isinstance(variables, dict):
+            raise InputError(
+                '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'
+            )
+    template = _read(Path(file)) if file is not None else given
+    return ChatOptions(template, options.reasoning != "off", options.reasoning_budget, variables)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,69 @@
+"""The configuration in llama.cpp's terms: fields of its parameters of models and of contexts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+from gguf import GGMLQuantizationType
+
+from spac.config import EngineConfig
+from spac.context_config import CACHE_TYPES, layers_of
+from spac.overrides import as_array
+
+TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
+FLASH_ATTENTION = {
+    "auto": api.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "off": api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    "on": api.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+}
+LOAD_MODES = {
+    "auto": api.LLAMA_LOAD_MODE_AUTO,
+    "none": api.LLAMA_LOAD_MODE_NONE,
+    "mmap": api.LLAMA_LOAD_MODE_MMAP,
+    "mlock": api.LLAMA_LOAD_MODE_MLOCK,
+    "mmap+mlock": api.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    "dio": api.LLAMA_LOAD_MODE_DIRECT_IO,
+}
+ROPE_SCALINGS = {
+    None: api.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    "none": api.LLAMA_ROPE_SCALING_TYPE_NONE,
+    "linear": api.LLAMA_ROPE_SCALING_TYPE_LINEAR,
+    "yarn": api.LLAMA_ROPE_SCALING_TYPE_YARN,
+}
+_POSITIONS = (
+    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_slow", "yarn_beta_fast",
+)  # fmt: skip
+
+
+def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> dict[str, Any]:
+    """What the configuration says of a model."""
+    values: dict[str, Any] = {"load_mode": LOAD_MODES[config.load_mode]}
+    n_layers = layers_of(config.gpu_layers_draft if is_draft else config.gpu_layers, "gpu_layers")
+    if on_device and n_layers is not None:
+        values["n_gpu_layers"] = n_layers
+    if config.override_kv:
+        values["kv_overrides"] = as_array(config.override_kv)
+    return values
+
+
+def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
+    """What the configuration says of a context."""
+    key, value = (
+        (config.cache_type_k_draft, config.cache_type_v_draft)
+        if is_draft
+        else (config.cache_type_k, config.cache_type_v)
+    )
+    values: dict[str, Any] = {
+        "type_k": TYPES[key],
+        "type_v": TYPES[value],
+        "flash_attn_type": FLASH_ATTENTION[config.flash_attn],
+        "offload_kqv": config.kv_offload,
+        "swa_full": config.swa_full,
+        "rope_scaling_type": ROPE_SCALINGS[config.rope_scaling],
+    }
+    for name in _POSITIONS:
+        if (number := getattr(config, name)) is not None:
+            values[name] = number
+    return values

@@ -1,0 +1,103 @@
+"""What a setting is, and how it is checked: a field of a dataclass, and an option of the command line."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Self
+
+from spac.errors import InputError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may take, both ends included."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"at least {self.low}"
+        return f"{self.low} to {self.high}"
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+COUNT = Range(0, 2**31 - 1)
+LOOK_BACK = Range(-1, 2**31 - 1)
+PROBABILITY = Range(0, 1)
+
+
+def option(
+    default: Any,
+    help: str,
+    *flags: str,
+    range: Range | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    group: str = "",
+    off: tuple[str, ...] = (),
+) -> Any:
+    """A field that is also an option of the command line; the first flag is the one that messages name.
+
+    `group` is its heading in the help, where that is not the configuration's own. `off` are the flags that
+    make False of a field whose default is True; `flags` are then understood, and `help` says what `off` does.
+    A `default` of dict is an empty one.
+    """
+    metadata = {
+        "help": help, "flags": flags, "range": range, "choices": choices, "metavar": metavar, "group": group,
+        "off": off,
+    }  # fmt: skip
+    if default is dict:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def option_fields(config: Any) -> list[Field[Any]]:
+    """The fields of a configuration, and what else may be given to make one: other ways to write a field."""
+    return [
+        item for item in config.__dataclass_fields__.values() if not str(item.type).startswith("ClassVar")
+    ]
+
+
+class Checked:
+    """Checks every field against its declared range and choices."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            self._check(item)
+
+    def _check(self, item: Field[Any]) -> None:
+        value = getattr(self, item.name)
+        limits, choices = item.metadata.get("range"), item.metadata.get("choices")
+        if limits is not None and value is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float) or value not in limits:
+                raise InputError(f"{item.name} must be {limits}, not {value!r}")
+            if item.type == "int" and not isinstance(value, int):
+                raise InputError(f"{item.name} must be a whole number, not {value!r}")
+        if choices is not None and value is not None:
+            for each in names_in(value):
+                if each not in choices:
+                    raise InputError(f"{item.name}: '{each}' is none of {', '.join(choices)}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From keys and values, as of a settings file. An unknown key is an InputError naming the known."""
+        known = [item.name for item in option_fields(cls)]
+        for key in values:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean '{close[0]}'?" if close else ""
+                raise InputError(f"{cls.__name__} has no '{key}'{hint} It knows: {', '.join(known)}")
+        return cls(**values)
+
+
+def names_in(value: Any) -> tuple[str, ...]:
+    """Names that are written as a tuple, or in one text with commas."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(","))
+    return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -1,0 +1,261 @@
+"""Models that reason before they answer: told apart, limited, turned off, remembered; also with drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from spac.chat.commands import run_command
+from spac.chat.conversation import Conversation, Exchange
+from spac.chat.dialogue import DEFAULTS, Dialogue
+from spac.chat_format import ChatFormat
+from spac.chat_options import ChatOptions
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from tests.chat.conftest import KEEPS, OPENS, TEMPLATE, says
+from tests.formats.templates import CHANNELS, THINKING
+
+# What no merge of the tokenizer shortens: a model says it in the tokens that it is read in.
+REASONED = {
+    THINKING: "<think>\nIs it so?\n</think>\n\nYup, it is",
+    CHANNELS: "<|channel|>analysis<|message|>Is it so?<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Yup, it is",
+}
+
+
+@pytest.fixture(scope="module")
+def engine(templated):
+    """`engine(THINKING)`, or with `drafts=("ngram-simple",)`; each is made once."""
+    made = {}
+
+    def make(template=THINKING, drafts=()):
+        if (template, drafts) not in made:
+            draft = templated(template, "qwen3") if "draft-simple" in drafts else None
+            config = EngineConfig(
+                templated(template), draft, draft_type=drafts or None, device="stand-in", slots=4, threads=1,
+                ctx=512, draft_length=4 if drafts else None, sampling=SamplingConfig(temp=0),
+            )  # fmt: skip
+            made[template, drafts] = Engine(config)
+        return made[template, drafts]
+
+    yield make
+    for each in made.values():
+        each.close()
+
+
+def dialogue(engine, grammar=None, *, n=200, options=DEFAULTS, bias=()):
+    """A dialogue in which the model says what the grammar allows."""
+    made = Dialogue(engine, ChatFormat(engine.target), Conversation(), n, options)
+    made._sampling = SamplingConfig(temp=0, grammar=grammar or "", logit_bias=dict(bias))
+    return made
+
+
+def options(**given):
+    return ChatOptions(**{**vars(DEFAULTS), **given})
+
+
+def said(dialogue, text="hello"):
+    """What is shown of an answer: its reasoning, and the answer itself."""
+    pieces = list(dialogue.answer(text))
+    assert all(piece.text for piece in pieces)
+    return tuple(
+        "".join(piece.text for piece in pieces if piece.is_reasoning == kind) for kind in (True, False)
+    )
+
+
+@pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
+@pytest.mark.parametrize("template", [THINKING, CHANNELS])
+def test_reasoning_is_told_apart(engine, template, drafts):
+    talk = dialogue(engine(template, drafts), says(REASONED[template]))
+    reasoning, answer = said(talk)
+    assert (reasoning.strip(), answer) == ("Is it so?", "Yup, it is")
+    assert talk.conversation.exchanges == [Exchange("hello", "Yup, it is", "Is it so?")]
+    assert talk.generation.reason == "stop"
+    assert (talk.ending, talk.answered) == ("", True)
+    if "draft-simple" in drafts:
+        assert talk.generation.stats.drafted_tokens > 0
+
+
+def test_an_answer_without_reasoning(engine):
+    talk = dialogue(engine(), says("Yup, it is"))
+    assert said(talk) == ("", "Yup, it is")
+    assert talk.conversation.exchanges == [Exchange("hello", "Yup, it is")]
+
+
+def test_a_text_that_ends_answers_of_the_format(engine):
+    """The library knows some families by their source; this one may spell the end of its answers."""
+    talk = dialogue(engine(THINKING + "{# laguna_glm_thinking #}"), says("Hi</assistant> more"))
+    assert said(talk) == ("", "Hi")
+
+
+def test_pieces_come_as_they_are_said(engine, monkeypatch):
+    monkeypatch.setattr("spac.chat_format.READING_SHARE", 1.0)
+    talk = dialogue(engine(), says(REASONED[THINKING]))
+    kinds, states = [], []
+    for piece in talk.answer("hello"):
+        kinds.append(piece.is_reasoning)
+        states.append(talk.status().startswith("reasoning · "))
+    assert kinds == sorted(kinds, reverse=True)
+    assert len(kinds) > 10
+    assert states == kinds  # the status says what is going on
+    assert not talk.status().startswith("reasoning")
+
+
+# Limits
+
+ENDLESS = 'root ::= <think> "a"{0,400} </think> "Hi"'
+
+
+@pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_budget_ends_reasoning(engine, budget, drafts):
+    """The model would go on for long; what ends its reasoning is not part of it."""
+    at = engine(THINKING, drafts)
+    bias = [(int(at.tokenize("</think>")[-1]), -50.0)]
+    assert said(dialogue(at, ENDLESS, n=100, bias=bias)) == ("a" * 99, "")
+    talk = dialogue(at, ENDLESS, n=100, bias=bias, options=options(reasoning_budget=budget))
+    assert said(talk) == ("a" * budget, "Hi")
+
+
+def test_a_budget_of_reasoning_that_the_prompt_begins(engine):
+    at = engine(OPENS)
+    bias = [(int(at.tokenize("</think>")[-1]), -50.0)]
+    talk = dialogue(at, 'root ::= "a"{0,400} </think> "Hi"', n=100, bias=bias)
+    assert said(talk) == ("a" * 100, "")
+    talk = dialogue(at, ENDLESS.replace("<think>", ""), n=100, bias=bias, options=options(reasoning_budget=3))
+    assert said(talk)[1] == "Hi"
+    assert said(talk)[0].count("a") <= 3
+
+
+def test_a_budget_of_channels(engine):
+    at = engine(CHANNELS)
+    grammar = (
+        'root ::= <|channel|> "analysis" <|message|> "a"{1,400} <|end|> '
+        '<|start|> "assistant" <|channel|> "final" <|message|> "Hi"'
+    )
+    bias = [(int(at.tokenize("<|end|>")[-1]), -50.0)]
+    talk = dialogue(at, grammar, n=100, bias=bias, options=options(reasoning_budget=5))
+    assert said(talk) == ("aaaaa", "Hi")
+
+
+def test_reasoning_off(engine):
+    at = engine()
+    prompts = []
+    for options_ in (DEFAULTS, options(reasoning=False), options(variables={"enable_thinking": False})):
+        talk = dialogue(at, says("Hi"), options=options_)
+        assert said(talk) == ("", "Hi")
+        assert talk.notes == []
+        prompts.append(talk.generation.stats.prompt_tokens)
+    assert prompts[0] < prompts[1] == prompts[2]  # an empty block of reasoning stands in the prompt
+    assert "reasoning on" in run_command(talk, "/reasoning on")
+    said(talk)
+    assert len(talk.conversation.exchanges) == 2
+    talk.begin(Conversation())
+    said(talk)
+    assert talk.generation.stats.prompt_tokens == prompts[0]
+
+
+def test_a_template_that_cannot_do_without(engine):
+    talk = dialogue(engine(CHANNELS), says(REASONED[CHANNELS]))
+    assert talk.notes == []
+    told = run_command(talk, "/reasoning off")
+    assert told.startswith("reasoning off; the chat template has no way")
+    assert "--reasoning-budget 0" in told
+    [note] = talk.notes
+    assert note in told
+    assert said(talk) == ("Is it so?", "Yup, it is")
+    [note] = dialogue(engine(TEMPLATE), options=options(reasoning=False)).notes
+    assert "budget" not in note  # what is not known to reason has none
+
+
+@pytest.mark.parametrize("line", ["/reasoning maybe", "/reasoning On"])
+def test_what_is_neither_on_nor_off(engine, line):
+    with pytest.raises(InputError, match="on or off"):
+        run_command(dialogue(engine()), line)
+    with pytest.raises(InputError, match="enable_thinking is true or false"):
+        dialogue(engine(), options=options(variables={"enable_thinking": "no"}))
+
+
+def test_a_grammar_of_the_user_goes_first(engine):
+    """It holds from the first token on, also where the template's own format would begin otherwise."""
+    assert said(dialogue(engine(CHANNELS), says("plain words"))) == ("", "plain words")
+
+
+# What is kept
+
+
+@pytest.mark.parametrize(("template", "kept"), [(THINKING, False), (KEEPS, True)])
+def test_the_template_decides_what_the_model_sees_again(engine, template, kept):
+    talk = dialogue(engine(template), says(REASONED[THINKING]))
+    said(talk)
+    seen = []
+    tokenize = talk.engine.tokenize
+    talk.engine.tokenize = lambda text: (seen.append(text), tokenize(text))[1]
+    try:
+        said(talk, "and now")
+    finally:
+        del talk.engine.tokenize
+    [prompt] = seen
+    assert ("Is it so?" in prompt) == kept
+    assert prompt.count("Yup, it is") == 1
+    stats = talk.generation.stats
+    assert stats.prefilled_tokens < stats.prompt_tokens - len(tokenize("<|im_start|>user\nhello"))
+    if kept:  # of the answer, too, nothing is read anew
+        added = len(tokenize("<|im_end|>\n<|im_start|>user\nand now<|im_end|>\n<|im_start|>assistant\n"))
+        assert stats.prefilled_tokens <= added
+
+
+@pytest.mark.parametrize(
+    ("n", "ending"),
+    [
+        (1, "--max-tokens ended it before the answer began: not kept"),
+        (8, "--max-tokens ended it in its reasoning: not kept"),
+        (20, ""),
+    ],
+)
+def test_a_limit_in_the_middle(engine, n, ending):
+    whole = REASONED[THINKING]
+    talk = dialogue(engine(), says(whole), n=n)
+    reasoning, answer = said(talk)
+    assert talk.ending == ending
+    if ending:
+        assert whole.startswith(f"<think>\n{reasoning}")
+        assert bool(reasoning) == ("reasoning" in ending)
+        assert (answer, talk.conversation.exchanges, talk.answered) == ("", [], False)
+    else:
+        assert answer
+        assert talk.conversation.exchanges == [Exchange("hello", answer, "Is it so?")]
+
+
+def test_a_stop_while_it_reasons(engine):
+    talk = dialogue(engine(), says(REASONED[THINKING]))
+    pieces = talk.answer("hello")
+    assert next(pieces).is_reasoning
+    talk.generation.cancel()
+    assert all(piece.is_reasoning for piece in pieces)
+    assert talk.ending == "stopped while it reasoned: not kept"
+    assert not talk.status().startswith("reasoning")
+    assert talk.conversation.exchanges == []
+    assert said(talk)[1] == "Yup, it is"  # and it goes on
+
+
+def test_a_stop_in_the_answer_keeps_both(engine, monkeypatch):
+    monkeypatch.setattr("spac.chat_format.READING_SHARE", 1.0)
+    talk = dialogue(engine(), says(REASONED[THINKING]))
+    answer = ""
+    for piece in talk.answer("hello"):
+        if not piece.is_reasoning:
+            answer += piece.text
+            talk.generation.cancel()
+    assert talk.ending == "stopped"
+    assert "Yup, it is".startswith(answer)
+    assert answer != "Yup, it is"
+    assert talk.conversation.exchanges == [Exchange("hello", answer, "Is it so?")]
+
+
+def test_reasoning_and_no_answer(engine):
+    talk = dialogue(engine(), says("<think>So.</think>"))
+    assert talk.ending == ""  # nothing was asked yet
+    assert said(talk) == ("So.", "")
+    assert talk.ending == "the model reasoned and did not answer: not kept"
+    assert talk.conversation.exchanges == []

@@ -1,0 +1,322 @@
+"""Command lines of llama.cpp: what they say means here what it means there, or is told."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac.llama_cpp_options import _ACCEPTED, _REFUSED, Foreign, foreign_options
+from spac.run import main
+from tests.cli.options_page import parser_of
+
+PROGRAMS = ("run", "chat", "serve", "bench", "profile")
+PARSERS = {name: parser_of(name) for name in PROGRAMS}
+FOREIGN = {name: foreign_options(name) for name in PROGRAMS}
+
+
+class RefusedError(Exception):
+    """What the parser says instead of ending the process."""
+
+
+def parsed(program, *words):
+    """Its options and notes; raises RefusedError."""
+    if program not in PARSERS:
+        PARSERS[program] = parser_of(program)
+    parser = PARSERS[program]
+    parser.exit, parser.notes = refused, []
+    return parser.parse_args(list(words)), parser.notes
+
+
+def refused(_code=0, message=None):
+    raise RefusedError(message)
+
+
+def refusal(program, *words):
+    with pytest.raises(RefusedError) as refused:
+        parsed(program, *words)
+    line = str(refused.value)
+    assert line.startswith(f"spac.{program}: error: ")
+    assert line.count("\n") == 1
+    return line
+
+
+# How arguments are read
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["-c4096"], "ctx", 4096),
+        (["-t8"], "threads", 8),
+        (["-n-1"], "max_tokens", -1),
+        (["-n", "-1"], "max_tokens", -1),
+        (["-n=-1"], "max_tokens", -1),
+        (["--ctx_size", "512"], "ctx", 512),
+        (["-ngl", "99"], "gpu_layers", "99"),
+        (["-ngl", "-1"], "gpu_layers", "-1"),
+        (["-fa", "on"], "flash_attn", "on"),
+        (["-fa", "1"], "flash_attn", "on"),
+        (["-fa"], "flash_attn", "on"),
+        (["-fa", "-ngl", "9"], "flash_attn", "on"),
+        (["--flash-attn", "disabled"], "flash_attn", "off"),
+        (["-p", "-x"], "prompt", "-x"),
+        (["-p", "--nothing"], "prompt", "--nothing"),
+        (["-p", "- a list"], "prompt", "- a list"),
+        (["-r", "--->"], "stop", ["--->"]),
+        (["--stop=--x"], "stop", ["--x"]),
+        (["-nkvo"], "kv_offload", False),
+        (["-nkvo", "-kvo"], "kv_offload", True),
+        (["--no-mmap"], "load_mode", "none"),
+        (["--mlock"], "load_mode", "mmap+mlock"),
+        (["--no-mmap", "--mlock"], "load_mode", "mlock"),
+        (["--mlock", "--no-mmap"], "load_mode", "mlock"),
+        (["--mlock", "--no-mmap", "--mmap"], "load_mode", "mmap+mlock"),
+        (["--mmap"], "load_mode", "mmap"),
+        (["--rope-scale", "4"], "rope_freq_scale", 0.25),
+        (["--samplers", "top-k;temp"], "samplers", ("top_k", "temperature")),
+        (["--sampler-seq", "kt"], "samplers", ("top_k", "temperature")),
+        (["-l", "5+1.5", "--logit-bias", "7-inf", "-l", "5-2"], "logit_bias", {5: -2.0, 7: float("-inf")}),
+        (["--override-kv", "a=int:1,b=bool:true", "--override-kv", "c=str:x:y"], "override_kv",
+         {"a": 1, "b": True, "c": "x:y"}),
+    ],
+)  # fmt: skip
+def test_arguments_are_read_as_llama_cpp_reads_them(words, name, value):
+    options, notes = parsed("run", *words)
+    assert getattr(options, name) == value
+    assert type(getattr(options, name)) is type(value)
+    assert notes == []
+
+
+def test_adapters_gather():
+    options, _ = parsed(
+        "run", "--lora", "a.gguf,b.gguf", "--lora-scaled", "c:d.gguf:-0.5", "--lora", "e.gguf"
+    )
+    assert [(str(each.path), each.scale) for each in options.lora] == [
+        ("a.gguf", 1.0), ("b.gguf", 1.0), ("c:d.gguf", -0.5), ("e.gguf", 1.0),
+    ]  # fmt: skip
+
+
+def test_a_file_whose_name_has_a_comma_is_one_adapter(tmp_path):
+    path = tmp_path / "a,b.gguf"
+    path.touch()
+    options, _ = parsed("run", "--lora", str(path))
+    assert [each.path for each in options.lora] == [path]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-ngk", "3"], "unknown option '-ngk'; did you mean -ngl?"),
+        (["-temp", "3"], "unknown option '-temp'; did you mean --temp?"),
+        (["--threds", "3"], "unknown option '--threds'; did you mean --threads?"),
+        (["--n-cpu-mo", "3"], "did you mean --n-cpu-moe?"),
+        (["--xyzzy=3"], "unknown option '--xyzzy=3' ("),
+        (["-c4k"], "unknown option '-c4k'"),
+        (["-nan"], "unknown option '-nan'"),
+        (["-ninf"], "unknown option '-ninf'"),
+        (["-v3"], "unknown option '-v3'"),
+        (["-vq"], "unknown option '-vq'"),
+        (["--temp"], "expected one argument"),
+        (["--temp", "--seed", "3"], "expected one argument"),
+        (["--stop", "--"], "expected one argument"),
+        (["--stop=--"], "expected one argument"),
+        (["-ncmoe"], "-ncmoe: expected one argument"),
+        (["-ncmoe", "--seed", "3"], "-ncmoe: expected one argument"),
+        (["-fa", "perhaps"], "'perhaps' is none of on, off, auto"),
+        (["-ctk", "q7_0"], "q8_0"),
+        (["-ngl", "most"], "a number of layers, all or auto"),
+        (["--rope-scale", "0"], "must be a number"),
+        (["--rope-scale", "much"], "must be a number"),
+        (["--lora-scaled", "a.gguf"], "'a.gguf' is not FILE:SCALE"),
+        (["--lora-scaled", "a.gguf:b"], "'a.gguf:b' is not FILE:SCALE"),
+        (["--lora-scaled", "a.gguf:nan"], "the scale of a.gguf is nan"),
+        (["--override-kv", "a=b"], "not KEY=TYPE:VALUE"),
+        (["--override-kv", "a=int:b"], "'b' is no int"),
+        (["--override-kv", "a=half:1"], "'half' is none of int, float, bool, str"),
+        (["-l", "5"], "as in 15043+1"),
+        (["--samplers", "top_k;guess"], "'guess' is none of penalties"),
+        (["--sampler-seq", "kz"], "'z' is none of e penalties"),
+    ],
+)  # fmt: skip
+def test_what_is_no_option_is_told(words, said):
+    assert said in refusal("run", *words)
+
+
+LETTERS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=6)
+
+
+@given(letters=LETTERS)
+def test_letters_behind_a_dash_are_one_name(letters):
+    known = {**PARSERS["run"]._option_string_actions, **FOREIGN["run"]}
+    name = f"-{letters}"
+    if name not in known:
+        assert f"unknown option '{name}'" in refusal("run", name, "3")
+
+
+@given(number=st.integers(0, 2**20), program=st.sampled_from(["run", "chat"]))
+def test_a_number_behind_a_short_option_is_its_value(number, program):
+    together, apart = parsed(program, f"-c{number}")[0], parsed(program, "-c", str(number))[0]
+    assert together == apart
+    assert together.ctx == number
+
+
+# The table
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_name_is_in_the_table_twice(program):
+    """With the same fate, that is: the last one would win."""
+    met: dict[str, Foreign] = {}
+    for each in (*_ACCEPTED, *_REFUSED):
+        for flag in each.flags.split() if not each.programs or program in each.programs else ():
+            assert flag not in met, flag
+            met[flag] = each
+            assert re.fullmatch(r"--?[a-zA-Z][\w.-]*", flag)
+    assert met
+
+
+def words_of(flag: str, option: Foreign, value: str) -> list[str]:
+    return [flag, *[value] * option.n_values]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_option_of_the_table_takes_its_values_and_no_more(program):
+    """What comes behind it is read."""
+    rest = ["--threads", "3"]
+    for flag, option in FOREIGN[program].items():
+        if flag in PARSERS[program]._option_string_actions:
+            continue
+        words = words_of(flag, option, "7")
+        if option.is_refused:
+            line = refusal(program, *words, *rest)
+            assert f"error: {flag}: {option.text}" in line
+            continue
+        options, notes = parsed(program, *words, *rest)
+        assert options.threads == 3, flag
+        assert notes == [f"{flag}: {option.text}"]
+        for value in option.maybe:
+            assert parsed(program, flag, value, *rest)[0].threads == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("run", "-m M -ngl 99 -c 4096 -fa on -ctk q8_0 -ctv q8_0 --no-mmap -tb 4 -t 4 -ub 1024 -b 2048 -n 64 "
+                "-p hi --temp 0.7 --top-k 20 --top-p 0.8 --min-p 0 -s 1 -no-cnv -ncmoe 20 --no-warmup -np 1"),
+        ("run", "-m M -ngl all -ot exps=CPU --jinja --color auto --simple-io --no-display-prompt -e -p a "
+                "--samplers top_k;top_p;temperature --repeat-penalty 1.1 --no-perf -lv 3 --mlock"),
+        ("chat", "-m M -ngl 99 -cnv -sys hello --jinja --color on -i -c 0 -fa auto --no-context-shift -mli"),
+        ("serve", "-m M -a name --host 127.0.0.1 --port 8080 -ngl 99 -fa on -c 32768 -np 1 -cb --jinja "
+                  "--metrics --no-webui -ctk q8_0 -ctv q8_0 -cmoe --timeout 600 --threads-http 4 -md D "
+                  "-ngld 99 --temp 0.7 --spec-draft-n-max 8 --cache-reuse 256 --no-mmap --rope-scaling yarn "
+                  "--rope-scale 4 --yarn-orig-ctx 32768"),
+    ],
+)  # fmt: skip
+def test_command_lines_of_llama_cpp(program, words):
+    parsed(program, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        ("run", "-hf a/b:Q4_K_M", "name a file with --target"),
+        ("run", "--mmproj x", "no images"),
+        ("serve", "-np 4", "one sequence at a time"),
+        ("run", "-ts 3,1", "--device"),
+        ("run", "-sm row", "--device"),
+        ("run", "-mg 1", "--device"),
+        ("run", "--rpc a:1", "--device"),
+        ("run", "-cnv", "use spac chat"),
+        ("chat", "-no-cnv", "use spac run"),
+        ("serve", "--dry-base 2", "the server sets no default for it"),
+        ("serve", "--ignore-eos", "the server sets no default for it"),
+        ("serve", "-j {}", "the server sets no default for it"),
+    ],
+)
+def test_what_is_not_done_is_told_with_the_remedy(program, words, said):
+    assert said in refusal(program, *words.split())
+
+
+@pytest.mark.parametrize(
+    "words", [["-np", "1"], ["-np", "-1"], ["-sm", "layer"], ["-sm", "none"], ["-mg", "0"]]
+)
+def test_what_asks_for_no_more_than_there_is_is_taken(words):
+    _, notes = parsed("run", *words)
+    assert len(notes) == 1
+    assert "leave" not in notes[0]
+
+
+def test_notes_go_to_stderr_and_quiet_keeps_them(spac_run, target):
+    loud = spac_run("-m", target, "-p", "x", "-n", 1, "-ncmoe", 3, "--stats", "none")
+    assert loud.code == 0
+    assert "spac: -ncmoe: every expert is in host memory" in loud.err
+    quiet = spac_run("-m", target, "-p", "x", "-n", 1, "-ncmoe", 3, "--stats", "none", "-q")
+    assert quiet.code == 0
+    assert quiet.err == ""
+
+
+def test_report_and_doctor_have_nothing_of_it():
+    with pytest.raises(RefusedError, match="unknown option '-ngl'"):
+        parsed("doctor", "-ngl", "3")
+
+
+# What runs
+
+
+def test_settings_reach_the_engine(spac_run, target, draft):
+    outcome = spac_run(
+        "-m", target, "-md", draft, "-p", "def", "-n", 3, "-ngl", 3, "-ngld", 1, "-fa", "on", "-ctk", "q8_0",
+        "-ctv", "q8_0", "-ctkd", "q8_0", "--no-mmap", "-tb", 1, "--device", "stand-in", "--temp", 0,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "--gpu-layers 3: the last 2 of 3 layers are on stand-in" in outcome.err
+
+
+def test_a_prompt_s_escapes(spac_run, target):
+    def echoed(*arguments):
+        outcome = spac_run("-m", target, "-n", 0, "--echo", "-q", "--stats", "none", *arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome.out
+
+    text = r"a\nb\\c\x41\q\"\'\t|"
+    assert echoed("-p", text) == text + "\n"
+    assert echoed("-p", text, "-e") == "a\nb\\cA\\q\"'\t|\n"
+    assert echoed("-p", r"\xe2\x82\xac", "--escape") == "€\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-j", "{"], "the JSON schema is no JSON"),
+        (["-j", "3"], "is not an object"),
+        (["-j", '{"$ref": "https://a/b"}'], "does not begin with #/"),
+        (["-j", '{"type": "nothing"}'], "cannot be made a grammar"),
+        (["-jf", "nowhere.json"], "nowhere.json: the JSON schema cannot be read"),
+        (["--grammar-file", "nowhere.gbnf"], "nowhere.gbnf: the grammar cannot be read"),
+        (["--grammar", "root ::= [0-9]", "-j", "{}"], "grammar and json_schema both say"),
+        (["-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
+        (["--lora", "nowhere.gguf"], "nowhere.gguf: the LoRA adapter cannot be read"),
+        (["-ctk", "q8_0", "-fa", "on"], "block size 32 does not divide n_embd_head_k=48"),
+        (["-l", "99999+1"], "logit_bias names token 99999"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tiny_model, capsys, words, said):
+    target = str(tiny_model("qwen3moe", head_dim=48))
+    assert main(["-m", target, "-p", "x", "-q", "-t", "1", "--device", "stand-in", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    [line] = err.splitlines()
+    assert line.startswith("spac.run: error: ")
+    assert said in line
+
+
+def test_the_help_s_first_screen_is_readable(spac_run):
+    outcome = spac_run("--help", env={"COLUMNS": "100"})
+    lines = outcome.out.splitlines()
+    assert lines[0] == "usage: spac.run [OPTIONS]"
+    assert lines.index("text:") < 10
+    headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
+    assert headings == ["options:", "text:", "engine:", "context and memory:", "sampling:", "output:"]

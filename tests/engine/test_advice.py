@@ -1,0 +1,43 @@
+"""What a user is told that could be done better."""
+
+from __future__ import annotations
+
+import pytest
+
+from spac.advice import ENOUGH_STEPS, unused_draft
+from spac.config import EngineConfig
+from spac.engine import Engine
+
+GIB = 1 << 30
+
+
+def test_a_draft_that_is_never_asked():
+    advice = unused_draft({"0": 97, "4": 3}, 2 * GIB, GIB // 100, 1000, 6144)
+    assert "97% of the steps" in advice
+    assert "2.0 GiB would hold 200 more experts (3% of all)" in advice
+    assert "\n" not in advice
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots"),
+    [
+        ({"0": ENOUGH_STEPS - 1}, 1000),  # too early to tell
+        ({"0": 89, "4": 11}, 1000),  # it is asked
+        ({"4": 200}, 1000),
+        ({}, 1000),
+        ({"0": 200}, 6144),  # all experts have a slot
+    ],
+)
+def test_when_there_is_nothing_to_say(lengths, slots):
+    assert unused_draft(lengths, 2 * GIB, GIB // 100, slots, 6144) == ""
+
+
+def test_layers_that_could_draft_are_named(tiny_model):
+    path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
+    small = {"slots": 4, "threads": 1, "ctx": 128}
+    with Engine(EngineConfig(path, **small)) as engine:
+        assert any("--draft-type draft-mtp" in note for note in engine.notes)
+    with Engine(EngineConfig(path, draft_type="draft-mtp", **small)) as engine:
+        assert not any("draft-mtp" in note for note in engine.notes)
+    with Engine(EngineConfig(path, draft_length=0, **small)) as engine:
+        assert not any("draft-mtp" in note for note in engine.notes)

@@ -1,0 +1,141 @@
+"""llama.cpp's sampling settings that are not numbers: samplers by name, biases, grammars from files and
+schemas."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac import demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.escapes import unescaped
+from spac.sampling_config import SAMPLERS, sampler_names, sampler_sequence
+
+PROMPT = "def add(a, b):\n"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["tree", "stone"]},
+        "sizes": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(EngineConfig(demo.TARGET, device="cpu", threads=1, ctx=512)) as engine:
+        yield engine
+
+
+def text(engine: Engine, n: int = 24, **sampling: Any) -> str:
+    return "".join(engine.generate(PROMPT, n, sampling=SamplingConfig(**{"seed": 1, **sampling})))
+
+
+def test_what_follows_a_schema_fits_it(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    found = set()
+    for way in ({"json_schema": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"json_schema_file": path}):
+        said = text(engine, 200, temp=0.0, **way)
+        value = json.loads(said)
+        assert set(value) == {"name", "kind", "sizes"}
+        assert len(value["name"]) <= 8
+        assert value["kind"] in ("tree", "stone")
+        assert 2 <= len(value["sizes"]) <= 3
+        assert all(isinstance(each, bool) for each in value["sizes"])
+        found.add(said)
+    assert len(found) == 1
+
+
+def test_a_grammar_s_file_is_the_grammar(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "list.gbnf"
+    path.write_text('root ::= ("ab" | "c")+ "!"')
+    assert SamplingConfig(grammar_file=path) == SamplingConfig(grammar=path.read_text())
+    said = text(engine, temp=0.0, grammar_file=path)
+    assert set(said) <= set("abc!")
+    assert said
+
+
+def test_a_written_grammar_stays_when_settings_change() -> None:
+    sampling = SamplingConfig(json_schema={"type": "integer"})
+    assert "integral-part" in sampling.grammar
+    assert replace(sampling, seed=3) == replace(SamplingConfig(grammar=sampling.grammar), seed=3)
+    assert SamplingConfig.from_mapping({"json_schema": "{}"}).grammar
+
+
+def test_samplers_are_those_named(engine: Engine) -> None:
+    greedy = text(engine, temp=0.0)
+    hot = {"temp": 5.0, "top_k": 1, "min_p": 0.0}
+    assert text(engine, **hot) == greedy
+    assert text(engine, samplers="temperature;top_k", **hot) == greedy
+    assert text(engine, samplers=["temperature"], **hot) != greedy
+
+
+def test_a_bias_decides(engine: Engine) -> None:
+    [token] = engine.tokenize("x")[-1:]
+    assert text(engine, 5, temp=0.0, logit_bias={int(token): 1000.0}) == "xxxxx"
+    word = int(engine.tokenize(" list")[-1])
+    assert " list " in text(engine, 40, temp=0.0)
+    assert " list " not in text(engine, 40, temp=0.0, logit_bias={word: -math.inf})
+
+
+@given(names=st.lists(st.sampled_from(sorted(SAMPLERS)), max_size=9))
+def test_names_and_letters_of_samplers(names: list[str]) -> None:
+    assert sampler_names(";".join(names) if names else []) == tuple(names)
+    assert sampler_sequence("".join(SAMPLERS[name] for name in names)) == tuple(names)
+    written = [name.replace("_", "-").upper() for name in names]
+    assert sampler_names(written) == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"samplers": "top_k;guess"}, "'guess' is none of penalties"),
+        ({"logit_bias": {-1: 1.0}}, "-1 is not the number of a token"),
+        ({"logit_bias": {3: math.nan}}, "the bias of token 3 must be a number"),
+        ({"logit_bias": {3: 1e9}}, "more than 1000000"),
+        ({"grammar": "root ::= [0-9]", "grammar_file": "x"}, "grammar and grammar_file both"),
+        ({"json_schema": "{}", "json_schema_file": "x"}, "json_schema and json_schema_file both"),
+        ({"json_schema": "{"}, "is no JSON"),
+        ({"json_schema": "[1]"}, "is not an object"),
+        ({"json_schema": "[" * 100_000}, "is no JSON"),
+        ({"json_schema": {"type": "nothing"}}, "cannot be made a grammar"),
+        ({"json_schema": {"$ref": "#/nowhere"}}, "cannot be made a grammar"),
+        ({"json_schema": {"items": [{"$ref": "https://a/b"}]}}, "'https://a/b' does not begin with #/"),
+        ({"json_schema_file": "nowhere"}, "nowhere: the JSON schema cannot be read"),
+        ({"grammar_file": "nowhere"}, "nowhere: the grammar cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InputError, match=fault) as refused:
+        SamplingConfig(**settings)
+    assert "\n" not in str(refused.value)
+
+
+@given(text=st.text("nrtx4'\"\\ae1 ", max_size=12))
+def test_escapes(text: str) -> None:
+    """Against the rule, told letter by letter."""
+    meaning, expected, rest = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}, "", text
+    while rest:
+        if rest[0] == "\\" and rest[1:2] in meaning and rest[1:2]:
+            expected, rest = expected + meaning[rest[1]], rest[2:]
+        elif rest[:2] == "\\x" and len(rest) > 3 and set(rest[2:4]) <= set("4ae1"):
+            value = int(rest[2:4], 16)
+            expected, rest = expected + (chr(value) if value < 128 else chr(0xDC00 + value)), rest[4:]
+        else:
+            expected, rest = expected + rest[0], rest[1:]
+    # Bytes that are a character together are that character.
+    assert unescaped(text) == expected.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

@@ -1,0 +1,89 @@
+"""Chat templates in the manner of the families, written for the tests, and models that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+from gguf import GGUFReader, GGUFWriter, TokenType
+from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
+
+THINKING = """\
+{%- if tools %}<|im_start|>system
+You may call these functions:
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+A call looks like this:
+<tool_call>
+{"name": <name>, "arguments": <object>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}<|im_start|>assistant
+{% if m.reasoning_content is defined and m.reasoning_content and loop.last %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}{% if m.tool_calls %}{% for call in m.tool_calls %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endif %}<|im_end|>
+{% elif m.role == 'tool' %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+"""ChatML with reasoning in <think> and calls in <tool_call>."""
+
+CHANNELS = """\
+{%- for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}{% if m.thinking and loop.last -%}
+<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|channel|>final{% endif -%}
+<|message|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""Channels, as gpt-oss has them."""
+CHANNEL_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+END_TOKENS = ("<|return|>", "<|call|>")
+"""With these in a vocabulary, <|end|> ends a message and not the answer, as llama.cpp reads it."""
+THINKING_TOKENS = ("<think>", "</think>")
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "the sum",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+"""A tool."""
+
+
+def with_template(source: Path, target: Path, template: str, control: Sequence[str] = ()) -> Path:
+    """A copy of a model with a chat template, and with `control` tokens in place of unused ones."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    changed = {"tokenizer.chat_template": MetadataDetails(gguf.GGUFValueType.STRING, template)}
+    if control:
+        tokens = list(reader.fields["tokenizer.ggml.tokens"].contents())
+        kinds = list(reader.fields["tokenizer.ggml.token_type"].contents())
+        unused = [i for i, kind in enumerate(kinds) if kind == TokenType.UNUSED]
+        for i, text in zip(unused, control, strict=False):
+            tokens[i], kinds[i] = text, int(TokenType.CONTROL)
+        assert len(unused) >= len(control)
+        array = gguf.GGUFValueType.ARRAY
+        changed["tokenizer.ggml.tokens"] = MetadataDetails(array, tokens)
+        changed["tokenizer.ggml.token_type"] = MetadataDetails(array, kinds)
+    copy_with_new_metadata(reader, writer, changed, [])
+    return target

@@ -1,0 +1,203 @@
+"""Chat requests through OpenAI's own client: reasoning, tools, schemas, and what is refused.
+
+A grammar makes the model say a given text, so that what it is understood to have said can be told beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.formats.templates import ADD, THINKING
+from tests.serve.conftest import Server
+
+SAMPLING = ("--temp", "0", "--repeat-penalty", "1.3")
+USER = [{"role": "user", "content": "hello"}]
+GREEDY = {"model": "demo", "temperature": 0, "max_tokens": 120}
+REASONED = "<think>\nhmm, so\n</think>\n\nhi there"
+CALLED = '<think>x</think><tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 22}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory):
+    """Of a server of the demo pair with a chat template that knows reasoning and tools."""
+    folder = tmp_path_factory.mktemp("chat")
+    template = folder / "template.jinja"
+    template.write_text(THINKING)
+    server = Server(folder, "--ctx", "1024", "--chat-template-file", str(template), *SAMPLING)
+    yield server.client()
+    assert server.stop() == 0
+
+
+def saying(text: str, **more: object) -> dict:
+    return {"extra_body": {"grammar": f"root ::= {json.dumps(text)}", **more}}
+
+
+def chat(client: openai.OpenAI, messages=USER, **more):
+    return client.chat.completions.create(messages=messages, **{**GREEDY, **more})
+
+
+def streamed(client: openai.OpenAI, **more):
+    """All chunks, and the deltas' texts joined by field."""
+    chunks = list(chat(client, stream=True, **more))
+    texts: dict[str, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            for field in ("reasoning_content", "content"):
+                texts[field] = texts.get(field, "") + (getattr(choice.delta, field, None) or "")
+    return chunks, texts
+
+
+def test_reasoning_is_no_content(client):
+    choice = chat(client, **saying(REASONED)).choices[0]
+    assert choice.message.content == "hi there"
+    assert choice.message.reasoning_content.strip() == "hmm, so"
+    assert choice.finish_reason == "stop"
+
+
+def test_a_stream_tells_reasoning_apart(client):
+    chunks, texts = streamed(client, stream_options={"include_usage": True}, **saying(REASONED))
+    assert texts["content"] == "hi there"
+    assert texts["reasoning_content"].strip() == "hmm, so"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    usage = chunks[-1].usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.completion_tokens > 8
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_is_streamed_on_request_alone(client):
+    chunks, _ = streamed(client, **saying(REASONED))
+    assert all(chunk.choices for chunk in chunks)
+
+
+def test_tool_calls(client):
+    choice = chat(client, tools=[ADD], **saying(CALLED)).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 22})
+    assert call.id
+    assert choice.message.content is None
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_streamed_tool_calls(client):
+    chunks, texts = streamed(client, tools=[ADD], **saying(CALLED))
+    calls = [call for c in chunks if c.choices for call in c.choices[0].delta.tool_calls or ()]
+    assert {call.index for call in calls} == {0}
+    assert [call.function.name for call in calls if call.function.name] == ["add"]
+    assert json.loads("".join(call.function.arguments for call in calls)) == {"a": 1, "b": 22}
+    assert texts["content"] == ""
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_call_and_its_result_are_read_back(client):
+    """By the count of the prompt's tokens, which the template makes of all of them."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    history = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    ]
+    with_result = chat(client, history, tools=[ADD], max_tokens=2).usage.prompt_tokens
+    without = chat(client, history[:1], tools=[ADD], max_tokens=2).usage.prompt_tokens
+    assert with_result > without + 20
+
+
+def test_tools_that_may_not_be_called_are_not_told(client):
+    told = chat(client, tools=[ADD], max_tokens=2).usage.prompt_tokens
+    assert chat(client, max_tokens=2).usage.prompt_tokens < told
+
+
+def test_a_schema(client):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    answer = chat(client, response_format=form, **more).choices[0]
+    assert set(json.loads(answer.message.content)) == {"ok"}
+    assert answer.finish_reason == "stop"
+
+
+def test_reasoning_is_turned_off_by_request(client):
+    """The template then opens and closes it in the prompt."""
+    usual = chat(client, max_tokens=2).usage.prompt_tokens
+    kwargs = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    assert chat(client, max_tokens=2, **kwargs).usage.prompt_tokens > usual
+    assert chat(client, max_tokens=2, reasoning_effort="none").usage.prompt_tokens > usual
+    assert chat(client, max_tokens=2, extra_body={"reasoning_budget": 0}).usage.prompt_tokens > usual
+
+
+def test_completions_are_not_touched(client):
+    """What a chat has set is gone with it."""
+    bare = {"model": "demo", "prompt": "def add(a, b):\n", "temperature": 0, "max_tokens": 16}
+    before = client.completions.create(**bare).choices[0].text
+    chat(client, tools=[ADD], **saying(CALLED))
+    assert client.completions.create(**bare).choices[0].text == before
+
+
+def test_the_servers_sampling_holds_where_a_request_does_not_say(client):
+    bare = {"model": "demo", "prompt": "def add(a, b):\n", "max_tokens": 24}
+
+    def text(**more: object) -> str:
+        return client.completions.create(**bare, **more).choices[0].text
+
+    usual = text()
+    assert usual == text(temperature=0, extra_body={"repeat_penalty": 1.3})
+    assert usual != text(temperature=0, extra_body={"repeat_penalty": 1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "nope"),
+        ({"extra_body": {"chat_template_kwargs": 3}}, "chat_template_kwargs"),
+        ({"extra_body": {"reasoning_budget": "much"}}, "reasoning_budget"),
+        ({"extra_body": {"stream_options": []}}, "stream_options"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_refused(client, asked, named, stream):
+    with pytest.raises(openai.BadRequestError, match=named) as refused:
+        chat(client, stream=stream, **asked)
+    assert "\n" not in refused.value.body["message"]
+
+
+def test_a_template_that_refuses(client):
+    """Its own words, and the next request is served."""
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    with pytest.raises(openai.BadRequestError, match="only text"):
+        chat(client, messages)
+    assert chat(client, max_tokens=2).usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--chat-template", "{% if %}"), "chat template cannot be used"),
+        (("--chat-template-file", "nowhere.jinja"), "nowhere.jinja"),
+        (("--chat-template-kwargs", "[1]"), "object"),
+        (("--chat-template-kwargs", "{"), "no JSON"),
+        (("--reasoning-budget", "-2"), "-1 to"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, options, named):
+    import subprocess
+    import sys
+
+    from tests.cli.conftest import environment
+
+    done = subprocess.run(
+        [sys.executable, "-m", "spac", "serve", "--port", "0", *options],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert named in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
