@@ -74,7 +74,7 @@ class Adapter:
 
 def check_adapter(path: Path) -> None:
     """Looks at what llama.cpp takes on trust in an adapter's file. Raises InputError, one line."""
-    from spac.gguf_check import _NO_KERNEL
+    from spac.gguf_check import NO_KERNEL
     from spac.gguf_header import HeaderError, read_header
 
     try:
@@ -86,7 +86,7 @@ def check_adapter(path: Path) -> None:
             raise HeaderError("the file is cut off", "download it again")
         shapes = {tensor.name: tensor.shape for tensor in header.tensors}
         for tensor in header.tensors:
-            if tensor.kind in _NO_KERNEL:
+            if tensor.kind in NO_KERNEL:
                 fault = f"tensor {tensor.name!r} has the type {tensor.kind.name}"
                 raise HeaderError(fault, "convert it again")
             if tensor.name.endswith(".lora_a"):

@@ -12,9 +12,10 @@ import math
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from gguf import GGMLQuantizationType as Type
 
@@ -28,7 +29,7 @@ MAX_LAYERS = 512  # LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS of the pinned llama.c
 MAX_EXPERTS = 1024
 # No operation takes weights of these types: they have no product's kernel, and llama.cpp calls a null
 # pointer.
-_NO_KERNEL = frozenset((Type.F64, Type.I8, Type.I16, Type.I32, Type.I64, Type.Q8_1, Type.Q8_K))
+NO_KERNEL = frozenset((Type.F64, Type.I8, Type.I16, Type.I32, Type.I64, Type.Q8_1, Type.Q8_K))
 # Added or multiplied element by element: the CPU does that in F32 only, and llama.cpp's converter writes F32.
 _ELEMENTWISE = re.compile(r"(_norm\.weight|\.bias|attn_sinks\.weight|\.scale|rope_freqs\.weight)$")
 _LOOKUP_TABLES = re.compile(r"tid2eid")  # token to expert: the one kind of weight that is integer
@@ -37,12 +38,15 @@ _MAX_GATING = 4
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
-def check_model(path: str | PathLike[str], role: str = "target") -> ModelInfo:
+def check_model(
+    path: str | PathLike[str], role: str = "target", overrides: Mapping[str, Any] | None = None
+) -> ModelInfo:
     """Checks a GGUF file, and the other parts of a split one, by their headers; a 17 GB file takes some
     tenths of a second.
 
-    `role` names what the file is given as ("target", "draft") in the remedy where that matters. Raises
-    InputError with one line "<file>: <fault>; <what to do>" for whatever is wrong, and nothing else.
+    `role` names what the file is given as ("target", "draft") in the remedy where that matters; `overrides`
+    are metadata that are read in place of the file's (`--override-kv`). Raises InputError with one line
+    "<file>: <fault>; <what to do>" for whatever is wrong, and nothing else.
     """
     path = Path(path)
     try:
@@ -52,14 +56,7 @@ def check_model(path: str | PathLike[str], role: str = "target") -> ModelInfo:
         headers = [header, *_other_parts(path, header)]
         for part in headers:
             _check_tensors(part)
-        tensors = [tensor for part in headers for tensor in part.tensors]
-        _check_names(headers, tensors)
-        info = describe(path, header, tensors, sum(part.file_size for part in headers))
-        _check_sizes(header, info)
-        _check_values(header, info)
-        _check_attention(header, info, tensors)
-        _check_experts(info, tensors)
-        return info
+        info = _check_whole(path, headers)
     except HeaderError as fault:
         raise InputError(f"{_printable(path)}: {fault}") from None
     except (OSError, ValueError) as error:
@@ -67,6 +64,26 @@ def check_model(path: str | PathLike[str], role: str = "target") -> ModelInfo:
         raise InputError(
             f"{_printable(path)}: cannot be read ({reason}); check the path and its permissions"
         ) from None
+    return _check_overridden(path, headers, overrides) if overrides else info
+
+
+def _check_whole(path: Path, headers: list[Header]) -> ModelInfo:
+    header, tensors = headers[0], [tensor for part in headers for tensor in part.tensors]
+    _check_names(headers, tensors)
+    info = describe(path, header, tensors, sum(part.file_size for part in headers))
+    _check_sizes(header, info)
+    _check_values(header, info)
+    _check_attention(header, info, tensors)
+    _check_experts(info, tensors)
+    return info
+
+
+def _check_overridden(path: Path, headers: list[Header], overrides: Mapping[str, Any]) -> ModelInfo:
+    headers[0].metadata.update(overrides)
+    try:
+        return _check_whole(path, headers)
+    except HeaderError as fault:
+        raise InputError(f"{_printable(path)}: with these override_kv, {fault.fault}") from None
 
 
 def _printable(path: Path) -> str:
@@ -167,7 +184,7 @@ def _check_tensors(header: Header) -> None:
 
 
 def _check_type(tensor: TensorInfo) -> None:
-    if tensor.kind in _NO_KERNEL and not (tensor.kind == Type.I32 and _LOOKUP_TABLES.search(tensor.name)):
+    if tensor.kind in NO_KERNEL and not (tensor.kind == Type.I32 and _LOOKUP_TABLES.search(tensor.name)):
         raise HeaderError(
             f"tensor {tensor.name!r} has the type {tensor.kind.name}, which llama.cpp cannot compute with",
             "convert the model again, to F32, F16, BF16 or a quantized type",

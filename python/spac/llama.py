@@ -16,7 +16,6 @@ import sys
 import weakref
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, Self
 
 import llama_cpp
@@ -37,7 +36,6 @@ from spac.llama_pair import LentPair, Placement, adapt, placed
 from spac.llama_run import LoopRun, TokenRun, plain_setting
 from spac.llama_sampling import ChatGrammar, LogitBias, Sampling
 from spac.llama_text import Detokenizer
-from spac.overrides import check_with
 from spac.scheduler import Event
 from spac.stats import RunStats, Setting
 
@@ -80,11 +78,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if options.get("vocab_only"):
             super().__init__(model_path, **options)
             return
-        info = check_model(model_path)
         if own.get("lora") and options.get("lora_path"):
             raise InputError("lora and lora_path both name adapters: give all of them as lora")
         config = own.get(_EXACT) or engine_config(model_path, own, options)
-        check_with(Path(model_path), config.override_kv)
+        info = check_model(model_path, overrides=config.override_kv)
         try:
             self._load(config, options, info)
         except BaseException:

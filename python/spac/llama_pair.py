@@ -86,7 +86,7 @@ class LentPair(ModelPair):
         config, types, draft = self._config, self._config.draft_types, self._draft_file
         needs_draft = any(name.startswith("draft-") for name in types)
         if draft is not None:
-            check_model(draft, "draft")
+            check_model(draft, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
         self.device = choose_device(config.device) if self._is_moe else None
         self._note_device()

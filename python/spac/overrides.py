@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from spac.errors import InputError
@@ -56,26 +55,6 @@ def check_overrides(values: Mapping[str, Any]) -> None:
             raise InputError(f"override_kv: {key}: {value} has more than 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"override_kv: {key}: {value} is no number")
-
-
-def check_with(path: Path, values: Mapping[str, Value]) -> None:
-    """Checks a model's file, which has passed `check_model`, as it is with these metadata: llama.cpp ends
-    the process on some that do not fit. Raises InputError."""
-    from spac.gguf_check import _check_attention, _check_sizes, _check_values
-    from spac.gguf_header import HeaderError, read_header
-    from spac.gguf_info import describe
-
-    if not values:
-        return
-    header = read_header(path)
-    header.metadata.update(values)
-    try:
-        info = describe(path, header, list(header.tensors), header.file_size)
-        _check_sizes(header, info)
-        _check_values(header, info)
-        _check_attention(header, info, list(header.tensors))
-    except HeaderError as fault:
-        raise InputError(f"{path}: with these override_kv, {fault.fault}") from None
 
 
 def as_array(values: Mapping[str, Value]) -> Any:

@@ -17,7 +17,6 @@ from spac.fitting import load_what_fits
 from spac.gguf_check import ModelInfo, check_model
 from spac.host import missing_features, physical_cores
 from spac.llama_params import context_values, model_values
-from spac.overrides import check_with
 from spac.stream_batch import LEAST, StreamBatch
 from spac.vram import VramLimit, size
 
@@ -55,11 +54,9 @@ class ModelPair:
 
     def _load(self) -> None:
         config, target = self._config, Path(self._config.target)
-        info = check_model(target, "target")
-        check_with(target, config.override_kv)
+        info = check_model(target, "target", config.override_kv)
         if (draft := self._draft_file) is not None:
-            check_model(draft, "draft")
-            check_with(draft, config.override_kv)
+            check_model(draft, "draft", config.override_kv)
         self.device = choose_device(config.device)
         self._note_device()
         n_notes = len(self.notes)
