@@ -26,6 +26,9 @@ class ChatOptions:
     """Of the template."""
 
 
+DEFAULTS = ChatOptions(template=None, reasoning=True, reasoning_budget=-1, variables={})
+
+
 def add_chat_options(parser: argparse._ActionsContainer) -> None:
     """The options; `read_chat_options` reads them."""
     parser.add_argument(

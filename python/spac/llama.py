@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 import llama_cpp
@@ -26,13 +27,16 @@ from llama_cpp.llama import LlamaState, LogitsProcessorList
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from spac import _core, _llama
+from spac.chat_format import ChatFormat
+from spac.chat_handler import ChatHandler
+from spac.chat_options import DEFAULTS
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.fitting import load_what_fits
 from spac.gguf_check import ModelInfo, check_model
 from spac.llama_options import OPTIONS, check_names, engine_config, llama_keywords
-from spac.llama_pair import LentPair, Placement, adapt, placed
+from spac.llama_pair import LentModel, LentPair, Placement, adapt, placed
 from spac.llama_run import LoopRun, TokenRun, plain_setting
 from spac.llama_sampling import ChatGrammar, LogitBias, Sampling
 from spac.llama_text import Detokenizer
@@ -45,6 +49,8 @@ log = logging.getLogger("spac.embedding")
 log.addHandler(logging.NullHandler())
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
+COMMON = "common"
+"""The chat format that is llama.cpp's `common`: that of the model's family."""
 _EXACT = "_config"  # the argument of `Llama.from_config`
 _CHOICE = frozenset(item.name for item in fields(Sampling))
 
@@ -56,6 +62,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
     parts are on the device, or, with `n_gpu_layers` above 0, those of so many layers. A model without
     experts, with no draft, is plain llama.cpp's.
+
+    `chat_format="common"` has chats follow the format of the model's family, by llama.cpp's own templates and
+    parsers: `reasoning_content` and `tool_calls` in the answers.
 
     What the native session cannot do runs on llama_cpp's own loop, on the same split context but without
     speculation: `logits_all`, a `draft_model`, a `logits_processor`.
@@ -84,6 +93,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         info = check_model(model_path, overrides=config.override_kv)
         try:
             self._load(config, options, info)
+            if self.chat_format == COMMON:
+                self.chat_handler = ChatHandler(ChatFormat(self.target), DEFAULTS)
         except BaseException:
             self.close()
             raise
@@ -186,6 +197,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def engine(self) -> Engine | None:
         """The engine behind; None where plain llama.cpp runs."""
         return self._engine
+
+    @property
+    def target(self) -> _llama.Model:
+        """The model, for its vocabulary and its chat template."""
+        if self._engine is not None:
+            return self._engine.target
+        self._check_open()
+        return LentModel(Path(self.model_path), self.model)
 
     @property
     def notes(self) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spac.chat.conversation import Conversation, Exchange
-from spac.chat_options import ChatOptions
+from spac.chat_options import DEFAULTS, ChatOptions
 from spac.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from spac.generation import Generation
 
 ROOM_SHARE = 4  # of the context, one part in so many stays free for the answer
-
-DEFAULTS = ChatOptions(template=None, reasoning=True, reasoning_budget=-1, variables={})
 
 
 @dataclass(frozen=True)

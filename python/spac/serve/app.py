@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import env, interrupt
@@ -152,13 +151,10 @@ def load(config: EngineConfig) -> Any:
 def adopt_format(llama: Any, options: ChatOptions) -> str:
     """Have chat requests follow the format of the model's family; returns what a user should know, or ""."""
     from spac.chat_format import ChatFormat
-    from spac.llama_pair import LentModel
-    from spac.serve.chat import ChatHandler
+    from spac.serve.chat import ServedChat
 
-    engine = llama.engine
-    model = engine.target if engine is not None else LentModel(Path(llama.model_path), llama.model)
-    chat = ChatFormat(model, options.template)
-    llama.chat_handler = ChatHandler(chat, options)
+    chat = ChatFormat(llama.target, options.template)
+    llama.chat_handler = ServedChat(chat, options)
     return chat.note
 
 
