@@ -150,15 +150,21 @@ def arguments() -> argparse.ArgumentParser:
     add("--server", type=Path, help="a llama-server program to compare with as well")
     add("--seconds", type=float, default=540)
     add("--commit", help="of the tree, where git cannot tell")
-    add("--quick", action="store_true", help="one budget, one short context, few tokens")
+    add(
+        "--quick",
+        action="store_true",
+        help="one budget, one short context, few tokens, where nothing else is said",
+    )
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
-    args = arguments().parse_args(argv)
-    if args.quick:
-        args.budgets, args.contexts, args.tokens, args.texts = args.budgets[:1], [64], 24, 2
+    parser = arguments()
+    args = parser.parse_args(argv)
+    if args.quick:  # what was said holds
+        parser.set_defaults(budgets=["17%"], contexts=[64], tokens=24, texts=2)
+        args = parser.parse_args(argv)
     try:
         comparison = Comparison(args)
         comparison.run()

@@ -65,8 +65,10 @@ class SideBySide(Suite):
 
 def plan(stage: int, quick: bool) -> list[str]:
     """bench.compare's options for a stage."""
-    options = ["--budgets", "17%", "--contexts", "512", "--only", *DECIDING] if stage == 2 else []
-    return [*options, "--quick"] if quick else options
+    only = ["--only", *DECIDING] if stage == 2 else []
+    if quick:
+        return [*only, "--quick"]
+    return ["--budgets", "17%", "--contexts", "512", *only] if stage == 2 else []
 
 
 def main(argv: list[str] | None = None) -> int:
