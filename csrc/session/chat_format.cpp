@@ -47,10 +47,6 @@ common_chat_templates_inputs read_request(const common_json & request, const lla
             inputs.chat_template_kwargs[name] = value.dump();
         }
     }
-    if (request.contains("continue_final_message")) {
-        inputs.continue_final_message = common_chat_continuation_parse(request.at("continue_final_message"));
-        inputs.add_generation_prompt  = inputs.continue_final_message == COMMON_CHAT_CONTINUATION_NONE;
-    }
     inputs.parallel_tool_calls = request.value("parallel_tool_calls", false);
     inputs.enable_thinking     = request.value("enable_thinking", true);
     inputs.reasoning_format    = COMMON_REASONING_FORMAT_DEEPSEEK;

@@ -56,8 +56,8 @@ class ChatTemplates {
 
     // `request`: a JSON object with `messages` and maybe `tools` and `tool_choice` ("auto", "none", "required"), both
     // as in OpenAI's requests, `parallel_tool_calls`, `json_schema` (what the answer has to follow), `enable_thinking`,
-    // `chat_template_kwargs` (variables of the template), `continue_final_message`. Throws InputError with the reason
-    // when the request or the template refuses.
+    // `chat_template_kwargs` (variables of the template). Throws InputError with the reason when the request or the
+    // template refuses.
     std::shared_ptr<ChatPrompt> apply(const std::string & request) const;
 
     // What the template has a place for ("supports_system_role", "supports_tools", …), by llama.cpp's names.

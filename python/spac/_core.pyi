@@ -417,7 +417,7 @@ class ChatTemplates:
         """Whether `enable_thinking` makes a difference."""
     def apply(self, request: str) -> ChatPrompt:
         """`request`: JSON text with `messages`, and maybe `tools`, `tool_choice`, `parallel_tool_calls`,
-        `json_schema`, `enable_thinking`, `chat_template_kwargs`, `continue_final_message`. Raises InputError.
+        `json_schema`, `enable_thinking`, `chat_template_kwargs`. Raises InputError.
         """
 
 class Session:
