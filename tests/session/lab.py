@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from spac import _core
+from spac import _core, _llama
 from spac.errors import Cancelled
 
 # isort: split
@@ -35,6 +35,8 @@ class Lab:
         self._closing = ExitStack()
         self._models: dict[Path, int] = {}
         self.handles: dict[Path, _core.Experts | None] = {}
+        # Others in this process hear the library again afterwards: it tells them why something failed.
+        self._closing.callback(api.llama_log_set, _llama._on_log, ctypes.c_void_p(0))
         api.llama_log_set(_silent, ctypes.c_void_p(0))
         api.llama_backend_init()
 
