@@ -228,7 +228,7 @@ class Model(_Owned):
 
     @property
     def has_mtp(self) -> bool:
-        """Whether it has extra layers that predict further tokens, and they are loaded."""
+        """Whether its file has extra layers that predict further tokens."""
         return int(api.llama_model_n_layer_nextn(self.pointer)) > 0
 
     @property

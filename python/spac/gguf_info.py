@@ -24,7 +24,6 @@ class ModelInfo:
     n_expert: int  # 0: a dense model
     n_expert_used: int
     n_expert_layers: int
-    n_nextn: int  # layers that predict further tokens (draft-mtp)
     n_ctx_train: int
     n_embd: int
     tokenizer: str
@@ -62,7 +61,6 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         n_layer=size("block_count"),
         n_expert=size("expert_count"),
         n_expert_used=_largest(meta.get(f"{architecture}.expert_used_count", 0)),
-        n_nextn=size("nextn_predict_layers"),
         n_expert_layers=len({t.name.split(".")[1] for t in experts}),
         n_ctx_train=size("context_length"),
         n_embd=size("embedding_length"),

@@ -14,7 +14,7 @@ from spac.config import EngineConfig
 from spac.context_config import WHOLE_TYPES, layers_of
 from spac.errors import InputError
 from spac.fitting import load_what_fits
-from spac.gguf_check import ModelInfo, check_model
+from spac.gguf_check import check_model
 from spac.host import missing_features, physical_cores
 from spac.llama_params import context_values, model_values
 from spac.stream_batch import LEAST, StreamBatch
@@ -65,14 +65,14 @@ class ModelPair:
             self.close()
             del self.notes[n_notes:]
 
-        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, draft), unload)
 
     @property
     def _draft_file(self) -> Path | None:
         needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
         return Path(self._config.draft) if self._config.draft and needs_draft else None
 
-    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: Path | None) -> None:
+    def _open_all(self, config: EngineConfig, draft: Path | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
         self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
         load_adapters(self.target, config.lora)
@@ -83,8 +83,7 @@ class ModelPair:
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None where there is nothing to split."""
         self._note_layers()
-        if info.n_nextn and not types and config.draft_type is None and config.longest_draft:
-            self.notes.append(f"{target.name} has layers that draft for it: --draft-type draft-mtp uses them")
+        self._note_mtp()
         if self.experts is None:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
             where = f"on {self.device.name}" if self.device is not None else "on the CPU"
@@ -128,6 +127,13 @@ class ModelPair:
                 "experts, are computed on the CPU"
             )
         self.notes.append(f"--gpu-layers {self._config.gpu_layers}: {where}")
+
+    def _note_mtp(self) -> None:
+        config = self._config
+        drafts = config.draft is not None or config.draft_type is not None
+        if self.target.has_mtp and not drafts and config.longest_draft:
+            name = Path(config.target).name
+            self.notes.append(f"{name} has layers that draft for it: --draft-type draft-mtp uses them")
 
     def _note_device(self) -> None:
         device = self.device

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from spac.advice import ENOUGH_STEPS, unused_draft
 from spac.config import EngineConfig
 from spac.engine import Engine
+from spac.llama import Llama
 
 GIB = 1 << 30
 
@@ -41,3 +44,5 @@ def test_layers_that_could_draft_are_named(tiny_model):
         assert not any("draft-mtp" in note for note in engine.notes)
     with Engine(EngineConfig(path, draft_length=0, **small)) as engine:
         assert not any("draft-mtp" in note for note in engine.notes)
+    with closing(Llama(str(path), n_ctx=128, slots=4, n_threads=1, verbose=False)) as llm:
+        assert any("--draft-type draft-mtp" in note for note in llm.notes)
