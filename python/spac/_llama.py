@@ -263,11 +263,6 @@ class Model(_Owned):
         return self._text(int(api.llama_vocab_bos(self._vocab)))
 
     @property
-    def end_text(self) -> str:
-        """The end token as text; "" without one."""
-        return self._text(int(api.llama_vocab_eos(self._vocab)))
-
-    @property
     def adds_begin(self) -> bool:
         """Whether `tokenize` puts the beginning token in front."""
         return bool(api.llama_vocab_get_add_bos(self._vocab))
