@@ -16,11 +16,16 @@ if str(ROOT) not in sys.path:  # so that `tests.models` can be imported whatever
     sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.compare import reference_library  # noqa: E402
 from tests.models import FAMILIES, Shape, write_model  # noqa: E402
 
 TinyModel = Callable[..., Path]
+
+# Nothing fails for being slow.
+settings.register_profile("spac", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("spac")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -88,6 +88,19 @@ class PySession {
         return call->step();
     }
 
+    py::tuple probabilities(int n_top) {
+        const Call               call(*this);
+        spac::TokenProbabilities found;
+        {
+            const py::gil_scoped_release release;
+            found = call->probabilities(n_top);
+        }
+        const spac::bindings::Shape shape = {static_cast<py::ssize_t>(found.chosen.size()), found.n_top};
+        return py::make_tuple(py::array_t<float>(shape[0], found.chosen.data()),
+                              py::array_t<int32_t>(shape, found.top_ids.data()),
+                              py::array_t<float>(shape, found.top.data()));
+    }
+
     void reset() {
         const Call                   call(*this);
         const py::gil_scoped_release release;
@@ -232,6 +245,7 @@ void bind_session(py::module_ & m) {
         .def("set_sampling", &PySession::set_sampling)
         .def("step", &PySession::step)
         .def_property_readonly("last_step", [](const PySession & self) { return self.get().last_step(); })
+        .def("probabilities", &PySession::probabilities, py::arg("n_top"))
         .def("on", &PySession::on, py::arg("event"), py::arg("callback"))
         .def("keep_draft_routes", &PySession::keep_draft_routes, py::arg("keeps"))
         .def("reset", &PySession::reset)
@@ -243,6 +257,17 @@ void bind_session(py::module_ & m) {
             "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
+        .def_property_readonly("n_reused", [](const PySession & self) { return self.get().n_reused(); })
+        .def_property_readonly("cached",
+                               [](const PySession & self) {
+                                   const auto cached = self.get().cached();
+                                   py::dict   stats;
+                                   stats["n_prompts"]  = cached.n_prompts;
+                                   stats["bytes"]      = cached.bytes;
+                                   stats["n_stored"]   = cached.n_stored;
+                                   stats["n_recalled"] = cached.n_recalled;
+                                   return stats;
+                               })
         .def_property_readonly("n_past", [](const PySession & self) { return self.get().n_past(); })
         .def_property_readonly("n_ctx", [](const PySession & self) { return self.get().n_ctx(); })
         .def_property_readonly("tokens", [](const PySession & self) {

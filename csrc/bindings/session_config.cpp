@@ -105,6 +105,9 @@ const std::map<std::string, Setter> & setters() {
         SPAC_KEY("samplers", sampling.samplers),
         SPAC_KEY("chat", sampling.chat),
         SPAC_KEY("reasoning_budget", sampling.reasoning_budget),
+        SPAC_KEY("prompt_cache_bytes", prompt_cache_bytes),
+        SPAC_KEY("n_checkpoints", n_checkpoints),
+        SPAC_KEY("checkpoint_step", checkpoint_step),
     };
 #undef SPAC_KEY
     return table;

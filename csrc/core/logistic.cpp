@@ -1,6 +1,8 @@
 #include "core/logistic.h"
 
 #include "core/error.h"
+#include "core/round.h"
+#include "core/select.h"
 
 #include <algorithm>
 #include <array>
@@ -23,73 +25,142 @@ double * row(const LogisticState & s, int feature) {
 }
 
 void check(const LogisticState & s, const LogisticStep & step) {
+    int32_t most = -1;
     for (int i = 0; step.routes != nullptr && i < s.n_layer * step.n_token * step.n_used; ++i) {
-        if (step.routes[i] >= s.n_expert) {
-            throw InputError("routes name expert " + std::to_string(step.routes[i]) + " of " +
-                             std::to_string(s.n_expert));
-        }
+        most = std::max(most, step.routes[i]);
+    }
+    if (most >= s.n_expert) {
+        throw InputError("routes name expert " + std::to_string(most) + " of " + std::to_string(s.n_expert));
     }
 }
 
-void learn(const LogisticState & s, const LogisticOptions & options, const int32_t * demand) {
-    const int                          n        = s.n_layer * s.n_expert;
-    int                                n_real   = 0;
-    std::array<double, n_features + 1> gradient = {};
-    std::vector<double>                error(n);
-    for (int at = 0; at < n; ++at) {
-        error[at] = s.exists[at] ? s.probability[at] - (demand[at] > 0) : 0.0;
-        gradient[n_features] += error[at];
-        n_real += s.exists[at];
+// 1 or 0, from the sign's bit: a comparison becomes a branch, and nobody can predict it.
+int is_negative(int32_t x) { return static_cast<int>(static_cast<uint32_t>(x) >> 31); }
+int is_positive(int32_t x) { return static_cast<int>((0 - static_cast<uint32_t>(x)) >> 31); }
+
+// The sums, over all experts in their order, of error and of error times feature; the features are the last step's.
+class Gradient {
+  public:
+    void add(const LogisticState & s, const int32_t * demand, int first) {
+        const double *  p      = s.probability + first;
+        const uint8_t * exists = s.exists + first;
+        errors_.resize(s.n_expert);
+        for (int e = 0; e < s.n_expert; ++e) {
+            errors_[e] = exists[e] * (p[e] - is_positive(demand[first + e]));
+            n_real_ += exists[e];
+        }
+        const double *x0 = row(s, 0) + first, *x1 = row(s, 1) + first, *x2 = row(s, 2) + first;
+        const double *x3 = row(s, 3) + first, *x4 = row(s, 4) + first, *x5 = row(s, 5) + first;
+        auto          sums = sums_; // each sum waits for itself only
+        for (int e = 0; e < s.n_expert; ++e) {
+            const double error = errors_[e];
+            sums[0] += error * x0[e];
+            sums[1] += error * x1[e];
+            sums[2] += error * x2[e];
+            sums[3] += error * x3[e];
+            sums[4] += error * x4[e];
+            sums[5] += error * x5[e];
+            sums[6] += error;
+        }
+        sums_ = sums;
     }
-    for (int f = 0; f < n_features; ++f) {
-        const double * x = row(s, f);
-        for (int at = 0; at < n; ++at) {
-            gradient[f] += error[at] * x[at];
+
+    void apply(const LogisticState & s, const LogisticOptions & options) const {
+        for (int f = 0; f <= n_features; ++f) {
+            const double g = sums_[f] / std::max(1, n_real_);
+            s.squares[f]   = std::max(options.squares_kept * s.squares[f] + g * g, options.least);
+            s.weights[f] =
+                std::clamp(s.weights[f] - options.rate * g / std::sqrt(s.squares[f]), -options.most, options.most);
         }
     }
-    for (int f = 0; f <= n_features; ++f) {
-        const double g = gradient[f] / std::max(1, n_real);
-        s.squares[f]   = std::max(options.squares_kept * s.squares[f] + g * g, options.least);
-        s.weights[f] =
-            std::clamp(s.weights[f] - options.rate * g / std::sqrt(s.squares[f]), -options.most, options.most);
-    }
-}
 
-void observe(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step) {
-    const double old      = std::pow(options.recent, step.n_verified);
-    const double new_near = 1 - std::pow(options.near, step.n_verified);
-    const double new_far  = 1 - std::pow(options.far, step.n_verified);
+  private:
+    std::array<double, n_features + 1> sums_   = {};
+    int                                n_real_ = 0;
+    std::vector<double>                errors_; // of a layer
+};
+
+// The features that counts tell, layer by layer.
+class Counts {
+  public:
+    Counts(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step)
+        : s_(s), step_(step), least_(options.least), old_(std::pow(options.recent, step.n_verified)),
+          new_near_(1 - std::pow(options.near, step.n_verified)), new_far_(1 - std::pow(options.far, step.n_verified)) {
+        for (size_t n = 0; n < shares_.size(); ++n) {
+            shares_[n] = share_of(static_cast<double>(n));
+        }
+    }
+
+    void move(int first) const {
+        const int32_t * demand = step_.demand + first;
+        double * const  share  = row(s_, count) + first;
+        for (int e = 0; e < s_.n_expert; ++e) {
+            const auto n = static_cast<uint32_t>(demand[e]);
+            share[e]     = n < shares_.size() ? shares_[n] : share_of(demand[e]);
+        }
+        double * const last = row(s_, recent) + first;
+        for (int e = 0; e < s_.n_expert; ++e) {
+            const double left = faded(old_ * last[e]);
+            last[e]           = demand[e] > 0 ? 1.0 : left;
+        }
+        average(row(s_, near) + first, share, new_near_);
+        average(row(s_, far) + first, share, new_far_);
+    }
+
+  private:
     // Denormal numbers are slow, and would stay.
-    const auto faded = [&](double x) { return x < options.least ? 0.0 : x; };
-    for (int at = 0; at < s.n_layer * s.n_expert; ++at) {
-        const double share   = std::min(1.0, std::sqrt(static_cast<double>(step.demand[at]) / step.n_verified));
-        row(s, count)[at]    = share;
-        row(s, recent)[at]   = step.demand[at] > 0 ? 1.0 : faded(old * row(s, recent)[at]);
-        row(s, near)[at]     = faded(row(s, near)[at] + new_near * (share - row(s, near)[at]));
-        row(s, far)[at]      = faded(row(s, far)[at] + new_far * (share - row(s, far)[at]));
-        row(s, position)[at] = row(s, rejected)[at] = 0;
+    double faded(double x) const { return x < least_ ? 0.0 : x; }
+    double share_of(double n) const { return std::min(1.0, std::sqrt(n / step_.n_verified)); }
+
+    void average(double * mean, const double * share, double part) const {
+        for (int e = 0; e < s_.n_expert; ++e) {
+            mean[e] = faded(mean[e] + part * (share[e] - mean[e]));
+        }
     }
+
+    const LogisticState &  s_;
+    const LogisticStep &   step_;
+    double                 least_, old_, new_near_, new_far_;
+    std::array<double, 33> shares_ = {}; // of few tokens
+};
+
+// The features that routes tell.
+void place(const LogisticState & s, const LogisticStep & step) {
+    std::fill_n(row(s, position), static_cast<size_t>(2) * s.n_layer * s.n_expert, 0.0); // and the one behind it
     const int32_t * route = step.routes;
-    for (int il = 0; route != nullptr && il < s.n_layer; ++il) {
-        for (int token = 0; token < step.n_token; ++token, route += step.n_used) {
+    for (int token = 0; route != nullptr && token < step.n_token; ++token) {
+        const double at = (token + 1.0) / step.n_token, is_rejected = token >= step.n_token - step.n_rejected;
+        for (int il = 0; il < s.n_layer; ++il) {
+            const int32_t * experts = route + (static_cast<size_t>(il) * step.n_token + token) * step.n_used;
+            double * const  x       = row(s, position) + il * s.n_expert;
+            double * const  y       = row(s, rejected) + il * s.n_expert;
             for (int u = 0; u < step.n_used; ++u) {
-                if (route[u] >= 0) {
-                    const int at         = il * s.n_expert + route[u];
-                    row(s, position)[at] = (token + 1.0) / step.n_token;
-                    row(s, rejected)[at] = token >= step.n_token - step.n_rejected;
+                if (experts[u] >= 0) {
+                    x[experts[u]] = at;
+                    y[experts[u]] = is_rejected;
                 }
             }
         }
     }
 }
 
-void predict(const LogisticState & s) {
-    for (int at = 0; at < s.n_layer * s.n_expert; ++at) {
-        double logit = s.weights[n_features];
-        for (int f = 0; f < n_features; ++f) {
-            logit += s.weights[f] * row(s, f)[at];
-        }
-        s.probability[at] = s.exists[at] ? 1 / (1 + std::exp(-logit)) : 0.0;
+// Probabilities of a layer's experts, and what they are worth.
+void predict(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step, int first,
+             int32_t * priority) {
+    const double * w  = s.weights;
+    const double * x0 = row(s, 0) + first, *x1 = row(s, 1) + first, *x2 = row(s, 2) + first;
+    const double * x3 = row(s, 3) + first, *x4 = row(s, 4) + first, *x5 = row(s, 5) + first;
+    double * const p = s.probability + first;
+    for (int e = 0; e < s.n_expert; ++e) {
+        p[e] = w[6] + w[0] * x0[e] + w[1] * x1[e] + w[2] * x2[e] + w[3] * x3[e] + w[4] * x4[e] + w[5] * x5[e];
+    }
+    std::transform(p, p + s.n_expert, p, [](double logit) { return std::exp(-logit); });
+    const uint8_t * exists  = s.exists + first;
+    const int32_t * slot_of = step.slot_of + first;
+    for (int e = 0; e < s.n_expert; ++e) {
+        p[e]               = exists[e] * (1 / (1 + p[e]));
+        const double worth = p[e] + options.margin * (1 - is_negative(slot_of[e]));
+        priority[e]        = static_cast<int32_t>(rounded(worth * one));
     }
 }
 
@@ -107,9 +178,7 @@ void choose(const LogisticState & s, const int32_t * priority, int32_t * thresho
         const auto n_slots = static_cast<size_t>(std::max(0, s.pool_slots[pool]));
         int32_t    least   = n_slots == 0 ? std::numeric_limits<int32_t>::max() : 1;
         if (n_slots > 0 && n_slots < values.size()) {
-            const auto nth = values.end() - static_cast<std::ptrdiff_t>(n_slots);
-            std::nth_element(values.begin(), nth, values.end());
-            least = std::max(1, *nth);
+            least = std::max(1, nth_largest(values, n_slots));
         }
         for (int il = 0; il < s.n_layer; ++il) {
             if (s.pool[il] == pool) {
@@ -124,17 +193,24 @@ void choose(const LogisticState & s, const int32_t * priority, int32_t * thresho
 void logistic_step(const LogisticState & state, const LogisticOptions & options, const LogisticStep & step,
                    int32_t * priority, int32_t * threshold) {
     check(state, step);
-    const int n = state.n_layer * state.n_expert;
-    if (std::any_of(state.probability, state.probability + n, [](double p) { return p > 0; })) {
-        learn(state, options, step.demand);
+    const int    n      = state.n_layer * state.n_expert;
+    const bool   learns = std::any_of(state.probability, state.probability + n, [](double p) { return p > 0; });
+    const Counts counts(state, options, step);
+    Gradient     gradient;
+    for (int first = 0; first < n; first += state.n_expert) {
+        if (learns) {
+            gradient.add(state, step.demand, first);
+        }
+        counts.move(first);
     }
-    observe(state, options, step);
-    predict(state);
-    for (int at = 0; at < n; ++at) {
-        const double worth = state.probability[at] + (step.slot_of[at] >= 0 ? options.margin : 0.0);
-        priority[at]       = static_cast<int32_t>(std::nearbyint(worth * one));
-        if (state.whole[at / state.n_expert] != 0 && state.exists[at] != 0) {
-            priority[at] += above;
+    if (learns) {
+        gradient.apply(state, options);
+    }
+    place(state, step);
+    for (int first = 0; first < n; first += state.n_expert) {
+        predict(state, options, step, first, priority + first);
+        for (int e = 0; e < state.n_expert && state.whole[first / state.n_expert] != 0; ++e) {
+            priority[first + e] += state.exists[first + e] != 0 ? above : 0;
         }
     }
     choose(state, priority, threshold);

@@ -1,26 +1,20 @@
 #include "core/whole_layers.h"
 
+#include "core/round.h"
+#include "core/select.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <numeric>
 
 namespace spac {
 namespace {
 
-constexpr int64_t one     = 1 << 20; // certainty
-constexpr int64_t index_1 = int64_t{1} << 32;
+constexpr int64_t one = 1 << 20; // certainty
 
 double as_chance(int64_t sum) { return static_cast<double>(sum) / one; }
-
-// The first `n` of `keys` are then its largest.
-void largest_first(std::vector<int64_t> & keys, size_t n) {
-    if (n < keys.size()) {
-        std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(n), keys.end(), std::greater<>());
-    }
-}
 
 // One pool at one look. Experts are numbered through its M layers: i * N + e.
 class Pool {
@@ -31,16 +25,29 @@ class Pool {
                 layers_.push_back(il);
             }
         }
-        for (const int il : layers_) {
-            const int at = il * s.n_expert;
-            n_expert_.push_back(std::accumulate(s.exists + at, s.exists + at + s.n_expert, 0));
+        const auto n = static_cast<size_t>(s.n_expert);
+        likely_.resize(layers_.size() * n);
+        used_.resize(layers_.size() * n);
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const size_t    at     = layers_[i] * n;
+            const int32_t * demand = step.demand + at;
+            const double *  chance = step.chance + at;
+            const uint8_t * exists = s.exists + at;
+            int32_t * const likely = likely_.data() + i * n;
+            char * const    used   = used_.data() + i * n;
+            int             n_pair = 0, n_used = 0;
+            n_expert_.push_back(std::accumulate(exists, exists + n, 0));
             most_ = std::max(most_, n_expert_.back());
-            for (int e = 0; e < s.n_expert; ++e) {
-                likely_.push_back(std::llrint(step.chance[at + e] * one));
-                used_.push_back(step.demand[at + e] > 0 && s.exists[at + e]);
-                n_used_ += used_.back();
-                n_pair_ += step.demand[at + e];
+            for (size_t e = 0; e < n; ++e) {
+                likely[e] = std::clamp(static_cast<int32_t>(rounded(chance[e] * one)), 0, static_cast<int32_t>(one));
+                n_pair += demand[e];
             }
+            for (size_t e = 0; e < n; ++e) {
+                used[e] = static_cast<char>((demand[e] > 0 ? 1 : 0) & exists[e]);
+                n_used += used[e];
+            }
+            n_pair_ += n_pair;
+            n_used_ += n_used;
         }
     }
 
@@ -56,44 +63,49 @@ class Pool {
     // Which experts are kept, and which are not: of the layers that are not whole. No more than `n_moves` of these
     // will change sides.
     void part(const int32_t * priority, int n_moves) {
-        std::vector<int64_t> keys;
+        std::vector<int32_t> worth, chances; // of the experts in question, in order
+        std::vector<char>    used;
         for (size_t i = 0; i < layers_.size(); ++i) {
-            for (int e = 0; e < n_expert_[i] && !whole(i); ++e) {
-                const int64_t at = static_cast<int64_t>(i) * s_.n_expert + e;
-                keys.push_back(priority[layers_[i] * s_.n_expert + e] * index_1 + (index_1 - 1 - at));
-            }
+            const int       n     = in_question(i);
+            const auto      first = static_cast<std::ptrdiff_t>(i) * s_.n_expert;
+            const int32_t * row   = priority + layers_[i] * s_.n_expert;
+            worth.insert(worth.end(), row, row + n);
+            chances.insert(chances.end(), likely_.begin() + first, likely_.begin() + first + n);
+            used.insert(used.end(), used_.begin() + first, used_.begin() + first + n);
         }
-        n_kept_ = std::min(keys.size(), static_cast<size_t>(std::max(0, n_slots_)));
-        largest_first(keys, n_kept_);
+        n_kept_         = std::min(worth.size(), static_cast<size_t>(std::max(0, n_slots_)));
+        const auto keep = are_largest(worth, n_kept_);
+        sum_least(keep, chances, used, std::max(n_kept_ / 4, static_cast<size_t>(most_ * n_moves)));
         missing_.assign(layers_.size(), 0);
         brought_.assign(layers_.size(), 0);
-        std::vector<int64_t> kept;
-        for (size_t k = 0; k < keys.size(); ++k) {
-            const int64_t at = index_1 - 1 - (keys[k] & (index_1 - 1));
-            if (k < n_kept_) {
-                kept.push_back(likely_[at] * index_1 + at);
-                continue;
+        const char * is_kept = keep.data();
+        int32_t *    chance  = chances.data();
+        char *       is_used = used.data();
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const int n        = in_question(i);
+            int       n_others = 0, n_used = 0;
+            int64_t   brought = 0;
+            for (int e = 0; e < n; ++e) { // of those kept, nothing is left
+                const int is_other = 1 - is_kept[e];
+                const int each     = chance[e] * is_other;
+                n_others += is_other;
+                n_used += is_used[e] & is_other;
+                brought += each;
+                chance[e] = each - is_kept[e];
             }
-            ++missing_[at / s_.n_expert];
-            brought_[at / s_.n_expert] += likely_[at];
-            others_.add(likely_[at], used_[at]);
-            best_keys_.push_back(likely_[at] * index_1 + (index_1 - 1 - at));
+            is_kept += n;
+            chance += n;
+            is_used += n;
+            missing_[i] = n_others;
+            brought_[i] = brought;
+            others_     = {others_.likely + brought, others_.used + n_used};
         }
-        const size_t n_least = std::min(n_kept_, std::max(n_kept_ / 4, static_cast<size_t>(most_ * n_moves)));
-        std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(n_least), kept.end());
-        kept.resize(n_least);
-        std::sort(kept.begin(), kept.end());
-        sums_.assign(1, 0);
-        uses_.assign(1, 0);
-        for (const int64_t key : kept) {
-            sums_.push_back(sums_.back() + likely_[key & (index_1 - 1)]);
-            uses_.push_back(uses_.back() + used_[key & (index_1 - 1)]);
-        }
-        n_best_ = std::min(best_keys_.size(), static_cast<size_t>(most_));
-        largest_first(best_keys_, n_best_);
-        for (size_t k = 0; k < n_best_; ++k) {
-            const int64_t at = index_1 - 1 - (best_keys_[k] & (index_1 - 1));
-            best_.add(likely_[at], used_[at]);
+        n_best_         = std::min(keep.size() - n_kept_, static_cast<size_t>(most_));
+        const auto best = are_largest(chances, n_best_); // those kept are below all
+        for (size_t k = 0; k < best.size(); ++k) {
+            if (best[k] != 0) { // few: a branch that is right
+                best_ = {best_.likely + chances[k], best_.used + used[k]};
+            }
         }
     }
 
@@ -121,13 +133,13 @@ class Pool {
     };
 
     Gain gain(size_t i, const std::array<double, 3> & ratios, const WholeTimes & times, int pool, double each) const {
-        const int64_t * own     = likely_.data() + i * s_.n_expert;
+        const int32_t * own     = likely_.data() + i * s_.n_expert;
         const int       n       = n_expert_[i];
         double          brought = 0, lost = 0;
         if (whole(i)) {
-            const double  rate  = rate_of(n, ratios);
-            const int64_t level = std::llrint(rate / ratios[1]);
-            int64_t       below = 0;
+            const double rate  = rate_of(n, ratios);
+            const auto   level = static_cast<int64_t>(rounded(rate / ratios[1]));
+            int64_t      below = 0;
             for (int e = 0; e < n; ++e) {
                 below += std::max<int64_t>(level - own[e], 0);
             }
@@ -144,12 +156,30 @@ class Pool {
   private:
     struct Both {
         int64_t likely = 0, used = 0;
-
-        void add(int64_t chance, bool came) {
-            likely += chance;
-            used += came;
-        }
     };
+
+    // Experts of a layer that are kept or not: none of a whole one.
+    int in_question(size_t i) const { return whole(i) ? 0 : n_expert_[i]; }
+
+    // Over the least likely 0, 1, ... n of those kept.
+    void sum_least(const std::vector<char> & keep, const std::vector<int32_t> & chances, const std::vector<char> & used,
+                   size_t n) {
+        std::vector<int32_t> kept(n_kept_ + 1), kept_chances(n_kept_);
+        size_t               n_found = 0;
+        for (size_t k = 0; k < keep.size(); ++k) {
+            kept[n_found] = static_cast<int32_t>(k); // overwritten by the next one if it is not kept
+            n_found += static_cast<size_t>(keep[k]);
+        }
+        std::transform(kept.begin(), kept.end() - 1, kept_chances.begin(), [&](int32_t k) { return chances[k]; });
+        const auto order = sorted_places(kept_chances);
+        n                = std::min(n, n_kept_);
+        sums_.assign(n + 1, 0);
+        uses_.assign(n + 1, 0);
+        for (size_t k = 0; k < n; ++k) {
+            sums_[k + 1] = sums_[k] + kept_chances[order[k]];
+            uses_[k + 1] = uses_[k] + used[kept[order[k]]];
+        }
+    }
 
     // What each of n further slots would bring, in units of 2^-20.
     double rate_of(int n, const std::array<double, 3> & ratios) const {
@@ -164,14 +194,13 @@ class Pool {
     const WholeState &   s_;
     int                  n_slots_; // that whole layers leave
     std::vector<int>     layers_, n_expert_, missing_;
-    std::vector<int64_t> likely_;  // [M, N] chances, in units of 2^-20
+    std::vector<int32_t> likely_;  // [M, N] chances, in units of 2^-20
     std::vector<int64_t> brought_; // [M] of what is missing
     std::vector<char>    used_;    // [M, N]
     int64_t              n_used_ = 0, n_pair_ = 0;
     int                  most_   = 0; // experts of a layer
     size_t               n_kept_ = 0;
     std::vector<int64_t> sums_, uses_; // of the least likely 0, 1, ... kept, as many as matter
-    std::vector<int64_t> best_keys_;   // of the others
     size_t               n_best_ = 0;  // of the most likely others
     Both                 others_, best_;
 };

@@ -18,6 +18,7 @@ struct ChatPrompt::Parts {
     llama_tokens                        thinking_start;
     std::vector<llama_tokens>           thinking_ends;
     common_grammar_type                 grammar_type = COMMON_GRAMMAR_TYPE_NONE;
+    bool                                goes_on      = false;
 };
 
 struct ChatTemplates::Loaded {
@@ -49,9 +50,12 @@ common_chat_templates_inputs read_request(const common_json & request, const lla
     }
     inputs.parallel_tool_calls = request.value("parallel_tool_calls", false);
     inputs.enable_thinking     = request.value("enable_thinking", true);
-    inputs.reasoning_format    = COMMON_REASONING_FORMAT_DEEPSEEK;
-    inputs.add_bos             = llama_vocab_get_add_bos(vocab);
-    inputs.add_eos             = llama_vocab_get_add_eos(vocab);
+    if (request.value("continue_final_message", false)) {
+        inputs.continue_final_message = COMMON_CHAT_CONTINUATION_AUTO;
+    }
+    inputs.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
+    inputs.add_bos          = llama_vocab_get_add_bos(vocab);
+    inputs.add_eos          = llama_vocab_get_add_eos(vocab);
     return inputs;
 }
 
@@ -113,6 +117,84 @@ std::unique_ptr<ChatPrompt::Parts> prepared(common_chat_params chat, bool has_sc
     return parts;
 }
 
+using PartsPtr = std::unique_ptr<ChatPrompt::Parts>;
+
+PartsPtr applied(const ChatTemplates::Loaded & loaded, const common_chat_templates_inputs & inputs) {
+    return prepared(common_chat_templates_apply(loaded.templates.get(), inputs), !inputs.json_schema.empty(),
+                    loaded.vocab);
+}
+
+std::string trimmed(const std::string & text) {
+    const char * const blank = " \t\r\n";
+    const auto         begin = text.find_first_not_of(blank);
+    return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blank) + 1 - begin);
+}
+
+bool ends_with(const std::string & text, const std::string & end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// What the answer is read as before it has said anything of its own.
+common_chat_msg begun(const ChatPrompt::Parts & parts) {
+    try {
+        return common_chat_parse("", true, parts.reader);
+    } catch (const std::exception &) {
+        return {};
+    }
+}
+
+bool has_said(const ChatPrompt::Parts & parts, const std::string & content) {
+    return ends_with(trimmed(begun(parts).content), trimmed(content));
+}
+
+// The template's own beginning of an answer with `text` behind it; null where a reasoning is open there, or where
+// common has only added the end of one that the template knows of.
+PartsPtr as_template(const ChatTemplates::Loaded & loaded, const common_chat_templates_inputs & inputs,
+                     const ChatPrompt::Parts & by_common, const std::string & text) {
+    auto before = inputs;
+    before.messages.pop_back();
+    before.continue_final_message = COMMON_CHAT_CONTINUATION_NONE;
+    auto         chat             = common_chat_templates_apply(loaded.templates.get(), before);
+    const auto & common           = by_common.chat;
+    const auto   end              = trimmed(chat.prompt);
+    const bool   has_reasoned     = std::any_of(common.thinking_end_tags.begin(), common.thinking_end_tags.end(),
+                                                [&](const std::string & tag) { return !tag.empty() && ends_with(end, tag); });
+    const bool   reasons          = !common.thinking_start_tag.empty() && ends_with(end, common.thinking_start_tag);
+    const bool   is_same          = common.prompt.compare(0, chat.prompt.size(), chat.prompt) == 0 &&
+                         trimmed(begun(by_common).content) == trimmed(text);
+    const auto source = common_chat_templates_source(loaded.templates.get());
+    const bool knows_reasoning =
+        common.thinking_start_tag.empty() || source.find(common.thinking_start_tag) != std::string::npos;
+    if (!has_reasoned && (reasons || (is_same && knows_reasoning))) {
+        return nullptr;
+    }
+    chat.prompt += text;
+    chat.generation_prompt += text;
+    return prepared(std::move(chat), !inputs.json_schema.empty(), loaded.vocab);
+}
+
+// The last message as the beginning of the answer. common puts together anew what comes before its text, and closes a
+// reasoning there: in some templates where it was closed already, or where there is none.
+PartsPtr continued(const ChatTemplates::Loaded & loaded, const common_chat_templates_inputs & inputs) {
+    const auto message = inputs.messages.back();
+    const auto text    = message.render_content();
+    auto       parts   = applied(loaded, inputs);
+    if (text.empty()) {
+        if (!ends_with(trimmed(begun(*parts).reasoning_content), trimmed(message.reasoning_content))) {
+            throw InputError("in its format, an answer cannot go on with a reasoning");
+        }
+    } else {
+        auto other = as_template(loaded, inputs, *parts, text);
+        if (other != nullptr && has_said(*other, text)) {
+            parts = std::move(other);
+        } else if (!has_said(*parts, text)) {
+            throw InputError("in its format, an answer cannot go on with the last message");
+        }
+    }
+    parts->goes_on = true;
+    return parts;
+}
+
 } // namespace
 
 ChatPrompt::ChatPrompt(std::unique_ptr<const Parts> parts) : parts_(std::move(parts)) {}
@@ -122,6 +204,7 @@ const std::string &              ChatPrompt::text() const { return parts_->chat.
 const std::vector<std::string> & ChatPrompt::stops() const { return parts_->chat.additional_stops; }
 const std::vector<int32_t> &     ChatPrompt::preserved_tokens() const { return parts_->preserved; }
 bool                             ChatPrompt::thinks() const { return parts_->chat.supports_thinking; }
+bool                             ChatPrompt::goes_on() const { return parts_->goes_on; }
 
 std::string ChatPrompt::read(const std::string & answer, bool is_partial) const {
     try {
@@ -183,10 +266,10 @@ ChatTemplates::~ChatTemplates() = default;
 
 std::shared_ptr<ChatPrompt> ChatTemplates::apply(const std::string & request) const {
     try {
-        const auto json   = common_json::parse(request);
-        const auto inputs = read_request(json, loaded_->vocab);
-        return std::make_shared<ChatPrompt>(prepared(common_chat_templates_apply(loaded_->templates.get(), inputs),
-                                                     !inputs.json_schema.empty(), loaded_->vocab));
+        const auto json    = common_json::parse(request);
+        const auto inputs  = read_request(json, loaded_->vocab);
+        const bool goes_on = inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !inputs.messages.empty();
+        return std::make_shared<ChatPrompt>(goes_on ? continued(*loaded_, inputs) : applied(*loaded_, inputs));
     } catch (const std::exception & error) {
         refuse(error);
     }

@@ -31,6 +31,8 @@ class ChatPrompt {
     const std::vector<int32_t> & preserved_tokens() const;
     // Whether the model may reason before it answers.
     bool thinks() const;
+    // Whether the answer goes on with the last message. read() then tells both as one.
+    bool goes_on() const;
 
     // The message that an answer makes, as JSON in OpenAI's form: content, reasoning_content, tool_calls. `is_partial`:
     // the answer goes on. Throws InputError for an answer that is not of the model's own format.
@@ -56,8 +58,9 @@ class ChatTemplates {
 
     // `request`: a JSON object with `messages` and maybe `tools` and `tool_choice` ("auto", "none", "required"), both
     // as in OpenAI's requests, `parallel_tool_calls`, `json_schema` (what the answer has to follow), `enable_thinking`,
-    // `chat_template_kwargs` (variables of the template). Throws InputError with the reason when the request or the
-    // template refuses.
+    // `chat_template_kwargs` (variables of the template), `continue_final_message` (the answer goes on with the last
+    // message). Throws InputError with the reason when the request or the template
+    // refuses.
     std::shared_ptr<ChatPrompt> apply(const std::string & request) const;
 
     // What the template has a place for ("supports_system_role", "supports_tools", …), by llama.cpp's names.
@@ -65,8 +68,9 @@ class ChatTemplates {
     // Whether `enable_thinking` makes a difference.
     bool can_stop_thinking() const;
 
-  private:
     struct Loaded;
+
+  private:
     std::unique_ptr<const Loaded> loaded_;
 };
 

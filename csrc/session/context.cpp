@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace spac {
 
@@ -35,20 +36,28 @@ llama_context * Context::checked_target(void * ctx) {
     return target;
 }
 
-Context::Context(llama_context * ctx, const char * role) : ctx_(ctx), role_(role) {}
+Context::Context(llama_context * ctx, const char * role, bool is_recurrent)
+    : ctx_(ctx), role_(role), is_recurrent_(is_recurrent) {}
+
+bool Context::has_recurrent_model(const llama_context * ctx) {
+    const auto * model = llama_get_model(ctx);
+    return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
 
 void Context::clear() {
     llama_memory_clear(llama_get_memory(ctx_), false);
     tokens_.clear();
+    checkpoints_.clear();
+    n_versions_ = 0;
 }
 
 void Context::trim(int n) {
     // Also when the list is no longer than n: a decode that failed may have left tokens behind in the memory.
-    if (n < n_past()) {
-        tokens_.resize(static_cast<size_t>(n));
-    }
-    if (!llama_memory_seq_rm(llama_get_memory(ctx_), 0, n_past(), -1)) {
-        clear();
+    n = std::min(n, n_past());
+    if (is_recurrent_ && !can_go_back(n)) {
+        fall_back(n);
+    } else {
+        go_back(n);
     }
 }
 
@@ -57,23 +66,123 @@ void Context::keep_prefix(const llama_tokens & wanted, int n_max) {
     if (n == n_past()) {
         return;
     }
+    if (can_go_back(n)) {
+        go_back(n);
+    } else {
+        fall_back(n);
+    }
+}
+
+int Context::usable(const llama_tokens & wanted, int n_max) const {
+    const int n = common_prefix(tokens_, wanted, n_max);
+    if (can_go_back(n)) {
+        return n;
+    }
+    const auto * checkpoint = checkpoints_.before(n);
+    return checkpoint != nullptr ? checkpoint->n_tokens : 0;
+}
+
+bool Context::can_go_back(int n) const {
+    auto * const memory = llama_get_memory(ctx_);
+    const int    held   = std::max(n_past(), llama_memory_seq_pos_max(memory, 0) + 1);
+    if (n == held || n == 0) {
+        return true;
+    }
+    if (is_recurrent_ && held - n > n_versions_) {
+        return false;
+    }
     // The next token looks back n_swa tokens. A window cache that went on past n has overwritten some of them.
     const int n_swa   = llama_model_n_swa(model());
-    const int pos_min = llama_memory_seq_pos_min(llama_get_memory(ctx_), 0);
-    if (n_swa > 0 && pos_min > 0 && pos_min >= n - n_swa) {
+    const int pos_min = llama_memory_seq_pos_min(memory, 0);
+    return is_recurrent_ || !(n_swa > 0 && pos_min > 0 && pos_min >= n - n_swa);
+}
+
+void Context::go_back(int n) {
+    if (n == 0) {
         clear();
         return;
     }
-    trim(n);
+    if (!llama_memory_seq_rm(llama_get_memory(ctx_), 0, n, -1)) {
+        fall_back(n);
+        return;
+    }
+    if (n < n_past()) {
+        n_versions_ = 0; // a state is taken back once
+    }
+    tokens_.resize(static_cast<size_t>(n));
+    checkpoints_.cut(n);
+}
+
+void Context::fall_back(int n) {
+    const auto * checkpoint = checkpoints_.before(n);
+    if (checkpoint == nullptr || !checkpoint->state.restore(ctx_) ||
+        !llama_memory_seq_rm(llama_get_memory(ctx_), 0, checkpoint->n_tokens, -1)) {
+        clear();
+        return;
+    }
+    n_versions_ = 0;
+    tokens_.resize(static_cast<size_t>(checkpoint->n_tokens));
+    checkpoints_.cut(checkpoint->n_tokens);
 }
 
 void Context::adopt(llama_tokens tokens) {
+    checkpoints_.cut(common_prefix(tokens_, tokens, static_cast<int>(tokens.size())));
     tokens_        = std::move(tokens);
+    n_versions_    = 0; // whose they are is not known
     const auto end = llama_memory_seq_pos_max(llama_get_memory(ctx_), 0) + 1;
     if (static_cast<size_t>(end) < tokens_.size()) {
         tokens_.resize(static_cast<size_t>(end));
     }
     trim(n_past());
+}
+
+bool Context::wants_checkpoint(int n, int step) const {
+    return checkpoints_.is_on() && (is_recurrent_ || llama_model_n_swa(model()) > 0) && n - checkpoints_.last() >= step;
+}
+
+void Context::checkpoint(int step) {
+    if (wants_checkpoint(n_past(), step)) {
+        checkpoints_.add({n_past(), MemoryState(ctx_, MemoryState::Part::passing)});
+    }
+}
+
+int Remembered::usable(const llama_tokens & wanted) const {
+    const int n = common_prefix(tokens, wanted, static_cast<int>(wanted.size()));
+    if (goes_back || n == static_cast<int>(tokens.size())) {
+        return n;
+    }
+    const auto * checkpoint = checkpoints.before(n);
+    return checkpoint != nullptr ? checkpoint->n_tokens : 0;
+}
+
+Remembered Context::remember() const {
+    Remembered past;
+    if (n_past() > 0) {
+        past.state = MemoryState(ctx_, MemoryState::Part::all);
+    }
+    if (!past.state.empty()) {
+        past.tokens      = tokens_;
+        past.checkpoints = checkpoints_;
+        past.goes_back   = !is_recurrent_ && llama_memory_seq_pos_min(llama_get_memory(ctx_), 0) <= 0;
+    }
+    return past;
+}
+
+size_t Context::size_to_remember() const {
+    return n_past() == 0 ? 0 : MemoryState::size_of(ctx_, MemoryState::Part::all) + checkpoints_.bytes();
+}
+
+void Context::recall(Remembered past) {
+    clear();
+    if (past.state.empty()) {
+        return;
+    }
+    if (!past.state.restore(ctx_)) {
+        clear();
+        return;
+    }
+    tokens_      = std::move(past.tokens);
+    checkpoints_ = std::move(past.checkpoints);
 }
 
 void Context::decode(common_batch & batch, Interrupt & interrupt) {
@@ -84,9 +193,14 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
         for (const auto & token : batch.tokens) {
             tokens_.push_back(token.id);
         }
+        n_versions_ = std::min(static_cast<int>(batch.size()) - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
         return;
     }
-    trim(n_past());
+    if (is_recurrent_) {
+        fall_back(n_past()); // whether its state has gone on is not known
+    } else {
+        trim(n_past());
+    }
     if (status == 2) {
         interrupt.raise_if_stopped();
     }

@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "llama.h"
+#include "session/checkpoints.h"
 
 #include <cstdint>
 #include <vector>
@@ -11,15 +12,34 @@ namespace spac {
 
 class Interrupt;
 
-// Owns nothing; the context outlives it. The token list mirrors the context's memory (sequence 0) exactly: every method
-// that changes one changes the other.
+// What a memory held once: enough to go on from there later.
+struct Remembered {
+    llama_tokens tokens;
+    MemoryState  state;
+    Checkpoints  checkpoints;
+    bool         goes_back = false; // to any place; else to its end and its checkpoints
+
+    // How many of the first tokens of `wanted` it would bring.
+    int    usable(const llama_tokens & wanted) const;
+    size_t bytes() const { return state.size() + checkpoints.bytes(); }
+};
+
+// Owns nothing but its checkpoints; the context outlives it. The token list mirrors the context's memory (sequence 0)
+// exactly: every method that changes one changes the other.
+//
+// Some memories cannot go back as they like. A recurrent one has a state in place of the past, of which it keeps a few
+// versions (`n_rs_seq`), each of one token of the last batch: it takes tokens of that batch back, once. One with a
+// window has forgotten what was before it. These go back to a checkpoint, and what lies behind it is evaluated anew.
 class Context {
   public:
     // The llama_context behind `ctx`. Throws InputError when it is none or its model cannot generate.
     static llama_context * checked_target(void * ctx);
 
-    // `role` names the context in messages: "target" or "draft".
-    Context(llama_context * ctx, const char * role);
+    // `role` names the context in messages: "target" or "draft". `is_recurrent`: its memory is a state in place of the
+    // past, as a target's is if has_recurrent_model(). Drafts' never are (Speculator sees to it): what drafts for a
+    // recurrent model from the same file may have attention only.
+    Context(llama_context * ctx, const char * role, bool is_recurrent = false);
+    static bool has_recurrent_model(const llama_context * ctx);
 
     llama_context *     get() const { return ctx_; }
     const llama_model * model() const { return llama_get_model(ctx_); }
@@ -32,24 +52,47 @@ class Context {
     int                  n_past() const { return static_cast<int>(tokens_.size()); }
 
     void clear();
-    // Drops everything from position `n` on. A memory that cannot do that (recurrent state) is cleared: n_past() is
-    // then 0, not n.
+    // Drops everything from position `n` on. A memory that cannot do that goes back to its last checkpoint before, or
+    // is cleared: n_past() is then less than n.
     void trim(int n);
-    // Keeps what the memory has in common with the first `n_max` of `wanted`, also where a sliding window has forgotten
-    // the past that the next token would need.
+    // Keeps what the memory has in common with the first `n_max` of `wanted`, or less of it, as trim() does; also where
+    // a sliding window has forgotten the past that the next token would need.
     void keep_prefix(const llama_tokens & wanted, int n_max);
+    // How many tokens keep_prefix() would keep.
+    int usable(const llama_tokens & wanted, int n_max) const;
     // The memory was changed from outside (by common's own decoding on the draft context): it holds the first tokens of
     // `tokens`, as many as it says.
     void adopt(llama_tokens tokens);
+
+    // At most so many checkpoints from now on; 0: none. Those that are there are dropped.
+    void keep_checkpoints(int n_max) { checkpoints_ = Checkpoints(n_max); }
+    // Whether one after `n` tokens would be worth it: the memory is recurrent or has a window (that is not kept whole:
+    // whoever makes the context knows), and the last one is no closer than `step` tokens.
+    bool wants_checkpoint(int n, int step) const;
+    // Makes one here if it is wanted.
+    void checkpoint(int step);
+
+    // Everything, to go on from later. Empty where there is nothing, or the host has no memory for it.
+    Remembered remember() const;
+    size_t     size_to_remember() const;
+    // In the place of what the memory holds. Where that fails, the memory is cleared.
+    void recall(Remembered past);
 
     // Decodes the batch, which continues the sequence, and waits for the result. If it was stopped or failed, the
     // memory is as before, and the reason is thrown (Cancelled, MemoryError, DeviceError).
     void decode(common_batch & batch, Interrupt & interrupt);
 
   private:
+    bool can_go_back(int n) const;
+    void go_back(int n);
+    void fall_back(int n);
+
     llama_context * ctx_;
     const char *    role_;
+    bool            is_recurrent_;
+    int             n_versions_ = 0; // of the state: tokens that can be taken back now
     llama_tokens    tokens_;
+    Checkpoints     checkpoints_;
 };
 
 // How many tokens `a` and `b` have in common at the start, at most `n_max`.

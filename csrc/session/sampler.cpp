@@ -124,7 +124,12 @@ common_sampler_ptr make_sampler(const llama_model * model, common_params_samplin
     try {
         sampler = common_sampler_init(model, params);
     } catch (const std::exception & error) {
-        throw InputError(std::string("the sampler cannot be made: ") + error.what());
+        // What a grammar says of the beginning of an answer is lost on the way out of common.
+        const bool begins = !params.generation_prompt.empty() && !params.grammar_lazy &&
+                            common_grammar_needs_prefill(params.grammar) &&
+                            error.what() == std::string("std::exception");
+        throw InputError(begins ? "the answer begins with what its schema or its tools do not allow"
+                                : std::string("the sampler cannot be made: ") + error.what());
     }
     SPAC_CHECK(sampler != nullptr, params.temp, params.top_k);
     return common_sampler_ptr(sampler);

@@ -5,6 +5,7 @@
 #include "session/context.h"
 #include "session/draft_types.h"
 #include "session/interrupt.h"
+#include "session/prompt_cache.h"
 #include "session/sequence.h"
 #include "session/speculator.h"
 #include "session/verifier.h"
@@ -16,8 +17,25 @@ namespace spac {
 
 namespace {
 
+// Before the end of a prompt: what is there of the answer that comes (its opening tag, say) is often not there any more
+// when the conversation goes on.
+constexpr int tail_tokens = 8;
+// Nearer than this, a checkpoint saves nothing.
+constexpr int checkpoint_gap = 64;
+
 std::shared_ptr<Trace> trace_of(const SessionConfig & config) {
     return config.trace ? config.trace : config.experts ? config.experts->trace() : std::make_shared<Trace>();
+}
+
+Context checked_target(const SessionConfig & config) {
+    auto * const ctx = Context::checked_target(config.target_ctx);
+    if (config.n_checkpoints < 0 || config.checkpoint_step < 1) {
+        throw InputError("n_checkpoints is " + std::to_string(config.n_checkpoints) + " and checkpoint_step " +
+                         std::to_string(config.checkpoint_step) + ", expected at least 0 and 1");
+    }
+    Context target(ctx, "target", Context::has_recurrent_model(ctx));
+    target.keep_checkpoints(config.n_checkpoints);
+    return target;
 }
 
 } // namespace
@@ -27,6 +45,7 @@ struct Session::Impl {
     ~Impl();
 
     void         evaluate_prompt(const Progress & progress = {});
+    int          next_piece() const;
     void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
     void         draft();
@@ -40,6 +59,7 @@ struct Session::Impl {
     Sequence                    sequence;
     Verifier                    verifier;
     std::unique_ptr<Speculator> speculator;
+    PromptCache                 cache;
     common_batch                batch;
     Listeners                   listeners;
     bool                        has_begun = false; // the speculator knows of the prompt
@@ -47,12 +67,15 @@ struct Session::Impl {
     llama_tokens     drafted;
     Step             result;
     std::atomic<int> draft_length{0};
-    int              draft_max = 0;
+    int              draft_max       = 0;
+    int              checkpoint_step = 0;
+    int              n_reused        = 0;
 };
 
 Session::Impl::Impl(const SessionConfig & config)
-    : trace(trace_of(config)), target(Context::checked_target(config.target_ctx), "target"), sequence(target),
-      verifier(target, config.experts, config.sampling, interrupt, *trace), batch(target.get()) {
+    : trace(trace_of(config)), target(checked_target(config)), sequence(target),
+      verifier(target, config.experts, config.sampling, interrupt, *trace), cache(config.prompt_cache_bytes),
+      batch(target.get()), checkpoint_step(config.checkpoint_step) {
     silence_common_at_first();
     if (config.draft_experts && config.draft_experts == config.experts) {
         throw InputError("the draft's experts are the target's own: load the draft model beside it");
@@ -83,18 +106,18 @@ Session::Impl::~Impl() {
 
 // Evaluates what the target's memory lacks of the history, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
-    const int n_batch = speculator ? speculator->n_batch() : target.n_batch();
     while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
         const int pos = target.n_past();
         batch.clear();
-        sequence.add_pending(batch, n_batch);
+        sequence.add_pending(batch, next_piece());
         {
             SpanScope scope(*trace, Activity::prefill);
             scope.span.count = batch.size();
             target.decode(batch, interrupt);
         }
         observe(batch, pos);
+        target.checkpoint(sequence.n_pending() == tail_tokens ? checkpoint_gap : checkpoint_step);
         if (progress) {
             progress(target.n_past(), sequence.n_history());
         }
@@ -104,6 +127,14 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
     }
     has_begun = true;
     interrupt.raise_if_stopped();
+}
+
+// The most tokens that are evaluated at once now.
+int Session::Impl::next_piece() const {
+    const int n_batch = speculator ? speculator->n_batch() : target.n_batch();
+    const int tail    = sequence.n_history() - tail_tokens;
+    const int n_most  = tail - target.n_past();
+    return n_most > 0 && target.wants_checkpoint(tail, checkpoint_gap) ? std::min(n_batch, n_most) : n_batch;
 }
 
 // Shows the speculator what the target has decoded at `pos`. When that fails, both forget it: they are one step apart
@@ -187,11 +218,14 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
     }
     impl.sequence.check(tokens, n_tokens);
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
-    const bool         extends = impl.sequence.is_start_of(wanted);
+    const bool         recalls = impl.cache.exchange(wanted, impl.target, impl.speculator.get());
+    const bool         extends = !recalls && impl.sequence.is_start_of(wanted);
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
     if (impl.speculator && !extends) {
         impl.speculator->cut(wanted, impl.target.n_past());
+        impl.target.trim(impl.speculator->n_known(wanted));
     }
+    impl.n_reused = impl.target.n_past();
     impl.sequence.begin(wanted, tokens[n_tokens - 1]);
     impl.has_begun = false;
 
@@ -250,6 +284,15 @@ const Step & Session::step() {
 
 const Step & Session::last_step() const { return impl_->result; }
 
+TokenProbabilities Session::probabilities(int n_top) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (!impl.sequence.has_prompt() || !impl.verifier.has_logits()) {
+        throw InputError("the logits of the last step are gone: ask for probabilities right after step()");
+    }
+    return token_probabilities(impl.target.get(), impl.result.tokens, n_top);
+}
+
 void Session::reset() {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
@@ -258,6 +301,7 @@ void Session::reset() {
     if (impl.speculator) {
         impl.speculator->clear();
     }
+    impl.cache.clear();
     impl.sequence.clear();
     impl.result = Step{};
 }
@@ -287,6 +331,10 @@ void Session::set_listeners(const Listeners & listeners) {
     impl_->verifier.set_layer_listener(listeners.verify_layer);
     impl_->interrupt.set_check(listeners.interrupt_check);
 }
+
+int Session::n_reused() const { return impl_->n_reused; }
+
+Session::Cached Session::cached() const { return impl_->cache.stats(); }
 
 int Session::n_past() const { return impl_->target.n_past(); }
 

@@ -8,6 +8,7 @@
 #include "backend/experts.h"
 #include "core/error.h"
 #include "session/chat_format.h"
+#include "session/token_probabilities.h"
 
 #include <cstdint>
 #include <functional>
@@ -82,6 +83,13 @@ struct SessionConfig {
     std::shared_ptr<Trace>   trace;                // where steps are recorded; null: with the experts
     DraftConfig              draft;
     SamplingConfig           sampling;
+    // Host memory for sequences that are left for others: a prompt that goes on with one is not evaluated again. 0:
+    // none are kept.
+    size_t prompt_cache_bytes = 0;
+    // For memories that cannot go back, recurrent ones and those with windows: states of the sequence that are kept, at
+    // the end of prompts and at least so many tokens apart within them. 0: none, and such a memory is cleared instead.
+    int n_checkpoints   = 0;
+    int checkpoint_step = 8192;
 };
 
 enum class StopReason {
@@ -174,6 +182,10 @@ class Session {
     const Step & step();
     const Step & last_step() const;
 
+    // How probable the target held the last step's tokens, each where it came, and the `n_top` most probable ones
+    // there. Throws InputError once the logits are gone: before the first step, and from the next prefill() or adopt().
+    TokenProbabilities probabilities(int n_top);
+
     // Forgets all tokens, and a cancel() that was not seen yet.
     void reset();
 
@@ -188,6 +200,16 @@ class Session {
 
     // Throws InputError, with everything as it was, for draft_routes that cannot be had.
     void set_listeners(const Listeners & listeners);
+
+    // Tokens of the last prompt that were there already.
+    int n_reused() const;
+    // What is kept of other sequences, in host memory, and how often since the start one was put there and came back.
+    struct Cached {
+        int    n_prompts = 0;
+        size_t bytes     = 0;
+        int    n_stored = 0, n_recalled = 0;
+    };
+    Cached cached() const;
 
     int                  n_past() const; // tokens in the target's memory
     int                  n_ctx() const;

@@ -31,6 +31,8 @@ class Speculator {
     int n_batch() const;
     // How many of the sequence's first `tokens` may be in the target's memory already when it goes on from there.
     int n_known(const llama_tokens & tokens) const;
+    // The draft's, or null: its memory may be changed if cut() comes behind it.
+    Context * context() { return draft_ ? &*draft_ : nullptr; }
     // The longest draft that the types can make.
     int n_max() const { return n_max_; }
 

@@ -38,14 +38,16 @@ void Verifier::set_sampling(const SamplingConfig & sampling) {
 
 void Verifier::begin(const int32_t * prompt, size_t n_tokens) {
     // A sampler cannot be reset as a whole: its grammar would stay where it is.
-    sampler_ = make_sampler(target_.model(), sampling_);
+    sampler_    = make_sampler(target_.model(), sampling_);
+    has_logits_ = false;
     for (size_t i = 0; i < n_tokens; ++i) {
         common_sampler_accept(sampler_.get(), prompt[i], false);
     }
 }
 
 const common_batch & Verifier::verify(llama_token last, const llama_tokens & draft, Step & step) {
-    int pos = target_.n_past();
+    int pos     = target_.n_past();
+    has_logits_ = false;
     batch_.clear();
     batch_.add(last, pos++, 0, true);
     for (const auto token : draft) {
@@ -135,6 +137,7 @@ llama_tokens Verifier::sample(const llama_tokens & draft, Step & step) {
     SpanScope  scope(trace_, Activity::sample);
     const auto start    = Clock::now();
     auto       accepted = common_sampler_sample_and_accept_n(sampler_.get(), target_.get(), draft);
+    has_logits_         = true;
     step.sample_ns      = since(start);
     scope.span.count    = static_cast<int32_t>(accepted.size()) - 1;
     return accepted;

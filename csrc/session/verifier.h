@@ -40,6 +40,9 @@ class Verifier {
     // The draft tokens that the target accepts, then its own. To be called once after verify().
     llama_tokens sample(const llama_tokens & draft, Step & step);
 
+    // Whether the target's logits are those that the last sample() chose by: token i by row i.
+    bool has_logits() const { return has_logits_; }
+
   private:
     void decode();
     void take_demand(Step & step);
@@ -53,9 +56,10 @@ class Verifier {
     common_batch                            batch_;
     Trace &                                 trace_;
     LayerListener                           on_layer_;
-    std::shared_ptr<std::vector<int32_t>>   demand_   = std::make_shared<std::vector<int32_t>>();
-    std::shared_ptr<std::vector<LayerCost>> costs_    = std::make_shared<std::vector<LayerCost>>();
-    ExpertStats                             uploaded_ = {}; // at the step before
+    std::shared_ptr<std::vector<int32_t>>   demand_     = std::make_shared<std::vector<int32_t>>();
+    std::shared_ptr<std::vector<LayerCost>> costs_      = std::make_shared<std::vector<LayerCost>>();
+    ExpertStats                             uploaded_   = {}; // at the step before
+    bool                                    has_logits_ = false;
 };
 
 } // namespace spac

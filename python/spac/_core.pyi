@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
+Float64Array = npt.NDArray[np.float64]
 
 __version__: str
 llama_cpp_python_version: str
@@ -396,6 +397,9 @@ class ChatPrompt:
     @property
     def thinks(self) -> bool:
         """Whether the model may reason before it answers."""
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer goes on with the last message; `read` then tells both as one."""
     def read(self, answer: str, *, is_partial: bool) -> str:
         """The message that an answer makes, as JSON in OpenAI's form: `content`, `reasoning_content`,
         `tool_calls`. `is_partial`: the answer goes on. Raises InputError for one that is not of the format.
@@ -417,7 +421,8 @@ class ChatTemplates:
         """Whether `enable_thinking` makes a difference."""
     def apply(self, request: str) -> ChatPrompt:
         """`request`: JSON text with `messages`, and maybe `tools`, `tool_choice`, `parallel_tool_calls`,
-        `json_schema`, `enable_thinking`, `chat_template_kwargs`. Raises InputError.
+        `json_schema`, `enable_thinking`, `chat_template_kwargs`. With `continue_final_message`, the answer
+        goes on with the last message (`ChatPrompt.goes_on`). Raises InputError.
         """
 
 class Session:
@@ -475,6 +480,9 @@ class Session:
         samplers: Sequence[str] | None = None,
         chat: ChatPrompt | None = None,
         reasoning_budget: int = -1,
+        prompt_cache_bytes: int = 0,
+        n_checkpoints: int = 0,
+        checkpoint_step: int = 8192,
     ) -> None:
         """Contexts are the addresses of llama_contexts.
 
@@ -486,6 +494,11 @@ class Session:
         `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly.
         The first draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed
         None a random one.
+
+        `prompt_cache_bytes` of host memory hold sequences that prefill() leaves for others: a prompt that
+        goes on with one is not evaluated again. `n_checkpoints` are kept of a memory that cannot go back
+        (recurrent; with a window that is not kept whole), at the end of prompts and every `checkpoint_step`
+        tokens within them; without, such a memory is cleared where it would have to.
         """
     def prefill(
         self,
@@ -549,6 +562,15 @@ class Session:
         """
     @property
     def last_step(self) -> Step: ...
+    def probabilities(
+        self, n_top: int
+    ) -> tuple[npt.NDArray[np.float32], Int32Array, npt.NDArray[np.float32]]:
+        """How probable the target held the last step's T tokens: their natural logarithms float32[T], and the
+        N most probable tokens at their places, best first: int32[T, N] and their logarithms float32[T, N].
+
+        Before any sampler, over the whole vocabulary. Raises InputError when the logits are gone: before the
+        first step, and from the next prefill() or adopt() on.
+        """
     @overload
     def on(self, event: Literal["draft_token"], callback: Callable[[DraftToken], object] | None) -> None: ...
     @overload
@@ -585,6 +607,13 @@ class Session:
     def draft_length(self) -> int: ...
     @property
     def draft_max(self) -> int: ...
+    @property
+    def n_reused(self) -> int:
+        """Tokens of the last prompt that were there already: in the memory, or kept of another time."""
+    @property
+    def cached(self) -> dict[str, int]:
+        """What is kept of other sequences: `n_prompts`, `bytes`; since the start, `n_stored` and
+        `n_recalled`."""
     @property
     def n_past(self) -> int:
         """Tokens in the target's memory: all of the sequence but the last, between steps."""
@@ -699,6 +728,91 @@ class WholeLayers:
         /,
     ) -> bool:
         """One look at a step, arrays [L, N]; whether layers have changed sides."""
+
+# What the policy counts, learns and solves at every step
+
+def hot_cold(
+    demand: Int32Array, priority: Int32Array, threshold: Int32Array, exists: npt.NDArray[np.bool_]
+) -> tuple[int, int, int, int, int]:
+    """Activations in demand int32[L, N]; then experts: activated, wanted by priority int32[L, N] and
+    threshold int32[L], both, existing by bool[L, N]."""
+
+class Acceptance:
+    """`spac.governor.acceptance.Rate` (csrc/core/acceptance.h)."""
+
+    def __init__(
+        self, n: int, prior: float, options: tuple[float, float, float, float, float, float]
+    ) -> None:
+        """options: steps, trials, trials of a prior, steps of the window, surprise, forget."""
+    def age(self, steps: int = 1) -> None: ...
+    def observe(self, n_success: int, failed: bool) -> bool: ...
+    def estimate(self) -> tuple[Float64Array, Float64Array]: ...
+
+class SizeTimes:
+    """`spac.governor.times.SizeTimes` (csrc/core/size_times.h)."""
+
+    def __init__(
+        self, n: int, kept: int, options: tuple[float, float, float, float], doubts: Sequence[float]
+    ) -> None:
+        """kept: observations of a size; options: plausible, most, beyond, aging; doubts: [kept + 1]."""
+    def start(self, times: Float64Array) -> None: ...
+    def add(
+        self, size: int, seconds: float, step: int, *, passing: bool = False, speed: float = 1.0
+    ) -> None: ...
+    def has(self, size: int) -> bool: ...
+    def estimate(self, extra: Float64Array) -> Float64Array: ...
+    def shift(self, seconds: Float64Array) -> None: ...
+    def doubt(self, total: Float64Array, step: int, speed: float) -> Float64Array: ...
+
+class DemandShare:
+    """The arrays of `spac.governor.times.Misses` (csrc/core/demand_share.h), changed in place."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """arrays: [L, N] float64 share, int32 demand. Both are kept."""
+    def add(self, demand: Int32Array) -> None: ...
+    def renew(self, resident: npt.NDArray[np.bool_], n_tokens: int, kept: float, n_bins: int) -> Float64Array:
+        """The demand of n_tokens moves the shares, and ends. float64[n_bins]: the absent by the root of
+        theirs."""
+
+def roofline_curve(
+    accept: Float64Array,
+    go_on: Float64Array,
+    draft_base: float,
+    draft_token: float,
+    verify: Float64Array,
+    misses: Float64Array,
+    price: float,
+) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
+    """The fields of a `spac.governor.model.Curve` (csrc/core/roofline.h), float64[K + 1] each."""
+
+class RobustFit:
+    """`spac.profile.robust.RobustFit` (csrc/core/robust_fit.h)."""
+
+    def __init__(
+        self,
+        units: Sequence[float],
+        kept: float,
+        window: tuple[int, int],
+        options: tuple[float, float, float, float],
+    ) -> None:
+        """window: measurements that say what is usual, and how many are needed; options: reach, surprise,
+        kept in surprise, least seconds."""
+    @property
+    def units(self) -> list[float]: ...
+    def predict(self, amounts: Sequence[float]) -> float: ...
+    def observe(self, amounts: Sequence[float], seconds: float) -> None: ...
+
+class LayerWaits:
+    """The arrays of `spac.profile.device_time.DeviceTime` (csrc/core/layer_waits.h), changed in place."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], kept: float, most: float) -> None:
+        """arrays: float64 [F] loss, factors, doubt; int32 [1] at; float64 [L] each. All are kept."""
+    def observe(
+        self, layers: npt.NDArray[np.void], total_s: float, dense_s: float, usual_s: float
+    ) -> tuple[float, float, tuple[float, float] | None] | None:
+        """A step without its draft; layers: its `layer_costs`. None where no two layers in a row were waited
+        for, else the usual wait and the time without experts, as they were; and where there were whole layers
+        between those, what each was spared, and what the device computed there by a factor of 1."""
 
 # The slot table by itself
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from spac import _core
 from spac._llama import Model
+from spac.chat_messages import folded, split_begun, text_of
 from spac.errors import InputError, one_line
 
 FALLBACK = (
@@ -27,6 +28,9 @@ FALLBACK = (
 FALLBACK_STOP = ("\nUser:",)
 
 _RAISED = "Jinja Exception: "  # by a template's raise_exception()
+
+TEXTS = ("reasoning_content", "content")
+"""A message's texts, in the order in which they come."""
 
 READING_SHARE = 0.1  # of the time, at most, goes into reading what an answer means so far
 
@@ -111,15 +115,21 @@ class ChatFormat:
         json_schema: Mapping[str, Any] | None = None,
         thinking: bool = True,
         variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> _core.ChatPrompt:
         """The prompt after which the assistant's answer comes.
 
         `messages`, `tools` and `tool_choice` ("auto", "none", "required") are OpenAI's. `json_schema` is what
-        the answer has to follow. `variables` are the template's own (`--chat-template-kwargs`). Raises
-        InputError with the reason when the template or the request refuses.
+        the answer has to follow. `variables` are the template's own (`--chat-template-kwargs`). With
+        `continues`, an assistant's message at the end is the beginning of the answer. Raises InputError with
+        the reason when the template or the request refuses.
         """
+        before, begun = split_begun(messages, thinking) if continues else (list(messages), None)
+        if begun is not None and self.is_plain and text_of(begun):
+            begun = {**begun, "content": " " + text_of(begun).lstrip()}  # as its template has it
         request: dict[str, Any] = {
-            "messages": _folded(messages) if self._folds_system else list(messages),
+            "messages": [*(folded(before) if self._folds_system else before), *([begun] if begun else ())],
+            "continue_final_message": begun is not None,
             "tool_choice": tool_choice,
             "parallel_tool_calls": parallel_tool_calls,
             "enable_thinking": thinking,
@@ -149,18 +159,23 @@ class Answer:
     def __init__(self, prompt: _core.ChatPrompt | None) -> None:
         """`prompt`: whose answer it is; None where all of it is content."""
         self._prompt, self._text = prompt, ""
-        self._told: dict[str, Any] = {}
+        begun = _read(prompt, "", is_partial=True) if prompt is not None and prompt.goes_on else None
+        self._begun = {key: str((begun or {}).get(key) or "") for key in TEXTS}  # by the last message
+        self._told: dict[str, Any] = dict(self._begun)
         self._due = 0.0
 
     @property
     def reasoning(self) -> str:
         """What was told of the model's reasoning so far."""
-        return str(self._told.get("reasoning_content", ""))
+        return self._said("reasoning_content")
 
     @property
     def content(self) -> str:
         """What was told of the answer so far."""
-        return str(self._told.get("content", ""))
+        return self._said("content")
+
+    def _said(self, key: str) -> str:
+        return str(self._told[key])[len(self._begun[key]) :]
 
     @property
     def tool_calls(self) -> list[dict[str, str]]:
@@ -190,18 +205,26 @@ class Answer:
         message = _read(self._prompt, self._text, is_partial=False)
         if message is None:
             message = _read(self._prompt, self._text, is_partial=True)
-            if not any(self._told.values()) and not _says_anything(message):
-                message = {"content": self._text}
+            if not self._adds(self._told) and not self._adds(message):
+                message = {"content": self._begun["content"] + self._text}
         return self._tell(message)
+
+    def _adds(self, message: Mapping[str, Any] | None) -> bool:
+        """Whether it says more than the last message did."""
+        if message is None:
+            return False
+        return bool(message.get("tool_calls")) or any(
+            _gain(self._begun[key], message.get(key) or "") for key in TEXTS
+        )
 
     def _tell(self, message: dict[str, Any] | None) -> list[Delta]:
         if message is None:
             return []
         told, deltas = self._told, list[Delta]()
-        for key in ("reasoning_content", "content"):
-            more = _gain(told.get(key, ""), message.get(key) or "")
+        for key in TEXTS:
+            more = _gain(told[key], message.get(key) or "")
             if more:
-                told[key] = told.get(key, "") + more
+                told[key] += more
                 deltas.append(Delta(content=more) if key == "content" else Delta(reasoning=more))
         calls = told.setdefault("tool_calls", [])
         for index, call in enumerate(message.get("tool_calls") or ()):
@@ -222,12 +245,6 @@ class Answer:
         return [Delta(index=index, name=function["name"] if is_new else "", arguments=more)]
 
 
-def _says_anything(message: Mapping[str, Any] | None) -> bool:
-    return message is not None and any(
-        message.get(key) for key in ("content", "reasoning_content", "tool_calls")
-    )
-
-
 def _gain(told: str, now: str) -> str:
     """What `now` has beyond `told`; nothing while it does not begin with that."""
     return now[len(told) :] if now.startswith(told) else ""
@@ -239,25 +256,6 @@ def _read(prompt: _core.ChatPrompt, text: str, *, is_partial: bool) -> dict[str,
     except InputError:
         return None
     return message
-
-
-def _folded(messages: Sequence[Any]) -> list[Any]:
-    """The system prompt in front of the first message, for templates that have no place for it."""
-    if len(messages) < 2 or not all(isinstance(message, Mapping) for message in messages[:2]):
-        return list(messages)
-    system, first, *others = messages
-    contents = [system.get("content") or "", first.get("content") or ""]
-    if system.get("role") not in ("system", "developer") or not all(
-        isinstance(content, str | list) for content in contents
-    ):
-        return list(messages)
-    if all(isinstance(content, str) for content in contents):
-        return [{**first, "content": "\n".join(contents)}, *others]
-    return [{**first, "content": [part for content in contents for part in _parts(content)]}, *others]
-
-
-def _parts(content: str | list[Any]) -> list[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _cause(error: InputError) -> str:

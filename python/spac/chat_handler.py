@@ -15,6 +15,7 @@ from typing import Any
 from spac.chat_format import Answer, ChatFormat, Delta
 from spac.chat_options import ChatOptions
 from spac.errors import InputError
+from spac.llama_logprobs import chat_logprobs
 from spac.llama_sampling import ChatGrammar
 
 ASKED = ("messages", "functions", "function_call", "tools", "tool_choice")
@@ -80,6 +81,7 @@ class ChatHandler:
             json_schema=schema,
             thinking=bool(thinking) and effort != "none" and self._budget_of(request) != 0,
             variables=variables,
+            continues=bool(request.get("continue_final_message", self._options.prefill)),
         )
 
     def _budget_of(self, request: Mapping[str, Any]) -> int:
@@ -120,7 +122,7 @@ def _instead(schema: Mapping[str, Any] | None) -> Any:
 
 def _completion_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `create_completion` among those of `create_chat_completion`."""
-    logprobs = given.get("top_logprobs") if given.get("logprobs") else None
+    logprobs = (given.get("top_logprobs") or 0) if given.get("logprobs") else None
     dropped = {*ASKED, "logprobs", "top_logprobs"}
     return {**{name: value for name, value in given.items() if name not in dropped}, "logprobs": logprobs}
 
@@ -137,7 +139,8 @@ def _message(made: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
         message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
         message["content"] = answer.content or None
     reason = _reason(choice["finish_reason"], answer)
-    told = {"index": 0, "message": message, "logprobs": choice["logprobs"], "finish_reason": reason}
+    logprobs = chat_logprobs(choice["logprobs"])
+    told = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
     kept = {name: made[name] for name in ("created", "model", "usage")}
     return {"id": f"chat{made['id']}", "object": "chat.completion", **kept, "choices": [told]}
 
@@ -166,9 +169,13 @@ def _streamed(
 def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> Iterator[dict[str, Any]]:
     """A stream's chunks; with `counted`, the last one has the usage."""
     head: dict[str, Any] = {}
+    tokens: list[Any] = []  # of which nothing was told yet: what they mean may come with a later chunk
 
     def chunk(delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
-        return {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
+        logprobs = {"content": tokens.copy(), "refusal": None} if tokens else None
+        tokens.clear()
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**head, "choices": [choice]}
 
     for part in made:
         choice = part["choices"][0]
@@ -176,6 +183,7 @@ def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> 
             kept = {name: part[name] for name in ("created", "model")}
             head = {"id": f"chat{part['id']}", "object": "chat.completion.chunk", **kept}
             yield chunk({"role": "assistant", "content": ""})
+        tokens += (chat_logprobs(choice["logprobs"]) or {"content": ()})["content"]
         for delta in answer.push(choice["text"]):
             yield chunk(_delta(delta))
         reason = choice["finish_reason"]
@@ -186,7 +194,8 @@ def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> 
     if counted is not None and counted.stats is not None:
         stats = counted.stats
         usage = {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.generated_tokens}
-        yield {**head, "choices": [], "usage": {**usage, "total_tokens": sum(usage.values())}}
+        details = {"prompt_tokens_details": {"cached_tokens": stats.cached_tokens}}
+        yield {**head, "choices": [], "usage": {**usage, "total_tokens": sum(usage.values()), **details}}
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

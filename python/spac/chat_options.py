@@ -24,6 +24,8 @@ class ChatOptions:
     """Tokens; -1: no limit."""
     variables: dict[str, Any]
     """Of the template."""
+    prefill: bool = True
+    """Whether an assistant's message at the end is the beginning of the answer."""
 
 
 DEFAULTS = ChatOptions(template=None, reasoning=True, reasoning_budget=-1, variables={})
@@ -50,6 +52,15 @@ def add_chat_options(parser: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
+def add_prefill_option(parser: argparse._ActionsContainer) -> None:
+    """For programs whose messages come from others."""
+    parser.add_argument(
+        "--prefill-assistant", action=argparse.BooleanOptionalAction, default=True,
+        help="whether an assistant's message at the end of the messages is the beginning of an answer, to be "
+        "continued; else it is an answer that was given before (default: it is a beginning)",
+    )  # fmt: skip
+
+
 def read_chat_options(options: argparse.Namespace) -> ChatOptions:
     """What the options say. Raises InputError for a file that cannot be read, and for what is no object."""
     given, file = options.chat_template, options.chat_template_file
@@ -66,7 +77,8 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
                 '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'
             )
     template = _read(Path(file)) if file is not None else given
-    return ChatOptions(template, options.reasoning != "off", options.reasoning_budget, variables)
+    prefill = getattr(options, "prefill_assistant", True)
+    return ChatOptions(template, options.reasoning != "off", options.reasoning_budget, variables, prefill)
 
 
 def _read(path: Path) -> str:

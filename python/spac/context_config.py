@@ -61,9 +61,9 @@ class ContextConfig(Checked):
         off=("--no-kv-offload", "-nkvo"), group=CONTEXT_GROUP,
     )  # fmt: skip
     swa_full: bool = option(
-        True, "layers that see a window have a cache of their window only: less memory, but a conversation "
-        "that is changed further back is read anew (llama.cpp's default)", "--swa-full",
-        off=("--no-swa-full",), group=CONTEXT_GROUP,
+        False, "layers that see a window of the past keep all of it in their cache, not the window alone: "
+        "more memory, and a conversation that is changed further back is read again from that very place, "
+        "not from the last checkpoint before it (the draft's always do)", "--swa-full", group=CONTEXT_GROUP,
     )  # fmt: skip
     gpu_layers: str | int = option(
         "all", "layers whose dense parts, and whose experts' slots, are on the device: a number, all, or "
@@ -107,6 +107,22 @@ class ContextConfig(Checked):
     lora: Sequence[Adapter | tuple[Any, float] | Any] = option(
         (), "LoRA adapter of the target; may be given several times; experts that it adapts are computed on "
         "the CPU", "--lora", metavar="FILE[,…]", group=CONTEXT_GROUP,
+    )  # fmt: skip
+
+    cache_ram: int | None = option(
+        None, "MiB of host memory for conversations that others have pushed out of the context: who comes "
+        "back to one goes on there, and it is not read again; 0: none, -1: no limit (default: half of what "
+        "is left beside the models, 8192 at most)",
+        "--cache-ram", "-cram", range=Range(-1, 2**40), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    ctx_checkpoints: int = option(
+        32, "models whose memory cannot go back (recurrent layers; windows without --swa-full): states of a "
+        "conversation that are kept to go back to", "--ctx-checkpoints", "-ctxcp", "--swa-checkpoints",
+        range=Range(0, 4096), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    checkpoint_min_step: int = option(
+        8192, "tokens between two of them within a prompt, at least", "--checkpoint-min-step", "-cms",
+        range=Range(1, 2**31 - 1), group=CONTEXT_GROUP,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

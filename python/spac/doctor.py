@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from spac import __version__, env
+from spac import __version__, env, host_memory
 from spac.config import EngineConfig
 from spac.errors import SpacError, one_line
 from spac.host import missing_features, physical_cores
@@ -192,20 +192,12 @@ def _driver() -> str:
 
 
 def _memory() -> Iterator[Finding]:
-    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
-    free, total = (int(sizes[key]) << 10 for key in ("MemAvailable", "MemTotal"))
-    limit = _cgroup_limit()
+    free, total = host_memory.sizes()
+    limit = host_memory.group_limit()
     bound = f", limited to {_gb(limit)} by its control group" if limit is not None and limit < total else ""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     lock = "unlimited" if locked == resource.RLIM_INFINITY else _gb(locked)
     yield Finding("memory", "ok", f"{_gb(free)} of {_gb(total)} available{bound}; lockable: {lock}")
-
-
-def _cgroup_limit() -> int | None:
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # ValueError: "max"
-        return None
 
 
 def _folders() -> Iterator[Finding]:

@@ -17,32 +17,23 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from spac import _core, env
+from spac import _core
 from spac._llama import Model, TokenArray, take_notices
 from spac.advice import unused_draft
-from spac.attach import attach_slots
-from spac.config import EngineConfig, SamplingConfig, Slots
-from spac.costs import Costs
-from spac.draft_experts import attach_draft, check_foretells
-from spac.draft_states import DraftStates, watch_draft
+from spac.config import EngineConfig, SamplingConfig
 from spac.errors import InputError
 from spac.events import Events
 from spac.generation import Generation, as_tokens
 from spac.governor import FixedGovernor, Governor, Pace, RooflineGovernor
-from spac.insight import Insight, given_options
+from spac.insight import Insight
 from spac.pair import LoadProgress, ModelPair
 from spac.profile.estimator import CostEstimator
-from spac.profile.in_use import CostsInUse
+from spac.prompt_cache import cache_parameters
 from spac.recording import Recorder
+from spac.residence import Residence
 from spac.run_files import RunFiles
-from spac.scheduler import Scheduler, make, parse
-from spac.scheduler.driver import Driver
+from spac.scheduler import Scheduler
 from spac.stats import Setting
-from spac.stream_batch import PromptStreams, StreamBatch
-
-_LOOKAHEAD = 3
-"""Layers that an expert has to arrive in: nearer ones are predicted better, but come too late
-(bench/step_time)."""
 
 
 class Engine:
@@ -76,23 +67,20 @@ class Engine:
         self._notes = self._pair.notes
         self.events = Events(None)
         """What the session's events do; others may listen too."""
-        self._scheduler_name, self._scheduler_options = "none", dict[str, Any]()
-        self._costs: CostsInUse | None = None
-        self._streams: PromptStreams | None = None
+        self._residence: Residence | None = None
         self._governor: Governor | None = None
         try:
-            if self.device is not None:
-                self._notes += attach_draft(self._pair.draft_experts, self.device)
-            self._costs = self._know_costs()
-            self._streams = self._stream_prompts()
-            self._governor = self._own_governor = self._choose_governor()
+            self._residence = residence = Residence(config, self._pair, self._notes)
+            if residence.costs is not None:
+                self.events.after_step.append(residence.costs.observe)
+            self._governor = self._own_governor = self._choose_governor(residence)
             self.events.settled = self.experts if config.deterministic else None
-            self.events.driver = driver = self._attach(config.scheduler, config.scheduler_options)
-            self._update_streams()
-            if self._streams is not None and self._streams.note:
-                self._notes.append(self._streams.note)
+            self.events.driver = driver = residence.attach(config.scheduler, config.scheduler_options)
+            residence.update_streams()
+            if residence.stream_note:
+                self._notes.append(residence.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
-            self._notes += self._files.begin(driver, self._scheduler_options, self._trace)
+            self._notes += self._files.begin(driver, residence.scheduler_options, self._trace)
             self.events.timeline = self._files.timeline
         except BaseException:
             self.close()
@@ -105,9 +93,12 @@ class Engine:
         Closing does it too. Raises InputError, one line, when a file cannot be written.
         """
         self.events.timeline = None
-        about = {"target": Path(self.config.target).name, "device": self._device_name}
-        about["scheduler"] = self._scheduler_name
-        self._notes += self._files.end(self.events.driver, self._scheduler_options, about)
+        about = {"target": Path(self.config.target).name}
+        options: Mapping[str, Any] = {}
+        if (residence := self._residence) is not None:
+            about |= {"device": residence.device_name, "scheduler": residence.scheduler_name}
+            options = residence.scheduler_options
+        self._notes += self._files.end(self.events.driver, options, about)
 
     def close(self) -> None:
         """Free everything, in order. The engine cannot be used afterwards; calling it again does nothing."""
@@ -121,9 +112,9 @@ class Engine:
             self._generation.retire()
         if self.session is not None:
             self.session.close()
-        if self._costs is not None:
-            self._costs.close()
-        self._generation = self.session = self.experts = self._costs = None
+        if self._residence is not None:
+            self._residence.close()
+        self._generation = self.session = self.experts = None
         self.events = Events(None)
         self._pair.close()
 
@@ -159,18 +150,23 @@ class Engine:
         return unused_draft(lengths, draft.n_bytes, self._mean_expert_bytes, slots.n_slots, self.n_experts)
 
     @property
+    def _at_home(self) -> Residence:
+        assert self._residence is not None  # it is there once the engine is
+        return self._residence
+
+    @property
     def costs(self) -> CostEstimator | None:
         """What things cost here, kept true by every step; None where there is nothing to split."""
-        return self._costs.estimator if self._costs is not None else None
+        return self._residence.estimator if self._residence is not None else None
 
-    def _choose_governor(self) -> Governor | None:
+    def _choose_governor(self, residence: Residence) -> Governor | None:
         """What chooses the draft length; None without speculation."""
         config = self.config
         if not config.draft_types:
             return None
         if not config.is_governed:
             return FixedGovernor(config.longest_draft)
-        experts, costs = self.experts, self._costs
+        experts, costs = self.experts, residence.costs
         return RooflineGovernor(
             config.longest_draft,
             shortest=config.draft_min,
@@ -201,103 +197,15 @@ class Engine:
         """For the steps of one generation by `session`; None without speculation."""
         return Pace(self._governor, session, self.events.timeline) if self._governor is not None else None
 
-    def _know_costs(self) -> CostsInUse | None:
-        if self.experts is None:
-            return None
-        costs = CostsInUse(self._pair, self.config.longest_draft + 1)
-        if costs.note:
-            self._notes.append(costs.note)
-        self.events.after_step.append(costs.observe)
-        return costs
-
-    # Slots and the scheduler
-
-    def _stream_prompts(self) -> PromptStreams | None:
-        """Before slots are attached: they leave room for it."""
-        if self.experts is None or self.device is None:
-            return None
-        wanted = self.config.stream_batch
-        if wanted is None:
-            wanted = 0 if self.device.is_stand_in else "auto"
-        streams = PromptStreams(
-            self.experts, StreamBatch.parse(wanted), self._pair.target_context.graph_tokens
-        )
-        streams.update(self._costs_of_prompts)
-        return streams
-
-    def _update_streams(self) -> None:
-        """Before a prompt: what was learnt since the last one counts."""
-        if self._streams is not None:
-            self._streams.update(self._costs_of_prompts)
-
-    @property
-    def _costs_of_prompts(self) -> Costs:
-        if self._costs is not None and not self.config.deterministic:
-            return self._costs.estimator.costs
-        return Costs.guessed(self.experts.layers if self.experts is not None else [])
-
     def set_scheduler(self, scheduler: str | Scheduler) -> None:
         """Another scheduler from the next step on. What is resident stays until it decides otherwise; with
         "none" it stays for good. Raises InputError for an unknown name and where there is nothing to split.
         """
         if self.experts is None:
             raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
-        self.events.driver = self._attach(scheduler, {})
+        self.events.driver = self._at_home.attach(scheduler, {})
         if self.session is not None:
             self.events.subscribe(self.session)
-
-    def _attach(self, scheduler: str | Scheduler, options: Mapping[str, Any]) -> Driver | None:
-        """Attach the slots and start the scheduler; None when no expert can be resident."""
-        if self.experts is None:
-            return None
-        written: dict[str, Any] = {}
-        if not isinstance(scheduler, Scheduler):
-            written = {**parse(scheduler)[1], **options}
-            scheduler = make(scheduler, **options)
-        if scheduler.wants_draft_routes:
-            check_foretells(scheduler.name, self.config, self.experts, self._pair.draft_experts)
-        states = self._watch_draft(scheduler)
-        self._scheduler_name = scheduler.name
-        self._scheduler_options = given_options(scheduler, written)
-        if scheduler.name == "none":
-            self.experts.set_lookahead(0)
-            return None
-        if not self.experts.slots.n_slots:  # else they are there, with what is resident
-            assert self.device is not None
-            slots = Slots.parse(self.config.slots)
-            self._notes += attach_slots(self.experts, self.device, slots, self._pair.draft_experts)
-        self.experts.set_lookahead(self._lookahead)
-        if self.experts.slots.n_slots == 0:
-            return None
-        # A plan that follows measured times would be another one every time.
-        costs = None if self.config.deterministic else self.costs
-        driver = Driver(scheduler, self.experts, costs, states)
-        driver.start()
-        return driver
-
-    @property
-    def _lookahead(self) -> int:
-        """How many layers ahead experts are loaded while a step runs."""
-        if self._scheduler_name == "none" or self.experts is None or not self.experts.slots.n_slots:
-            return 0
-        if self.config.lookahead is not None:
-            return self.config.lookahead
-        if self.config.deterministic or self._scheduler_name == "static":  # whose set is fixed
-            return 0
-        wanted = env.LOOKAHEAD.get()
-        if wanted is None:
-            wanted = self.device is not None and not self.device.is_stand_in
-        return _LOOKAHEAD if wanted else 0
-
-    def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
-        """What the draft computes, for a scheduler that wants it; nobody looks for others."""
-        tap = self._pair.draft_tap
-        if scheduler.wants_draft_states and self.experts is not None:
-            layers = [layer.name for layer in self.experts.layers]
-            return watch_draft(scheduler.name, self.config, layers, tap, self._device_name)
-        if tap is not None:
-            tap.set_on(False)
-        return None
 
     @property
     def n_experts(self) -> int:
@@ -350,7 +258,7 @@ class Engine:
         if self._generation is not None:
             self._generation.retire()
         self.events.settle()
-        self._update_streams()
+        self._at_home.update_streams()
         session, sampling = self._session_for(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
         self.events.insight = insight = Insight()
@@ -382,7 +290,7 @@ class Engine:
         Parameters and errors are those of `_core.Session.set_sampling`.
         """
         self._sampling = None
-        self._update_streams()
+        self._at_home.update_streams()
         if self.session is not None:
             self.session.set_sampling(**sampling)
             return self.session
@@ -397,31 +305,29 @@ class Engine:
             p_min=self.config.draft_p_min,
             trace=self._trace,
             draft_experts=self._pair.draft_experts,
+            **cache_parameters(self.config, pair),
             **sampling,
         )
         self.events.subscribe(session)
         self.session = session
         return session
 
-    @property
-    def _device_name(self) -> str:
-        return self.device.name if self.device is not None else "cpu"
-
     def setting(self, sampling: SamplingConfig) -> Setting:
         """What runs, for the statistics of a generation that samples like this."""
         config, slots = self.config, self.experts.slots if self.experts is not None else None
+        residence = self._at_home
         return Setting(
             target=str(config.target),
             draft=str(config.draft) if self._pair.draft is not None else None,
-            device=self._device_name,
+            device=residence.device_name,
             device_is_stand_in=self.device is not None and self.device.is_stand_in,
-            scheduler=self._scheduler_name,
+            scheduler=residence.scheduler_name,
             draft_types=config.draft_types,
             draft_length=config.longest_draft if config.draft_types else 0,
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
-            stream_batch=self._streams.tokens if self._streams is not None else 0,
-            lookahead=self._lookahead,
+            stream_batch=residence.stream_batch,
+            lookahead=residence.lookahead,
             threads=self._pair.threads,
             context=self._pair.target_context.size,
             seed=sampling.seed or 0,
@@ -430,6 +336,6 @@ class Engine:
             slots=slots.n_slots if slots is not None else 0,
             slot_bytes=slots.bytes if slots is not None else 0,
             vram_limit=(self.device.memory.limit or None) if self.device is not None else None,
-            scheduler_options=self._scheduler_options,
+            scheduler_options=residence.scheduler_options,
             load_s=self._load_s,
         )

@@ -82,10 +82,11 @@ class Events:
         driver = self.driver
         if driver is not None:
             before, self._before = self._before or driver.plan, None
-            self.insight.observe(step.demand, step.n_verified, before, driver.exists, driver.scheduler)
+            demand = step.demand  # a view that is made anew at every look
+            self.insight.observe(demand, step.n_verified, before, driver.exists, driver.scheduler)
             self._schedule(
                 Event.VERIFY_END,
-                step.demand,
+                demand,
                 n_drafted=step.n_drafted,
                 n_verified=step.n_verified,
                 n_accepted=step.n_accepted,

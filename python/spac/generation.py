@@ -132,7 +132,6 @@ class Generation(Iterator[str]):
         if self._limit == 0:
             meter.reason = "length"
             return
-        kept = _common_prefix(self._session.tokens, prompt[:-1])
         before = self._read_counts()
         started = time.perf_counter()
         try:
@@ -140,7 +139,7 @@ class Generation(Iterator[str]):
                 self._prefill_session(prompt)
         finally:
             meter.prefill_s = time.perf_counter() - started
-            meter.prefilled_tokens = max(0, self._session.n_past - kept)
+            meter.prefilled_tokens = max(0, self._session.n_past - self._session.n_reused)
         self._counts = self._counts_before = now = self._read_counts()
         meter.prompt_experts = {name: value - before[name] for name, value in now.items()}
         if self._pace is not None:
@@ -220,12 +219,6 @@ class Generation(Iterator[str]):
         self._counts = now
         self._meter.experts = {name: value - self._counts_before[name] for name, value in now.items()}
         self._meter.resident = self._experts.slots.n_resident
-
-
-def _common_prefix(a: TokenArray, b: TokenArray) -> int:
-    size = min(len(a), len(b))
-    differ = np.flatnonzero(a[:size] != b[:size])
-    return int(differ[0]) if differ.size else size
 
 
 def as_tokens(model: Model, prompt: str | Sequence[int] | TokenArray) -> TokenArray:

@@ -54,21 +54,19 @@ class Insight:
         To be called before the scheduler has seen the step. exists: bool [L, N], see `View.exists`. A
         scheduler that is `Leveled` tells of its levels too.
         """
-        used = demand > 0
-        n_pairs, n_used = int(demand.sum()), int(np.count_nonzero(used))
+        n_pairs, n_used, n_wanted, n_both, n_exist = counted(demand, plan, exists)
         sums = self.reuse.setdefault(n_verified, [0, 0])
         sums[0] += n_pairs
         sums[1] += n_used
-        wanted = plan.wanted & exists
-        n_wanted, n_both = int(np.count_nonzero(wanted)), int(np.count_nonzero(wanted & used))
         self.true_hot += n_both
         self.false_hot += n_wanted - n_both
         self.false_cold += n_used - n_both
-        self.true_cold += int(np.count_nonzero(exists)) - n_wanted - n_used + n_both
+        self.true_cold += n_exist - n_wanted - n_used + n_both
         if hasattr(scheduler, "n_level"):  # isinstance is slow with protocols
-            self._observe_levels(demand, used, scheduler)
+            self._observe_levels(demand, scheduler)
 
-    def _observe_levels(self, demand: IntArray, used: BoolArray, scheduler: Leveled) -> None:
+    def _observe_levels(self, demand: IntArray, scheduler: Leveled) -> None:
+        used = demand > 0
         n_level, levels = scheduler.n_level, scheduler.utility[used]
         if len(self.pairs_by_level) != n_level + 1:
             self.pairs_by_level, self.experts_by_level = np.zeros(n_level + 1), np.zeros(n_level + 1)
@@ -117,6 +115,24 @@ class Insight:
     def reuse_by_tokens(self) -> dict[str, float]:
         """a/b (MoE-SpAc's Fig. 7): activations per distinct (layer, expert), by the tokens of the step."""
         return {str(n): a / b for n, (a, b) in sorted(self.reuse.items()) if b}
+
+
+def counted(
+    demand: IntArray, plan: Plan, exists: BoolArray, *, fast: bool = True
+) -> tuple[int, int, int, int, int]:
+    """Activations; then experts: activated ones, wanted ones, both, all.
+
+    fast: in C++ (csrc/core/hot_cold.h), where the plan speaks of all layers.
+    """
+    if fast and plan.layers is None:
+        from spac import _core  # here, for reports are written without the library
+
+        return _core.hot_cold(demand, plan.priority, plan.threshold, exists)
+    used, wanted = demand > 0, plan.wanted & exists
+    n_used, n_wanted, n_both, n_exist = (
+        int(np.count_nonzero(each)) for each in (used, wanted, wanted & used, exists)
+    )
+    return int(demand.sum()), n_used, n_wanted, n_both, n_exist
 
 
 def given_options(scheduler: object, written: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp._logger import llama_log_callback
-from llama_cpp.llama import LlamaState, LogitsProcessorList
+from llama_cpp.llama import LogitsProcessorList
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from spac import _core, _llama
@@ -35,6 +35,7 @@ from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.fitting import load_what_fits
 from spac.gguf_check import ModelInfo, check_model
+from spac.llama_logprobs import Logprobs, n_alternatives, with_logprobs
 from spac.llama_options import OPTIONS, check_names, engine_config, llama_keywords
 from spac.llama_pair import LentModel, LentPair, Placement, adapt, placed
 from spac.llama_run import LoopRun, TokenRun, plain_setting
@@ -77,7 +78,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _engine: Engine | None = None
     _run: TokenRun | LoopRun | None = None
     _placement: Placement | None = None
-    _restored = 0  # tokens of a state that was loaded: a recurrent memory cannot go back to before its end
     _turn = 0  # of generations: who was interrupted by another one finds a changed context
 
     def __init__(self, model_path: str, **options: Any) -> None:
@@ -226,12 +226,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._check_open()
         refusal = self._refusal(sampling)
         self._turn += 1
-        if given.get("reset", True):
-            self._forget_restored(given["tokens"])
         if refusal is not None:
             self._say(refusal)
+            if given.get("reset", True):
+                self._begin_anew(given["tokens"])
             experts = self._engine.experts if self._engine is not None else None
-            self._run = run = LoopRun(self._setting(sampling), experts, len(given["tokens"]))
+            n_prompt = len(given["tokens"])
+            self._run = run = LoopRun(self._setting(sampling), experts, n_prompt, sampling.logprobs)
             if isinstance(sampling.grammar, ChatGrammar):
                 given["grammar"] = sampling.grammar.instead
             plain = {name: value for name, value in given.items() if name != "self"}
@@ -242,26 +243,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             sequence = self._input_ids.tolist() + sequence
         yield from self._generate(sequence, sampling, given.get("stopping_criteria"))
 
-    def _forget_restored(self, tokens: Sequence[int]) -> None:
-        """Start from nothing where `tokens` would have a restored recurrent memory go back. It keeps the
-        states of its last tokens for that (`n_rs_seq`), but a saved state is without them."""
+    def _begin_anew(self, tokens: Sequence[int]) -> None:
+        """Where llama_cpp would have a recurrent memory go back: that would take a state for another's, which
+        the memory has of its last batch alone (`n_rs_seq`)."""
         keep = self.longest_token_prefix(self._input_ids.tolist(), list(tokens)[:-1])
-        if keep < self.n_tokens and keep <= self._restored:
+        if keep < self.n_tokens and self._engine is not None and (self._is_recurrent or self._is_hybrid):
             self.reset()
-
-    def reset(self) -> None:
-        """As llama_cpp's."""
-        super().reset()
-        self._restored = 0
-
-    def load_state(self, state: LlamaState) -> None:
-        """As llama_cpp's."""
-        super().load_state(state)
-        self._restored = self.n_tokens if self._engine is not None and self._is_recurring else 0
-
-    @property
-    def _is_recurring(self) -> bool:
-        return bool(self._is_recurrent or self._is_hybrid)
 
     def _refusal(self, sampling: Sampling) -> str | None:
         """Why a generation runs on llama_cpp's own loop ("" where there is no other); None if it does not."""
@@ -293,14 +280,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             while True:
                 session.adopt(self._input_ids)
                 prompt = np.array(sequence, np.intc)
-                self._run = run = TokenRun(engine, session, setting, prompt, n_unseen)
+                self._run = run = TokenRun(engine, session, setting, prompt, n_unseen, sampling.logprobs)
                 for token in run.each():
                     self._note(sequence)
                     if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
                         return
                     sent = yield token
                     ours = turn == self._turn and self.n_tokens == len(sequence)
-                    sequence = [*(sequence if ours else self._input_ids.tolist()), token, *(sent or ())]
+                    if not ours:
+                        sequence = self._input_ids.tolist()
+                    sequence += [token, *(sent or ())]
                     if sent or not ours:
                         self._turn = turn = self._turn + 1
                         break
@@ -338,15 +327,25 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._requires_eval = True
 
     def _create_completion(
-        self, *args: Any, logit_bias: Any = None, logits_processor: Any = None, **keywords: Any
+        self,
+        *,
+        logit_bias: Any = None,
+        logits_processor: Any = None,
+        logprobs: int | None = None,
+        **keywords: Any,
     ) -> Iterator[Any]:
         self._check_open()
-        if logit_bias and self._engine is not None:
+        recorded = None
+        if logprobs is not None and not self._logits_all:
+            recorded, logprobs = Logprobs(n_alternatives(logprobs, keywords)), None
+            logits_processor = LogitsProcessorList([recorded, *(logits_processor or ())])
+        if logit_bias and (self._engine is not None or logits_processor):
             logits_processor = LogitsProcessorList([*(logits_processor or ()), LogitBias(logit_bias)])
             logit_bias = None
-        return super()._create_completion(  # type: ignore[no-any-return]
-            *args, logit_bias=logit_bias, logits_processor=logits_processor, **keywords
+        made = super()._create_completion(
+            logit_bias=logit_bias, logits_processor=logits_processor, logprobs=logprobs, **keywords
         )
+        return made if recorded is None else with_logprobs(self, made, recorded, keywords)
 
     # Text
 

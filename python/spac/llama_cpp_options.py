@@ -83,12 +83,10 @@ _ACCEPTED = [
         "--keep",
     ),
     *_accepted(
-        "what a prompt shares with the one before is not read again, and nothing else is kept",
+        "what a prompt shares with the one before is not read again; of others, --cache-ram is the measure",
         "--cache-prompt --no-cache-prompt --cache-idle-slots --no-cache-idle-slots --prompt-cache-all "
         "--prompt-cache-ro --no-slots",
-        "--cache-reuse --cache-ram -cram --ctx-checkpoints -ctxcp --swa-checkpoints "
-        "--checkpoint-min-step -cms "
-        "--slot-prompt-similarity -sps --prompt-cache",
+        "--cache-reuse --slot-prompt-similarity -sps --prompt-cache",
     ),
     *_accepted("colours are the terminal's matter (NO_COLOR)", "--color -co", maybe=_ON_OFF),
     *_accepted("text goes to stdout as it is, all else to stderr", "--simple-io"),

@@ -60,7 +60,7 @@ def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
         "type_v": TYPES[value],
         "flash_attn_type": FLASH_ATTENTION[config.flash_attn],
         "offload_kqv": config.kv_offload,
-        "swa_full": config.swa_full,
+        "swa_full": is_draft or config.swa_full,  # who drafts goes back all the time
         "rope_scaling_type": ROPE_SCALINGS[config.rope_scaling],
     }
     for name in _POSITIONS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from spac._llama import TokenArray
 from spac.generation import Generation
 from spac.insight import Insight
+from spac.llama_logprobs import Logprobs
 from spac.stats import Meter, RunStats, Setting
 from spac.vram import in_use
 
@@ -25,16 +26,23 @@ class TokenRun(Generation):
     """A generation of tokens rather than text: it ends when its reader stops, or the context is full."""
 
     def __init__(
-        self, engine: Engine, session: _core.Session, setting: Setting, prompt: TokenArray, n_unseen: int
+        self,
+        engine: Engine,
+        session: _core.Session,
+        setting: Setting,
+        prompt: TokenArray,
+        n_unseen: int,
+        logprobs: Logprobs | None = None,
     ) -> None:
-        """The penalties do not look back on the first `n_unseen` tokens; see `Generation` for the rest."""
+        """The penalties do not look back on the first `n_unseen` tokens; `logprobs` records how probable the
+        tokens are; see `Generation` for the rest."""
         engine.events.settle()
         engine.events.insight = insight = Insight()
         pace = engine.pace(session)
         super().__init__(
             engine.target, session, engine.experts, setting, prompt, None, (), insight=insight, pace=pace
         )
-        self._prompt, self._n_unseen = prompt, n_unseen
+        self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()
 
     def each(self) -> Iterator[int]:
@@ -49,12 +57,20 @@ class TokenRun(Generation):
             if reason == "length":
                 meter.reason = reason
 
+    def _step(self) -> str:
+        text = super()._step()
+        if self._logprobs is not None and self._fresh:
+            self._logprobs.note(self._session)  # now: the next evaluation overwrites the logits
+        return text
+
     def _deliver(self, token: int) -> int:
         ends = self._model.is_end(token)
         self._meter.reason = "stop" if ends else ""
         if not ends:
             self.tokens.append(token)
             self._meter.generated_tokens += 1
+        if self._logprobs is not None:
+            self._logprobs.take(token)
         return token
 
     def _accept(self, token: int) -> str:
@@ -65,8 +81,14 @@ class TokenRun(Generation):
 class LoopRun:
     """Measures a generation by llama_cpp's own loop."""
 
-    def __init__(self, setting: Setting, experts: _core.Experts | None, n_prompt: int) -> None:
-        self._setting, self._experts = setting, experts
+    def __init__(
+        self,
+        setting: Setting,
+        experts: _core.Experts | None,
+        n_prompt: int,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        self._setting, self._experts, self._logprobs = setting, experts, logprobs
         self._meter = Meter(prompt_tokens=n_prompt)
         self._before = dict(experts.stats) if experts is not None else {}
         self.n_evaluated = 0
@@ -91,6 +113,8 @@ class LoopRun:
                     meter.prefill_s = meter.first_token_s = elapsed
                     meter.prefilled_tokens = self.n_evaluated
                 meter.generated_tokens += 1
+                if self._logprobs is not None:
+                    self._logprobs.take(token)
                 sent = yield token
         finally:
             tokens.close()

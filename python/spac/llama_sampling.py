@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from spac.llama_logprobs import Logprobs
+
 if TYPE_CHECKING:
     from spac import _core
 
@@ -62,13 +64,19 @@ class Sampling:
     @property
     def refusal(self) -> str:
         """What the native session cannot do of this; "" when it can do all."""
-        if any(not isinstance(each, LogitBias) for each in self.logits_processor or ()):
+        if any(not isinstance(each, LogitBias | Logprobs) for each in self.logits_processor or ()):
             return "a logits_processor"
         if self.grammar is not None and getattr(self.grammar, "_root", "root") != "root":
             return "a grammar whose root is not called root"
         if self.mirostat_mode in (1, 2) and self.temp > 0 and self._penalizes:
             return "Mirostat with penalties"
         return ""
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Where log probabilities are recorded, if they are asked for."""
+        found = (each for each in self.logits_processor or () if isinstance(each, Logprobs))
+        return next(found, None)
 
     @property
     def _penalizes(self) -> bool:
@@ -99,7 +107,8 @@ class Sampling:
 
     def _bias(self) -> dict[int, float]:
         total: dict[int, float] = {}
-        for processor in self.logits_processor or ():
+        biases = (each for each in self.logits_processor or () if isinstance(each, LogitBias))
+        for processor in biases:
             for token, value in processor.bias.items():
                 total[token] = total.get(token, 0.0) + value
         return total

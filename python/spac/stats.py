@@ -96,7 +96,7 @@ class RunStats:
     decode_s: float
     # tokens
     prompt_tokens: int
-    prefilled_tokens: int  # of the prompt, evaluated; the others were still in the context
+    prefilled_tokens: int  # of the prompt, evaluated; the others were in the context still, or again
     generated_tokens: int
     # speculation
     acceptance: float | None  # drafted tokens that the target accepted
@@ -165,6 +165,12 @@ class RunStats:
     context: int
     seed: int
     temp: float
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, those that were in the context still, or again. The last one never is: it comes
+        with the first draft."""
+        return max(0, self.prompt_tokens - self.prefilled_tokens - 1)
 
     @classmethod
     def of(cls, setting: Setting, meter: Meter) -> RunStats:

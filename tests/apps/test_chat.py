@@ -78,6 +78,24 @@ def test_a_stream_that_is_left_leaves_nothing_behind(llm: Llama) -> None:
     assert llm.detokenize(control) == b""
 
 
+def test_an_answer_that_has_begun(llm: Llama) -> None:
+    """What is said is what is new; a reasoning may have begun too."""
+    for begun, said, content in (
+        ({"content": "Well, "}, "met", "met"),
+        ({"content": "", "reasoning_content": "Hmm"}, ", so\n</think>\n\nhi", "hi"),
+    ):
+        messages = [*USER, {"role": "assistant", **begun}]
+        message = llm.create_chat_completion(messages, **saying(said))["choices"][0]["message"]
+        assert message["content"] == content
+        assert message.get("reasoning_content", "").strip() == ("" if content == said else ", so")
+        chunks = list(llm.create_chat_completion(messages, stream=True, **saying(said)))
+        deltas = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+        assert "".join(deltas) == content
+    two = [*USER, *[{"role": "assistant", "content": "a"}] * 2]
+    with pytest.raises(InputError, match="only one can be continued"):
+        llm.create_chat_completion(two)
+
+
 def test_what_is_refused(llm: Llama) -> None:
     choice = {"type": "function", "function": {"name": "nope"}}
     with pytest.raises(InputError, match="nope"):

@@ -14,12 +14,21 @@ import pytest
 
 from bench.compare import comparison
 from bench.compare.__main__ import arguments as parser
-from bench.compare.__main__ import main
+from bench.compare.__main__ import main, not_run
 from bench.compare.breakdown import breakdown_of, cpu_rate, repairs
-from bench.compare.cells import Engine, engines, grid, layer_bytes, layers_on_cpu, run_cell
+from bench.compare.cells import (
+    Cell,
+    Engine,
+    engines,
+    environment,
+    grid,
+    layer_bytes,
+    layers_on_cpu,
+    run_cell,
+)
 from bench.compare.job import Job, Result, Run
 from bench.compare.likelihood import apart, perplexity, surprises
-from bench.compare.page import Demand, ideal_speed, table, verdict
+from bench.compare.page import Demand, breakdowns, ideal_speed, row_of, table, verdict
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
 from bench.compare.server import command
 from bench.gpu_suite.side_by_side import plan
@@ -126,6 +135,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     assert tuned == {
         "llama.cpp_--n-cpu-moe-50%-64": 2, "llama.cpp_--n-cpu-moe__draft-50%-64": 2,
         "llama.cpp_--n-cpu-moe__draft_of_3-50%-64": 2,
+        "llama.cpp_--n-cpu-moe_without_CUDA_graphs__draft-50%-64": 2,
     }  # fmt: skip
     assert all(vram <= limit + comparison.VRAM_NOISE for key, n, vram in seen if n == tuned.get(key))
     # With less to spare the first try is over, and the next one is not.
@@ -191,9 +201,43 @@ def test_every_cell_is_there_once() -> None:
     rows = engines(["lru", "moe-spac"], True)
     cells = list(grid(rows, ["10%", "50%"], [512, 4096]))
     assert len({cell.key for cell in cells}) == len(cells)
-    by_budget = sum(row.by_budget for row in rows)
-    assert len(cells) == 2 * (2 * by_budget + len(rows) - by_budget)
+    once = [row for row in rows if not row.graphs]
+    often = [row for row in rows if row.graphs]
+    by_budget = sum(row.by_budget for row in often)
+    assert len(cells) == 2 * (2 * by_budget + len(often) - by_budget) + len(once)
     assert {cell.engine.name for cell in cells} == {row.name for row in rows}
+    assert [(c.budget, c.context) for c in cells if c.engine in once] == [("10%", 512)] * 2
+
+
+def test_graphs_are_switched_off_for_two_engines_on_cuda_alone(
+    twin: tuple[Path, Path], tmp_path: Path
+) -> None:
+    variable = "GGML_CUDA_DISABLE_GRAPHS"
+    for reference in (None, tmp_path):
+        assert variable not in environment(reference)
+        assert environment(reference, graphs=False)[variable] == "1"
+    base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--reference", str(tmp_path)]
+    names = []
+    for device in ("CUDA0", "stand-in"):
+        found = comparison.Comparison(parser().parse_args([*base, "--device", device]))
+        names.append([cell.engine.name for cell in found.grid if not cell.engine.graphs])
+    assert names == [
+        ["spac logistic without CUDA graphs, draft", "llama.cpp --n-cpu-moe without CUDA graphs, draft"], []
+    ]  # fmt: skip
+
+
+def test_bandwidths_that_hang_cost_no_cell(
+    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(command: list[str], **options: float) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    base = [str(tmp_path), "--target", str(twin[0]), "--reference", str(tmp_path)]
+    found = comparison.Comparison(parser().parse_args(base))
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert found.bandwidths() is None
+    assert found.bandwidths() is None
+    assert found.not_run == ["bandwidths: not done within 60 s"]
 
 
 def test_the_ideal_is_bound_by_the_slower_side() -> None:
@@ -207,10 +251,11 @@ def run_of(figures: dict[str, float], steps: int = 2, tokens: int = 6) -> Run:
     return Run(8, 0.5, 0.6, 1.5, list(range(tokens)), steps, drafted=8, accepted=4, figures=figures)
 
 
-def test_the_page_shows_warm_medians() -> None:
-    from bench.compare.cells import Cell
-    from bench.compare.page import row_of
+def grid_cell() -> Cell:
+    return Cell(Engine("spac lru, draft", "spac", True, scheduler="lru"), "17%", 64)
 
+
+def test_the_page_shows_warm_medians() -> None:
     counts = {"hit_rate": 0.5, "host_wait_s": 0.004, "distinct": 40, "distinct_hit": 10, "verify_s": 0.5}
     runs = [run_of(counts, tokens=3), run_of(counts), run_of(counts)]
     result = Result(runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, peak_vram=None, bound=0.4)
@@ -219,7 +264,7 @@ def test_the_page_shows_warm_medians() -> None:
     widths = Bandwidths(dram=1.0, link=None, device=1e9)
     ideal = ideal_speed(result.each, demand, demand.resident, widths, Weights(0, 0.1), None)
     assert ideal == pytest.approx(3 / 1.5)
-    cell = Cell(Engine("spac lru, draft", "spac", True, scheduler="lru"), "17%", 64)
+    cell = grid_cell()
     row = row_of(cell, result, None, ideal, [run.tokens for run in runs])
     assert (row.decode, row.decode_cold, row.tokens_per_step) == (pytest.approx(4), pytest.approx(2), 3)
     assert (row.acceptance, row.wait_ms, row.same_text) == (0.5, pytest.approx(2), True)
@@ -256,6 +301,20 @@ def test_what_a_repair_is_worth() -> None:
     assert found["experts at DRAM's speed"] == pytest.approx(3 / 0.08)
     assert found["drafts at full speed"] == pytest.approx(3 / 0.09)  # 4 × 250 bytes: 10 ms
     assert breakdown_of([run_of({})]) is None
+    # What it is beside is the speed of the same steps, not the median of runs that differ.
+    assert parts.speed == pytest.approx(30)
+    assert min(found.values()) > 30
+    runs = [replace(run, decode_s=seconds) for seconds in (9.0, 1.0, 3.0)]
+    result = Result(runs=[asdict(each) for each in runs])
+    row = row_of(grid_cell(), result, None, None, None, lambda _: {"no waits": 16})
+    assert row.decode == pytest.approx(20)
+    assert "| spac lru, draft | 15.0 | 16.0 |" in breakdowns([row], None, target)
+
+
+def test_what_was_not_run_is_a_line_per_reason() -> None:
+    lines = [*(f"cell {i}: out of time" for i in range(40)), "cell x: failed: badly"]
+    named = ", ".join(f"cell {i}" for i in range(12))
+    assert not_run(lines) == [f"- out of time: {named} and 28 more", "- failed: badly: cell x"]
 
 
 def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
@@ -336,11 +395,15 @@ def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -
 def test_what_decides_comes_first() -> None:
     """Each tuned engine after those that it is tuned to, 17 % and the short context before all else."""
     cells = list(grid(engines(["logistic", "moe-spac", "lru"], False), ["17%", "50%"], [512, 4096]))
-    names = [cell.engine.name for cell in cells[:5]]
+    names = [cell.engine.name for cell in cells[:7]]
     assert names == [
         "spac logistic, draft", "llama.cpp, experts on CPU, draft", "llama.cpp --n-cpu-moe, draft",
-        "spac logistic, governor", "spac moe-spac, governor",
+        "spac logistic, governor", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe",
+        "spac moe-spac, governor",
     ]  # fmt: skip
+    # On every other place both kinds of either side, before anything else of it.
+    others = [cell for cell in cells if (cell.budget, cell.context) == ("50%", 512)]
+    assert [cell.engine.name for cell in others[:4]] == [names[i] for i in (0, 2, 3, 5)]
     n_first = len({cell.engine for cell in cells})
     assert {(cell.budget, cell.context) for cell in cells[:n_first]} == {("17%", 512)}
     for i, cell in enumerate(cells):

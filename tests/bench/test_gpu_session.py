@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
+import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.gpu_suite import facts, modules, pack, smoke
-from bench.gpu_suite.course import Course
+from bench.gpu_suite import facts, limit, modules, pack, smoke, twins
+from bench.gpu_suite.course import LATE, Course
 from bench.gpu_suite.fatbin import machine_code_only
 from bench.gpu_suite.keeper import Keeper
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def binary(*entries: tuple[int, bytes]) -> bytes:
@@ -70,17 +77,19 @@ def test_a_session_goes_on_from_its_archive(tmp_path: Path) -> None:
     """What one call found is there for the next one, on another machine; an older archive changes nothing."""
     archive = tmp_path / "out" / "state.tar.gz"
     with Keeper(tmp_path / "one", archive, tmp_path / "none") as first:
-        (first.work / "compare" / "cells").mkdir(parents=True)
-        (first.work / "compare" / "cells" / "a.json").write_text("1")
+        (first.work / "compare-H100" / "cells").mkdir(parents=True)
+        (first.work / "compare-H100" / "cells" / "a.json").write_text("1")
         (first.work / "build").mkdir()
         (first.work / "build" / "large.o").write_text("not kept")
         first.note("smoke", code=1)
         first.note("patches", code=3)
+        first.note("timeline", code=-11)  # a crash: again it would be one, too
     with tarfile.open(archive) as content:
-        assert set(content.getnames()) == {"done.json", "compare/cells/a.json"}
+        assert set(content.getnames()) == {"done.json", "compare-H100/cells/a.json"}
     second = Keeper(tmp_path / "two", tmp_path / "out2" / "state.tar.gz", archive)
     assert (second.ran("smoke"), second.ran("patches"), second.ran("other")) == (True, False, False)
-    assert (second.work / "compare" / "cells" / "a.json").read_text() == "1"
+    assert second.ran("timeline")
+    assert (second.work / "compare-H100" / "cells" / "a.json").read_text() == "1"
     second.note("smoke", code=0)
     assert Keeper(tmp_path / "two", archive, archive).done["smoke"]["code"] == 0
 
@@ -108,6 +117,181 @@ def test_parts_keep_their_time_and_their_results(tmp_path: Path) -> None:
     late = course(tmp_path, seconds=3.0)
     assert late.command("good now", 30, "good") == 3
     assert late.unfinished == ["good now"]
+
+
+def test_what_is_cut_off_does_not_outlive_its_session(tmp_path: Path) -> None:
+    """A group of its own, so that its time can end it; not a session, which nobody would clean up."""
+    subject = course(tmp_path)
+    subject.environment["PYTHONPATH"] = str(tmp_path)
+    (tmp_path / "who.py").write_text("import os; print(os.getpid(), os.getpgid(0), os.getsid(0))")
+    assert subject.command("who", 30, "who") == 0
+    process, group, session = map(int, (subject.logs / "who.txt").read_text().split())
+    assert (group, session) == (process, os.getsid(0))
+
+
+def test_what_raises_keeps_nothing_else_from_being_tried(tmp_path: Path) -> None:
+    subject = course(tmp_path)
+    subject.attempt(lambda: 1 / 0)
+    subject.attempt(subject.say, "and then")
+    said = (tmp_path / "out" / "session.txt").read_text()
+    assert "ZeroDivisionError" in said
+    assert "and then" in said
+    assert len(subject.failed) == 1
+    # Objects that came broken: they are compiled there.
+    (tmp_path / "carry").mkdir()
+    (tmp_path / "carry" / "cuda.tar.xz").write_bytes(b"\xfd7zXZ\0cut off")
+    assert subject.objects() is None
+    assert "cannot be unpacked" in (tmp_path / "out" / "session.txt").read_text()
+
+
+class Ready:
+    """Twins that are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, (self.target, self.draft), self.said = folder, twins.files("tiny", folder), ""
+
+    def wait(self, _seconds: float) -> int:
+        return 0
+
+
+def recorded(subject: Course, folder: Path, code: int) -> list[tuple[str, float, list[str]]]:
+    """The commands of the comparison's part of a course, (name, seconds, words), none of which runs."""
+    found: list[tuple[str, float, list[str]]] = []
+
+    def command(name: str, seconds: float, *words: object, keep: bool = False) -> int:
+        found.append((name, seconds, list(map(str, words))))
+        return code if name == "compare" else 0
+
+    subject.command = command  # type: ignore[method-assign]
+    subject.twins = Ready(folder)  # type: ignore[assignment]
+    subject.side_by_side()
+    return found
+
+
+def test_the_late_parts_have_their_time(tmp_path: Path) -> None:
+    """From the second call on, the comparison leaves as much as those need that did not run yet."""
+    subject = course(tmp_path, seconds=500.0)
+    subject.keeper.note("calls", number=1)
+    found = recorded(subject, tmp_path, 3)
+    assert [name for name, *_ in found] == ["compare", *LATE, "compare"]
+    assert found[0][1] == pytest.approx(500 - 10 - LATE["timeline"], abs=3)
+    subject.keeper.note("calls", number=2)
+    subject.keeper.note("timeline", code=0)
+    found = recorded(subject, tmp_path, 0)
+    assert [name for name, *_ in found] == ["compare", *LATE]  # it is done: not again
+    assert found[0][1] == pytest.approx(490 - sum(LATE.values()) + LATE["timeline"], abs=3)
+
+
+def test_other_types_have_no_say_in_what_twins_run_on(tmp_path: Path) -> None:
+    """Not in a later call either, which finds the results of all types that the one before began."""
+
+    def command(name: str, _seconds: float, *words: object, keep: bool = False) -> int:
+        if keep and not subject.keeper.ran(name):
+            folder = Path(str(words[1]))
+            folder.mkdir(exist_ok=True)
+            bad = "all" in name
+            found = {"types": [{"failures": ["tq1_0: wrong"] * bad}], "unfinished": ["q2_0"] * bad}
+            (folder / "patches.json").write_text(json.dumps(found))
+            (folder / "patches.txt").write_text(name)
+            subject.keeper.note(name, code=3 if bad else 0)
+        return 0
+
+    (tmp_path / "work").mkdir()
+    forms = ("split, 25 %, masks", "split, 25 %, masks, ahead")
+    rows = [{"name": form, "fault": "", "error": 0.0} for form in forms]
+    (tmp_path / "work" / "smoke.json").write_text(json.dumps(rows))
+    for _ in range(2):
+        subject = course(tmp_path)
+        subject.command = command  # type: ignore[method-assign]
+        subject.patches("patches of the twins' types", 60, "q4_K", quick=True)
+        subject.choose_form()
+        assert subject.environment["SPAC_DEVICE_MASKS"] == "1"
+        subject.patches("patches of all types", 60, "", quick=True)
+    assert (tmp_path / "out" / "patches.txt").read_text() == "patches of all types"
+
+
+def test_cells_of_another_machine_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = course(tmp_path, quick=False)
+    subject.keeper.note("calls", number=1)
+    places = []
+    for name in ("NVIDIA H100 80GB HBM3, a CPU, 16 cores", "NVIDIA H200, a CPU, 16 cores"):
+        monkeypatch.setattr(facts, "machine", lambda name=name: name)
+        words = recorded(subject, tmp_path, 0)[0][2]
+        places.append(Path(words[1]))
+        places[-1].mkdir()
+    assert [each.name for each in places] == [
+        "compare-NVIDIA-H100-80GB-HBM3-a-CPU-16-cores", "compare-NVIDIA-H200-a-CPU-16-cores"
+    ]  # fmt: skip
+    assert words[words.index("--budgets") + 1] == "17%"
+    said = (tmp_path / "out" / "session.txt").read_text()
+    assert said.count("the comparison begins anew, beside compare-NVIDIA-H100") == 1
+    # Nor are those of another form, such as a call chooses that lacked the time to check the kernels.
+    subject.environment |= {"SPAC_DEVICE_MASKS": "0", "SPAC_LAUNCH_AHEAD": "1"}
+    words = recorded(subject, tmp_path, 0)[0][2]
+    assert Path(words[1]).name == "compare-NVIDIA-H200-a-CPU-16-cores-without-spac-device-masks"
+
+
+def test_twins_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, disk = tmp_path / "shm", tmp_path / "disk"
+    memory.mkdir()
+    free = [60 * twins.GB]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: argparse.Namespace(free=free[0]))
+    name = "qwen3-30b-a3b"
+    assert twins.place(name, memory, disk) == memory / "spac-twins"
+    free[0] = 40 * twins.GB
+    assert twins.place(name, memory, disk) == disk
+    assert twins.place("tiny", memory, disk) == memory / "spac-twins"
+    assert twins.place(name, tmp_path / "none", disk) == disk
+    # They take room themselves: the next call finds them all the same.
+    (memory / "spac-twins").mkdir()
+    twins.files(name, memory / "spac-twins")[0].write_text("")
+    assert twins.place(name, memory, disk) == memory / "spac-twins"
+
+
+def test_two_writers_never_write_the_same_twin(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (tmp_path / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the writer of a call that was cut off
+        waiting = twins.Twins("tiny", tmp_path, tmp_path / "log.txt", environment)
+        while waiting.wait(0.1) is None and "at work" not in waiting.said:
+            pass
+        assert waiting.wait(4) is None  # time enough to write it
+        assert not list(tmp_path.glob("*.part"))
+        waiting.end()
+        assert waiting.wait(10) == -9
+        second = twins.Twins("tiny", tmp_path, tmp_path / "log.txt", environment)
+        for path in twins.files("tiny", tmp_path):
+            path.write_text("whole")
+    assert second.wait(60) == 0
+    assert [path.read_text() for path in twins.files("tiny", tmp_path)] == ["whole", "whole"]
+    for path in twins.files("tiny", tmp_path):
+        path.unlink()
+    third = twins.Twins("tiny", tmp_path, tmp_path / "log.txt", environment)
+    assert third.wait(120) == 0, third.said
+    assert all(path.stat().st_size > 1 << 19 for path in twins.files("tiny", tmp_path))
+    assert "tiny-draft" in third.said
+
+
+def test_the_limit_on_device_memory_holds(
+    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in", "--limit", "9M"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_suite.limit", str(tmp_path / "found.json"), *words,
+         "--prompt", "64", "--tokens", "8"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert (found["limit"], found["card"], found["tokens"]) == (9 << 20, None, 8)
+    assert 0 < found["account"] <= found["limit"]
+    assert 0 < found["slots"] < 4 * 128  # not all fit
+    assert "not measured" in done.stdout
+    over = {**found, "account": found["limit"] + 1}
+    monkeypatch.setattr(limit, "measure", lambda _: over)
+    monkeypatch.setattr(sys, "argv", ["limit", str(tmp_path / "found.json"), *words])
+    assert limit.main() == 1
 
 
 @pytest.mark.parametrize(
@@ -145,12 +329,17 @@ def test_only_what_was_right_is_used(
     subject = course(tmp_path)
     rows = [{"name": name, "fault": "", "error": error} for name, error in forms.items()]
     (subject.work / "smoke.json").write_text(json.dumps(rows))
-    (subject.work / "patches").mkdir()
+    (subject.work / "patches-twins").mkdir()
     failures = [] if kernels else ["q4_K: wrong"]
-    (subject.work / "patches" / "twin-types.json").write_text(json.dumps({"types": [{"failures": failures}]}))
+    found = {"types": [{"failures": failures}], "unfinished": []}
+    (subject.work / "patches-twins" / "patches.json").write_text(json.dumps(found))
     subject.choose_form()
     names = "SPAC_DEVICE_MASKS", "SPAC_LAUNCH_AHEAD", "SPAC_LOOKAHEAD"
     assert tuple(subject.environment[name] for name in names) == chosen
+    found["unfinished"] = ["q6_K"]  # what was not checked was not right
+    (subject.work / "patches-twins" / "patches.json").write_text(json.dumps(found))
+    subject.choose_form()
+    assert subject.environment["SPAC_DEVICE_MASKS"] == "0"
 
 
 def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

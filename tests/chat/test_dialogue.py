@@ -75,6 +75,19 @@ def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
     assert messages[0] == {"role": "system", "content": "# Python"}
 
 
+def test_what_is_forgotten_makes_room_for_more_than_one_answer(dialogue):
+    """Each time, all that is left is read again."""
+    read_again = 0
+    for turn in range(24):
+        before = dialogue.n_forgotten
+        said(dialogue, f"def f{turn}(x): write this function please")
+        stats = dialogue.generation.stats
+        if dialogue.n_forgotten > before:
+            read_again += 1
+            assert 2 * stats.prompt_tokens <= stats.context
+    assert 0 < read_again < dialogue.n_forgotten
+
+
 def test_a_message_that_does_not_fit(dialogue):
     said(dialogue, "short")
     before = list(dialogue.conversation.exchanges)

@@ -136,7 +136,7 @@ def test_slots_that_do_not_fit_are_left_out(target):
 
 @pytest.mark.parametrize(("room", "n_loaded"), [(0, [1] * 6), (1 << 60, [1, 1, 2, 2, 2, 2])])
 def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch, room, n_loaded):
-    monkeypatch.setattr("spac.bench.pairs._available", lambda: room)
+    monkeypatch.setattr("spac.bench.pairs.available", lambda: room)
     base = EngineConfig(target=target, draft=draft, device="stand-in", threads=1, ctx=64)
     candidates = combinations(base, ["lru"], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
     shared = Pairs(base, candidates, 1, None)

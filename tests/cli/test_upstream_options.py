@@ -18,7 +18,7 @@ ELSEWHERE = {
     "--server-base",  # a client's
     "--tts-lang", "--tts-speaker-file",
 }  # fmt: skip
-CHAT = {"--chat-template", "--reasoning", "--skip-chat-parsing", "--prefill-assistant"}
+CHAT = {"--chat-template", "--reasoning", "--skip-chat-parsing"}
 """How those of the chat's begin: `spac.chat_options` has them, as far as they are known."""
 MAY_BE_LEFT_OUT = {"-fa", "--flash-attn"}
 """Values that were not there once."""

@@ -57,7 +57,7 @@ SETTINGS = {
     "K in BF16": Setting({"cache_type_k": "bf16"}, {"type_k": 30}),
     "flash attention": Setting({"flash_attn": "on"}, {"flash_attn_type": 1}),
     "cache on the CPU": Setting({"kv_offload": False}, changes=False),
-    "a window's cache": Setting({"swa_full": False}, changes=False, family="gpt-oss"),
+    "a window's cache": Setting({"swa_full": True}, changes=False, family="gpt-oss"),
     "rope's base": Setting({"rope_freq_base": 500.0}, {"rope_freq_base": 500.0}),
     "rope's scale": Setting({"rope_freq_scale": 0.5}, {"rope_freq_scale": 0.5}),
     "linear": Setting(
@@ -95,7 +95,7 @@ SETTINGS = {
     "half an adapter": Setting({"lora": [("ADAPTER", 0.5)]}, case={"lora": "ADAPTER", "lora_scale": 0.5}),
 }  # fmt: skip
 CONTEXT = {item.name for item in dataclasses.fields(EngineConfig) if item.metadata.get("group")}
-ELSEWHERE = {"ctx", "batch", "ubatch", "threads"}
+ELSEWHERE = {"ctx", "batch", "ubatch", "threads", "cache_ram", "ctx_checkpoints", "checkpoint_min_step"}
 """Of the same group, and tested for long."""
 
 

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.conftest import ONE_THREAD, environment
+from tests.formats.templates import THINKING
 
 KEY = "a key"
 QUEUE = 6
@@ -28,7 +30,7 @@ class Server:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._err = folder / "stderr"
-        self._clients: list[openai.OpenAI] = []
+        self._clients: list[openai.OpenAI | anthropic.Anthropic] = []
         with open(self._err, "wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "spac", "serve", "--port", "0", *FIXED, *arguments],
@@ -50,6 +52,12 @@ class Server:
 
     def client(self, key: str = KEY) -> openai.OpenAI:
         client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=60)
+        self._clients.append(client)
+        return client
+
+    def anthropic(self, key: str = KEY) -> anthropic.Anthropic:
+        base = self.url.removesuffix("/v1")
+        client = anthropic.Anthropic(base_url=base, api_key=key, max_retries=0, timeout=60)
         self._clients.append(client)
         return client
 
@@ -114,6 +122,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo pair as "demo", with a key, a queue of QUEUE places and a context of 2048."""
     server = Server(tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048")
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo pair with a chat template that knows reasoning and tools. A grammar makes it say a given text:
+    what it is understood to have said can be told beforehand."""
+    folder = tmp_path_factory.mktemp("thinking")
+    template = folder / "template.jinja"
+    template.write_text(THINKING)
+    server = Server(folder, "--ctx", "1024", "--chat-template-file", str(template), "--temp", "0")
     yield server
     assert server.stop() == 0
 

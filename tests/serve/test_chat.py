@@ -131,6 +131,61 @@ def test_reasoning_is_turned_off_by_request(client):
     assert chat(client, max_tokens=2, extra_body={"reasoning_budget": 0}).usage.prompt_tokens > usual
 
 
+def begun(content: str, **more: str) -> list[dict]:
+    return [*USER, {"role": "assistant", "content": content, **more}]
+
+
+@pytest.mark.parametrize("kind", ["whole", "streamed"])
+def test_an_answer_that_has_begun_goes_on(client, kind):
+    """By its text, and by the count of the prompt's tokens."""
+
+    def said(messages, text: str) -> tuple[str, str]:
+        if kind == "streamed":
+            texts = streamed(client, messages=messages, **saying(text))[1]
+            return texts["content"], texts["reasoning_content"]
+        message = chat(client, messages, **saying(text)).choices[0].message
+        return message.content, getattr(message, "reasoning_content", "")
+
+    assert said(begun("Well, "), "met") == ("met", "")
+    assert said(begun("", reasoning_content="Hmm"), ", so\n</think>\n\nhi") == ("hi", ", so\n")
+
+
+def test_the_prompt_of_an_answer_that_has_begun(client):
+    counts = [
+        chat(client, messages, max_tokens=1, reasoning_effort="none", extra_body=extra).usage.prompt_tokens
+        for messages in (USER, begun("Well, "))
+        for extra in ({}, {"continue_final_message": False})
+    ]
+    assert counts[0] == counts[1] < counts[2] < counts[3] - 5
+
+
+def test_without_prefill(tmp_path: Path):
+    template = tmp_path / "template.jinja"
+    template.write_text(THINKING)
+    options = ("--ctx", "1024", "--chat-template-file", str(template), "--no-prefill-assistant")
+    server = Server(tmp_path, *options)
+    try:
+        client = server.client()
+        two = [*begun("a"), {"role": "assistant", "content": "b"}]
+        whole = chat(client, two, max_tokens=1).usage.prompt_tokens
+        assert whole > chat(client, begun("a"), max_tokens=1).usage.prompt_tokens
+        go_on = {"extra_body": {"continue_final_message": True}}
+        assert chat(client, begun("a"), max_tokens=1, **go_on).usage.prompt_tokens < whole
+    finally:
+        assert server.stop() == 0
+
+
+def test_log_probabilities_of_reasoning_and_calls(client):
+    """All tokens, whatever they mean."""
+    for text, more in ((REASONED, {}), (CALLED, {"tools": [ADD]})):
+        asked = {**more, **saying(text), "logprobs": True, "top_logprobs": 1}
+        found = chat(client, **asked).choices[0].logprobs.content
+        assert "".join(each.token for each in found) == text
+        chunks, _ = streamed(client, **asked)
+        parts = [choice.logprobs for chunk in chunks for choice in chunk.choices]
+        assert [each for part in parts if part for each in part.content] == found
+
+
 def test_completions_are_not_touched(client):
     """What a chat has set is gone with it."""
     bare = {"model": "demo", "prompt": "def add(a, b):\n", "temperature": 0, "max_tokens": 16}
@@ -160,6 +215,15 @@ def test_the_servers_sampling_holds_where_a_request_does_not_say(client):
         ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [*USER, *[{"role": "assistant", "content": "a"}] * 2]}, "only one can be continued"),
+        (
+            {
+                "messages": [*USER, {"role": "assistant", "content": "", "reasoning_content": "Hm"}],
+                "reasoning_effort": "none",
+            },
+            "reasoning is turned off",
+        ),
+        ({"extra_body": {"continue_final_message": "yes"}}, "continue_final_message"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import time
 
 import pytest
 from starlette.testclient import TestClient
@@ -61,6 +62,43 @@ class Failing:
             self.closed += 1
 
 
+class Chatting(Failing):
+    """The same, in chats."""
+
+    def __init__(self, n_chunks: int, error: Exception | None, wait_s: float = 0) -> None:
+        super().__init__(n_chunks, error)
+        self.chat_handler = self._chat
+        self._wait_s = wait_s
+
+    def _chunks(self):
+        time.sleep(self._wait_s)
+        return super()._chunks()
+
+    @staticmethod
+    def _chat(*, llama, stream, **_arguments):
+        parts = llama.create_completion(prompt=[1], stop=[], stream=stream)
+        head = {"id": "chatcmpl-0", "created": 0, "model": "failing"}
+
+        def chunks():
+            for part in parts:
+                delta = {"content": part["choices"][0]["text"]}
+                yield {**head, "choices": [{"delta": delta, "finish_reason": None}]}
+            yield {**head, "choices": [{"delta": {}, "finish_reason": "stop"}]}
+
+        return chunks()
+
+
+CHATS = {
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
+    "/v1/responses": {"input": "x"},
+}
+"""Requests in other interfaces."""
+
+
+def events_of(response):
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+
+
 def served(llama):
     app, house = make_app(llama, "failing", "", 2)
     return TestClient(app), house
@@ -88,6 +126,50 @@ def test_a_fault_after_the_beginning_is_an_event():
     assert texts == [str(at) for at in range(len(texts))]
     assert events[-1]["error"]["message"] == "RuntimeError: the device is gone"
     assert "[DONE]" not in response.text
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_a_fault_in_other_interfaces(path):
+    client, house = served(Chatting(0, RuntimeError("the device is gone")))
+    for stream in (False, True):
+        response = client.post(path, json={**CHATS[path], "stream": stream})
+        assert response.status_code == 500
+        assert response.json()["error"]["message"] == "RuntimeError: the device is gone"
+        assert response.json()["error"]["type"] == {"/v1/messages": "api_error"}.get(path, "server_error")
+    assert not house.line.busy
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_a_fault_after_the_beginning_in_other_interfaces(path):
+    llama = Chatting(3, RuntimeError("the device is gone"))
+    client, _ = served(llama)
+    response = client.post(path, json={**CHATS[path], "stream": True})
+    assert response.status_code == 200
+    last = events_of(response)[-1]
+    assert last["type"] in ("error", "response.failed")
+    assert last.get("response", last)["error"]["message"] == "RuntimeError: the device is gone"
+    told = [event["delta"] for event in events_of(response) if event["type"].endswith("delta")]
+    assert [delta if isinstance(delta, str) else delta["text"] for delta in told] == ["0", "1", "2"]
+    assert llama.closed == 1
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_a_stream_is_kept_alive_while_nothing_is_told(path, monkeypatch):
+    monkeypatch.setattr("sse_starlette.EventSourceResponse.DEFAULT_PING_INTERVAL", 0.02)
+    client, _ = served(Chatting(1, None, wait_s=0.3))
+    response = client.post(path, json={**CHATS[path], "stream": True})
+    ping = {"/v1/messages": 'event: ping\ndata: {"type": "ping"}\n\n'}.get(path, ": ping\n\n")
+    assert response.text.startswith(ping)
+    assert events_of(response)[-1]["type"] in ("message_stop", "response.completed")
+
+
+def test_what_fails_after_a_ping_is_an_event_too(monkeypatch):
+    monkeypatch.setattr("sse_starlette.EventSourceResponse.DEFAULT_PING_INTERVAL", 0.02)
+    client, _ = served(Chatting(0, RuntimeError("the device is gone"), wait_s=0.3))
+    response = client.post("/v1/messages", json={**CHATS["/v1/messages"], "stream": True})
+    error = {"type": "api_error", "message": "RuntimeError: the device is gone"}
+    assert events_of(response)[-1] == {"type": "error", "error": error}
+    assert "event: error\n" in response.text
 
 
 def test_a_stream_is_closed_before_the_next_request():
@@ -164,7 +246,7 @@ def test_a_client_that_takes_nothing_is_gone(monkeypatch):
         await asyncio.Event().wait()
 
     async def main():
-        answer = gate.Answer(never)
+        answer = gate.Answer(never, "/")
         await answer.send({"type": "http.response.start", "status": 200, "headers": []})
         await answer.send({"type": "http.response.body", "body": b"data", "more_body": True})
 

@@ -57,6 +57,67 @@ def test_a_stream_is_the_same_text(client, alone):
     assert streamed(client, PROMPTS[0]) == alone[PROMPTS[0]]
 
 
+def test_a_conversation_that_comes_back_is_not_read_again(client):
+    """In turns with another one, as an assistant's own small requests come between."""
+    long = "".join(f"def f{i}(x):\n    return x + {i}\n\n" for i in range(12))
+    other = "".join(f"class C{i}:\n    name = 'c{i}'\n\n" for i in range(14))
+
+    def cached(prompt):
+        usage = client.completions.create(prompt=prompt, **GREEDY).usage
+        return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+
+    n_long, _ = cached(long)
+    n_other, found = cached(other)
+    assert n_long > 100
+    assert found < 10
+    assert cached(long + "def") >= (n_long, n_long - 1)
+    assert cached(other) == (n_other, n_other - 1)
+    chat = {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": long}]}
+    client.chat.completions.create(**chat)
+    again = client.chat.completions.create(**chat).usage
+    assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
+    *_, last = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **chat)
+    assert last.usage.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
+
+
+def test_log_probabilities(client):
+    asked = {**GREEDY, "prompt": "def add(", "logprobs": 2}
+    choice = client.completions.create(**asked).choices[0]
+    found = choice.logprobs
+    assert "".join(found.tokens) == choice.text
+    assert (
+        [top[token] for token, top in zip(found.tokens, found.top_logprobs, strict=True)]
+        == [max(top.values()) for top in found.top_logprobs]
+        == found.token_logprobs
+    )
+    assert {len(top) for top in found.top_logprobs} == {2}
+    offsets = [len("def add(" + "".join(found.tokens[:at])) for at in range(24)]
+    assert found.text_offset == offsets
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [each for part in parts if part for each in getattr(part, field)]
+        assert joined == getattr(found, field)
+    assert client.completions.create(**{**asked, "logprobs": 20, "max_tokens": 1}).choices[0].logprobs
+    assert client.completions.create(**{**asked, "logprobs": None}).choices[0].logprobs is None
+
+
+def test_log_probabilities_of_a_chat(client):
+    asked = {**GREEDY, "messages": [{"role": "user", "content": "hello"}], "logprobs": True}
+    choice = client.chat.completions.create(**asked, top_logprobs=3).choices[0]
+    found = choice.logprobs.content
+    assert "".join(each.token for each in found) == choice.message.content
+    assert all(bytes(each.bytes).decode() == each.token for each in found)
+    assert all(each.logprob == each.top_logprobs[0].logprob for each in found)
+    assert {len(each.top_logprobs) for each in found} == {3}
+    chunks = client.chat.completions.create(**asked, top_logprobs=3, stream=True)
+    parts = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [each for part in parts if part for each in part.content] == found
+    alone = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert [(each.token, each.logprob, each.top_logprobs) for each in alone] == [
+        (each.token, each.logprob, []) for each in found
+    ]
+
+
 def test_a_chat(client):
     request = {"messages": [{"role": "user", "content": "hello"}], **GREEDY}
     whole = client.chat.completions.create(**request).choices[0].message

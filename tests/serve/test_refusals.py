@@ -27,7 +27,15 @@ REFUSED = [
     (COMPLETIONS, {"top_k": 10**12}, 400, "top_k"),
     (COMPLETIONS, {"repeat_penalty": 1e308}, 400, "repeat_penalty"),
     (COMPLETIONS, {"n": 2}, 400, "n: only 1"),
-    (COMPLETIONS, {"logprobs": 2}, 400, "logprobs"),
+    (COMPLETIONS, {"logprobs": 21}, 400, "logprobs: a number of alternatives from 0 to 20 is needed, not 21"),
+    (COMPLETIONS, {"logprobs": -1}, 400, "logprobs: "),
+    (COMPLETIONS, {"logprobs": True}, 400, "logprobs: "),
+    (COMPLETIONS, {"logprobs": 1, "echo": True}, 400, "echo: not with logprobs"),
+    (CHATS, {"logprobs": 5}, 400, "logprobs: true or false"),
+    (CHATS, {"logprobs": True, "top_logprobs": 100}, 400, "top_logprobs: "),
+    (CHATS, {"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs: "),
+    (CHATS, {"logprobs": True, "top_logprobs": True}, 400, "top_logprobs: "),
+    (CHATS, {"top_logprobs": 2}, 400, "top_logprobs: logprobs has to be true"),
     (COMPLETIONS, {"grammar": "root ::= ("}, 400, "grammar"),
     (COMPLETIONS, {"logit_bias": {"word": 1}}, 400, "'word' is no token"),
     (COMPLETIONS, {"logit_bias": {"99999999": 1}}, 400, "99999999"),
@@ -41,6 +49,65 @@ REFUSED = [
     (CHATS, {"response_format": {"type": "xml"}}, 400, "response_format"),
     (CHATS, {"response_format": {"type": "json_schema"}}, 400, "no schema"),
     (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, 400, "'g'"),
+]
+
+
+MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+ASKED = {MESSAGES: CHAT, COUNT: CHAT, RESPONSES: {"input": "hello", "max_output_tokens": 3}}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": "x"}
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
+CALL = {"type": "function_call", "call_id": "1", "name": "f"}
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "", "media_type": "image/png"}}
+
+
+def user(*blocks: object) -> dict:
+    return {"messages": [{"role": "user", "content": list(blocks)}]}
+
+
+OTHERS = [
+    (MESSAGES, {"model": "gpt-4"}, 404, "'gpt-4' is not served here: demo is"),
+    (MESSAGES, {"max_tokens": None}, 400, "max_tokens: "),
+    (MESSAGES, {"max_tokens": 0}, 400, "max_tokens: "),
+    (MESSAGES, {"messages": []}, 400, "messages: "),
+    (MESSAGES, {"messages": [3]}, 400, "messages.0: an object"),
+    (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role: "),
+    (MESSAGES, {"messages": [{"role": "user"}]}, 400, "messages.0.content: a string or"),
+    (MESSAGES, user(IMAGE), 400, "content.0: only text can be read here, not a part of type 'image'"),
+    (MESSAGES, user({**RESULT, "content": [IMAGE]}), 400, "content.0.content.0: only text"),
+    (MESSAGES, user({**RESULT, "tool_use_id": ""}), 400, "tool_use_id: "),
+    (MESSAGES, user({"type": "text", "text": 3}), 400, "messages.0.content.0.text: "),
+    (MESSAGES, {"messages": [{"role": "assistant", "content": [USE]}]}, 400, "input: an object"),
+    (MESSAGES, {"system": 3}, 400, "system: "),
+    (MESSAGES, {"system": [IMAGE]}, 400, "system.0: only text"),
+    (MESSAGES, {"tools": [{"name": "f"}]}, 400, "tools.0.input_schema: "),
+    (MESSAGES, {"tools": [{"type": "web_search_1", "name": "web_search"}]}, 400, "'web_search_1' cannot be"),
+    (MESSAGES, {"tool_choice": {"type": "some"}}, 400, "tool_choice.type: "),
+    (MESSAGES, {"stop_sequences": [""]}, 400, "stop_sequences.0: "),
+    (MESSAGES, {"stop_sequences": "x"}, 400, "stop_sequences: "),
+    (MESSAGES, {"thinking": {"type": "enabled"}}, 400, "thinking.budget_tokens: "),
+    (MESSAGES, {"temperature": -1}, 400, "temperature: "),
+    (MESSAGES, {"stream": "maybe"}, 400, "stream: "),
+    (MESSAGES, {"grammar": "root ::= ("}, 400, "grammar"),
+    (MESSAGES, {"messages": [{"role": "user", "content": TOO_LONG}]}, 400, "prompt is too long: "),
+    (COUNT, {"messages": 3}, 400, "messages: "),
+    (RESPONSES, {"model": "gpt-4"}, 404, "'gpt-4' is not served here: demo is"),
+    (RESPONSES, {"input": None}, 400, "input: "),
+    (RESPONSES, {"input": []}, 400, "input: "),
+    (RESPONSES, {"input": [{"role": "alien", "content": "x"}]}, 400, "input.0.role: "),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "'input_image'"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input.0: nothing is stored"),
+    (RESPONSES, {"input": [{"type": "computer_call"}]}, 400, "'computer_call' cannot be read"),
+    (RESPONSES, {"input": [CALL]}, 400, "input.0.arguments: "),
+    (RESPONSES, {"previous_response_id": "resp_1"}, 400, "previous_response_id: nothing is stored here"),
+    (RESPONSES, {"background": True}, 400, "background: "),
+    (RESPONSES, {"tools": [{"type": "function"}]}, 400, "tools.0.name: "),
+    (RESPONSES, {"tool_choice": "required"}, 400, "tool_choice: "),
+    (RESPONSES, {"tool_choice": {"type": "web_search"}}, 400, "tool_choice.type: "),
+    (RESPONSES, {"max_output_tokens": -1}, 400, "max_output_tokens: "),
+    (RESPONSES, {"text": {"format": {"type": "xml"}}}, 400, "text.format.type: "),
+    (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, 400, "text.format.schema: "),
+    (RESPONSES, {"parallel_tool_calls": 3}, 400, "parallel_tool_calls: "),
+    (RESPONSES, {"input": TOO_LONG}, 400, "the context holds 2048"),
 ]
 
 
@@ -58,6 +125,36 @@ def test_what_cannot_be_served(server, path, request_, status, words, stream):
     got, answer = server.ask("POST", path, body)
     assert got == status
     assert words in said(answer)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("path", "request_", "status", "words"), OTHERS)
+def test_what_cannot_be_served_in_other_interfaces(server, path, request_, status, words, stream):
+    got, answer = server.ask("POST", path, {**ASKED[path], "stream": stream, **request_})
+    assert got == status
+    assert words in (said if path == RESPONSES else said_by_anthropic)(answer)
+
+
+def said_by_anthropic(body: bytes) -> str:
+    told = json.loads(body)
+    assert set(told) == {"type", "error"}
+    assert (told["type"], set(told["error"])) == ("error", {"type", "message"})
+    assert "\n" not in told["error"]["message"]
+    return told["error"]["message"]
+
+
+def test_other_interfaces_say_it_in_their_own_words(server):
+    for method, path, body, status, words in (
+        ("GET", MESSAGES, None, 405, "Method"),
+        ("POST", MESSAGES, b"{", 400, "the body is no JSON: "),
+        ("POST", MESSAGES, b"[" * 100_000, 400, "the body is no JSON: "),
+        ("POST", "/v1/messages/batches", b"{}", 404, "Not Found"),
+    ):
+        got, answer = server.ask(method, path, body)
+        assert got == status
+        assert words in said_by_anthropic(answer)
+    assert "no JSON object" in said(server.ask("POST", RESPONSES, b"[]")[1])
+    assert said_by_anthropic(server.ask("POST", MESSAGES, CHAT, key="")[1])
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 100_000])
@@ -97,6 +194,11 @@ def test_what_is_odd_and_can_be_served(server):
         assert status == 200, (more, answer)
 
 
+def test_a_stream_that_is_not_asked_for(server):
+    status, answer = server.ask("POST", MESSAGES, {**CHAT, "stream": "false"})
+    assert (status, json.loads(answer)["type"]) == (200, "message")
+
+
 def test_tokens_there_and_back(server):
     tokens = json.loads(server.ask("POST", "/extras/tokenize", {"input": "def f("})[1])["tokens"]
     assert len(tokens) > 1
@@ -108,7 +210,8 @@ def test_the_key(server):
     with pytest.raises(openai.AuthenticationError) as refused:
         server.client("another key").models.list()
     assert refused.value.code == "invalid_api_key"
-    for method, path in (("POST", COMPLETIONS), ("GET", "/metrics"), ("GET", "/v1/models")):
+    for method, path in (("POST", COMPLETIONS), ("POST", MESSAGES), ("POST", COUNT), ("POST", RESPONSES),
+                         ("GET", "/metrics"), ("GET", "/v1/models")):  # fmt: skip
         assert server.ask(method, path, TEXT, key="")[0] == 401
     assert server.ask("GET", "/health", key="")[0] == 200
 

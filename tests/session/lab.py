@@ -152,9 +152,10 @@ def persist(session: _core.Session, tokens: Tokens, n: int) -> tuple[list[int], 
     return made[:n], n_cancelled
 
 
-def logits_after(lab: Lab, path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
-    """The model's logits for what follows `tokens`, by llama.cpp's C interface alone: float32[n_vocab]."""
-    context = lab.context(path)
+def logits_after(lab: Lab, path: Path, tokens: Tokens, **params: Any) -> npt.NDArray[np.float32]:
+    """The model's logits for what follows `tokens`, by llama.cpp's C interface alone: float32[n_vocab].
+    `params` are the context's."""
+    context = lab.context(path, **params)
     data = (ctypes.c_int32 * len(tokens))(*tokens.tolist())  # the batch points into it
     batch = api.llama_batch_get_one(data, len(tokens))
     assert api.llama_decode(context, batch) == 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from spac.bench.candidates import Candidate
 from spac.config import EngineConfig
+from spac.host_memory import available
 from spac.pair import LoadProgress, ModelPair, choose_device
 
 Key = tuple[bool, bool]
@@ -92,18 +92,9 @@ class Pairs:
         for other in list(self._loaded):
             on_device = not (key[0] or other[0])
             # Twice: llama.cpp may make a copy of the weights in another layout, beside the file's mapping.
-            if on_device or _available() < 2 * self._file_size:
+            if on_device or available() < 2 * self._file_size:
                 self._loaded.pop(other).close()
 
 
 def _reach(config: EngineConfig) -> int:
     return config.longest_draft if config.draft_types else 0
-
-
-def _available() -> int:
-    """Bytes of host memory that may be taken; 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)

@@ -136,24 +136,35 @@ class Dialogue:
                 self.conversation.exchanges.append(Exchange(text, said.content, said.reasoning.rstrip()))
 
     def _fit(self, text: str) -> tuple[ChatPrompt, TokenArray]:
-        """The prompt and its tokens, without the oldest exchanges that would leave no room for an answer."""
+        """The prompt and its tokens, without the oldest exchanges that would leave no room for an answer.
+
+        Without them, all the others are read again: when some have to go, so many do that half of the context
+        is free, if they can.
+        """
         exchanges = len(self.conversation.exchanges)
-        self.n_forgotten = min(self.n_forgotten, exchanges)
+        forgotten = self.n_forgotten = min(self.n_forgotten, exchanges)
         room = max(1, self.context // ROOM_SHARE)
         if self._max_tokens is not None:
             room = min(room, self._max_tokens)
-        for skip in range(self.n_forgotten, exchanges + 1):
+        fitting: tuple[ChatPrompt, TokenArray] | None = None
+        for skip in range(forgotten, exchanges + 1):
             messages = self.conversation.messages(text, skip)
             prompt = self._chat.prompt(messages, thinking=self.reasoning, variables=self._variables)
             tokens = self.engine.tokenize(prompt.text)
-            if tokens.size + room <= self.context:
-                break
+            fits = tokens.size + room <= self.context
+            if fits and fitting is None:
+                fitting, self.n_forgotten = (prompt, tokens), skip
+            if fits and (skip == forgotten or 2 * tokens.size <= self.context):
+                self.n_forgotten = skip
+                return prompt, tokens
+        if fitting is not None:
+            return fitting
         if tokens.size >= self.context:
             raise InputError(
                 f"the message has {tokens.size} tokens with its system prompt, and the context holds "
                 f"{self.context}: shorten it, or raise --ctx"
             )
-        self.n_forgotten = skip
+        self.n_forgotten = exchanges
         return prompt, tokens
 
     @property

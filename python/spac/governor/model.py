@@ -92,6 +92,14 @@ def curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
     return Curve(tokens(accept, go_on), compute + costs.price * missed, longest, missed, compute)
 
 
+def fast_curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
+    """`curve` in C++ (csrc/core/roofline.h)."""
+    from spac import _core  # here, for options are read before the library is loaded
+
+    base, token = costs.draft_base, costs.draft_token
+    return Curve(*_core.roofline_curve(accept, go_on, base, token, costs.verify, costs.misses, costs.price))
+
+
 def _mean(of_batch: FloatArray, reach: FloatArray) -> FloatArray:
     """float64 [K + 1]: the mean of of_batch[n] over the drafted n ≤ k; P(n ≥ j) = reach[j - 1] for j ≤ k."""
     result = of_batch.copy()

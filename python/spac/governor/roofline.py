@@ -21,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +29,20 @@ import numpy.typing as npt
 from spac.costs import Costs as MeasuredCosts
 from spac.errors import InputError
 from spac.governor import probes
-from spac.governor.acceptance import Rate, optimistic
+from spac.governor.acceptance import Rate, fast_rate, optimistic
 from spac.governor.base import Governor
-from spac.governor.model import BoolArray, Costs, Curve, FloatArray, best, curve, longest_within, tokens
-from spac.governor.times import Line, Misses, SizeTimes, Speed
+from spac.governor.model import (
+    BoolArray,
+    Costs,
+    Curve,
+    FloatArray,
+    best,
+    curve,
+    fast_curve,
+    longest_within,
+    tokens,
+)
+from spac.governor.times import Line, Misses, SizeTimes, Speed, fast_size_times
 
 _PATIENCE = 150.0
 _DWELL = 16.0  # steps that a length is expected to stay in force
@@ -42,6 +53,8 @@ class RooflineGovernor(Governor):
     """k* = argmax Θ(k), k in [0, k_SLO], see `model`."""
 
     name = "roofline"
+    allow_fast: ClassVar[bool] = True
+    """False: Python and numpy throughout, to compare with."""
 
     def __init__(
         self,
@@ -62,11 +75,15 @@ class RooflineGovernor(Governor):
             raise InputError(f"a governor chooses draft lengths up to at least 1, not {longest}")
         self.longest, self._shortest, self._budget_s = longest, max(1, shortest), budget_s
         self._resident, self._clock = resident, clock
-        self._accept, self._go_on = Rate(longest, 0.7), Rate(longest, 1.0)
-        self._times, self._speed, self._misses = SizeTimes(longest + 1), Speed(), Misses(longest + 1)
+        fast = self.allow_fast
+        rate, self._solve = (fast_rate, fast_curve) if fast else (Rate, curve)
+        self._accept, self._go_on = rate(longest, 0.7), rate(longest, 1.0)
+        self._times = fast_size_times(longest + 1) if fast else SizeTimes(longest + 1)
+        self._speed, self._misses = Speed(), Misses(longest + 1, fast=fast)
         self._line = Line()
         self._price = 0.0
         self._splits = False  # whether the times are without the misses
+        self._no_misses: FloatArray = np.zeros(longest + 1)
         self._extras: deque[float] = deque(maxlen=9)  # what first steps after a change of length took beside
         self._change_s = 0.0  # their median, at a speed of 1
         self._probes = probes.Probes()
@@ -239,10 +256,10 @@ class RooflineGovernor(Governor):
             self._refresh(self._resident())
         rates, trials = self._accept.estimate()
         go_on = self._go_on.estimate()[0]
-        self.curve = now = curve(rates, go_on, self._costs())
+        self.curve = now = self._solve(rates, go_on, self._costs())
         self._tokens, self._cycle = now.tokens.tolist(), now.cycle.tolist()
         k_max = self.longest if self._budget_s is None else self._fitting(self._budget_s)
-        theta = now.tokens / (now.cycle + self._cost_of_change(now))
+        theta = now.tokens / self._with_changes(now.cycle)
         self._k = best(theta, k_max, self._shortest)
         self._queue = []
         self._climbing = bool(self._climb or self._halvings)
@@ -262,17 +279,19 @@ class RooflineGovernor(Governor):
             self._times.shift(-self._price * self._misses.expected)
 
     def _costs(self) -> Costs:
-        misses = self._misses.expected * self._splits
+        misses = self._misses.expected if self._splits else self._no_misses
         missed_s = self._price * misses
         total = np.maximum(self._times.estimate(missed_s) + missed_s, 1e-9)
         self._verify = total.tolist()
         return Costs(self._line.base, self._line.slope, total - missed_s, misses, self._price)
 
-    def _cost_of_change(self, now: Curve) -> FloatArray:
-        """float64 [K + 1]: seconds per step that a change of length costs, over the steps that it lasts."""
-        cost = np.full(len(now.cycle), self._change_s / _DWELL if self._change_matters else 0.0)
+    def _with_changes(self, cycle: FloatArray) -> FloatArray:
+        """float64 [K + 1]: `cycle`, with what a change of length costs per step, over the steps it lasts."""
+        if not self._change_matters:
+            return cycle
+        cost = np.full(len(cycle), self._change_s / _DWELL)
         cost[self._k] = 0.0
-        return cost
+        return np.asarray(cycle + cost)
 
     @property
     def _change_matters(self) -> bool:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from spac.governor.model import FloatArray
+
+if TYPE_CHECKING:
+    from spac import _core
 
 _KEPT = 9  # observations of a size; their median is its time
 # By which a time may be too long, as a share: by the observations of its size, and of sizes beyond all seen.
@@ -125,6 +130,13 @@ class SizeTimes:
         return np.maximum(np.where(seen, 1 - (1 - held) * slowed, gap), 0.0)
 
 
+def fast_size_times(n: int) -> _core.SizeTimes:
+    """A `SizeTimes` in C++ (csrc/core/size_times.h)."""
+    from spac import _core  # here, for options are read before the library is loaded
+
+    return _core.SizeTimes(n, _KEPT, (_PLAUSIBLE, _MOST, _BEYOND, _AGING), _DOUBT.tolist())
+
+
 def _monotone(values: FloatArray, weights: FloatArray) -> FloatArray:
     """float64 [n]: the growing sequence next to the values in weighted least squares: neighbours that are
     out of order share their mean."""
@@ -216,13 +228,17 @@ class Misses:
 
     _BINS = 64
 
-    def __init__(self, n: int, keep: float = 0.8) -> None:
-        """n: the largest batch; keep: what is left of a share after 8 tokens."""
+    def __init__(self, n: int, keep: float = 0.8, *, fast: bool = True) -> None:
+        """n: the largest batch; keep: what is left of a share after 8 tokens; fast: in C++
+        (csrc/core/demand_share.h), with the same results to the bit."""
         p = (np.arange(self._BINS) / (self._BINS - 1)) ** 2
         self._chance = 1 - (1 - p[:, None]) ** np.arange(1, n + 1)
         self._keep = keep
         self._share: FloatArray | None = None
-        self._demand: FloatArray | None = None
+        self._demand: npt.NDArray[np.int32] | None = None
+        self._wants_fast = fast
+        self._fast: _core.DemandShare | None = None
+        self._knows = False  # a share of the past
         self._tokens = 0
         self._scale = 1.0
         self.expected = np.zeros(n)
@@ -230,9 +246,13 @@ class Misses:
 
     def add(self, demand: np.ndarray, n_verified: int) -> None:
         """demand: int32 [L, N] of a step of n_verified tokens; not kept."""
-        if self._demand is None:
-            self._demand = np.zeros(demand.shape)
-        self._demand += demand
+        if self._demand is None or self._share is None:
+            self._demand, self._share = np.zeros(demand.shape, np.int32), np.zeros(demand.shape)
+            self._fast = self._make_fast() if self._wants_fast else None
+        if self._fast is not None:
+            self._fast.add(demand)
+        else:
+            self._demand += demand
         self._tokens += n_verified
 
     def calibrate(self, size: int, missed: float) -> None:
@@ -243,17 +263,29 @@ class Misses:
 
     def refresh(self, resident: np.ndarray) -> None:
         """Renew `expected`. resident: bool [L, N]."""
-        if self._demand is None or self._tokens == 0:
+        if self._tokens == 0:
             return
-        share = np.minimum(self._demand / self._tokens, 1.0)
-        if self._share is None:
-            self._share = share
-        else:
-            kept = self._keep ** (self._tokens / 8)
-            self._share *= kept
-            self._share += (1 - kept) * share
+        kept = self._keep ** (self._tokens / 8) if self._knows else 0.0
+        bins = self._renewed(resident, kept)
+        self._tokens, self._knows = 0, True
+        self.expected = self._scale * (bins @ self._chance)
+
+    def _renewed(self, resident: np.ndarray, kept: float) -> FloatArray:
+        """float64 [64]: the absent experts by the root of their share, after the demand has moved that; kept:
+        what is left of it."""
+        assert self._demand is not None
+        assert self._share is not None
+        if self._fast is not None:
+            return self._fast.renew(resident, self._tokens, kept, self._BINS)
+        self._share *= kept
+        self._share += (1 - kept) * np.minimum(self._demand / self._tokens, 1.0)
         self._demand[:] = 0
-        self._tokens = 0
-        absent = self._share[~resident]
-        bins = np.rint(np.sqrt(absent) * (self._BINS - 1)).astype(np.intp)
-        self.expected = self._scale * (np.bincount(bins, minlength=self._BINS) @ self._chance)
+        bins = np.rint(np.sqrt(self._share[~resident]) * (self._BINS - 1)).astype(np.intp)
+        return np.bincount(bins, minlength=self._BINS).astype(np.float64)
+
+    def _make_fast(self) -> _core.DemandShare:
+        from spac import _core  # here, for options are read before the library is loaded
+
+        assert self._demand is not None
+        assert self._share is not None
+        return _core.DemandShare({"share": self._share, "demand": self._demand})

@@ -15,9 +15,13 @@ start, and it leaves that for good reasons only: a factor of 2 costs `_DOUBT`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from spac import _core
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -37,23 +41,24 @@ class DeviceTime:
         self._each = np.zeros(len(members[0]))  # of an expert of every layer
         for seconds, mine in zip(start, members, strict=True):
             self._each[mine] = seconds
-        self._kept, self._at = 1.0 - share, _FIRST
+        self._kept = 1.0 - share
+        self._at: npt.NDArray[np.int32] = np.array([_FIRST], np.int32)
         self._loss: FloatArray = np.zeros(len(_FACTORS))
         self._doubt = _DOUBT * np.abs(np.log2(_FACTORS))
 
     @property
     def units(self) -> list[float]:
         """By pool, in seconds."""
-        return [seconds * float(_FACTORS[self._at]) for seconds in self._start]
+        return [seconds * self.factor for seconds in self._start]
 
     @property
     def factor(self) -> float:
         """Of the times of the start."""
-        return float(_FACTORS[self._at])
+        return float(_FACTORS[self._at[0]])
 
     def seconds(self, distinct: FloatArray) -> FloatArray:
         """float64 [L]: of these numbers of experts, [L]."""
-        return np.asarray(self._each * distinct * _FACTORS[self._at])
+        return np.asarray(self._each * distinct * self.factor)
 
     def late(self, distinct: FloatArray, host: FloatArray) -> float:
         """Seconds that the CPU waited for the device beside the usual; host: float64 [L], its own."""
@@ -70,7 +75,7 @@ class DeviceTime:
         common = np.clip(np.median(rest, axis=1), usual / 2, usual * 2)
         off = np.abs(rest - common[:, None]) / usual
         self._learn(np.minimum(off, _MOST).mean(axis=1))
-        return float(common[self._at])
+        return float(common[self._at[0]])
 
     def observe_total(self, distinct: FloatArray, seconds: float) -> None:
         """A step that the device computed alone: all its experts took `seconds`; distinct: [L]."""
@@ -81,4 +86,14 @@ class DeviceTime:
     def _learn(self, loss: FloatArray) -> None:
         self._loss *= self._kept
         self._loss += loss
-        self._at = int((self._loss + self._doubt).argmin())
+        self._at[0] = (self._loss + self._doubt).argmin()
+
+    def make_fast(self) -> _core.LayerWaits:
+        """In C++ (csrc/core/layer_waits.h), on the same arrays: what this learns, and what `hand_off_time`
+        does."""
+        from spac import _core  # here, for options are read before the library is loaded
+
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "each": self._each, "loss": self._loss, "at": self._at, "factors": _FACTORS, "doubt": self._doubt
+        }  # fmt: skip
+        return _core.LayerWaits(arrays, self._kept, _MOST)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,10 @@ from spac.costs import Costs, ExpertCosts, Layer
 from spac.errors import InputError
 from spac.profile.device_time import DeviceTime
 from spac.profile.hand_off_time import HandOffTime
-from spac.profile.robust import SHARE, RobustFit, RobustTable
+from spac.profile.robust import SHARE, RobustFit, RobustTable, fast_fit
+
+if TYPE_CHECKING:
+    from spac import _core
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
@@ -47,12 +51,13 @@ class StepTimes:
 class _Pool:
     """The experts of one pool: both forms of the CPU's time."""
 
-    def __init__(self, start: ExpertCosts, members: BoolArray, share: float) -> None:
-        """members: bool [L], the layers of the pool."""
+    def __init__(self, start: ExpertCosts, members: BoolArray, share: float, *, fast: bool) -> None:
+        """members: bool [L], the layers of the pool; fast: in C++."""
         self.start, self.members = start, members
         self._layers = slice(None) if members.all() else np.flatnonzero(members)
-        self._host = RobustFit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s), share)
-        self._paper = RobustFit((start.cpu_pair_only_s,), share)
+        fit = fast_fit if fast else RobustFit
+        self._host = fit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s), share)
+        self._paper = fit((start.cpu_pair_only_s,), share)
 
     def observe_host(self, layers: LayerCosts) -> None:
         """layers: [L], of all pools."""
@@ -83,13 +88,19 @@ class _Pool:
 class CostEstimator:
     """The costs of a running engine. One caller at a time."""
 
+    allow_fast: ClassVar[bool] = True
+    """False: Python and numpy throughout, to compare with."""
+
     def __init__(self, start: Costs, layers: Sequence[Layer], share: float = SHARE) -> None:
         """start: what was measured or guessed, for a model of these layers. Raises InputError if it has
         another number of pools."""
         of_layer = np.array([layer.pool for layer in layers], np.int32)
         if len(start.experts) != len(set(of_layer.tolist())):
             raise InputError(f"costs of {len(start.experts)} pools are not of this model")
-        self._pools = [_Pool(costs, of_layer == pool, share) for pool, costs in enumerate(start.experts)]
+        fast = self.allow_fast
+        self._pools = [
+            _Pool(costs, of_layer == pool, share, fast=fast) for pool, costs in enumerate(start.experts)
+        ]
         sizes = {layer.pool: layer.expert_bytes for layer in layers}
         guesses = [ExpertCosts.guessed(sizes[pool]).device_expert_s for pool in range(len(sizes))]
         self._device = DeviceTime(
@@ -99,12 +110,14 @@ class CostEstimator:
         )  # fmt: skip
         uploads = sum(start.experts[layer.pool].upload_busy_s for layer in layers)
         self._upload_byte_s = max(uploads, 1e-12) / sum(layer.expert_bytes for layer in layers)
-        self._draft = RobustFit((start.draft_base_s, start.draft_token_s), share)
+        fit = fast_fit if fast else RobustFit
+        self._draft = fit((start.draft_base_s, start.draft_token_s), share)
         self._verify = RobustTable(start.verify_s, share)
         self._dense = RobustTable(start.dense_s, share)
         self._wait = RobustTable([time / len(layers) for time in start.dense_s], share)
-        self._upload = RobustFit((1.0,), share)  # as a ratio to the start
+        self._upload = fit((1.0,), share)  # as a ratio to the start
         self._hand_off = HandOffTime(start.hand_off_s)
+        self._fast = self._device.make_fast() if fast else None
         self.steps = 0
         """Steps observed."""
 
@@ -138,6 +151,23 @@ class CostEstimator:
         """Whether `observe` only counts the step of this number, from 1."""
         return number > _EAGER and number % _EVERY != 0
 
+    def observe_step(self, step: _core.Step) -> None:
+        """Learn from a session's step, or count it."""
+        if self.skips(self.steps + 1):
+            self.steps += 1
+            return
+        self.observe(
+            StepTimes(
+                n_drafted=step.n_drafted,
+                draft_s=step.draft_ns * 1e-9,
+                n_verified=step.n_verified,
+                verify_s=(step.verify_ns + step.sample_ns) * 1e-9,
+                layers=step.layer_costs,
+                upload_bytes=step.upload_bytes,
+                upload_s=step.upload_ns * 1e-9,
+            )
+        )
+
     def observe(self, step: StepTimes) -> None:
         """Learn from a step."""
         self.steps += 1
@@ -155,6 +185,15 @@ class CostEstimator:
     def _observe_device(self, step: StepTimes) -> None:
         """What the waits say of the device's time, and of the time without experts."""
         n, layers = step.n_verified, step.layers
+        if self._fast is not None:
+            told = self._fast.observe(layers, step.verify_s, self._dense[n], self._wait[n])
+            if told is not None:
+                usual, dense, whole = told
+                self._wait.observe(n, usual)
+                self._dense.observe(n, dense)
+                if whole is not None:
+                    self._hand_off.add(*whole)
+            return
         distinct = layers["device_distinct"].astype(np.float64)
         wait, host = layers["wait_ns"] * 1e-9, layers["host_ns"] * 1e-9
         rest = step.verify_s - float(host.sum())

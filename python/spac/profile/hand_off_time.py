@@ -50,4 +50,8 @@ class HandOffTime:
         spared = usual - (wait[last] - late[first] - usual) / n_whole
         before = np.append(0.0, work.cumsum())
         inside = float((before[last] - before[first + 1]).sum() / n_whole.sum())
-        self._steps.append((float(np.median(spared)), inside))
+        self.add(float(np.median(spared)), inside)
+
+    def add(self, spared: float, inside: float) -> None:
+        """What a step showed: hand-off - D, and D by a factor of 1, of each of its whole layers."""
+        self._steps.append((spared, inside))

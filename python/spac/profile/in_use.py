@@ -10,7 +10,7 @@ from spac.costs import Costs
 from spac.errors import InputError
 from spac.pair import ModelPair
 from spac.profile import cache
-from spac.profile.estimator import CostEstimator, StepTimes
+from spac.profile.estimator import CostEstimator
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -50,20 +50,7 @@ class CostsInUse:
 
     def observe(self, step: _core.Step) -> None:
         """A step has ended."""
-        if self.estimator.skips(self.estimator.steps + 1):
-            self.estimator.steps += 1
-            return
-        self.estimator.observe(
-            StepTimes(
-                n_drafted=step.n_drafted,
-                draft_s=step.draft_ns * 1e-9,
-                n_verified=step.n_verified,
-                verify_s=(step.verify_ns + step.sample_ns) * 1e-9,
-                layers=step.layer_costs,
-                upload_bytes=step.upload_bytes,
-                upload_s=step.upload_ns * 1e-9,
-            )
-        )
+        self.estimator.observe_step(step)
 
     def close(self) -> None:
         """Keep what was learnt; where that cannot be, `note` has said so."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spac import env, interrupt
-from spac.chat_options import ChatOptions, add_chat_options, read_chat_options
+from spac.chat_options import ChatOptions, add_chat_options, add_prefill_option, read_chat_options
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
 from spac.options import Parser, add_config, add_engine, number, read_config
@@ -30,7 +30,8 @@ def make_parser() -> Parser:
     """The options of `spac.serve`."""
     parser = Parser(
         prog="spac.serve",
-        description="Serve a Mixture-of-Experts model with OpenAI's interface, at http://HOST:PORT/v1. "
+        description="Serve a Mixture-of-Experts model with OpenAI's interfaces and Anthropic's Messages, at "
+        "http://HOST:PORT/v1. "
         "Without --target, the bundled demo pair. Ctrl-C stops.",
         like_llama_cpp=True,
     )
@@ -48,7 +49,9 @@ def make_parser() -> Parser:
     server.add_argument(
         "--alias", "-a", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
     )
-    add_chat_options(parser.add_argument_group("chat"))
+    chat = parser.add_argument_group("chat")
+    add_chat_options(chat)
+    add_prefill_option(chat)
     add_engine(parser)
     sampling = parser.add_argument_group("sampling, where a request does not say")
     add_config(sampling, SamplingConfig, only=defaults.SAMPLING)

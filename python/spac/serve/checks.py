@@ -27,8 +27,13 @@ CHAT_FIELDS: dict[str, tuple[type, str]] = {
     "reasoning_effort": (str, "a word, such as low or high,"),
     "chat_template_kwargs": (dict, "an object"),
     "stream_options": (dict, "an object"),
+    "logprobs": (bool, "true or false"),
+    "continue_final_message": (bool, "true or false"),
 }
 """What chat requests may have beside what llama-cpp-python's server reads: types, and how to call them."""
+
+MOST_LOGPROBS = 20
+"""Alternatives to a token, at most, as OpenAI has it."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -55,6 +60,9 @@ def checked(
     if path == "/v1/chat/completions":
         _check_messages(request)
         _check_types(request)
+        if "top_logprobs" in request and not request.get("logprobs"):
+            raise Refusal(400, "top_logprobs: logprobs has to be true with it", param="top_logprobs")
+    _check_logprobs(request, "top_logprobs" if "messages" in request else "logprobs")
     try:
         valid = REQUESTS[path].model_validate(request)
     except ValidationError as error:
@@ -119,6 +127,16 @@ def _check_types(request: dict[str, Any]) -> None:
     for name, (kind, what) in CHAT_FIELDS.items():
         if name in request and not isinstance(request[name], kind):
             raise Refusal(400, f"{name}: {what} is needed", param=name)
+
+
+def _check_logprobs(request: dict[str, Any], name: str) -> None:
+    n = request.get(name, 0)
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= MOST_LOGPROBS:
+        text = f"{name}: a number of alternatives from 0 to {MOST_LOGPROBS} is needed, not {json.dumps(n)}"
+        raise Refusal(400, text, param=name)
+    if name in request and request.get("echo"):
+        text = "echo: not with logprobs here; spac.Llama(…, logits_all=True) does both"
+        raise Refusal(400, text, param="echo")
 
 
 def _check_messages(request: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from starlette.concurrency import run_in_threadpool
 
 from spac.serve.checks import REQUESTS, checked
+from spac.serve.doors import DOORS, refusal_body, refusal_event, translated
 from spac.serve.line import Full, Line
 from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal, refusal_of
@@ -29,6 +30,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SERVED = {*REQUESTS, *DOORS}
+"""The paths of requests that use the model."""
 MAX_BODY = 32 << 20
 STALL_S = 60.0
 """A client that takes nothing for so long counts as gone: others wait for the model."""
@@ -47,10 +50,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         began, path = time.monotonic(), str(scope["path"])
-        answer = Answer(send)
+        answer = Answer(send, path)
         try:
             self._house.admit(path, scope)
-            if path in REQUESTS and scope["method"] == "POST":
+            if path in SERVED and scope["method"] == "POST":
                 await self._serve(path, scope, receive, answer)
             else:
                 await self._app(scope, receive, answer.send)
@@ -62,14 +65,15 @@ class Gate:
             else:
                 await answer.refuse(refusal)
         finally:
-            metrics, known = self._house.metrics, path in REQUESTS
+            metrics, known = self._house.metrics, path in SERVED
             metrics.requests.labels(path if known else "other", str(answer.status)).inc()
             if known:
                 metrics.seconds.observe(time.monotonic() - began)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
-        request, body = checked(path, await _read(receive), self._house.models, self._house.defaults)
-        ticket = Ticket(request)
+        known, raw, original = translated(path, await _read(receive))
+        request, body = checked(known, raw, self._house.models, self._house.defaults)
+        ticket = Ticket(request, original)
         watch = asyncio.create_task(_watch(receive, ticket))
         self._house.tickets.add(ticket)
         try:
@@ -172,7 +176,8 @@ class House:
                 raise Refusal(403, f"a page of {origin} needs an API key: start the server with --api-key")
             return
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+        keys = [key.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
+        if not any(hmac.compare_digest(each, self._key) for each in keys):
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
 
     def close(self) -> None:
@@ -186,8 +191,9 @@ class Answer:
     """The way out. Holds back a response's beginning until there is something of it, and its end until the
     app is done, so that what goes wrong meanwhile can still be told."""
 
-    def __init__(self, send: Send) -> None:
-        self._out = send
+    def __init__(self, send: Send, path: str) -> None:
+        """`path` says in whose words a refusal is told."""
+        self._out, self._path = send, path
         self._held: list[Message] = []
         self._started = False
         self._streams = False
@@ -216,11 +222,12 @@ class Answer:
         """In place of the response; as an event where one has begun."""
         if self._started:
             if self._streams:
-                await self._send({"type": "http.response.body", "body": refusal.event(), "more_body": True})
+                event = refusal_event(self._path, refusal)
+                await self._send({"type": "http.response.body", "body": event, "more_body": True})
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         self.status, self._held = refusal.status, []
-        body = json.dumps(refusal.body()).encode()
+        body = json.dumps(refusal_body(self._path, refusal)).encode()
         start = {"type": "http.response.start", "status": refusal.status, "headers": refusal.fields()}
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -27,14 +27,13 @@ class Guest:
         return getattr(self._llama, name)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        return self.create_completion(*args, **keywords)
+        return _as_it_is(self.create_completion(*args, **keywords))
 
     def create_chat_completion(self, **keywords: Any) -> Any:
         # Unbound, so that the chat format's handler asks us for the completion.
         with _refusing():
             made = llama_cpp.Llama.create_chat_completion(self, **keywords)
-        # As it is: by its declared type, the app would drop the reasoning.
-        return JSONResponse(made) if isinstance(made, dict) else made
+        return _as_it_is(made)
 
     def create_embedding(self, *args: Any, **keywords: Any) -> Any:
         with _refusing():
@@ -57,7 +56,10 @@ class Guest:
             ticket.at_end(stream.close)  # of a client that left, it would linger until it is collected
             return stream
         with _refusing(), self._at_work(ticket):
-            return self._llama.create_completion(*args, **keywords)
+            made = self._llama.create_completion(*args, **keywords)
+        if (stats := getattr(self._llama, "stats", None)) is not None:
+            made["usage"]["prompt_tokens_details"] = {"cached_tokens": stats.cached_tokens}
+        return made
 
     def _stream(
         self, ticket: Ticket, args: tuple[Any, ...], keywords: dict[str, Any]
@@ -85,6 +87,11 @@ class Guest:
             stats = getattr(self._llama, "stats", None)
             if stats is not None and stats != before:
                 self._metrics.observe(stats)
+
+
+def _as_it_is(made: Any) -> Any:
+    """By their declared types, the app would drop the reasoning, and what was cached."""
+    return JSONResponse(made) if isinstance(made, dict) else made
 
 
 @contextlib.contextmanager

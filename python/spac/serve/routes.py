@@ -1,21 +1,34 @@
-"""The routes beside those of llama-cpp-python's server, or in their place where those would wait for the
-model: health, metrics, the list of models."""
+"""The routes beside those of llama-cpp-python's server: chats in other interfaces (`doors`); and in the place
+of those that would wait for the model: health, metrics, the list of models."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from llama_cpp.server.app import get_llama_proxy, prepare_request_resources
+from llama_cpp.server.types import CreateChatCompletionRequest
+from sse_starlette import EventSourceResponse
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from spac.serve.chat_run import ChatRun
+from spac.serve.doors import DOORS, refusal_body
 from spac.serve.gate import House
+from spac.serve.pieces import Telling, told
 from spac.serve.refusal import Refusal
+from spac.serve.ticket import TICKET, Ticket
+
+NO_ARGUMENTS = {"n", "logit_bias_type", "user", "min_tokens"}
+"""Of a chat request, what `create_chat_completion` does not take."""
 
 
 def add_routes(app: FastAPI, house: House) -> None:
-    """Put them before those that are there, and have all errors told in OpenAI's form."""
+    """Put them before those that are there, and have all errors told in their interface's form."""
     router = APIRouter()
     started = int(time.time())
 
@@ -40,6 +53,8 @@ def add_routes(app: FastAPI, house: House) -> None:
     router.get("/metrics")(metrics)
     router.get("/v1/models")(models)
     router.get("/v1/models/{name:path}")(model)
+    for path in DOORS:
+        router.post(path)(_chat)
     known = list(app.router.routes)
     app.include_router(router)
     added = [route for route in app.router.routes if route not in known]
@@ -47,10 +62,39 @@ def add_routes(app: FastAPI, house: House) -> None:
     app.add_exception_handler(HTTPException, _refuse)
 
 
-async def _refuse(_request: Request, error: HTTPException) -> JSONResponse:
+async def _chat(request: Request) -> Response:
+    """A request in another interface. The gate has read it: it is on the ticket, as a chat request."""
+    ticket, door = TICKET.get(), DOORS[request.url.path]
+    asked = CreateChatCompletionRequest.model_validate(ticket.request)
+    if door.telling is not None and asked.stream:
+        events = _events(asked, ticket, door.telling(ticket.original))
+        return EventSourceResponse(events, ping_message_factory=lambda: door.ping)
+    async with _run(asked) as run:
+        made = await run_in_threadpool(run.count if door.counts else run.answer)
+    return JSONResponse(door.answer(ticket.original, made))
+
+
+async def _events(asked: Any, ticket: Ticket, telling: Telling) -> AsyncIterator[bytes]:
+    async with _run(asked) as run:
+        events = told(telling, run.chunks())
+        ticket.at_end(events.close)  # of a client that left, they would linger until they are collected
+        async for event in iterate_in_threadpool(events):
+            yield event
+
+
+@contextlib.asynccontextmanager
+async def _run(asked: Any) -> AsyncIterator[ChatRun]:
+    """What runs it, with the arguments that llama-cpp-python's route of chats would give."""
+    arguments = asked.model_dump(exclude=NO_ARGUMENTS)
+    async with contextlib.asynccontextmanager(get_llama_proxy)() as models:
+        llama = prepare_request_resources(asked, models, asked.model, arguments)
+        yield ChatRun(llama, arguments)
+
+
+async def _refuse(request: Request, error: HTTPException) -> JSONResponse:
     refusal = error if isinstance(error, Refusal) else Refusal(error.status_code, str(error.detail))
     return JSONResponse(
-        refusal.body(),
+        refusal_body(request.url.path, refusal),
         refusal.status,
         headers={name.decode(): value.decode() for name, value in refusal.fields()},
     )

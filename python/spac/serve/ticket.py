@@ -12,9 +12,11 @@ from typing import Any
 class Ticket:
     """Whether the client is still there, and what to stop when it is not."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: Mapping[str, Any], original: Mapping[str, Any] | None = None) -> None:
         self.request = request
         """What was asked, as `checks.checked` leaves it."""
+        self.original = original or request
+        """The same in the words of the interface in which it was asked (`doors`)."""
         self.left = asyncio.Event()
         """Set when nobody waits for the answer any more. For the event loop."""
         self._lock = threading.RLock()  # a signal's handler may cancel while its thread does

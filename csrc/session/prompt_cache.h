@@ -1,0 +1,47 @@
+// Sequences that a session has left, kept in host memory: who comes back to one goes on from there, and nothing is
+// evaluated again.
+#pragma once
+
+#include "session/context.h"
+#include "session/session.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <optional>
+
+namespace spac {
+
+class Speculator;
+
+class PromptCache {
+  public:
+    // `max_bytes`: of all that is kept; 0: nothing is.
+    explicit PromptCache(size_t max_bytes) : max_bytes_(max_bytes) {}
+
+    // Before the session goes on with `wanted`: keeps what the memories hold if most of it would be lost, and brings
+    // back a sequence that has more in common with `wanted`. True if it did: the speculator is to be told.
+    bool exchange(const llama_tokens & wanted, Context & target, Speculator * speculator);
+    void clear() { entries_.clear(); }
+
+    Session::Cached stats() const;
+
+  private:
+    struct Entry {
+        Remembered target, draft;
+
+        size_t bytes() const { return target.bytes() + draft.bytes(); }
+    };
+    using Entries = std::list<Entry>;
+
+    std::optional<Entry> take(const llama_tokens & wanted, int n_at_least);
+    void                 keep(const Context & target, const Context * draft);
+    bool                 make_room(size_t n_bytes);
+    size_t               bytes() const;
+
+    size_t  max_bytes_;
+    Entries entries_; // the last used first
+    int     n_stored_ = 0, n_recalled_ = 0;
+};
+
+} // namespace spac

@@ -1,0 +1,22 @@
+// How probable a model holds tokens, by the logits of its last evaluation.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+struct llama_context;
+
+namespace spac {
+
+// Natural logarithms, of the softmax over the whole vocabulary, before any sampler.
+struct TokenProbabilities {
+    int                  n_top = 0; // alternatives by token; no more than the vocabulary has
+    std::vector<float>   chosen;    // [n_tokens]
+    std::vector<int32_t> top_ids;   // [n_tokens * n_top]: the most probable tokens, best first, equal ones by number
+    std::vector<float>   top;       // [n_tokens * n_top]
+};
+
+// Of tokens that were chosen by the rows of the context's last evaluation, the first one by row 0.
+TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top);
+
+} // namespace spac

@@ -1,0 +1,150 @@
+"""What a chat answers, as pieces of blocks: reasoning, text, calls. Other interfaces tell them one by one."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spac.errors import SpacError
+from spac.serve.refusal import GONE, Refusal, refusal_of
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of one block."""
+
+    kind: str
+    """"reasoning", "text" or "call"."""
+    text: str
+    """Of a call: of its arguments, JSON text."""
+    index: int = 0
+    """Of a call: which one."""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """How an answer ended."""
+
+    reason: str
+    """As a chat's `finish_reason`."""
+    stop: str | None
+    """The stop sequence that was met."""
+
+
+def pieces_of(message: Mapping[str, Any]) -> Iterator[Piece]:
+    """Those of a chat's message, or of a delta of it."""
+    for kind, key in (("reasoning", "reasoning_content"), ("text", "content")):
+        if message.get(key):
+            yield Piece(kind, message[key])
+    for at, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        name, arguments = function.get("name", ""), function.get("arguments", "")
+        yield Piece("call", arguments, call.get("index", at), call.get("id", ""), name)
+
+
+def end_of(choice: Mapping[str, Any]) -> End:
+    """Of the choice of a chat that ended."""
+    return End(choice["finish_reason"], choice.get("stop_reason"))
+
+
+def own_id(made: Mapping[str, Any]) -> str:
+    """What is an answer's own in the ids that are made for it."""
+    return str(made["id"]).removeprefix("chatcmpl-")
+
+
+class Telling(ABC):
+    """A streamed chat as another interface's events. One block is open at a time, and each is closed."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        """Whether anything was told."""
+        self._open: tuple[str, int] | None = None
+        self._n_calls = 0
+        self._end: End | None = None
+        self._usage: Mapping[str, Any] = {}
+
+    def push(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        """What a chunk of the chat tells."""
+        self._usage = chunk.get("usage") or self._usage
+        if not self.begun:
+            self.begun = True
+            yield from self._begin(chunk, self._usage)
+        for choice in chunk["choices"]:
+            for piece in pieces_of(choice["delta"]):
+                yield from self._piece(piece)
+            if choice["finish_reason"] is not None:
+                self._end = end_of(choice)
+
+    def finish(self) -> Iterator[Event]:
+        """After the last chunk."""
+        if self._end is None:
+            raise SpacError("the answer broke off")
+        yield from self._shut(self._end)
+        yield from self._finish(self._end, self._usage)
+
+    def _piece(self, piece: Piece) -> Iterator[Event]:
+        key = (piece.kind, piece.index)
+        if key != self._open:
+            if piece.kind == "call":
+                if piece.index != self._n_calls:
+                    raise SpacError("a call went on after the next one had begun")
+                self._n_calls += 1
+            yield from self._shut(None)
+            self._open = key
+            yield from self._start(piece)
+        if piece.text:
+            yield from self._more(piece)
+
+    def _shut(self, end: End | None) -> Iterator[Event]:
+        if self._open is not None:
+            self._open = None
+            yield from self._stop(end)
+
+    @abstractmethod
+    def _begin(self, made: Mapping[str, Any], usage: Mapping[str, Any]) -> Iterable[Event]:
+        """The answer begins."""
+
+    @abstractmethod
+    def _start(self, piece: Piece) -> Iterable[Event]:
+        """A block begins; the piece's text is told by `_more`."""
+
+    @abstractmethod
+    def _more(self, piece: Piece) -> Iterable[Event]:
+        """The block that began last goes on."""
+
+    @abstractmethod
+    def _stop(self, end: End | None) -> Iterable[Event]:
+        """That block is over; `end` where the answer is."""
+
+    @abstractmethod
+    def _finish(self, end: End, usage: Mapping[str, Any]) -> Iterable[Event]:
+        """The answer is over."""
+
+    @abstractmethod
+    def fail(self, refusal: Refusal) -> Iterable[Event]:
+        """In place of the rest."""
+
+
+def told(telling: Telling, chunks: Iterable[Mapping[str, Any]]) -> Generator[bytes, None, None]:
+    """The events of a chat's chunks. A fault before the first of them is raised, a later one is told."""
+    try:
+        for chunk in chunks:
+            yield from map(encoded, telling.push(chunk))
+        yield from map(encoded, telling.finish())
+    except Exception as error:
+        refusal = refusal_of(error)
+        if refusal.status == GONE or not telling.begun:
+            raise
+        yield from map(encoded, telling.fail(refusal))
+
+
+def encoded(event: Event) -> bytes:
+    """As it goes out."""
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()

@@ -1,0 +1,74 @@
+"""Conversations in turns: who comes back to one goes on there, in an engine and through Llama."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spac import Llama, host_memory
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.prompt_cache import cache_bytes
+from tests.conftest import TinyModel
+
+FIRST, SECOND = list(range(5, 205)), list(range(100, 190)) * 2
+SETTINGS = {"device": "stand-in", "threads": 1, "ctx": 768, "slots": "25%"}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3moe")
+
+
+def read(engine: Engine, prompt: list[int]) -> int:
+    """Tokens of the prompt that were evaluated."""
+    generation = engine.generate(prompt, 8)
+    for _ in generation:
+        pass
+    return generation.stats.prefilled_tokens
+
+
+@pytest.mark.parametrize(("room", "again"), [({}, 0), ({"cache_ram": 64}, 0), ({"cache_ram": 0}, 199)])
+def test_a_prompt_that_comes_back(target: Path, room: dict[str, int], again: int) -> None:
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    with Engine(EngineConfig(target=target, sampling=sampling, **SETTINGS, **room)) as engine:
+        assert [read(engine, prompt) for prompt in (FIRST, SECOND)] == [199, 179]
+        assert read(engine, FIRST) == again
+        assert engine.session is not None
+        assert engine.session.cached["n_recalled"] == (not again)
+
+
+def test_the_same_through_llama(target: Path) -> None:
+    llama = Llama(str(target), device="stand-in", slots="25%", n_ctx=768, verbose=False, cache_ram=64)
+    try:
+        texts = []
+        for prompt in (FIRST, SECOND, FIRST):
+            texts.append(llama.create_completion(prompt, max_tokens=8, temperature=0)["choices"][0]["text"])
+        assert texts[0] == texts[2]
+        assert llama.stats is not None
+        assert llama.stats.prefilled_tokens == 0
+    finally:
+        llama.close()
+
+
+def test_without_a_word_half_of_what_is_left_is_taken(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(EngineConfig(target=target, **SETTINGS)) as engine:
+        pair, config = engine._pair, engine.config
+        models = pair.target.n_bytes
+        for free, expected in ((models + 1000, 500), (models, 0), (models // 2, 0), (10**12, 8 << 30)):
+            monkeypatch.setattr("spac.prompt_cache.available", lambda free=free: free)
+            assert cache_bytes(config, pair) == expected
+        read_whole = EngineConfig(target=target, load_mode="none")
+        monkeypatch.setattr("spac.prompt_cache.available", lambda: 1000)
+        assert cache_bytes(read_whole, pair) == 500, "its pages are taken already"
+
+
+def test_a_control_group_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"memory.max": 1000, "memory.current": 400}
+    monkeypatch.setattr(host_memory, "_of_group", sizes.get)
+    assert host_memory.available() == 600
+    sizes["memory.current"] = 2000
+    assert host_memory.available() == 0
+    sizes.clear()
+    assert host_memory.available() == pytest.approx(host_memory.sizes()[0], rel=0.2)
