@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 from dataclasses import asdict
@@ -25,10 +24,12 @@ from bench.compare.comparison import OUT_OF_TIME, Comparison
 from bench.compare.likelihood import perplexity
 from bench.compare.page import breakdowns, plot, table, verdict
 from bench.compare.roofline import Bandwidths
+from bench.gpu_suite.facts import processor_name
 from spac.errors import SpacError
 from spac.host import physical_cores
 
 UNFINISHED = 3
+LISTED = 12  # cells that were not run, by name
 
 
 def commit() -> str:
@@ -60,12 +61,18 @@ def gpu(device: str) -> str:
 
 
 def not_run(lines: list[str]) -> list[str]:
-    """One line per reason."""
+    """One line per reason, with the first cells (compare.json has all)."""
     reasons: dict[str, list[str]] = {}
     for line in lines:
         what, _, reason = line.partition(": ")
         reasons.setdefault(reason, []).append(what)
-    return [f"- {reason}: {', '.join(cells)}" for reason, cells in reasons.items()]
+    return [f"- {reason}: {named(cells)}" for reason, cells in reasons.items()]
+
+
+def named(cells: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(cells) - LISTED} more" if len(cells) > LISTED else ""
+    return ", ".join(cells[:LISTED]) + more
 
 
 def setting_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def setting_of(args: argparse.Namespace) -> dict[str, Any]:
         "tokens": args.tokens,
         "prompts": args.texts,
         "commit": args.commit or commit(),
-        "machine": f"{platform.processor() or platform.machine()}, {gpu(args.device)}",
+        "machine": f"{processor_name()}, {gpu(args.device)}",
     }
 
 

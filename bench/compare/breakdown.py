@@ -24,6 +24,11 @@ class Breakdown:
     rest: float = 0.0  # sampling, accepting, the governor, Python
     counts: dict[str, float] = field(default_factory=dict)  # by name, not of time
 
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.counts["tokens"] / self.step * 1e3
+
 
 def breakdown_of(runs: Sequence[Run]) -> Breakdown | None:
     """Of runs that tell where their time went; None for others."""

@@ -17,8 +17,10 @@ from spac.gguf_info import EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOK_TOO_LONG = "not done within"
-DECIDING = 5
-"""Engines, from the first: spac and llama.cpp with a draft, llama.cpp tuned, spac with the governor."""
+NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
+DECIDING = 6
+"""Engines, from the first: spac and llama.cpp with a draft, spac with the governor, llama.cpp without a
+draft, for that may be its best."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Engine:
     governor: str | None = None
     draft_length: int | None = None  # None: the comparison's
     lookahead: int | None = None  # None: spac's default
+    graphs: bool = True  # CUDA's; without them only on the first budget and context, and only on CUDA
 
     @property
     def by_budget(self) -> bool:
@@ -55,19 +58,25 @@ def engines(schedulers: list[str], with_server: bool) -> list[Engine]:
         ]
     for name in governed:
         rows.append(Engine(f"spac {name}, governor", "spac", True, scheduler=name, governor="roofline"))
+        if name == first:
+            for kind in kinds:
+                rows += [
+                    Engine(f"{kind}, experts on CPU", kind, False),
+                    Engine(f"{kind} --n-cpu-moe", kind, False, tuned=True),
+                ]
         rows += [spac.pop(name)] if name in spac else []
-    for kind in kinds:
-        rows += [
-            Engine(f"{kind}, experts on CPU", kind, False),
-            Engine(f"{kind} --n-cpu-moe", kind, False, tuned=True),
-            # Fewer drafted tokens want fewer experts: llama.cpp's own default length.
-            Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3),
-        ]
+    for kind in kinds:  # fewer drafted tokens want fewer experts: llama.cpp's own default length
+        rows.append(Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3))
     rows.append(Engine(f"spac {first}, no draft", "spac", False, scheduler=first))
     for speculates in (True, False):  # a twin's routers are foreseen better than a real model's: bench/twin
         name = f"spac {first} without lookahead, {'draft' if speculates else 'no draft'}"
         rows.append(Engine(name, "spac", speculates, scheduler=first, lookahead=0))
-    return [*rows, *spac.values()]
+    return [
+        *rows,
+        *spac.values(),
+        Engine(f"spac {first} without CUDA graphs, draft", "spac", True, scheduler=first, graphs=False),
+        Engine("llama.cpp --n-cpu-moe without CUDA graphs, draft", "llama.cpp", True, True, graphs=False),
+    ]
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,11 @@ class Cell:
 
 def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterator[Cell]:
     """Every cell once, what decides first: all engines on the first budget and context, then on the others
-    the first engines, then the rest."""
+    the first engines, then the rest; those without CUDA's graphs are asked on the first alone."""
     places = [(budget, context) for context in contexts for budget in budgets]
     places.sort(key=lambda place: (budgets.index(place[0]) > 0) + (contexts.index(place[1]) > 0))
-    parts = [(rows, places[:1]), (rows[:DECIDING], places[1:]), (rows[DECIDING:], places[1:])]
+    rest = [row for row in rows[DECIDING:] if row.graphs]
+    parts = [(rows, places[:1]), (rows[:DECIDING], places[1:]), (rest, places[1:])]
     seen: set[str] = set()
     for some, where in parts:
         for budget, context in where:
@@ -122,14 +132,17 @@ def layers_on_cpu(sizes: list[int], room: float) -> int:
     return n
 
 
-def environment(reference: Path | None) -> dict[str, str]:
-    """For a process that runs the unpatched library of that folder, or (None) spac's own.
+def environment(reference: Path | None, *, graphs: bool = True) -> dict[str, str]:
+    """For a process that runs the unpatched library of that folder, or (None) spac's own; without CUDA's
+    graphs, where ggml is not to use them.
 
     CUDA's libraries may be Python packages; spac finds them by itself, the unpatched library must be told.
     """
     folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "python")]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     found.pop("LLAMA_CPP_LIB_PATH", None)
+    if not graphs:
+        found[NO_GRAPHS] = "1"
     if reference is not None:
         packages = [str(each) for folder in sys.path for each in Path(folder or ".").glob("nvidia/*/lib")]
         paths = [path for path in (found.get("LD_LIBRARY_PATH", ""), *packages) if path]
@@ -153,7 +166,7 @@ def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: fl
             code = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=environment(reference),
+                env=environment(reference, graphs=job.graphs),
                 stdout=log,
                 stderr=log,
                 timeout=seconds,

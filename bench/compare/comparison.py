@@ -35,6 +35,7 @@ from tests.reference import reference_folder
 
 LEAST_S = 20  # no cell is begun with fewer seconds left
 MOST_S = 150  # a cell that takes longer hangs
+BANDWIDTHS_S = 60  # so does measuring them
 OUT_OF_TIME = "out of time"
 FIRST = 3  # cells before perplexities are measured
 VRAM_NOISE = 64 << 20
@@ -61,7 +62,7 @@ class Comparison:
             if path is not None:
                 check_model(path, role)
         rows = engines(args.schedulers, bool(args.server))
-        rows = [row for row in rows if args.draft or not row.speculates]
+        rows = [row for row in rows if (args.draft or not row.speculates) and (row.graphs or self.on_gpu)]
         if args.only:
             rows = [row for row in rows if any(text in row.name for text in args.only)]
         self.grid = list(grid(rows, args.budgets, args.contexts))
@@ -117,6 +118,7 @@ class Comparison:
             scheduler=engine.scheduler or "lru",
             governor=engine.governor,
             lookahead=engine.lookahead,
+            graphs=engine.graphs,
             program=str(args.server or ""),
         )
 
@@ -176,13 +178,14 @@ class Comparison:
             self.n_cpu_moe[cell.key] = Job.read(path.with_suffix(".job.json")).n_cpu_moe
             return
         job = self.job(cell)
-        print(f"{cell.key} …", file=sys.stderr, flush=True)
         while True:
             begun = time.monotonic()
             left = self.deadline - begun
             if left < self._least_s:
                 self.not_run.append(f"{cell.key}: {OUT_OF_TIME}")
                 return
+            tuned = f", --n-cpu-moe {job.n_cpu_moe}" if cell.engine.tuned else ""
+            print(f"{cell.key}{tuned} …", file=sys.stderr, flush=True)
             reference = None if job.kind == "spac" else self.reference
             result = run_cell(job, self.cells, cell.key, reference, min(left, MOST_S))
             if not result.error:
@@ -213,16 +216,16 @@ class Comparison:
             command = [sys.executable, "-m", "bench.compare.roofline", str(self.reference / "libllama.so")]
             command += [self.args.device if self.on_gpu else "CPU", str(self.args.threads)]
             command += ["64" if self.args.quick else "1024", str(path)]
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-                env=environment(self.reference),
-            )
-            if done.returncode:
-                self.not_run.append(f"bandwidths: {(done.stderr.strip() or 'failed').splitlines()[-1][:200]}")
+            try:
+                done = subprocess.run(
+                    command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BANDWIDTHS_S,
+                    env=environment(self.reference),
+                )  # fmt: skip
+                fault = (done.stderr.strip() or "failed").splitlines()[-1][:200] if done.returncode else ""
+            except subprocess.TimeoutExpired:
+                fault = f"{TOOK_TOO_LONG} {BANDWIDTHS_S} s"
+            if fault:
+                self.not_run.append(f"bandwidths: {fault}")
         if not path.is_file():
             return None
         return Bandwidths(**json.loads(path.read_text()))

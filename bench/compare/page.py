@@ -139,7 +139,9 @@ def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) 
     for context, budget, mine in _groups([row for row in rows if row.breakdown]):
         times = [(row.engine, row.breakdown) for row in mine if row.breakdown]
         used = use_table(times, bandwidths, target)
-        better = repair_table([(row.engine, row.decode, row.repairs) for row in mine if row.repairs])
+        better = repair_table(  # beside the speed of the same steps, which is not the runs' median
+            [(row.engine, row.breakdown.speed, row.repairs) for row in mine if row.breakdown and row.repairs]
+        )
         title = f"### Where a step's time goes: {budget} of the experts, prompts of {context} tokens"
         parts += [part for part in (title, time_table(times), used, better) if part]
     if not parts:

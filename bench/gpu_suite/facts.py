@@ -43,7 +43,8 @@ def command(*words: str, seconds: float = 15) -> str:
 
 
 def capability() -> str:
-    """The first GPU's compute capability without its dot ("90"), from the driver; "" without one."""
+    """The first GPU's compute capability without its dot ("90"), from the driver, or from nvidia-smi where
+    that cannot be opened; "" without one."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -53,8 +54,9 @@ def capability() -> str:
             if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
                 return ""
         return f"{major.value}{minor.value}"
-    except OSError:
-        return ""
+    except (OSError, AttributeError):
+        said = command("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").splitlines()[0]
+        return said.replace(".", "") if re.fullmatch(r"\d+\.\d", said) else ""
 
 
 def cublas_folders() -> list[Path]:
@@ -81,16 +83,32 @@ def _disk(folder: Path) -> str:
     return f"{free / 1e9:.0f} GB free, {write / 1e9:.2f} GB/s written"
 
 
+def processor_name() -> str:
+    """The CPU's; what the platform says where Linux does not know it."""
+    try:
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """What figures belong to: GPU, CPU and usable cores."""
+    gpu = command("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()[0]
+    parts = ["no GPU" if gpu.startswith("(") else gpu, processor_name()]
+    return ", ".join([*parts, f"{len(os.sched_getaffinity(0))} cores"])
+
+
 def _processor() -> str:
     text = Path("/proc/cpuinfo").read_text()
-    names, flags = re.findall(r"model name\s*: (.*)", text), re.findall(r"flags\s*: (.*)", text)
+    flags = re.findall(r"flags\s*: (.*)", text)
     found = [flag for flag in _CPU_FLAGS if flags and flag in flags[0].split()]
     siblings = set()
     for cpu in os.sched_getaffinity(0):
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         siblings.add(path.read_text().strip() if path.exists() else str(cpu))
     usable = len(os.sched_getaffinity(0))
-    return f"{names[0] if names else '?'}: {usable} usable, {len(siblings)} cores; {' '.join(found)}"
+    return f"{processor_name()}: {usable} usable, {len(siblings)} cores; {' '.join(found)}"
 
 
 def _memory() -> str:
@@ -101,6 +119,14 @@ def _memory() -> str:
     total, free = (int(values.get(name, 0)) / 1e6 for name in ("MemTotal", "MemAvailable"))
     locked = command("sh", "-c", "ulimit -l")
     return f"{total:.0f} GB, {free:.0f} free{more}; /dev/shm {shared:.0f} GB; lockable: {locked}"
+
+
+def _nvml() -> str:
+    """Whether memory in use can be polled; without, nvidia-smi is asked, which takes a while."""
+    try:
+        return "there" if ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2() == 0 else "does not start"
+    except (OSError, AttributeError) as error:
+        return f"({error})"
 
 
 def _gpu() -> str:
@@ -143,6 +169,7 @@ def lines(folder: Path) -> Iterator[str]:
         ("gpu", _gpu),
         ("capability", lambda: capability() or "(no driver)"),
         ("driver", lambda: command("nvidia-smi", "--version").replace("\n", "; ")),
+        ("NVML", _nvml),
         ("cuBLAS", lambda: ", ".join(map(str, cublas_folders())) or "none found"),
         ("python", _python),
         ("disk", lambda: _disk(folder)),

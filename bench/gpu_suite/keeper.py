@@ -11,16 +11,20 @@ from typing import Any
 
 KEPT = (
     "done.json",
-    "compare/cells",
-    "compare/*.png",
-    "compare/*.json",
+    "compare*/cells",
+    "compare*/*.png",
+    "compare*/*.json",
+    "compare*/*.md",
     "smoke.json",
+    "mask-cost.json",
+    "limit.json",
     "parts-*",
-    "patches",
+    "patches*",
     "*.txt",
     "logs",
 )
 LARGEST = 1 << 20  # bytes of a file that is kept
+UNFINISHED = 3  # the exit code of a part that is to be called again
 
 
 class Keeper:
@@ -48,7 +52,7 @@ class Keeper:
 
     def ran(self, part: str) -> bool:
         """Whether it came to an end, good or bad."""
-        return self.done.get(part, {}).get("code") in (0, 1)
+        return self.done.get(part, {}).get("code", UNFINISHED) != UNFINISHED
 
     def __enter__(self) -> Keeper:
         self._thread.start()

@@ -97,10 +97,12 @@ def pack_objects(build: Path, to: Path) -> None:
         shutil.copy(cudart, folder / "libcudart_static.a")
         (folder / "source_id").write_text(source_id(*trees) + "\n")
         (folder / "capability").write_text(_architectures(build) + "\n")
-        with tarfile.open(to, "w:xz", preset=6) as archive:
+        unfinished = to.with_suffix(".tmp")
+        with tarfile.open(unfinished, "w:xz", preset=6) as archive:
             for path in sorted(folder.rglob("*")):
                 if path.is_file():
                     archive.add(path, path.relative_to(folder).as_posix())
+        unfinished.replace(to)
 
 
 def split(archive: Path, to: Path) -> None:

@@ -6,8 +6,9 @@ Called again and again in the same way, it goes on where the last call stopped, 
 OUT/state.tar.gz of that call lies in the carry folder (`pack.py --results`). Begins with the standard library
 alone; the carry folder, made by `pack.py`, has what the machine may lack. In order: what the machine is; the
 build; the bundled pair on the GPU against the CPU; the patches for the twins' weight types; the twins; spac
-beside llama.cpp, what decides first; a timeline; the patches for all types. OUT always holds what was found
-so far, in at most eight files. Exit code 0: all done; 3: call it again; 1: session.txt names what failed.
+beside llama.cpp, what decides first; a timeline, what masks cost, the limit on memory; the patches for all
+types. OUT always holds what was found so far, in at most eight files. Exit code 0: all done; 3: call it
+again; 1: session.txt names what failed.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         make_resident(pair, form.slots)
         if pair.experts is not None:
             pair.experts.set_lookahead(form.lookahead)
+            pair.experts.set_stream_tokens(form.stream_batch)  # a pair is made without
         tokens = np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()
         found, at = [], 0
         for n in BATCHES:
