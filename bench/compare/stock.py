@@ -68,6 +68,7 @@ class Decoder:
         values = api.llama_context_default_params()
         values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
         values.n_threads = values.n_threads_batch = job.threads
+        values.swa_full = False  # as in llama.cpp's programs
         if job.kind == "likelihoods":  # else the device computes large batches of what is on the CPU, too
             values.op_offload = False
         self.context = api.llama_init_from_model(self.model, values)
