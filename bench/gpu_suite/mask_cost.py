@@ -2,8 +2,8 @@
 
     python -m bench.gpu_suite.mask_cost LIBRARY DEVICE RESULT [--quick]
 
-A pool of slots is one stacked tensor, much longer than a layer, and kernels that go by expert (mmq) walk all
-of it.
+A pool of slots is one stacked tensor, much longer than a layer; kernels that go by expert (mmq) walk those
+that ids name, not all of it (patches/0004).
 """
 
 from __future__ import annotations

@@ -39,6 +39,32 @@ def test_a_prompt_that_comes_back(target: Path, room: dict[str, int], again: int
         assert engine.session.cached["n_recalled"] == (not again)
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "read_again"),
+    [
+        ("qwen35moe", {}, 46),  # the last 8 tokens and those that are new
+        ("qwen35moe", {"ctx_checkpoints": 0}, 337),
+        ("gpt-oss", {"ubatch": 64}, 46),
+        ("gpt-oss", {"ubatch": 64, "ctx_checkpoints": 0}, 337),
+        ("gpt-oss", {"ubatch": 64, "swa_full": True, "ctx_checkpoints": 0}, 39),
+    ],
+)
+def test_an_answer_that_is_left_out_of_the_next_prompt(
+    tiny_model: TinyModel, family: str, settings: dict[str, int], read_again: int
+) -> None:
+    """As of a model that reasons: the prompt goes on from before the answer began."""
+    path = tiny_model(family, n_swa=16) if family == "gpt-oss" else tiny_model(family)
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    prompt = [token % 250 + 5 for token in range(300)]
+    config = EngineConfig(
+        target=path, draft_type="ngram-simple", sampling=sampling, **{**SETTINGS, **settings}
+    )
+    with Engine(config) as engine:
+        for _ in engine.generate(prompt, 400):
+            pass
+        assert read(engine, prompt[:-2] + list(range(20, 60))) == read_again
+
+
 def test_the_same_through_llama(target: Path) -> None:
     llama = Llama(str(target), device="stand-in", slots="25%", n_ctx=768, verbose=False, cache_ram=64)
     try:

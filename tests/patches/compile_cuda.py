@@ -38,14 +38,18 @@ def configure(build: Path, architectures: str, cublas: str | None) -> None:
 
 
 def touched(build: Path) -> list[str]:
-    """The .cu files of ggml-cuda itself (not its template instances) that are patched or include a patched
-    header."""
+    """The .cu files of ggml-cuda itself that are patched or include a patched header, and of its template
+    instances that do one for each header."""
     folder = build / "llama.cpp" / "patched" / "ggml" / "src" / "ggml-cuda"
     names = {Path(name).name for name in source.patched_names() if "/ggml-cuda/" in name}
-    found = []
-    for file in sorted(folder.glob("*.cu")):
-        included = set(re.findall(r'#include "(?:ggml-cuda/)?([\w.-]+\.cuh)"', file.read_text()))
-        if file.name in names or included & names:
+    found, instanced = [], set[str]()
+    for file in (*sorted(folder.glob("*.cu")), *sorted(folder.glob("template-instances/*.cu"))):
+        headers = re.findall(r'#include "(?:ggml-cuda/|\.\./)?([\w.-]+\.cuh)"', file.read_text())
+        included = names.intersection(headers)
+        if file.parent != folder:
+            included -= instanced
+            instanced |= included
+        if file.name in names or included:
             found.append(str(file))
     return found
 

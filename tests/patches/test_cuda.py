@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from cffi import FFI
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.patches import source
 from tests.patches.masks import MASKS, masked
@@ -75,12 +77,21 @@ def pointer(array: npt.NDArray[Any], kind: str) -> Any:
 
 @dataclass
 class Sorted:
-    """What the helper writes: for every row sorted by expert its place in src1 and dst, and where experts
-    begin; `src1` holds the row of every (token, place) instead when it is the inverse map."""
+    """What the helper writes: for every row sorted by expert its place in src1 and dst, and where the rows of
+    the places of a grid begin, with the places' experts behind; `src1` holds the row of every (token, place)
+    instead when it is the inverse map."""
 
     src1: Ids
     dst: Ids
     bounds: Ids
+
+    def walked(self) -> tuple[Ids, Ids, Ids]:
+        """What mmq does work for: expert, first row and end of every place that is not empty."""
+        n = len(self.bounds) // 2
+        begin, end, experts = self.bounds[:n], self.bounds[1 : n + 1], self.bounds[n + 1 :]
+        assert self.bounds[0] == 0
+        assert (end >= begin).all()
+        return experts[end > begin], begin[end > begin], end[end > begin]
 
 
 def table(shape: Shape, ids: Ids) -> Ids:
@@ -90,13 +101,17 @@ def table(shape: Shape, ids: Ids) -> Ids:
     return wide
 
 
-def sort_rows(kernels: Any, shape: Shape, ids: Ids, n_rows: int, inverse: bool) -> Sorted:
+def sort_rows(
+    kernels: Any, shape: Shape, ids: Ids, n_rows: int, inverse: bool, by_id: bool = False
+) -> Sorted:
+    """With a place for every expert, or for every id."""
     wide, n = table(shape, ids), ids.size
-    out = Sorted(*(np.full(k, POISON, np.int32) for k in (n, n, shape.n_expert + 1)))
+    n_places = n if by_id else shape.n_expert
+    out = Sorted(*(np.full(k, POISON, np.int32) for k in (n, n, 2 * n_places + 1)))
     kernels.ids_helper(
         pointer(wide, "int32_t"), pointer(out.src1, "int32_t"), pointer(out.dst, "int32_t"),
-        pointer(out.bounds, "int32_t"), shape.n_expert, shape.n_tokens, shape.n_used, n_rows, wide.shape[1],
-        n_rows, inverse,
+        pointer(out.bounds, "int32_t"), 0 if by_id else shape.n_expert, shape.n_tokens, shape.n_used,
+        n_rows, wide.shape[1], n_rows, inverse,
     )  # fmt: skip
     return out
 
@@ -107,7 +122,8 @@ def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sort
         int((flat < 0).sum()) :
     ]  # the kept rows, by expert, then by token
     n_kept = len(order)
-    np.testing.assert_array_equal(found.bounds, np.searchsorted(flat[order], np.arange(shape.n_expert + 1)))
+    experts, counts = np.unique(flat[order], return_counts=True)
+    np.testing.assert_array_equal(found.walked(), (experts, np.cumsum(counts) - counts, np.cumsum(counts)))
     np.testing.assert_array_equal(found.dst[:n_kept], order)
     if inverse:
         expected = np.full(flat.size, flat.size - 1)
@@ -131,9 +147,58 @@ def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
             for n_rows, inverse in ((n_used, False), (1, False), (1, True)):
                 found = sort_rows(kernels["patched"], shape, ids, n_rows, inverse)
                 check_sorted(shape, ids, n_rows, inverse, found)
+                bounds, experts = np.split(found.bounds, [shape.n_expert + 1])
+                kept = np.sort(ids[ids >= 0])
+                np.testing.assert_array_equal(bounds, np.searchsorted(kept, np.arange(len(bounds))))
+                np.testing.assert_array_equal(experts, np.arange(shape.n_expert))  # mmf reads no list
                 if mask == "none":
                     before = sort_rows(kernels["published"], shape, ids, n_rows, inverse)
-                    assert all((getattr(before, f) == getattr(found, f)).all() for f in vars(found))
+                    assert (before.src1 == found.src1).all()
+                    assert (before.dst == found.dst).all()
+                    assert (before.bounds[: len(bounds)] == bounds).all()
+                if n_tokens < 64:  # a block for every id: slow here
+                    by_id = sort_rows(kernels["patched"], shape, ids, n_rows, inverse, by_id=True)
+                    check_sorted(shape, ids, n_rows, inverse, by_id)
+                    assert (by_id.dst == found.dst)[: len(kept)].all()
+                    assert (by_id.src1 == found.src1).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n_used=st.sampled_from([1, 2, 3, 6, 8, 10, 40]),
+    n_tokens=st.integers(1, 40),
+    n_expert=st.integers(40, 6144),
+    share=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
+    n_near=st.integers(40, 6144),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_places_by_id(
+    kernels: dict[str, Any], n_used: int, n_tokens: int, n_expert: int, share: float, n_near: int, seed: int
+) -> None:
+    """A pool: many experts, of which ids name some, `share` of the ids masked, the others among the last
+    `n_near` experts. No more places than ids, each expert at one of them, none that is not named."""
+    rng = np.random.default_rng(seed)
+    shape = Shape("f32", n_tokens, n_used=n_used, n_expert=n_expert)
+    near = np.arange(max(n_expert - n_near, 0), n_expert)
+    ids = np.stack([rng.permutation(near)[:n_used] for _ in range(n_tokens)]).astype(np.int32)
+    ids[rng.random(ids.shape) < share] = rng.choice(np.array([-1, -2, np.iinfo(np.int32).min], np.int32))
+    for n_rows, inverse in ((n_used, False), (1, True)):
+        found = sort_rows(kernels["patched"], shape, ids, n_rows, inverse, by_id=True)
+        check_sorted(shape, ids, n_rows, inverse, found)
+        assert len(found.bounds) == 2 * ids.size + 1
+
+
+def test_bounds_of_an_expert_that_a_token_names_twice(kernels: dict[str, Any]) -> None:
+    """Such rows are left out by the published helper too; bounds stay bounds."""
+    shape = Shape("f32", 9, n_expert=300)
+    ids = shape.ids()
+    ids[2], ids[0, 1] = ids[0], ids[0, 0]
+    before = sort_rows(kernels["published"], shape, ids, shape.n_used, False)
+    found = sort_rows(kernels["patched"], shape, ids, shape.n_used, False, by_id=True)
+    experts, begin, end = found.walked()
+    np.testing.assert_array_equal(experts, np.unique(ids))
+    np.testing.assert_array_equal(begin, before.bounds[experts])
+    np.testing.assert_array_equal(end, before.bounds[experts + 1])
 
 
 def test_the_published_helper_leaves_holes(kernels: dict[str, Any]) -> None:

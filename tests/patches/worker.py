@@ -3,8 +3,8 @@
     python -m tests.patches.worker reference LIBRARY JOB RESULTS        unmasked results, to the file RESULTS
     python -m tests.patches.worker check     LIBRARY JOB RESULTS COUNTS masked ones, compared with RESULTS
 
-JOB is JSON: {"shapes": [...], "n_threads": 1, "extra": false}; with "extra", weights go to each of the CPU's
-extra buffer types (repacked and the like) that can compute the operator.
+JOB is JSON: {"shapes": [...], "n_threads": 1, "extra": false, "device": "CPU"}; with "extra", weights go to
+each of the CPU's extra buffer types (repacked and the like) that can compute the operator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.patches.operators import Operator, Shape, operator, weights_on
 def operators(library: Path, job: dict[str, object]) -> Iterator[Iterator[tuple[str, Shape, Operator]]]:
     """(name of the buffer type, shape, operator) for every shape of the job that can be computed."""
     ggml = Ggml(library)
-    device = ggml.device("CPU")
+    device = ggml.device(str(job.get("device", "CPU")))
     shapes = [Shape(**shape) for shape in job["shapes"]]  # type: ignore[attr-defined]
     buffers = ggml.extra_buffer_types(device) if job["extra"] else {"plain": None}
     with ggml.backend(device, int(str(job["n_threads"]))) as backend:
@@ -57,8 +57,10 @@ def reference(library: Path, job: dict[str, object], results: Path) -> None:
     with operators(library, job) as walk:
         for buffer, shape, it in walk:
             full = it.run(shape.ids())
-            # A repacked kernel's table of rows has no room for an expert that a token names twice.
-            spare = full if job["extra"] else it.run(with_spare(shape, masked(shape, "rows")))
+            # A repacked kernel's table of rows has no room for an expert that a token names twice, nor have
+            # CUDA's, where a row's bits do not depend on how many others its expert has.
+            alike = job["extra"] or "device" in job
+            spare = full if alike else it.run(with_spare(shape, masked(shape, "rows")))
             for i, (a, b) in enumerate(zip(full, spare, strict=True)):
                 arrays[f"{buffer}/{shape.name}/full/{i}"] = a
                 arrays[f"{buffer}/{shape.name}/spare/{i}"] = b

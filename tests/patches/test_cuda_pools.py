@@ -1,0 +1,89 @@
+"""CUDA's mul_mat_id of more than 8 tokens on tensors that stack many more experts than ids name, as pools of
+slots do: the unpatched library's bits, whether all experts are walked or only those that are named, on cards
+whose multiprocessors the tiles fill well or badly. Executed on the CPU (tests/cuda_host/README.md).
+
+Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA whose kernels can be executed, with the
+reference library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.cuda_host.build import ROOT, package_of
+from tests.cuda_host.executed import CAPABILITY, kernels_folder
+from tests.patches.masks import MASKS
+from tests.patches.operators import Shape
+
+pytestmark = pytest.mark.skipif(
+    "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
+)
+
+N = 300
+# 1,024 inputs are four steps of a kernel: a tile can be cut. The published mmq reads some kilobytes behind
+# the last row, which the card bears only in the slack of a large buffer: so many rows, each shape by itself.
+SHAPES = (
+    Shape("q4_0", 12, "mul_mat_id", False, False, n_used=7, n_expert=N, n_in=1024, n_out=64),
+    Shape("q4_0", 33, "mul_mat_id", True, True, n_used=8, n_expert=N, n_in=1024, n_out=256),
+    Shape("q4_K", 12, "mul_mat_id", True, False, n_used=8, n_expert=N, n_in=1024, n_out=128),
+    Shape("q6_K", 9, "mul_mat_id", False, True, n_used=10, n_expert=N, n_in=1024, n_out=64),
+    Shape("mxfp4", 11, "mul_mat_id", True, True, n_used=8, n_expert=N, n_in=1024, n_out=64),
+    Shape("f16", 20, "mul_mat_id", False, True, n_used=3, n_expert=N, n_in=1024, n_out=64),  # mmf
+)
+# With the last, tiles of the smaller shapes are too few: they are cut, and all experts walked.
+MULTIPROCESSORS = (1, 20, 132)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
+    if not (package / "spac" / "lib" / "reference" / "libllama.so").is_file():
+        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
+    return package
+
+
+def worker(package: Path, folder: Path, n_multiprocessors: int, *arguments: str | Path) -> None:
+    report = folder / "report.json"
+    card = {
+        "CC": CAPABILITY,
+        "EXECUTE": kernels_folder(Path(os.environ["SPAC_CUDA_BUILD"])),
+        "SM": n_multiprocessors,
+        "POISON": 1,
+        "REPORT": report,
+    }
+    environment = {f"PRETEND_CUDA_{name}": str(value) for name, value in card.items()}
+    environment["PYTHONPATH"] = os.pathsep.join([str(package), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.patches.worker", *map(str, arguments)],
+        cwd=folder, capture_output=True, text=True, timeout=1200, env=os.environ | environment,
+    )  # fmt: skip
+    if "has no PTX" in done.stderr:
+        pytest.skip("the CUDA build's kernels cannot be executed")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    said = json.loads(report.read_text())
+    assert said["misuse"] == {}
+    assert any("mul_mat_q" in name or "mul_mat_f_ids" in name for name in said["kernels"])
+
+
+@pytest.mark.parametrize("n_multiprocessors", MULTIPROCESSORS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_many_stacked_experts(package: Path, tmp_path: Path, shape: Shape, n_multiprocessors: int) -> None:
+    library = package / "spac" / "lib"
+    job, results, counts = tmp_path / "job.json", tmp_path / "results.npz", tmp_path / "counts.json"
+    job.write_text(json.dumps({"shapes": [asdict(shape)], "n_threads": 1, "extra": False, "device": "CUDA0"}))
+    reference = library / "reference" / "libllama.so"
+    worker(package, tmp_path, n_multiprocessors, "reference", reference, job, results)
+    worker(package, tmp_path, n_multiprocessors, "check", library / "libllama.so", job, results, counts)
+    found = json.loads(counts.read_text())
+    assert len(found) == len(MASKS)
+    assert not {key: count for key, count in found.items() if count["n_unequal"] or count["n_nonzero"]}
+    for mask, kept, skipped in (("none", True, False), ("rows", True, True), ("all", False, True)):
+        (count,) = (count for key, count in found.items() if key.endswith(f"|{mask}"))
+        assert (count["n_kept"] > 0, count["n_skipped"] > 0) == (kept, skipped)
