@@ -18,9 +18,6 @@ from spac.gguf_info import EXPERTS
 ROOT = Path(__file__).resolve().parents[2]
 TOOK_TOO_LONG = "not done within"
 NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
-DECIDING = 6
-"""Engines, from the first: spac and llama.cpp with a draft, spac with the governor, llama.cpp without a
-draft, for that may be its best."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,11 @@ def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterato
     the first engines, then the rest; those without CUDA's graphs are asked on the first alone."""
     places = [(budget, context) for context in contexts for budget in budgets]
     places.sort(key=lambda place: (budgets.index(place[0]) > 0) + (contexts.index(place[1]) > 0))
-    rest = [row for row in rows[DECIDING:] if row.graphs]
-    parts = [(rows, places[:1]), (rows[:DECIDING], places[1:]), (rest, places[1:])]
+    # What decides: spac with a draft and with the governor; of each other kind two rows with a draft and two
+    # without, for those may be its best.
+    deciding = 2 + 4 * len({row.kind for row in rows if row.kind != "spac"})
+    rest = [row for row in rows[deciding:] if row.graphs]
+    parts = [(rows, places[:1]), (rows[:deciding], places[1:]), (rest, places[1:])]
     seen: set[str] = set()
     for some, where in parts:
         for budget, context in where:

@@ -91,10 +91,13 @@ bool Context::can_go_back(int n) const {
     if (is_recurrent_ && held - n > n_versions_) {
         return false;
     }
-    // The next token looks back n_swa tokens. A window cache that went on past n has overwritten some of them.
+    return is_recurrent_ || !has_forgotten(n);
+}
+
+bool Context::has_forgotten(int n) const {
     const int n_swa   = llama_model_n_swa(model());
-    const int pos_min = llama_memory_seq_pos_min(memory, 0);
-    return is_recurrent_ || !(n_swa > 0 && pos_min > 0 && pos_min >= n - n_swa);
+    const int pos_min = llama_memory_seq_pos_min(llama_get_memory(ctx_), 0);
+    return n_swa > 0 && n > 0 && (pos_min < 0 || pos_min > std::max(n - n_swa + 1, 0));
 }
 
 void Context::go_back(int n) {
@@ -133,7 +136,11 @@ void Context::adopt(llama_tokens tokens) {
     if (static_cast<size_t>(end) < tokens_.size()) {
         tokens_.resize(static_cast<size_t>(end));
     }
-    trim(n_past());
+    if (end > n_past() && has_forgotten(n_past())) {
+        fall_back(n_past());
+    } else {
+        trim(n_past());
+    }
 }
 
 bool Context::wants_checkpoint(int n, int step) const {
@@ -163,7 +170,9 @@ Remembered Context::remember() const {
     if (!past.state.empty()) {
         past.tokens      = tokens_;
         past.checkpoints = checkpoints_;
-        past.goes_back   = !is_recurrent_ && llama_memory_seq_pos_min(llama_get_memory(ctx_), 0) <= 0;
+        // Of a window, a state has no more than the next token sees.
+        const int n_swa = llama_model_n_swa(model());
+        past.goes_back  = !is_recurrent_ && (n_swa == 0 || n_past() <= n_swa);
     }
     return past;
 }
@@ -196,8 +205,9 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
         n_versions_ = std::min(static_cast<int>(batch.size()) - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
         return;
     }
-    if (is_recurrent_) {
-        fall_back(n_past()); // whether its state has gone on is not known
+    // How far a state has gone on is not known; a window may have lost what was before the batch to parts of it.
+    if (is_recurrent_ || has_forgotten(n_past())) {
+        fall_back(n_past());
     } else {
         trim(n_past());
     }

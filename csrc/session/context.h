@@ -79,10 +79,13 @@ class Context {
     void recall(Remembered past);
 
     // Decodes the batch, which continues the sequence, and waits for the result. If it was stopped or failed, the
-    // memory is as before, and the reason is thrown (Cancelled, MemoryError, DeviceError).
+    // memory is as before, or has gone further back, as trim() does; the reason is thrown (Cancelled, MemoryError,
+    // DeviceError).
     void decode(common_batch & batch, Interrupt & interrupt);
 
   private:
+    // Whether a window has forgotten tokens that the one at `n` looks back to.
+    bool has_forgotten(int n) const;
     bool can_go_back(int n) const;
     void go_back(int n);
     void fall_back(int n);

@@ -31,10 +31,11 @@ bool PromptCache::exchange(const llama_tokens & wanted, Context & target, Specul
     if (!found) {
         return false;
     }
-    target.recall(std::move(found->target));
+    // The draft first: its memory may be the target's own cells, and is cleared.
     if (draft != nullptr) {
         draft->recall(std::move(found->draft));
     }
+    target.recall(std::move(found->target));
     ++n_recalled_;
     return true;
 }

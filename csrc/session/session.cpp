@@ -109,6 +109,9 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
     while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
         const int pos = target.n_past();
+        if (speculator) {
+            speculator->follow(pos);
+        }
         batch.clear();
         sequence.add_pending(batch, next_piece());
         {
@@ -148,7 +151,7 @@ void Session::Impl::observe(const common_batch & decoded, int pos) {
         scope.span.count = decoded.size();
         speculator->observe(decoded);
     } catch (...) {
-        target.trim(pos);
+        target.keep_prefix(target.tokens(), pos);
         throw;
     }
 }
@@ -218,12 +221,13 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
     }
     impl.sequence.check(tokens, n_tokens);
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
-    const bool         recalls = impl.cache.exchange(wanted, impl.target, impl.speculator.get());
-    const bool         extends = !recalls && impl.sequence.is_start_of(wanted);
+    impl.sequence.drop_prompt(); // until the new one has begun
+    const bool recalls = impl.cache.exchange(wanted, impl.target, impl.speculator.get());
+    const bool extends = !recalls && impl.sequence.is_start_of(wanted);
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
     if (impl.speculator && !extends) {
         impl.speculator->cut(wanted, impl.target.n_past());
-        impl.target.trim(impl.speculator->n_known(wanted));
+        impl.target.keep_prefix(wanted, impl.speculator->n_known(wanted));
     }
     impl.n_reused = impl.target.n_past();
     impl.sequence.begin(wanted, tokens[n_tokens - 1]);
@@ -243,7 +247,7 @@ void Session::adopt(const int32_t * tokens, size_t n_tokens) {
     impl.target.adopt(held);
     if (impl.speculator) {
         // Hidden states that it has not seen cannot be shown to it any more: the target will evaluate these anew.
-        impl.target.trim(std::min(impl.target.n_past(), impl.speculator->n_known(held)));
+        impl.target.keep_prefix(held, std::min(impl.target.n_past(), impl.speculator->n_known(held)));
         if (!extends || impl.target.n_past() < impl.sequence.n_history()) {
             impl.speculator->cut(held, impl.target.n_past());
         }

@@ -101,6 +101,12 @@ void Speculator::catch_up(const llama_tokens & tokens) {
     }
 }
 
+void Speculator::follow(int n) {
+    if (reads_states_ && draft_->n_past() > n) {
+        draft_->trim(n);
+    }
+}
+
 void Speculator::observe(const common_batch & batch) {
     if (!reads_states_) {
         return;

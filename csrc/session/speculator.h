@@ -41,6 +41,8 @@ class Speculator {
     // The target has decoded all of the prompt but its last token, `prompt`. Brings the draft model there too, if
     // `drafting`.
     void begin(const llama_tokens & prompt, bool drafting);
+    // The target goes on from its first `n` tokens: it may have gone further back than the draft, to a checkpoint.
+    void follow(int n);
     // The target has decoded `batch`.
     void observe(const common_batch & batch);
     // Drafts at most `n_max` tokens (> 0) that may follow `tokens` and then `last`. `on_token` is called for each.

@@ -232,11 +232,6 @@ class Model(_Owned):
         return int(api.llama_model_n_layer_nextn(self.pointer)) > 0
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether its memory, or a part of it, is a state in place of the past."""
-        return bool(api.llama_model_is_recurrent(self.pointer) or api.llama_model_is_hybrid(self.pointer))
-
-    @property
     def has_encoder(self) -> bool:
         return bool(api.llama_model_has_encoder(self.pointer))
 

@@ -221,13 +221,16 @@ class Answer:
         if message is None:
             return []
         told, deltas = self._told, list[Delta]()
+        calls, now = told.setdefault("tool_calls", []), message.get("tool_calls") or []
+        n_begun = len(calls)
+        for index, call in enumerate(now[:n_begun]):  # they end before what comes behind them
+            deltas += self._tell_call(calls, index, call["function"])
         for key in TEXTS:
             more = _gain(told[key], message.get(key) or "")
             if more:
                 told[key] += more
                 deltas.append(Delta(content=more) if key == "content" else Delta(reasoning=more))
-        calls = told.setdefault("tool_calls", [])
-        for index, call in enumerate(message.get("tool_calls") or ()):
+        for index, call in enumerate(now[n_begun:], n_begun):
             deltas += self._tell_call(calls, index, call["function"])
         return deltas
 

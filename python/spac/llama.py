@@ -274,10 +274,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         evaluated then; whoever changes the context meanwhile, or sends tokens, has the rest follow that."""
         assert self._engine is not None
         engine, turn, n_unseen = self._engine, self._turn, len(sequence)
-        session = engine.session_with(**sampling.native(seed=self._seed, last_n=self.last_n_tokens_size))
         setting = self._setting(sampling)
         try:
             while True:
+                # Also where another generation came in between: it sampled in its own way.
+                native = sampling.native(seed=self._seed, last_n=self.last_n_tokens_size)
+                session = engine.session_with(**native)
                 session.adopt(self._input_ids)
                 prompt = np.array(sequence, np.intc)
                 self._run = run = TokenRun(engine, session, setting, prompt, n_unseen, sampling.logprobs)

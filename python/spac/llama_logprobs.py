@@ -47,6 +47,11 @@ class Logprobs:
         self._row = np.array(scores, np.float32)
         return scores
 
+    def begin(self) -> None:
+        """A generation begins: what an interrupted one had in hand was never handed out."""
+        self._ahead.clear()
+        self._row = None
+
     def note(self, session: _core.Session) -> None:
         """The session has made a step."""
         chosen, ids, top = session.probabilities(self.n_top)

@@ -44,6 +44,8 @@ class TokenRun(Generation):
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()
+        if logprobs is not None:
+            logprobs.begin()
 
     def each(self) -> Iterator[int]:
         """The tokens, one by one, also those that would end a text."""

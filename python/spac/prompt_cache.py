@@ -14,10 +14,9 @@ _MOST = 8 << 30
 
 def cache_parameters(config: EngineConfig, pair: ModelPair) -> dict[str, Any]:
     """For `_core.Session`: `prompt_cache_bytes`, `n_checkpoints` and `checkpoint_step`."""
-    goes_back = not pair.target.is_recurrent and config.swa_full
     return {
         "prompt_cache_bytes": cache_bytes(config, pair),
-        "n_checkpoints": 0 if goes_back else config.ctx_checkpoints,
+        "n_checkpoints": config.ctx_checkpoints,  # made only where they are needed
         "checkpoint_step": config.checkpoint_min_step,
     }
 

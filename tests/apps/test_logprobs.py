@@ -145,6 +145,21 @@ def test_a_part_of_a_character(drafting: Llama) -> None:
     assert made["choices"][0]["message"]["content"] == text
 
 
+def test_another_call_within_a_stream(drafting: Llama) -> None:
+    """What had been drafted and accepted, but not handed out, is nobody's: every token is still the most
+    probable of its own place."""
+    stream = drafting.create_completion(PROMPT, stream=True, **ASKED)
+    parts = [next(stream)]
+    drafting.create_completion("x = ", max_tokens=2)
+    parts += stream
+    found = [each["choices"][0]["logprobs"] for each in parts if each["choices"][0]["logprobs"]]
+    for each in found:
+        for token, top in zip(each["tokens"], each["top_logprobs"], strict=True):
+            assert max(top, key=top.__getitem__) == token
+            assert len(top) == 3
+    assert sum(len(each["tokens"]) for each in found) == 16
+
+
 def test_biases_do_not_count(llm: Llama) -> None:
     first = told(llm)["logprobs"]["tokens"][0]
     [token] = llm.tokenize(first.encode(), add_bos=False)[-1:]

@@ -90,3 +90,24 @@ def test_a_schema_is_followed(engine: Engine, name: str) -> None:
     form = ChatFormat(engine.target, TEMPLATES[name])
     prompt = form.prompt([USER], json_schema={"type": "object", "properties": {"ok": {"type": "boolean"}}})
     engine.session_with(temp=0.0, chat=prompt)
+
+
+@pytest.mark.parametrize("size", [1, 5, 9, 20, 37, 1000])
+def test_text_behind_a_call(engine: Engine, size: int) -> None:
+    """A call that is told in parts ends before what comes behind it."""
+    name = "inclusionai-ling-3.0-flash"
+    if name not in TEMPLATES:
+        pytest.skip("llama.cpp's sdist is not in the cache, or does not have it")
+    form = ChatFormat(engine.target, TEMPLATES[name])
+    answer = form.answer(form.prompt([USER], tools=[ADD]))
+    text = (
+        "</think><tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value><arg_key>b</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call> And more."
+    )
+    deltas = [delta for at in range(0, len(text), size) for delta in answer.push(text[at : at + size])]
+    deltas += answer.finish()
+    told = [delta for delta in deltas if delta.content or delta.index is not None]
+    kinds = ["text" if delta.index is None else "call" for delta in told]
+    assert "call" in kinds
+    last = len(kinds) - kinds[::-1].index("call")
+    assert "text" not in kinds[kinds.index("call") : last]

@@ -4,6 +4,9 @@ Whatever is kept, what comes next is what a new context would say."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,6 +279,70 @@ def test_what_a_listener_throws_leaves_the_sequence_as_it_was(
     n_had = len(session.tokens) - 200
     assert made == expected[:10]
     assert take(session, 30 - n_had) == expected[n_had:30]
+
+
+@pytest.mark.parametrize("delay", [0.2, 0.35, 0.5, 0.65, 0.8])
+def test_a_window_that_was_stopped_in_a_prompt(lab: Lab, tiny_model: TinyModel, delay: float) -> None:
+    """Parts of the batch that were evaluated have overwritten what was before it."""
+    path, text = tiny_model("step35", n_swa=16), prompt(1300)
+    size = {"n_ctx": 2048, "n_batch": 1024, "n_ubatch": 64, "swa_full": False}
+    whole = _timed(lab.session(lab.context(path, **size), **GREEDY), text)
+    context = lab.context(path, **size)
+    session = lab.session(context, **CHECKPOINTS, **GREEDY)
+    session.prefill(text[:300])
+    timer = threading.Timer(delay * whole, session.cancel)
+    timer.start()
+    with contextlib.suppress(Cancelled):
+        session.prefill(text)
+    timer.join()
+    with contextlib.suppress(Cancelled):  # it came late
+        session.prefill(text[:301])
+    check(lab, session, context, path, text[:301], lab.context(path, **size))
+
+
+def test_a_window_that_is_left_behind(lab: Lab, tiny_model: TinyModel) -> None:
+    path, text = tiny_model("step35", n_swa=16), prompt(1300)
+    size = {"n_ctx": 2048, "n_batch": 1024, "n_ubatch": 64, "swa_full": False}
+    context = lab.context(path, **size)
+    session = lab.session(context, **GREEDY)
+    session.prefill(text)
+    session.adopt(text[:299])
+    check(lab, session, context, path, text[:301], lab.context(path, **size))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_who_comes_back_to_a_window_does_not_lose_what_is_there(
+    lab: Lab, tiny_model: TinyModel, full: bool
+) -> None:
+    """A state holds what the next token sees of a window, and no more."""
+    path = tiny_model("step35", n_swa=16)
+    size = {**LONG, "swa_full": full}
+    session = lab.session(lab.context(path, **size), **CACHE, **CHECKPOINTS, **GREEDY)
+    first, second = conversation((80, 0), (150, 1)), conversation((80, 0), (140, 2))
+    for text in (first, second):
+        generate(session, text, 1)
+    session.prefill(np.concatenate([first[:200], prompt(30, 3)]))
+    assert session.n_reused >= (80 if full else 0)
+    session.prefill(np.concatenate([first[:225], prompt(30, 3)]))
+    assert session.n_reused >= 200, "from its checkpoint, or from what is there"
+
+
+def _timed(session: _core.Session, text: Tokens) -> float:
+    begun = time.perf_counter()
+    session.prefill(text)
+    return time.perf_counter() - begun
+
+
+def check(lab: Lab, session: _core.Session, context: int, path: Path, text: Tokens, alike: int) -> None:
+    """What comes after `text` is what a new context says."""
+    session.prefill(text)
+    session.step()
+    found = first_logits(lab, context, path)
+    plain = lab.session(alike, **GREEDY)
+    plain.prefill(text)
+    plain.step()
+    expected = first_logits(lab, alike, path)
+    assert np.abs(found - expected).max() < 0.02 * expected.std()
 
 
 def test_settings_that_cannot_be(lab: Lab, target: Path) -> None:

@@ -3,14 +3,13 @@ of those that would wait for the model: health, metrics, the list of models."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from llama_cpp.server.app import get_llama_proxy, prepare_request_resources
+from llama_cpp.server import app as upstream
 from llama_cpp.server.types import CreateChatCompletionRequest
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
@@ -69,26 +68,27 @@ async def _chat(request: Request) -> Response:
     if door.telling is not None and asked.stream:
         events = _events(asked, ticket, door.telling(ticket.original))
         return EventSourceResponse(events, ping_message_factory=lambda: door.ping)
-    async with _run(asked) as run:
-        made = await run_in_threadpool(run.count if door.counts else run.answer)
+    run = _run(asked)
+    made = await run_in_threadpool(run.count if door.counts else run.answer)
     return JSONResponse(door.answer(ticket.original, made))
 
 
 async def _events(asked: Any, ticket: Ticket, telling: Telling) -> AsyncIterator[bytes]:
-    async with _run(asked) as run:
-        events = told(telling, run.chunks())
-        ticket.at_end(events.close)  # of a client that left, they would linger until they are collected
-        async for event in iterate_in_threadpool(events):
-            yield event
+    events = told(telling, _run(asked).chunks())
+    ticket.at_end(events.close)  # of a client that left, they would linger until they are collected
+    async for event in iterate_in_threadpool(events):
+        yield event
 
 
-@contextlib.asynccontextmanager
-async def _run(asked: Any) -> AsyncIterator[ChatRun]:
-    """What runs it, with the arguments that llama-cpp-python's route of chats would give."""
+def _run(asked: Any) -> ChatRun:
+    """What runs it, with the arguments that llama-cpp-python's route of chats would give.
+
+    Without that route's lock: only the task that took it may release it, and a stream that was left may be
+    closed by another. The line lets in one request at a time.
+    """
     arguments = asked.model_dump(exclude=NO_ARGUMENTS)
-    async with contextlib.asynccontextmanager(get_llama_proxy)() as models:
-        llama = prepare_request_resources(asked, models, asked.model, arguments)
-        yield ChatRun(llama, arguments)
+    llama = upstream.prepare_request_resources(asked, upstream._llama_proxy, asked.model, arguments)
+    return ChatRun(llama, arguments)
 
 
 async def _refuse(request: Request, error: HTTPException) -> JSONResponse:
