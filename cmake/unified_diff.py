@@ -83,6 +83,8 @@ def apply_patch(patch: str, read: Callable[[str], str]) -> dict[str, str]:
             shift = after - (number - 1 + len(old))
             if at < len(lines) and lines[at].startswith("\\"):
                 at += 1
+        if at < len(lines) and lines[at][:1] in ("+", "-", " ") and not lines[at].startswith("--- "):
+            raise PatchError(f"{where} is longer than its header says")
         result[target] = "\n".join(content) + ("\n" if source is None else "")
     if not result:
         raise PatchError("there is no unified diff in it")

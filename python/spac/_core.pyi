@@ -21,6 +21,15 @@ def llama_decode_address() -> int:
     """The address of llama_decode as calls inside the library reach it."""
 
 def ggml_version() -> str: ...
+def cpu_kernels() -> list[str]:
+    """Types of weights that this build has kernels for (csrc/kernels)."""
+
+def trusted_cpu_kernels() -> list[str]:
+    """Those of them that are used: their results are ggml's on this machine, bit for bit."""
+
+def set_cpu_kernels(on: bool) -> None:
+    """Whether the CPU computes with them, for the whole process; else with ggml's own."""
+
 def system_info() -> str:
     """llama.cpp's line on instruction sets and backends compiled in."""
 

@@ -106,10 +106,27 @@ def _cpu() -> Iterator[Finding]:
     features = " ".join(re.findall(r"(\w+) = 1", info))
     why = "; ".join(missing_features(info))
     cores = f"{physical_cores()} cores of {os.cpu_count()} CPUs"
-    yield Finding("cpu", "off" if why else "ok", f"{_cpu_name()}, {cores}; {features}", why)
+    yield Finding("cpu", "off" if why else "ok", f"{cpu_name()}, {cores}; {features}", why)
+    yield _kernels()
 
 
-def _cpu_name() -> str:
+def _kernels() -> Finding:
+    from spac import _core
+
+    there, used = _core.cpu_kernels(), _core.trusted_cpu_kernels()
+    name = "cpu kernels"
+    if not there:
+        return Finding(name, "off", "none", "this processor has no AVX2: llama.cpp's own are used")
+    if env.CPU_KERNELS.get() is False:
+        return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
+    unequal = [kind for kind in there if kind not in used]
+    why = (
+        f"{', '.join(unequal)}: not llama.cpp's results in this build, so its own are used" if unequal else ""
+    )
+    return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types: {' '.join(used)}", why)
+
+
+def cpu_name() -> str:
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

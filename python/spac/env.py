@@ -128,6 +128,11 @@ DEVICE_MASKS = Switch(
     "experts, and the GPU waits. Not set: on CUDA, whose kernels have been tried. 0 is for comparisons, and "
     "for GPUs on which bench/gpu_suite fails.",
 )
+CPU_KERNELS = Switch(
+    "SPAC_CPU_KERNELS",
+    "Whether the CPU computes with spac's kernels, which give llama.cpp's results faster, above all where "
+    "several tokens want one expert. Not set: for all types for which they do here. 0 is for comparisons.",
+)
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",
     "The user's folder for what can be made again. Not set: ~/.cache. spac's is spac/ in it.",

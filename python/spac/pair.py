@@ -139,6 +139,7 @@ class ModelPair:
         device = self.device
         _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
+        _core.set_cpu_kernels(env.CPU_KERNELS.get() is not False)
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")

@@ -81,6 +81,7 @@ def test_files_that_the_source_drops_go(llama_source, tree):
     [
         (PATCH.replace(" two", " 2"), "fits nowhere"),
         (PATCH.replace(" four\n", ""), "cut off"),
+        (PATCH + "+five\n", "longer than its header"),
         (PATCH.replace("a.c", "none.c"), "none.c"),
         ("nothing\n", "no unified diff"),
         (PATCH.replace("+++ b/src/a.c", "+++ /dev/null"), "deletes"),
@@ -110,7 +111,7 @@ def test_new_files_and_several_hunks(unified_diff):
 
 
 def test_our_patches_keep_to_the_limit():
-    """At most 4 patches, 250 lines together: patches hold call sites and checks, never features."""
+    """At most 5 patches, 250 lines together: patches hold call sites and checks, never features."""
     patches = sorted((ROOT / "patches").glob("*.patch"))
     changed = [
         line
@@ -118,7 +119,7 @@ def test_our_patches_keep_to_the_limit():
         for line in patch.read_text().splitlines()
         if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
     ]
-    assert len(patches) <= 4
+    assert len(patches) <= 5
     assert len(changed) <= 250
     readme = (ROOT / "patches" / "README.md").read_text()
     assert not [patch.name for patch in patches if patch.name not in readme]

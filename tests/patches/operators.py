@@ -164,6 +164,13 @@ class Operator:
             times.append(time.perf_counter() - start)
         return statistics.median(times[3:])
 
+    def time(self, ids: Ids) -> float:
+        """Seconds of the whole graph, once."""
+        self._write(ids)
+        start = time.perf_counter()
+        self._ggml.compute(self._backend, self._graph)
+        return time.perf_counter() - start
+
     def _write(self, ids: Ids) -> None:
         s = self._shape
         table = np.full((s.n_tokens, s.n_used + 5), POISON, np.int32) if s.strided else ids.copy()

@@ -1,0 +1,114 @@
+"""What an expert costs the CPU that several tokens want: `python -m bench.expert_rows`.
+
+mul_mat_id over eight experts of 768 x 2048, each wanted by 1 to 8 tokens, from memory (the experts change
+from run to run, and together they do not fit into the caches): with spac's kernels (csrc/kernels) and with
+ggml's own, in turns, in one process. Times are medians; the ratio is the median of the pairs' ratios. --kinds
+names types, --threads how many threads compute, --out writes the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spac import _core, _library
+from spac.doctor import cpu_name
+from spac.host import physical_cores
+from tests.patches.ggml import Ggml
+from tests.patches.operators import Ids, Operator, Shape, operator, weights_on
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENS = (1, 2, 3, 4, 6, 8)
+N_USED, N_EXPERT = 8, 128
+
+
+def tables(n_tokens: int, n_runs: int) -> list[Ids]:
+    """[n_tokens, 8] each: all tokens want the same eight experts, the next run the next eight."""
+    return [
+        np.tile((np.arange(N_USED) + N_USED * run) % N_EXPERT, (n_tokens, 1)).astype(np.int32)
+        for run in range(n_runs)
+    ]
+
+
+def pairs(it: Operator, n_tokens: int, n_pairs: int) -> tuple[list[float], list[float]]:
+    """Seconds with ggml's kernels, and with ours, in turns."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for i, ids in enumerate(tables(n_tokens, 2 * n_pairs + 4)):
+        ours = i % 2 == 1
+        _core.set_cpu_kernels(ours)
+        seconds = it.time(ids)
+        if i >= 4:
+            times[ours].append(seconds)
+    _core.set_cpu_kernels(True)
+    return times[False], times[True]
+
+
+def measure(kinds: list[str], n_threads: int, n_pairs: int) -> list[dict[str, Any]]:
+    ggml = Ggml(_library.library_path())
+    device = ggml.device("CPU")
+    found = []
+    with ggml.backend(device, n_threads) as backend:
+        for kind in kinds:
+            shapes = [
+                Shape(kind, n, "mul_mat_id", True, n_used=N_USED, n_expert=N_EXPERT, n_in=2048, n_out=768)
+                for n in TOKENS
+            ]
+            with weights_on(ggml, backend, device, shapes[0]) as weights:
+                assert weights is not None
+                size = ggml.c.ggml_nbytes(weights["up"]) / (N_EXPERT + 1)
+                for shape in shapes:
+                    with operator(ggml, backend, shape, weights) as it:
+                        theirs, ours = pairs(it, shape.n_tokens, n_pairs)
+                    ratio = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
+                    found.append(
+                        {
+                            "kind": kind, "tokens": shape.n_tokens, "expert_mb": size / 1e6, "ratio": ratio,
+                            "ggml_us": statistics.median(theirs) / N_USED * 1e6,
+                            "spac_us": statistics.median(ours) / N_USED * 1e6,
+                        }
+                    )  # fmt: skip
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    lines = [
+        "| type | MB | " + " | ".join(f"{n} token{'s' * (n > 1)}" for n in TOKENS) + " |",
+        "| --- | --- |" + " --- |" * len(TOKENS),
+    ]
+    for kind in dict.fromkeys(row["kind"] for row in found):
+        rows = [row for row in found if row["kind"] == kind]
+        cells = [f"{row['ggml_us']:.0f} → {row['spac_us']:.0f}: {row['ratio']:.2f}" for row in rows]
+        lines.append(f"| {kind} | {rows[0]['expert_mb']:.2f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kinds", nargs="+", default=_core.trusted_cpu_kernels(), metavar="TYPE")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = measure(given.kinds, given.threads, given.pairs)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    where = f"{cpu_name()}, threads: {given.threads}, {commit}"
+    print(f"microseconds per expert, ggml's kernels → spac's: ratio. {where}\n")
+    print(table(found))
+    if given.out:
+        command = f"python -m bench.expert_rows --threads {given.threads} --pairs {given.pairs}"
+        page = {"command": command, "machine": cpu_name(), "commit": commit, "rows": found}
+        given.out.write_text(json.dumps(page, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

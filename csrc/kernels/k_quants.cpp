@@ -1,0 +1,174 @@
+// q4_K, q5_K and q6_K: 256 weights with a scale for every 32 or 16, times q8_K.
+#include "kernels/kernels.h"
+#include "kernels/tile.h"
+
+#ifdef SPAC_LANES_ONE
+
+#define GGML_COMMON_DECL_C // its unions without names
+#include "ggml-common.h"
+
+#include <cstring>
+
+namespace spac::kernels {
+namespace {
+
+// The eight scales and eight minima of q4_K and q5_K, six bits each in 12 bytes, as 16 bytes: scales, then minima.
+__m128i scales_and_mins(const uint8_t * packed) {
+    uint32_t p[3];
+    std::memcpy(p, packed, sizeof(p));
+    constexpr uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, low2 = 0x03030303;
+    return _mm_setr_epi32(static_cast<int>(p[0] & low6), static_cast<int>((p[2] & low4) | ((p[0] >> 6 & low2) << 4)),
+                          static_cast<int>(p[1] & low6),
+                          static_cast<int>((p[2] >> 4 & low4) | ((p[1] >> 6 & low2) << 4)));
+}
+
+// Of 16-bit numbers, number i in all places.
+template <class V> typename V::I number(typename V::I of, int i) { return shuffle8(of, V::words(0x0100 + 0x0202 * i)); }
+
+// The sums of 32 inputs, from ggml's of 16.
+__m128i sums_of_32(const block_q8_K & y) {
+    const __m256i sums = load32(y.bsums);
+    return _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+}
+
+// What q4_K and q5_K have in common: a scale and a minimum for every 32 weights. ggml adds up the products of q4_K's
+// minima in four lanes, those of q5_K's in one.
+template <class Lanes, bool in_one_lane> struct WithMins {
+    using V                    = Lanes;
+    using Input                = block_q8_K;
+    static constexpr int block = QK_K, parts = 4;
+    struct Head {
+        typename V::I scales, mins;
+        typename V::F d, dmin;
+    };
+    struct Part {
+        typename V::I q[2], scale[2];
+    };
+    struct Sum {
+        typename V::F all = V::no_floats(), mins = V::no_floats(); // of mins, the lower half of each row
+    };
+
+    template <class X> static Head head(X x) {
+        const auto six  = V::widen_u8([&](int r) { return scales_and_mins(x(r).scales); });
+        const auto d    = V::floats([&](int r) { return from_half(x(r).d); });
+        const auto dmin = V::floats([&](int r) { return from_half(x(r).dmin); });
+        return {quarters<0x44>(six), quarters<0xee>(six), d, dmin};
+    }
+
+    static typename V::I dot(typename V::I s, const Part & w, const block_q8_K & y, int j) {
+        s = dot16(s, w.scale[0], pairs8(w.q[0], V::same(load32(y.qs + 64 * j))));
+        return dot16(s, w.scale[1], pairs8(w.q[1], V::same(load32(y.qs + 64 * j + 32))));
+    }
+
+    static void add(Sum & sum, const Head & w, typename V::I s, const block_q8_K & y) {
+        auto mins = pairs16(w.mins, V::same16(sums_of_32(y)));
+        if (in_one_lane) {
+            mins = add32(mins, shuffle32<0x4e>(mins));
+            mins = add32(mins, shuffle32<0xb1>(mins));
+        }
+        sum.mins = mul_add(mul(V::same(-y.d), w.dmin), to_float(mins), sum.mins);
+        sum.all  = mul_add(mul(V::same(y.d), w.d), to_float(s), sum.all);
+    }
+
+    static float total(const Sum & sum, int r) {
+        const __m256 mins = V::row(sum.mins, r);
+        return sum8(V::row(sum.all, r)) + (in_one_lane ? _mm256_cvtss_f32(mins) : sum4(mins));
+    }
+};
+
+template <class V> struct Q4K : WithMins<V, false> {
+    using Weights = block_q4_K;
+    using typename WithMins<V, false>::Head;
+    using typename WithMins<V, false>::Part;
+
+    template <class X> static Part part(X x, const Head & w, int j) {
+        const auto bits = V::ints([&](int r) { return load32(x(r).qs + 32 * j); });
+        const auto low4 = V::bytes(15);
+        return {{both(bits, low4), both(right16<4>(bits), low4)},
+                {number<V>(w.scales, 2 * j), number<V>(w.scales, 2 * j + 1)}};
+    }
+};
+
+template <class V> struct Q5K : WithMins<V, true> {
+    using Weights = block_q5_K;
+    using typename WithMins<V, true>::Head;
+    using typename WithMins<V, true>::Part;
+
+    template <class X> static Part part(X x, const Head & w, int j) {
+        const auto bits = V::ints([&](int r) { return load32(x(r).qs + 32 * j); });
+        // Bit i of these is the fifth bit of weights 32 i to 32 i + 31.
+        const auto fifth    = V::ints([&](int r) { return load32(x(r).qh); });
+        const auto low4     = V::bytes(15);
+        const auto in_place = [&](int i) {
+            return both(i < 4 ? left16(fifth, 4 - i) : right16(fifth, i - 4), V::bytes(16));
+        };
+        return {{either(both(bits, low4), in_place(2 * j)), either(both(right16<4>(bits), low4), in_place(2 * j + 1))},
+                {number<V>(w.scales, 2 * j), number<V>(w.scales, 2 * j + 1)}};
+    }
+};
+
+template <class Lanes> struct Q6K {
+    using V                    = Lanes;
+    using Weights              = block_q6_K;
+    using Input                = block_q8_K;
+    static constexpr int block = QK_K, parts = 4;
+    struct Head {
+        typename V::I bytes, scales;
+        typename V::F d;
+    };
+    struct Part {
+        typename V::I q[2], scale[2];
+    };
+    struct Sum {
+        typename V::F all = V::no_floats();
+    };
+
+    template <class X> static Head head(X x) {
+        const auto scales = [&](int r) { return load16(x(r).scales); };
+        return {V::twice(scales), V::widen_i8(scales), V::floats([&](int r) { return from_half(x(r).d); })};
+    }
+
+    // Weights 64 j to 64 j + 63.
+    template <class X> static Part part(X x, const Head & w, int j) {
+        const auto low4 = V::bytes(15), high2 = V::bytes(48);
+        const auto low = [&](int i) {
+            const auto bits = V::ints([&](int r) { return load32(x(r).ql + 64 * (j / 2) + 32 * i); });
+            return both(j % 2 ? right16<4>(bits) : bits, low4);
+        };
+        const auto high = V::ints([&](int r) { return load32(x(r).qh + 32 * (j / 2)); });
+        const auto a = j % 2 ? high : left16<4>(high), b = j % 2 ? right16<2>(high) : left16<2>(high);
+        return {{either(low(0), both(a, high2)), either(low(1), both(b, high2))},
+                {scale(w, 2 * j), scale(w, 2 * j + 1)}};
+    }
+
+    static typename V::I dot(typename V::I s, const Part & w, const block_q8_K & y, int j) {
+        s = dot16(s, w.scale[0], pairs8(w.q[0], V::same(load32(y.qs + 64 * j))));
+        return dot16(s, w.scale[1], pairs8(w.q[1], V::same(load32(y.qs + 64 * j + 32))));
+    }
+
+    static void add(Sum & sum, const Head & w, typename V::I s, const block_q8_K & y) {
+        // Weights are 32 less than their bits.
+        s       = sub32(s, left32<5>(pairs16(w.scales, V::same(load32(y.bsums)))));
+        sum.all = mul_add(mul(V::same(y.d), w.d), to_float(s), sum.all);
+    }
+
+    static float total(const Sum & sum, int r) { return sum8(V::row(sum.all, r)); }
+
+  private:
+    // Scale i is of 16 weights, so of 8 of the 16-bit sums of pairs: two scales to a vector.
+    static typename V::I scale(const Head & w, int i) {
+        const auto two =
+            _mm256_setr_m128i(_mm_set1_epi8(static_cast<char>(2 * i)), _mm_set1_epi8(static_cast<char>(2 * i + 1)));
+        return low8_signed(shuffle8(w.bytes, V::same(two)));
+    }
+};
+
+} // namespace
+
+const Kernel q4_K = kernel<Q4K>();
+const Kernel q5_K = kernel<Q5K>();
+const Kernel q6_K = kernel<Q6K>();
+
+} // namespace spac::kernels
+
+#endif // SPAC_LANES_ONE

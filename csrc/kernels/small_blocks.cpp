@@ -1,0 +1,199 @@
+// q8_0, q4_0, q5_0, iq4_nl and mxfp4: 32 weights with a scale; nvfp4: 64 with four. Times q8_0.
+#include "kernels/small_blocks.h"
+#include "kernels/kernels.h"
+
+#ifdef SPAC_LANES_ONE
+
+#define GGML_COMMON_IMPL_C // its tables
+#include "ggml-common.h"
+
+#include <array>
+
+namespace spac::kernels {
+namespace {
+
+template <class V> typename V::I values(const int8_t * table, typename V::I of) {
+    return shuffle8(V::same16(load16(table)), of);
+}
+
+// mxfp4's scales, halved as ggml has them: 2^(e - 128). As bits, for the first two are subnormal.
+constexpr auto powers = [] {
+    std::array<uint32_t, 256> bits = {0x00200000, 0x00400000};
+    for (uint32_t e = 2; e < 256; e++) {
+        bits[e] = (e - 1) << 23;
+    }
+    return bits;
+}();
+
+float power(uint8_t e) {
+    float x;
+    std::memcpy(&x, &powers[e], sizeof(x));
+    return x;
+}
+
+// `sums` blocks of 32 weights, each added to a sum of its own, as ggml does it.
+template <class V, class Type> struct Blocks : Whole<V> {
+    static constexpr int sums = Type::sums, block = 32 * sums;
+    struct Weights {
+        typename Type::Block of[sums];
+    };
+    struct Input {
+        Scaled of[sums];
+    };
+    struct Head {
+        Signed<V>     q[sums];
+        typename V::F d[sums];
+    };
+    struct Sum {
+        typename V::F of[sums] = {};
+    };
+
+    template <class X> static Head head(X x) {
+        const auto q = [&](int i) {
+            return Signed<V>(Type::template weights<V>([&](int r) -> const auto & { return x(r).of[i]; }));
+        };
+        const auto d = [&](int i) {
+            return Type::template scale<V>([&](int r) -> const auto & { return x(r).of[i]; });
+        };
+        if constexpr (sums == 1) {
+            return {{q(0)}, {d(0)}};
+        } else {
+            return {{q(0), q(1)}, {d(0), d(1)}};
+        }
+    }
+
+    static void add(Sum & sum, const Head & w, typename V::I, const Input & y) {
+#pragma GCC unroll 2
+        for (int i = 0; i < sums; i++) {
+            const auto products = w.q[i].times(V::same(load32(y.of[i].q)));
+            sum.of[i]           = mul_add(mul(V::same(y.of[i].d), w.d[i]), to_float(products), sum.of[i]);
+        }
+    }
+
+    static float total(const Sum & sum, int r) {
+        if constexpr (sums == 1) {
+            return sum8(V::row(sum.of[0], r));
+        } else {
+            return sum8(V::row(kernels::add(sum.of[0], sum.of[1]), r));
+        }
+    }
+};
+
+struct HalfScale {
+    template <class V, class X> static typename V::F scale(X x) {
+        return V::halves([&](int r) { return x(r).d; });
+    }
+};
+
+struct Q8_0 : HalfScale {
+    using Block                                           = block_q8_0;
+    static constexpr int                             sums = 1;
+    template <class V, class X> static typename V::I weights(X x) {
+        return V::ints([&](int r) { return load32(x(r).qs); });
+    }
+};
+
+struct Q4_0 : HalfScale {
+    using Block                                           = block_q4_0;
+    static constexpr int                             sums = 1;
+    template <class V, class X> static typename V::I weights(X x) {
+        return sub8(nibbles<V>([&](int r) { return load16(x(r).qs); }), V::bytes(8));
+    }
+};
+
+struct Q5_0 : HalfScale {
+    using Block                                           = block_q5_0;
+    static constexpr int                             sums = 1;
+    template <class V, class X> static typename V::I weights(X x) {
+        const auto fifth = V::bits([&](int r) { return bits32(x(r).qh); });
+        return either(nibbles<V>([&](int r) { return load16(x(r).qs); }), without(V::bytes(0xf0), fifth));
+    }
+};
+
+struct IQ4_NL : HalfScale {
+    using Block                                           = block_iq4_nl;
+    static constexpr int                             sums = 2;
+    template <class V, class X> static typename V::I weights(X x) {
+        return values<V>(kvalues_iq4nl, nibbles<V>([&](int r) { return load16(x(r).qs); }));
+    }
+};
+
+struct MXFP4 {
+    using Block                                           = block_mxfp4;
+    static constexpr int                             sums = 2;
+    template <class V, class X> static typename V::I weights(X x) {
+        return values<V>(kvalues_fp4, nibbles<V>([&](int r) { return load16(x(r).qs); }));
+    }
+    template <class V, class X> static typename V::F scale(X x) {
+        return V::floats([&](int r) { return power(x(r).e); });
+    }
+};
+
+// nvfp4's scales, halved as ggml has them: four bits of exponent, three of mantissa.
+constexpr auto small_floats = [] {
+    std::array<float, 256> x = {};
+    for (int i = 0; i < 256; i++) {
+        const int exponent = i >> 3 & 15, mantissa = i & 7;
+        x[i] = exponent == 0 ? mantissa / 1024.0f : (8 + mantissa) * static_cast<float>(1 << exponent) / 2048.0f;
+    }
+    x[0x7f] = 0; // not a number
+    return x;
+}();
+
+// 64 weights with a scale for every 16.
+template <class V> struct NVFP4 : Whole<V> {
+    static constexpr int block = QK_NVFP4;
+    using Weights              = block_nvfp4;
+    struct Input {
+        Scaled of[2];
+    };
+    struct Head {
+        Signed<V>     q[2];
+        typename V::F d[2];
+    };
+    struct Sum {
+        typename V::F all = V::no_floats();
+    };
+
+    template <class X> static Head head(X x) {
+        // Of 16 bytes: the lower four bits of eight are eight weights, the upper ones the next eight.
+        const auto q = [&](int i) {
+            const auto bits = quarters<0x50>(V::twice([&](int r) { return load16(x(r).qs + 16 * i); }));
+            return Signed<V>(
+                values<V>(kvalues_fp4, both(right64(bits, V::same(_mm256_setr_epi64x(0, 4, 0, 4))), V::bytes(15))));
+        };
+        const auto d = [&](int i) {
+            return V::two_floats([&](int r, int j) { return small_floats[x(r).d[2 * i + j]]; });
+        };
+        return {{q(0), q(1)}, {d(0), d(1)}};
+    }
+
+    static void add(Sum & sum, const Head & w, typename V::I, const Input & y) {
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            const auto products = w.q[i].times(V::same(load32(y.of[i].q)));
+            sum.all             = mul_add(mul(V::same(y.of[i].d), w.d[i]), to_float(products), sum.all);
+        }
+    }
+
+    static float total(const Sum & sum, int r) { return sum8(V::row(sum.all, r)); }
+};
+
+template <class V> using Q8_0Kernel   = Blocks<V, Q8_0>;
+template <class V> using Q4_0Kernel   = Blocks<V, Q4_0>;
+template <class V> using Q5_0Kernel   = Blocks<V, Q5_0>;
+template <class V> using IQ4_NLKernel = Blocks<V, IQ4_NL>;
+template <class V> using MXFP4Kernel  = Blocks<V, MXFP4>;
+
+} // namespace
+
+const Kernel q8_0   = unpacking<Q8_0Kernel>();
+const Kernel q4_0   = unpacking<Q4_0Kernel>();
+const Kernel q5_0   = unpacking<Q5_0Kernel>();
+const Kernel iq4_nl = unpacking<IQ4_NLKernel>();
+const Kernel mxfp4  = unpacking<MXFP4Kernel>();
+const Kernel nvfp4  = unpacking<NVFP4>();
+
+} // namespace spac::kernels
+
+#endif // SPAC_LANES_ONE

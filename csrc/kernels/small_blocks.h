@@ -1,0 +1,128 @@
+// What types of small blocks share: a block of 32 weights has a scale and no parts, and is multiplied by q8_0 or q8_1.
+#pragma once
+
+#include "kernels/tile.h"
+
+#ifdef SPAC_LANES_ONE
+
+#define GGML_COMMON_DECL_C // its unions without names
+#include "ggml-common.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+namespace spac::kernels {
+
+// Blocks of input. With a scale for every 32 it is the scales that cost: they are unpacked once for all rows of
+// weights.
+struct Scaled {
+    using Block = block_q8_0;
+    float  d;
+    int8_t q[QK8_0];
+};
+
+struct Summed {
+    using Block = block_q8_1;
+    float  d, s;
+    int8_t q[QK8_1];
+};
+
+// Instructions that add up products of bytes multiply unsigned by signed ones. Weights that have a sign are multiplied
+// by inputs that are 128 too large, without dot8 by inputs that took over their sign: pairs8 saturates.
+#ifdef SPAC_LANES_DOT8
+constexpr int shift = 128;
+#else
+constexpr int shift = 0;
+#endif
+
+inline void unpack(Scaled & to, const block_q8_0 & from) {
+    to.d = from_half(from.d);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to.q), exclusive(load32(from.qs), One::bytes(shift)));
+}
+
+inline void unpack(Summed & to, const block_q8_1 & from) {
+    to.d = from_half(from.d);
+    to.s = from_half(from.s);
+    std::memcpy(to.q, from.qs, sizeof(to.q));
+}
+
+template <class V> struct Signed {
+    using I = typename V::I;
+    I q, also; // what 128 too many add, negated; without dot8 the weights less their signs
+
+#ifdef SPAC_LANES_DOT8
+    explicit Signed(I weights) : q(weights), also(sub32(V::no_ints(), dot8(V::no_ints(), V::bytes(shift), weights))) {}
+    I times(I y) const { return dot8(also, y, q); }
+#else
+    explicit Signed(I weights) : q(weights), also(sizes8(weights)) {}
+    I times(I y) const { return pairs16(pairs8(also, negate(y, q)), V::words(1)); }
+#endif
+};
+
+template <class V> struct Unsigned {
+    using I = typename V::I;
+    I q;
+
+    explicit Unsigned(I weights) : q(weights) {}
+#ifdef SPAC_LANES_DOT8
+    I times(I y) const { return dot8(V::no_ints(), q, y); }
+#else
+    I times(I y) const { return pairs16(pairs8(q, y), V::words(1)); }
+#endif
+};
+
+// 32 numbers of four bits each: the lower ones of 16 bytes, then the upper ones.
+template <class V, class Of> typename V::I nibbles(Of of) {
+    return both(right64(V::twice(of), V::same(_mm256_setr_epi64x(0, 0, 4, 4))), V::bytes(15));
+}
+
+inline uint32_t bits32(const uint8_t * p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return bits;
+}
+
+// A block has but one part, which is in its head: with a scale of its own, its integers are no sum of several.
+template <class Lanes> struct Whole {
+    using V                    = Lanes;
+    static constexpr int parts = 0;
+    struct Part {};
+    template <class X, class Head> static Part  part(X, const Head &, int) { return {}; }
+    template <class Input> static typename V::I dot(typename V::I s, const Part &, const Input &, int) { return s; }
+};
+
+// So many inputs are unpacked at a time that they stay in a processor's cache.
+constexpr int64_t at_a_time = 16;
+
+template <template <class> class K> void unpack_and_dot(const Rows & rows) {
+    using Input                            = typename K<One>::Input;
+    using Unpacked                         = std::remove_reference_t<decltype(Input().of[0])>;
+    const int64_t                  n_small = rows.n / 32, n_block = rows.n / K<One>::block;
+    const int64_t                  most = std::min(rows.n_inputs, at_a_time);
+    const std::unique_ptr<Input[]> unpacked(new Input[static_cast<size_t>(most * n_block)]);
+    const void *                   inputs[at_a_time];
+    for (int64_t first = 0; first < rows.n_inputs; first += most) {
+        Rows part     = rows;
+        part.inputs   = inputs;
+        part.results  = rows.results + first;
+        part.n_inputs = std::min(rows.n_inputs - first, most);
+        for (int64_t i = 0; i < part.n_inputs; i++) {
+            const auto * from = static_cast<const typename Unpacked::Block *>(rows.inputs[first + i]);
+            Unpacked *   to   = unpacked[i * n_block].of;
+            inputs[i]         = to;
+            for (int64_t b = 0; b < n_small; b++) {
+                unpack(to[b], from[b]);
+            }
+        }
+        dot<K>(part);
+    }
+}
+
+// Faster than ggml's even with one row of weights and one of input.
+template <template <class> class K> constexpr Kernel unpacking() { return {&unpack_and_dot<K>, K<One>::block, 1}; }
+
+} // namespace spac::kernels
+
+#endif // SPAC_LANES_ONE

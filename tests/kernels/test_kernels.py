@@ -1,0 +1,239 @@
+"""csrc/kernels gives ggml's results, bit for bit, in every instruction set of its that this CPU can run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cffi import FFI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spac import _core, _library
+from tests.patches.ggml import Float32, Ggml
+from tests.patches.operators import Shape, operator, weights_on
+from tests.patches.source import published, sdist
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = (
+    "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs",
+    "mxfp4", "nvfp4", "iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_s", "iq1_s", "iq1_m",
+)  # fmt: skip
+# What the wide kernels need, as /proc/cpuinfo calls it.
+WIDE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+# Instruction sets that differ in what is computed how: the compiler's flags, and what the CPU must have.
+SETS = {
+    "256 bits": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
+    "256 bits, VNNI": (["-mavx2", "-mfma", "-mf16c", "-mavxvnni"], {"avx_vnni"}),
+    "512 bits": (["-march=native"], WIDE),
+}
+HEADERS = [
+    *(f"ggml/include/{name}.h" for name in ("ggml", "ggml-cpu", "ggml-backend", "ggml-alloc")),
+    "ggml/src/ggml-common.h",
+]
+
+_ffi = FFI()
+_ffi.cdef("""
+const char * kernel_names(int trusted);
+int          kernel_block(int type);
+void         kernel_dot(int type, int64_t n, const char * weights, size_t stride, int64_t n_weights,
+                        const char * inputs, size_t input_bytes, float * results, int64_t n_inputs);
+int          quantization_is_trusted(void);
+void         quantize(const float * x, void * y, int64_t n);
+
+typedef void (*ggml_from_float_t)(const float *, void *, int64_t);
+typedef void (*ggml_vec_dot_t)(int n, float * s, size_t, const void * x, size_t, const void * y, size_t, int);
+struct ggml_type_traits_cpu {
+    ggml_from_float_t from_float; ggml_vec_dot_t vec_dot; int vec_dot_type; int64_t nrows;
+};
+const struct ggml_type_traits_cpu * ggml_get_type_traits_cpu(int type);
+size_t ggml_row_size(int type, int64_t ne);
+extern bool (*ggml_cpu_mul_rows)(const void * dst, const void * wdata, int64_t expert, const int32_t * rows,
+                                 int64_t ir0_start, int64_t ir0_end, int64_t ir1_start, int64_t ir1_end);
+""")
+Q8_K = 15  # the type that k-quants are multiplied with
+
+
+def cpu_flags() -> set[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":")[1].split())
+    return set()
+
+
+@dataclass
+class Kernels:
+    """The kernels of one instruction set, and ggml's own functions."""
+
+    c: Any
+    ggml: Any
+    types: dict[str, int]
+
+    def names(self, trusted: bool) -> list[str]:
+        return _ffi.string(self.c.kernel_names(trusted)).decode().split()  # type: ignore[no-any-return]
+
+    def quantized(self, kind: int, inputs: Float32) -> bytes:
+        """Rows [n_inputs, n] as ggml quantizes them."""
+        n = inputs.shape[1]
+        row = self.ggml.ggml_row_size(kind, n)
+        out = _ffi.new("char[]", row * len(inputs))
+        for i, values in enumerate(inputs):
+            source = _ffi.from_buffer("float[]", values)
+            self.ggml.ggml_get_type_traits_cpu(kind).from_float(source, out + i * row, n)
+        return bytes(_ffi.buffer(out))
+
+    def theirs(self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int) -> Float32:
+        """ggml's results [n_input, n_weight], of one vec_dot each."""
+        vec_dot, row = self.ggml.ggml_get_type_traits_cpu(self.types[kind]).vec_dot, len(inputs) // n_input
+        results = np.empty((n_input, len(weights) // stride), np.float32)
+        x, y = _ffi.from_buffer(weights), _ffi.from_buffer(inputs)
+        out = _ffi.from_buffer("float[]", results, require_writable=True)
+        for i in range(results.size):
+            at, r = divmod(i, results.shape[1])
+            vec_dot(n, out + i, 0, x + r * stride, 0, y + at * row, 0, 1)
+        return results
+
+    def ours(self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int) -> Float32:
+        n_weight = len(weights) // stride
+        results = np.full((n_input + 1, n_weight), 7, np.float32)  # a row behind, which nobody may write
+        out = _ffi.from_buffer("float[]", results, require_writable=True)
+        self.c.kernel_dot(
+            self.types[kind], n, _ffi.from_buffer(weights), stride, n_weight, _ffi.from_buffer(inputs),
+            len(inputs) // n_input, out, n_input,
+        )  # fmt: skip
+        assert np.all(results[-1] == 7)
+        return results[:-1]
+
+
+@pytest.fixture(scope="session")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if sdist() is None:
+        pytest.skip("llama.cpp's source is not in the cache: no build on this machine has fetched it")
+    folder = tmp_path_factory.mktemp("ggml")
+    for name, text in published(*HEADERS).items():
+        (folder / Path(name).name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="session", params=SETS)
+def kernels(
+    request: pytest.FixtureRequest, headers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Kernels:
+    flags, needed = SETS[request.param]
+    if not needed <= cpu_flags():
+        pytest.skip(f"this CPU has no {', '.join(sorted(needed - cpu_flags()))}")
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler here")
+    library = tmp_path_factory.mktemp("kernels") / "libkernels.so"
+    sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name != "operators.cpp"]
+    subprocess.run(
+        [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", *flags, "-shared", "-fPIC",
+         "-Wl,-Bsymbolic", f"-I{ROOT / 'csrc'}", "-isystem", headers, *sources,
+         Path(__file__).with_name("dot.cpp"), "-o", library, _library.library_path()],
+        check=True, timeout=400,
+    )  # fmt: skip
+    ggml = Ggml(_library.library_path())
+    return Kernels(_ffi.dlopen(str(library)), _ffi.dlopen(str(_library.library_path())), ggml.types)
+
+
+def test_all_types_have_kernels_that_are_used(kernels: Kernels) -> None:
+    assert sorted(kernels.names(False)) == sorted(KINDS)
+    assert kernels.names(True) == kernels.names(False)
+
+
+def test_the_library_uses_them() -> None:
+    if not {"avx2", "fma", "f16c"} <= cpu_flags():
+        pytest.skip("this CPU has no AVX2")
+    assert sorted(_core.trusted_cpu_kernels()) == sorted(_core.cpu_kernels()) == sorted(KINDS)
+
+
+def test_operators_ask_for_them() -> None:
+    """mul_mat_id asks for each expert that was chosen, and computes by itself what is declined."""
+    shape, asked = Shape("q4_K", 5, "mul_mat_id", broadcast=True), []
+    ggml = Ggml(_library.library_path())
+    device = ggml.device("CPU")
+    library = _ffi.dlopen(str(_library.library_path()))
+
+    @_ffi.callback(
+        "bool(const void *, const void *, int64_t, const int32_t *, int64_t, int64_t, int64_t, int64_t)"
+    )  # type: ignore[untyped-decorator]
+    def decline(dst, wdata, expert, rows, ir0_start, ir0_end, ir1_start, ir1_end):  # type: ignore[no-untyped-def]
+        asked.append((expert, ir0_end - ir0_start, ir1_end - ir1_start))
+        return False
+
+    with ggml.backend(device) as backend, weights_on(ggml, backend, device, shape) as weights:
+        assert weights is not None
+        with operator(ggml, backend, shape, weights) as it:
+            (ours,), kept = it.run(shape.ids()), library.ggml_cpu_mul_rows
+            try:
+                library.ggml_cpu_mul_rows = decline
+                (theirs,) = it.run(shape.ids())
+            finally:
+                library.ggml_cpu_mul_rows = kept
+    chosen = np.bincount(shape.ids().ravel())
+    assert {expert for expert, _, _ in asked} == set(np.flatnonzero(chosen))
+    assert sum(rows * inputs for _, rows, inputs in asked) == shape.n_out * chosen.sum()
+    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_ggmls(kernels: Kernels, kind: str, data: st.DataObject) -> None:
+    """Weights of any bits, some without a finite scale; odd numbers of rows; room between rows."""
+    n = kernels.c.kernel_block(kernels.types[kind]) * data.draw(st.integers(1, 5), "blocks")
+    n_weight, n_input = data.draw(st.integers(1, 9), "weights"), data.draw(st.integers(1, 17), "inputs")
+    room = data.draw(st.sampled_from([0, 2, 64]), "room")
+    stride = kernels.ggml.ggml_row_size(kernels.types[kind], n) + room
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32), "seed"))
+    weights = rng.bytes(stride * n_weight)
+    sizes = 2.0 ** rng.integers(-12, 12, (n_input, n // 32, 1)) * rng.integers(0, 2, (n_input, n // 32, 1))
+    inputs = (rng.standard_normal((n_input, n // 32, 32)) * sizes).reshape(n_input, n).astype(np.float32)
+    traits = kernels.ggml.ggml_get_type_traits_cpu(kernels.types[kind])
+    quantized = kernels.quantized(traits.vec_dot_type, inputs)
+    theirs = kernels.theirs(kind, n, weights, quantized, n_input, stride)
+    ours = kernels.ours(kind, n, weights, quantized, n_input, stride)
+    number = ~np.isnan(theirs)
+    assert np.array_equal(theirs[number].view(np.uint32), ours[number].view(np.uint32))
+    assert np.all(np.isnan(ours[~number]))
+
+
+ODD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38], np.float32)
+
+
+@given(data=st.data())
+@settings(max_examples=300)
+def test_quantized_inputs_are_ggmls(kernels: Kernels, data: st.DataObject) -> None:
+    """To the byte: numbers of any size, halves that round, ties for the greatest, zeros, no numbers."""
+    assert kernels.c.quantization_is_trusted()
+    n_block, rng = (
+        data.draw(st.integers(1, 4), "blocks"),
+        np.random.default_rng(data.draw(st.integers(0, 2**32), "seed")),
+    )
+    x = rng.standard_normal((n_block, 256)).astype(np.float32)
+    for block in x:
+        form = data.draw(st.sampled_from(["normal", "halves", "tie", "zeros", "odd"]), "form")
+        most = np.float32(2.0 ** rng.integers(-100, 100) * rng.uniform(1, 2))
+        if form == "halves":
+            block[:] = most * (rng.integers(-127, 127, 256) + 0.5).astype(np.float32) / np.float32(127)
+            block[rng.integers(256)] = most
+        elif form == "tie":
+            block[rng.choice(256, 3, replace=False)] = np.float32(9) * rng.choice([-1, 1], 3)
+        elif form == "zeros":
+            block[:] = rng.choice([0, -0.0], 256)
+        elif form == "odd":
+            places = rng.choice(256, 9, replace=False)
+            block[places] = rng.choice(ODD, 9)
+    row = x.ravel()
+    size = kernels.ggml.ggml_row_size(Q8_K, row.size)
+    ours, theirs = (_ffi.new("char[]", b"\x55" * size) for _ in range(2))
+    source = _ffi.from_buffer("float[]", row)
+    kernels.c.quantize(source, ours, row.size)
+    kernels.ggml.ggml_get_type_traits_cpu(Q8_K).from_float(source, theirs, row.size)
+    assert bytes(_ffi.buffer(ours, size)) == bytes(_ffi.buffer(theirs, size))
