@@ -83,7 +83,7 @@ def apply_patch(patch: str, read: Callable[[str], str]) -> dict[str, str]:
             shift = after - (number - 1 + len(old))
             if at < len(lines) and lines[at].startswith("\\"):
                 at += 1
-        if at < len(lines) and lines[at][:1] in ("+", "-", " ") and not lines[at].startswith("--- "):
+        if at < len(lines) and lines[at][:1] in ("+", "-", " ") and not lines[at].startswith(("--- ", "-- ")):
             raise PatchError(f"{where} is longer than its header says")
         result[target] = "\n".join(content) + ("\n" if source is None else "")
     if not result:

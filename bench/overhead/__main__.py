@@ -4,13 +4,13 @@ Three questions, answered on the stand-in, side by side in one process:
 
 1. Per MoE layer, our own time on the decoding thread: all of the graph's time less what the wrapped device's
    calls, the experts on the CPU and the waits for ids took.
-2. A decode step with no, a quarter and all experts resident, as a ratio to llama.cpp itself on the CPU with
-   the same threads. Steps of the two are taken in turn, a block of each at a time, and compared pair by pair.
+2. A decode step with no, a quarter and all experts resident, as a ratio to the CPU alone, with the same
+   kernels and threads. Steps of the two are taken in turn, a block of each at a time, and compared by pairs.
 3. The same of a prompt of 512 tokens.
 
 Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the last two also
 hand every launch to that thread. It looks for work for up to a millisecond before it sleeps here, as a GPU
-that has work does; with a part of the experts resident, two threads compute where llama.cpp has one.
+that has work does; with a part of the experts resident, two threads compute where the CPU alone has one.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Machine:
     hand_off_s: float = 40e-6
     """Of a layer that leaves anything to the CPU: the host's round trip."""
     pair_share: float = 0.1
-    """The arithmetic of one (token, expert) on the CPU, as a share of reading the expert."""
+    """The arithmetic of one (token, expert) on the CPU, as a share of reading the expert. Both sides get it;
+    llama.cpp's kernels, which unpack weights for every token, take more (bench/expert_rows.py)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.link_busy < self.dram or self.cpu > self.dram:

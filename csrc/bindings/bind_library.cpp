@@ -17,6 +17,7 @@ void bind_library(py::module_ & m) {
           "Types of weights that this build has kernels for (csrc/kernels).");
     m.def("trusted_cpu_kernels", &spac::kernels::trusted_kernel_names,
           "Those of them that are used: their results are ggml's on this machine, bit for bit.");
+    m.def("cpu_kernels_enabled", &spac::kernels::enabled, "Whether the CPU computes with them.");
     m.def("set_cpu_kernels", &spac::kernels::enable, py::arg("on"),
           "Whether the CPU computes with them, for the whole process; else with ggml's own.");
     m.def("system_info", &spac::system_info, "llama.cpp's line on instruction sets and backends compiled in.");

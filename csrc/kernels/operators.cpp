@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <new>
 
 extern "C" {
@@ -22,28 +24,27 @@ namespace {
 
 constexpr int64_t at_once = 16; // rows of input
 
-std::atomic<bool> on{true};
+bool wanted() {
+    const char * choice = std::getenv("SPAC_CPU_KERNELS"); // spac/env.py
+    return choice == nullptr || std::strcmp(choice, "0") != 0;
+}
+
+std::atomic<bool> on{wanted()};
 
 struct Place {
     const char * input;
     float *      result;
 };
 
-// Where row i of an operator's input lies, and its result.
+// Where row i of an operator's quantized input lies, and its result.
 class Inputs {
   public:
     Inputs(const ggml_tensor * dst, const void * wdata, const int32_t * expert_rows)
         : dst_(dst), data_(static_cast<const char *>(wdata)), expert_rows_(expert_rows) {
-        const ggml_tensor * input  = dst->src[1];
-        const ggml_type     wanted = ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type;
-        n_                         = input->ne[1];
-        if (input->type == wanted && !ggml_is_contiguous(input)) {
-            row_   = input->nb[1];
-            plane_ = input->nb[2];
-        } else {
-            row_   = ggml_row_size(wanted, input->ne[0]);
-            plane_ = row_ * static_cast<size_t>(n_);
-        }
+        const ggml_tensor * input = dst->src[1];
+        n_                        = input->ne[1];
+        row_   = ggml_row_size(ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type, input->ne[0]);
+        plane_ = row_ * static_cast<size_t>(n_);
     }
 
     Place operator[](int64_t i) const {
@@ -67,17 +68,18 @@ class Inputs {
 bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const int32_t * expert_rows,
               int64_t ir0_start, int64_t ir0_end, int64_t ir1_start, int64_t ir1_end) {
     const ggml_tensor * weights = dst->src[0];
-    if (!on.load(std::memory_order_relaxed) || (expert_rows == nullptr && (dst->ne[2] != 1 || dst->ne[3] != 1))) {
+    const bool          plane   = dst->ne[2] == 1 && dst->ne[3] == 1;
+    if (!on.load(std::memory_order_relaxed) || wdata == dst->src[1]->data || (expert_rows == nullptr && !plane)) {
         return false;
     }
-    const Kernel & kernel = trusted_kernel(weights->type);
-    if (kernel.dot == nullptr || weights->ne[0] % kernel.block != 0 || ir1_end - ir1_start < kernel.min_inputs) {
-        return false;
-    }
-    const Inputs inputs(dst, wdata, expert_rows);
-    const char * data = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2] +
-                        static_cast<size_t>(ir0_start) * weights->nb[1];
     try {
+        const Kernel & kernel = trusted_kernel(weights->type);
+        if (kernel.dot == nullptr || weights->ne[0] % kernel.block != 0 || ir1_end - ir1_start < kernel.min_inputs) {
+            return false;
+        }
+        const Inputs inputs(dst, wdata, expert_rows);
+        const char * data = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2] +
+                            static_cast<size_t>(ir0_start) * weights->nb[1];
         for (int64_t i = ir1_start; i < ir1_end; i += at_once) {
             const int64_t n = std::min(at_once, ir1_end - i);
             const void *  input[at_once];
@@ -87,7 +89,9 @@ bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const
                 input[k]          = place.input;
                 result[k]         = place.result + ir0_start;
             }
-            kernel.dot({weights->ne[0], data, weights->nb[1], ir0_end - ir0_start, input, result, n});
+            if (!kernel.dot({weights->ne[0], data, weights->nb[1], ir0_end - ir0_start, input, result, n})) {
+                return false;
+            }
         }
     } catch (const std::bad_alloc &) {
         return false; // ggml's own need no memory
@@ -95,8 +99,16 @@ bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const
     return true;
 }
 
+bool can_quantize() {
+    try {
+        return on.load(std::memory_order_relaxed) && quantization_is_trusted();
+    } catch (const std::bad_alloc &) {
+        return false;
+    }
+}
+
 void quantize(const float * x, void * y, int64_t n) {
-    if (on.load(std::memory_order_relaxed) && quantization_is_trusted()) {
+    if (can_quantize()) {
         quantize_q8_K(x, y, n);
     } else {
         ggml_get_type_traits_cpu(GGML_TYPE_Q8_K)->from_float(x, y, n);

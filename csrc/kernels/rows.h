@@ -23,7 +23,8 @@ struct Rows {
 };
 
 struct Kernel {
-    void (*dot)(const Rows & rows) = nullptr;
+    // False where an input is none that ggml's quantization makes of numbers: then results are ggml's to compute.
+    bool (*dot)(const Rows & rows) = nullptr;
     int block                      = 0; // n is a multiple of it
     int min_inputs                 = 1; // below, ggml's own is as fast
 };
@@ -37,7 +38,8 @@ bool           quantization_is_trusted(); // of quantize.h, likewise
 std::vector<std::string> kernel_names();
 std::vector<std::string> trusted_kernel_names();
 
-// For the whole process; on at first. Off, every pair is computed by ggml's own.
+// For the whole process; at first as SPAC_CPU_KERNELS says, on where it says nothing. Off, every pair is computed by
+// ggml's own.
 void enable(bool on);
 bool enabled();
 

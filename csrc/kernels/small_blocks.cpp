@@ -8,6 +8,7 @@
 #include "ggml-common.h"
 
 #include <array>
+#include <vector>
 
 namespace spac::kernels {
 namespace {
@@ -186,6 +187,14 @@ template <class V> using IQ4_NLKernel = Blocks<V, IQ4_NL>;
 template <class V> using MXFP4Kernel  = Blocks<V, MXFP4>;
 
 } // namespace
+
+void * scratch(size_t n_bytes) {
+    static thread_local std::vector<char> memory;
+    if (memory.size() < n_bytes) {
+        memory.resize(n_bytes);
+    }
+    return memory.data();
+}
 
 const Kernel q8_0   = unpacking<Q8_0Kernel>();
 const Kernel q4_0   = unpacking<Q4_0Kernel>();

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <type_traits>
 
 namespace spac::kernels {
@@ -37,15 +36,20 @@ constexpr int shift = 128;
 constexpr int shift = 0;
 #endif
 
-inline void unpack(Scaled & to, const block_q8_0 & from) {
-    to.d = from_half(from.d);
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to.q), exclusive(load32(from.qs), One::bytes(shift)));
+// Bytes that are not 0 where a weight times this input would be another number than ggml's: with a sign, -128 is no
+// byte, and ggml's instruction for signs leaves it as it is. Only NaN and infinity are quantized to it.
+inline __m256i unpack(Scaled & to, const block_q8_0 & from) {
+    const __m256i q = load32(from.qs);
+    to.d            = from_half(from.d);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to.q), exclusive(q, One::bytes(shift)));
+    return shift == 0 ? One::no_ints() : _mm256_cmpeq_epi8(q, One::bytes(-128));
 }
 
-inline void unpack(Summed & to, const block_q8_1 & from) {
+inline __m256i unpack(Summed & to, const block_q8_1 & from) {
     to.d = from_half(from.d);
     to.s = from_half(from.s);
     std::memcpy(to.q, from.qs, sizeof(to.q));
+    return One::no_ints();
 }
 
 template <class V> struct Signed {
@@ -93,31 +97,42 @@ template <class Lanes> struct Whole {
     template <class Input> static typename V::I dot(typename V::I s, const Part &, const Input &, int) { return s; }
 };
 
+// Memory of this thread, until its next call.
+void * scratch(size_t n_bytes);
+
 // So many inputs are unpacked at a time that they stay in a processor's cache.
 constexpr int64_t at_a_time = 16;
 
-template <template <class> class K> void unpack_and_dot(const Rows & rows) {
-    using Input                            = typename K<One>::Input;
-    using Unpacked                         = std::remove_reference_t<decltype(Input().of[0])>;
-    const int64_t                  n_small = rows.n / 32, n_block = rows.n / K<One>::block;
-    const int64_t                  most = std::min(rows.n_inputs, at_a_time);
-    const std::unique_ptr<Input[]> unpacked(new Input[static_cast<size_t>(most * n_block)]);
-    const void *                   inputs[at_a_time];
+template <template <class> class K> bool unpack_and_dot(const Rows & rows) {
+    using Input    = typename K<One>::Input;
+    using Unpacked = std::remove_reference_t<decltype(Input().of[0])>;
+    static_assert(sizeof(Input) == K<One>::block / 32 * sizeof(Unpacked));
+    if (rows.n_weights <= 0) {
+        return true;
+    }
+    const int64_t n_block = rows.n / 32, most = std::min(rows.n_inputs, at_a_time);
+    auto *        unpacked = static_cast<Unpacked *>(scratch(static_cast<size_t>(most * n_block) * sizeof(Unpacked)));
+    const void *  inputs[at_a_time];
     for (int64_t first = 0; first < rows.n_inputs; first += most) {
-        Rows part     = rows;
-        part.inputs   = inputs;
-        part.results  = rows.results + first;
-        part.n_inputs = std::min(rows.n_inputs - first, most);
+        Rows part         = rows;
+        part.inputs       = inputs;
+        part.results      = rows.results + first;
+        part.n_inputs     = std::min(rows.n_inputs - first, most);
+        __m256i not_ggmls = One::no_ints();
         for (int64_t i = 0; i < part.n_inputs; i++) {
             const auto * from = static_cast<const typename Unpacked::Block *>(rows.inputs[first + i]);
-            Unpacked *   to   = unpacked[i * n_block].of;
+            Unpacked *   to   = unpacked + i * n_block;
             inputs[i]         = to;
-            for (int64_t b = 0; b < n_small; b++) {
-                unpack(to[b], from[b]);
+            for (int64_t b = 0; b < n_block; b++) {
+                not_ggmls = either(not_ggmls, unpack(to[b], from[b]));
             }
+        }
+        if (_mm256_movemask_epi8(not_ggmls) != 0) {
+            return false;
         }
         dot<K>(part);
     }
+    return true;
 }
 
 // Faster than ggml's even with one row of weights and one of input.

@@ -85,7 +85,7 @@ template <class K, int rows> void strip(const Rows & it, int64_t row) {
     }
 }
 
-template <template <class> class K> void dot(const Rows & it) {
+template <template <class> class K> bool dot(const Rows & it) {
     int64_t row = 0;
 #ifdef SPAC_LANES_TWO
     for (; row + 2 <= it.n_weights; row += 2) {
@@ -95,6 +95,7 @@ template <template <class> class K> void dot(const Rows & it) {
     for (; row < it.n_weights; row++) {
         strip<K<One>, 1>(it, row);
     }
+    return true;
 }
 
 template <template <class> class K> constexpr Kernel kernel() {

@@ -43,7 +43,9 @@ bool gives_what_ggml_gives(const Kernel & kernel, ggml_type type) {
         ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(row.data(), inputs.data() + i * input_row, n);
     }
     for (int count = 1; count <= n_inputs; count++) {
-        kernel.dot({n, weights.data(), stride, n_weights, input, result, count});
+        if (!kernel.dot({n, weights.data(), stride, n_weights, input, result, count})) {
+            return false;
+        }
         for (int i = 0; i < count; i++) {
             for (int r = 0; r < n_weights; r++) {
                 float theirs;

@@ -27,6 +27,9 @@ def cpu_kernels() -> list[str]:
 def trusted_cpu_kernels() -> list[str]:
     """Those of them that are used: their results are ggml's on this machine, bit for bit."""
 
+def cpu_kernels_enabled() -> bool:
+    """Whether the CPU computes with them: at first as SPAC_CPU_KERNELS says, which is read once."""
+
 def set_cpu_kernels(on: bool) -> None:
     """Whether the CPU computes with them, for the whole process; else with ggml's own."""
 

@@ -170,7 +170,7 @@ class EngineConfig(ContextConfig):
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = option(
-        "auto", "auto, a device's name (CUDA0), stand-in, or cpu for plain llama.cpp", "--device", "-dev"
+        "auto", "auto, a device's name (CUDA0), stand-in, or cpu for no split", "--device", "-dev"
     )
     threads: int = option(
         0, "CPU threads; 0 is one per physical core", "--threads", "-t", range=Range(0, 512),

@@ -116,8 +116,8 @@ def _kernels() -> Finding:
     there, used = _core.cpu_kernels(), _core.trusted_cpu_kernels()
     name = "cpu kernels"
     if not there:
-        return Finding(name, "off", "none", "this processor has no AVX2: llama.cpp's own are used")
-    if env.CPU_KERNELS.get() is False:
+        return Finding(name, "off", "none", "this build has no AVX2, FMA and F16C: llama.cpp's own are used")
+    if not _core.cpu_kernels_enabled():
         return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
     unequal = [kind for kind in there if kind not in used]
     why = (

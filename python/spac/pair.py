@@ -15,7 +15,7 @@ from spac.context_config import WHOLE_TYPES, layers_of
 from spac.errors import InputError
 from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
-from spac.host import missing_features, physical_cores
+from spac.host import missing_features, physical_cores, repacking_pays
 from spac.llama_params import context_values, model_values
 from spac.stream_batch import LEAST, StreamBatch
 from spac.vram import VramLimit, size
@@ -55,6 +55,7 @@ class ModelPair:
     def _load(self) -> None:
         config, target = self._config, Path(self._config.target)
         info = check_model(target, "target", config.override_kv)
+        self._has_experts = info.is_moe
         if (draft := self._draft_file) is not None:
             check_model(draft, "draft", config.override_kv)
         self.device = choose_device(config.device)
@@ -139,7 +140,7 @@ class ModelPair:
         device = self.device
         _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
-        _core.set_cpu_kernels(env.CPU_KERNELS.get() is not False)
+        env.CPU_KERNELS.get()  # the library has read it when it was loaded; a wrong value is told here
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
@@ -183,6 +184,8 @@ class ModelPair:
         progress = self._progress
         report = None if progress is None else lambda done: progress(path, done)
         values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
+        if self.device is None and not is_draft and self._has_experts and not repacking_pays():
+            values["use_extra_bufts"] = False
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         if self.device is None:
             return self._keep(Model(path, (), params, report)), None

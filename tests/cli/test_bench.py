@@ -52,7 +52,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
     settings = found["settings"]
     labels = [each["setting"] for each in settings]
     split = [f"{name}, slots {n}" for name in ("lru", "moe-spac:levels=8") for n in ("10%", "40")] + ["none"]
-    assert labels == [f"{what}, draft {n}" for what in ("llama.cpp on the CPU", *split) for n in (0, 3)]
+    assert labels == [f"{what}, draft {n}" for what in ("the CPU alone", *split) for n in (0, 3)]
     for each in settings:
         assert [turn["round"] for turn in each["rounds"]] == [0, 1]
         assert all(len(turn["runs"]) == len(found["prompts"]) for turn in each["rounds"])
@@ -112,7 +112,7 @@ def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
     code, out, _ = bench("-m", tiny_model("qwen3"), "-p", "def f(", "-q")
     assert code == 0
     assert [line[2:].split("  ")[0] for line in out.splitlines()[1:3]] == [
-        "llama.cpp on the CPU", "llama.cpp on stand-in",
+        "the CPU alone", "stand-in alone",
     ]  # fmt: skip
     code, _, err = bench("-m", tiny_model("qwen3"), "--slots", 4)
     assert code == 2

@@ -25,7 +25,7 @@ def test_it_finds_what_is_there(findings):
     assert _core.llama_cpp_python_version in findings["library"].found
     assert importlib.metadata.version("llama_cpp_python") in findings["llama-cpp-python"].found
     assert "cores" in findings["cpu"].found
-    assert findings["cpu kernels"].found.split()[0] == str(len(_core.trusted_cpu_kernels()) or "none")
+    assert findings["cpu kernels"].found.split()[0] in (str(len(_core.trusted_cpu_kernels())), "none")
     assert "available" in findings["memory"].found
     assert "16 tokens" in findings["demo"].found
     real = [device for device in _core.devices() if not device.is_stand_in]

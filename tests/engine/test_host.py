@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spac.host import missing_features, physical_cores
+from spac import _core
+from spac.host import missing_features, physical_cores, repacking_pays
 
 
 def test_a_cpu_without_avx2_is_told_so():
@@ -16,3 +17,14 @@ def test_a_cpu_without_avx2_is_told_so():
 
 def test_there_is_a_core():
     assert physical_cores() >= 1
+
+
+def test_when_repacking_pays(monkeypatch):
+    monkeypatch.setattr(_core, "trusted_cpu_kernels", lambda: ["q4_K"])
+    monkeypatch.setattr(_core, "system_info", lambda: "CPU : AVX2 = 1 |")
+    assert not repacking_pays()
+    monkeypatch.setattr(_core, "system_info", lambda: "CPU : AVX2 = 1 | AMX_INT8 = 1 |")
+    assert repacking_pays()
+    monkeypatch.setattr(_core, "system_info", lambda: "CPU : NEON = 1 |")
+    monkeypatch.setattr(_core, "trusted_cpu_kernels", list)
+    assert repacking_pays()

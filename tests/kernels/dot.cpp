@@ -21,15 +21,17 @@ const char * kernel_names(int trusted) {
 int kernel_block(int type) { return spac::kernels::trusted_kernel(type).block; }
 
 // results [n_inputs, n_weights], inputs packed.
-void kernel_dot(int type, int64_t n, const char * weights, size_t stride, int64_t n_weights, const char * inputs,
-                size_t input_bytes, float * results, int64_t n_inputs) {
+// 0 where these inputs are left to ggml.
+int kernel_dot(int type, int64_t n, const char * weights, size_t stride, int64_t n_weights, const char * inputs,
+               size_t input_bytes, float * results, int64_t n_inputs) {
     std::vector<const void *> input;
     std::vector<float *>      result;
     for (int64_t i = 0; i < n_inputs; i++) {
         input.push_back(inputs + static_cast<size_t>(i) * input_bytes);
         result.push_back(results + i * n_weights);
     }
-    spac::kernels::trusted_kernel(type).dot({n, weights, stride, n_weights, input.data(), result.data(), n_inputs});
+    const auto & kernel = spac::kernels::trusted_kernel(type);
+    return kernel.dot({n, weights, stride, n_weights, input.data(), result.data(), n_inputs}) ? 1 : 0;
 }
 
 int  quantization_is_trusted() { return spac::kernels::quantization_is_trusted() ? 1 : 0; }

@@ -30,6 +30,10 @@ WIDE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 SETS = {
     "256 bits": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
     "256 bits, VNNI": (["-mavx2", "-mfma", "-mf16c", "-mavxvnni"], {"avx_vnni"}),
+    "512 bits without VNNI": (
+        ["-mavx2", "-mfma", "-mf16c", *(f"-m{name}" for name in sorted(WIDE) if "_" not in name)],
+        WIDE - {"avx512_vnni"},
+    ),
     "512 bits": (["-march=native"], WIDE),
 }
 HEADERS = [
@@ -41,7 +45,7 @@ _ffi = FFI()
 _ffi.cdef("""
 const char * kernel_names(int trusted);
 int          kernel_block(int type);
-void         kernel_dot(int type, int64_t n, const char * weights, size_t stride, int64_t n_weights,
+int          kernel_dot(int type, int64_t n, const char * weights, size_t stride, int64_t n_weights,
                         const char * inputs, size_t input_bytes, float * results, int64_t n_inputs);
 int          quantization_is_trusted(void);
 void         quantize(const float * x, void * y, int64_t n);
@@ -55,15 +59,16 @@ const struct ggml_type_traits_cpu * ggml_get_type_traits_cpu(int type);
 size_t ggml_row_size(int type, int64_t ne);
 extern bool (*ggml_cpu_mul_rows)(const void * dst, const void * wdata, int64_t expert, const int32_t * rows,
                                  int64_t ir0_start, int64_t ir0_end, int64_t ir1_start, int64_t ir1_end);
+extern ggml_from_float_t ggml_cpu_quantize_q8_K;
 """)
 Q8_K = 15  # the type that k-quants are multiplied with
 
 
-def cpu_flags() -> set[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":")[1].split())
-    return set()
+def has(features: set[str]) -> bool:
+    """Whether this CPU has all of them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
+    return features <= set(flags)
 
 
 @dataclass
@@ -98,16 +103,19 @@ class Kernels:
             vec_dot(n, out + i, 0, x + r * stride, 0, y + at * row, 0, 1)
         return results
 
-    def ours(self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int) -> Float32:
+    def ours(
+        self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int
+    ) -> Float32 | None:
+        """The same by our kernel; None where it leaves these inputs to ggml."""
         n_weight = len(weights) // stride
         results = np.full((n_input + 1, n_weight), 7, np.float32)  # a row behind, which nobody may write
         out = _ffi.from_buffer("float[]", results, require_writable=True)
-        self.c.kernel_dot(
+        done = self.c.kernel_dot(
             self.types[kind], n, _ffi.from_buffer(weights), stride, n_weight, _ffi.from_buffer(inputs),
             len(inputs) // n_input, out, n_input,
         )  # fmt: skip
         assert np.all(results[-1] == 7)
-        return results[:-1]
+        return results[:-1] if done else None
 
 
 @pytest.fixture(scope="session")
@@ -120,26 +128,34 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=SETS)
-def kernels(
-    request: pytest.FixtureRequest, headers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Kernels:
-    flags, needed = SETS[request.param]
-    if not needed <= cpu_flags():
-        pytest.skip(f"this CPU has no {', '.join(sorted(needed - cpu_flags()))}")
+@pytest.fixture(scope="session")
+def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The kernels for each instruction set of this CPU, compiled side by side."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler here")
-    library = tmp_path_factory.mktemp("kernels") / "libkernels.so"
+    folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name != "operators.cpp"]
-    subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", *flags, "-shared", "-fPIC",
-         "-Wl,-Bsymbolic", f"-I{ROOT / 'csrc'}", "-isystem", headers, *sources,
-         Path(__file__).with_name("dot.cpp"), "-o", library, _library.library_path()],
-        check=True, timeout=400,
-    )  # fmt: skip
+    made = {name: folder / f"{i}.so" for i, (name, (_, needed)) in enumerate(SETS.items()) if has(needed)}
+    running = [
+        subprocess.Popen(
+            [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", *SETS[name][0], "-shared", "-fPIC",
+             "-Wl,-Bsymbolic", f"-I{ROOT / 'csrc'}", "-isystem", headers, *sources, mine, "-o", library,
+             _library.library_path()],
+        )
+        for name, library in made.items()
+    ]  # fmt: skip
+    assert [process.wait(400) for process in running] == [0] * len(made)
+    return made
+
+
+@pytest.fixture(scope="session", params=SETS)
+def kernels(request: pytest.FixtureRequest, libraries: dict[str, Path]) -> Kernels:
+    if request.param not in libraries:
+        pytest.skip(f"this CPU has not all of {', '.join(sorted(SETS[request.param][1]))}")
     ggml = Ggml(_library.library_path())
-    return Kernels(_ffi.dlopen(str(library)), _ffi.dlopen(str(_library.library_path())), ggml.types)
+    ours, theirs = _ffi.dlopen(str(libraries[request.param])), _ffi.dlopen(str(_library.library_path()))
+    return Kernels(ours, theirs, ggml.types)
 
 
 def test_all_types_have_kernels_that_are_used(kernels: Kernels) -> None:
@@ -148,14 +164,18 @@ def test_all_types_have_kernels_that_are_used(kernels: Kernels) -> None:
 
 
 def test_the_library_uses_them() -> None:
-    if not {"avx2", "fma", "f16c"} <= cpu_flags():
-        pytest.skip("this CPU has no AVX2")
+    if not all(f"{name} = 1" in _core.system_info() for name in ("AVX2", "FMA", "F16C")):
+        pytest.skip("this build has no AVX2")
     assert sorted(_core.trusted_cpu_kernels()) == sorted(_core.cpu_kernels()) == sorted(KINDS)
 
 
 def test_operators_ask_for_them() -> None:
-    """mul_mat_id asks for each expert that was chosen, and computes by itself what is declined."""
-    shape, asked = Shape("q4_K", 5, "mul_mat_id", broadcast=True), []
+    """mul_mat_id asks for each expert that was chosen, and computes by itself what is not computed for it."""
+    if "q4_K" not in _core.trusted_cpu_kernels():
+        pytest.skip("this build has no kernel for q4_K")
+    shape = Shape("q4_K", 5, "mul_mat_id", broadcast=True)
+    asked: list[tuple[int, int, int]] = []
+    computed: list[bool] = []
     ggml = Ggml(_library.library_path())
     device = ggml.device("CPU")
     library = _ffi.dlopen(str(_library.library_path()))
@@ -163,23 +183,71 @@ def test_operators_ask_for_them() -> None:
     @_ffi.callback(
         "bool(const void *, const void *, int64_t, const int32_t *, int64_t, int64_t, int64_t, int64_t)"
     )  # type: ignore[untyped-decorator]
-    def decline(dst, wdata, expert, rows, ir0_start, ir0_end, ir1_start, ir1_end):  # type: ignore[no-untyped-def]
+    def ask(*operands):  # type: ignore[no-untyped-def]
+        _, _, expert, _, ir0_start, ir0_end, ir1_start, ir1_end = operands
         asked.append((expert, ir0_end - ir0_start, ir1_end - ir1_start))
-        return False
+        computed.append(kept(*operands))
+        return computed[-1]
 
     with ggml.backend(device) as backend, weights_on(ggml, backend, device, shape) as weights:
         assert weights is not None
         with operator(ggml, backend, shape, weights) as it:
-            (ours,), kept = it.run(shape.ids()), library.ggml_cpu_mul_rows
+            kept = library.ggml_cpu_mul_rows
             try:
-                library.ggml_cpu_mul_rows = decline
+                library.ggml_cpu_mul_rows = ask
+                (ours,) = it.run(shape.ids())
+                n_asked = len(asked)
+                _core.set_cpu_kernels(False)
                 (theirs,) = it.run(shape.ids())
             finally:
                 library.ggml_cpu_mul_rows = kept
+                _core.set_cpu_kernels(True)
     chosen = np.bincount(shape.ids().ravel())
     assert {expert for expert, _, _ in asked} == set(np.flatnonzero(chosen))
-    assert sum(rows * inputs for _, rows, inputs in asked) == shape.n_out * chosen.sum()
+    assert sum(rows * inputs for _, rows, inputs in asked[:n_asked]) == shape.n_out * chosen.sum()
+    assert all(done or inputs == 1 for done, (_, _, inputs) in zip(computed, asked[:n_asked], strict=False))
+    assert any(computed)
+    assert not any(computed[n_asked:])
+    assert library.ggml_cpu_quantize_q8_K != _ffi.NULL
     assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def assert_same(ours: Float32, theirs: Float32) -> None:
+    """Bit for bit; one NaN is as good as another."""
+    number = ~np.isnan(theirs)
+    assert np.array_equal(theirs[number].view(np.uint32), ours[number].view(np.uint32))
+    assert np.all(np.isnan(ours[~number]))
+
+
+def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32:
+    """[n_token, 131] of a dense matrix and random inputs, the same at every call."""
+    rng, n, n_out = np.random.default_rng(kind), 512, 131
+    context = ggml.context(3)
+    weights = ggml.c.ggml_new_tensor_2d(context, kind, n, n_out)
+    inputs = ggml.c.ggml_new_tensor_2d(context, ggml.F32, n, n_token)
+    out = ggml.c.ggml_mul_mat(context, weights, inputs)
+    graph = ggml.graph(context, [out])
+    with ggml.memory(context, backend):
+        ggml.write(weights, rng.bytes(ggml.c.ggml_nbytes(weights)))
+        ggml.write(inputs, rng.standard_normal((n_token, n), np.float32))
+        ggml.compute(backend, graph)
+        return ggml.read(out, (n_token, n_out))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dense_matrices(kind: str) -> None:
+    """mul_mat with the kernels and without, by one thread and by three."""
+    ggml = Ggml(_library.library_path())
+    for n_thread in (1, 3):
+        with ggml.backend(ggml.device("CPU"), n_thread) as backend:
+            for n_token in (1, 2, 5, 7):
+                ours = products(ggml, backend, ggml.types[kind], n_token)
+                _core.set_cpu_kernels(False)
+                try:
+                    theirs = products(ggml, backend, ggml.types[kind], n_token)
+                finally:
+                    _core.set_cpu_kernels(True)
+                assert_same(ours, theirs)
 
 
 @given(data=st.data())
@@ -199,9 +267,25 @@ def test_results_are_ggmls(kernels: Kernels, kind: str, data: st.DataObject) -> 
     quantized = kernels.quantized(traits.vec_dot_type, inputs)
     theirs = kernels.theirs(kind, n, weights, quantized, n_input, stride)
     ours = kernels.ours(kind, n, weights, quantized, n_input, stride)
-    number = ~np.isnan(theirs)
-    assert np.array_equal(theirs[number].view(np.uint32), ours[number].view(np.uint32))
-    assert np.all(np.isnan(ours[~number]))
+    assert ours is not None
+    assert_same(ours, theirs)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20)
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_that_are_no_numbers(kernels: Kernels, kind: str, seed: int) -> None:
+    """NaN and infinity may be quantized to bytes that no number is: ggml's results, or left to ggml."""
+    n, n_input, n_weight, rng = 256, 3, 4, np.random.default_rng(seed)
+    stride = kernels.ggml.ggml_row_size(kernels.types[kind], n)
+    weights = rng.bytes(stride * n_weight)
+    inputs = rng.standard_normal((n_input, n)).astype(np.float32)
+    inputs[rng.random(inputs.shape) < 0.05] = rng.choice([np.nan, np.inf, -np.inf])
+    traits = kernels.ggml.ggml_get_type_traits_cpu(kernels.types[kind])
+    quantized = kernels.quantized(traits.vec_dot_type, inputs)
+    ours = kernels.ours(kind, n, weights, quantized, n_input, stride)
+    if ours is not None:
+        assert_same(ours, kernels.theirs(kind, n, weights, quantized, n_input, stride))
 
 
 ODD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38], np.float32)

@@ -70,6 +70,7 @@ int main() {
         std::vector<char>        out(ggml_row_size(GGML_TYPE_Q8_K, 512));
         spac::kernels::quantize_q8_K(row.data(), out.data(), 512);
     }
-    printf("%d kernels of %zu, no fault\n", n_kernels, spac::kernels::kernel_names().size());
-    return 0;
+    const auto n = static_cast<int>(spac::kernels::kernel_names().size());
+    printf("%d kernels of %d, no fault\n", n_kernels, n);
+    return n_kernels == n ? 0 : 1;
 }

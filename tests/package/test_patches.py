@@ -101,6 +101,13 @@ def test_a_hunk_that_fits_two_places_is_refused(unified_diff):
         unified_diff.apply_patch(PATCH, lambda name: "zero\n" + SOURCE + SOURCE)
 
 
+def test_a_patch_that_git_signed(unified_diff):
+    signed = PATCH + "-- \n2.43.0\n"
+    assert unified_diff.apply_patch(signed, lambda name: SOURCE) == unified_diff.apply_patch(
+        PATCH, lambda name: SOURCE
+    )
+
+
 def test_new_files_and_several_hunks(unified_diff):
     lines = [str(i) for i in range(30)]
     patch = "--- a/f\n+++ b/f\n@@ -2,2 +2,3 @@\n 1\n+new\n 2\n@@ -21,2 +22,1 @@\n 20\n-21\n"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.pair import ModelPair
 from spac.profile import cache
 from spac.profile.estimator import CostEstimator
 from tests.profile.machine import costs
@@ -65,6 +68,17 @@ def test_a_fingerprint_sees_both_ends_and_the_size(tmp_path):
     assert len(seen) == 5
     with pytest.raises(InputError, match="cannot be read"):
         cache.fingerprint(tmp_path / "nothing")
+
+
+def test_costs_of_other_cpu_kernels_are_anothers(tiny_model):
+    with closing(ModelPair(EngineConfig(target=tiny_model("qwen3moe"), device="cpu"), None)) as pair:
+        ours = cache.Key.of(pair)
+        try:
+            _core.set_cpu_kernels(False)
+            theirs = cache.Key.of(pair)
+        finally:
+            _core.set_cpu_kernels(True)
+    assert (ours.path == theirs.path) == (not _core.trusted_cpu_kernels())
 
 
 def generate(target: Path, n_tokens: int, scheduler: str = "moe-spac") -> tuple[Engine, CostEstimator]:

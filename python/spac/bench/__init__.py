@@ -1,7 +1,7 @@
 """Which settings are fastest here: `python -m spac.bench --target model.gguf --draft draft.gguf`.
 
-Schedulers, numbers of slots and draft lengths are measured in every combination, in turns, beside plain
-llama.cpp on the CPU. Exit codes are those of `spac.run`.
+Schedulers, numbers of slots and draft lengths are measured in every combination, in turns, beside
+the CPU alone. Exit codes are those of `spac.run`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Candidate:
     def label(self) -> str:
         """As the table names it."""
         device = {"cpu": "the CPU", "auto": "the device"}.get(self.device, self.device)
-        parts = [self.scheduler or f"llama.cpp on {device}"]
+        parts = [self.scheduler or f"{device} alone"]
         if self._has_slots:
             parts.append(f"slots {_written(self.slots)}")
         if self.drafts:
@@ -75,7 +75,7 @@ def combinations(
     splits: bool,
     baseline: bool,
 ) -> list[Candidate]:
-    """Every combination once; with `baseline`, also plain llama.cpp on the CPU at every draft length.
+    """Every combination once; with `baseline`, also the CPU alone at every draft length.
 
     Where nothing is drafted with, `lengths` is (0,). Settings that come to the same (no slots under any
     scheduler) are one. Raises InputError for what does not go together.

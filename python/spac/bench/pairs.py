@@ -11,7 +11,7 @@ from spac.host_memory import available
 from spac.pair import LoadProgress, ModelPair, choose_device
 
 Key = tuple[bool, bool]
-"""(plain llama.cpp on the CPU, with the draft model)"""
+"""(the CPU alone, with the draft model)"""
 
 
 class SharedPair(ModelPair):

@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="spac.bench",
         description="Measure which settings are fastest on this machine: all combinations of the listed "
-        "schedulers, slots and draft lengths, in turns, beside plain llama.cpp on the CPU. Without --target, "
+        "schedulers, slots and draft lengths, in turns, beside the CPU alone. Without --target, "
         "the bundled demo pair is measured.",
         like_llama_cpp=True,
     )
@@ -85,7 +85,7 @@ def make_parser() -> Parser:
         "is something to draft with)",
     )  # fmt: skip
     compared.add_argument("--baseline", choices=("cpu", "none"), default="cpu",
-                          help="plain llama.cpp on the CPU with the same drafts (default: cpu)")  # fmt: skip
+                          help="the CPU alone, with the same drafts (default: cpu)")  # fmt: skip
     text = parser.add_argument_group("text")
     text.add_argument("--prompt", "-p", metavar="TEXT", action="append", default=[],
                       help="a text to continue; may be given several times")  # fmt: skip

@@ -28,7 +28,7 @@ def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
     yield ""
     yield f"tokens/s: median [least–most] of {rounds}"
     if any(row.ratio is not None for row in all_rows):
-        yield "ratio: to llama.cpp on the CPU with the same drafts; the median of the rounds' ratios"
+        yield "ratio: to the CPU alone, with the same drafts; the median of the rounds' ratios"
     if winner is not None:
         yield _recommendation(all_rows, winner)
 

@@ -45,7 +45,7 @@ class Key:
             device=device + pair.setup,
             target=fingerprint(pair.target.path),
             draft=fingerprint(pair.draft.path) if pair.draft is not None else "none",
-            library=f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}",
+            library=f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}, {_kernels()}",
         )
 
     @property
@@ -53,6 +53,12 @@ class Key:
         """The file of this key; it may not exist."""
         text = json.dumps(asdict(self), sort_keys=True)
         return env.cache_folder() / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _kernels() -> str:
+    """The kernels that experts on the CPU are computed with."""
+    n_ours = len(_core.trusted_cpu_kernels()) if _core.cpu_kernels_enabled() else 0
+    return f"{n_ours} CPU kernels"
 
 
 def fingerprint(path: Path) -> str:
