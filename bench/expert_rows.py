@@ -1,7 +1,7 @@
 """What an expert costs the CPU that several tokens want: `python -m bench.expert_rows`.
 
 mul_mat_id over eight experts of 768 x 2048, each wanted by 1 to 8 tokens, from memory (the experts change
-from run to run, and together they do not fit into the caches): with spac's kernels (csrc/kernels) and with
+from run to run; all 128 of them hardly fit into a cache): with spac's kernels (csrc/kernels) and with
 ggml's own, in turns, in one process. Times are medians; the ratio is the median of the pairs' ratios. --kinds
 names types, --threads how many threads compute, --out writes the figures as JSON.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if not given.kinds:
+        sys.exit("bench.expert_rows: this build has no CPU kernels of spac's (spac doctor says why)")
     found = measure(given.kinds, given.threads, given.pairs)
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -105,8 +108,11 @@ def main() -> None:
     print(f"microseconds per expert, ggml's kernels → spac's: ratio. {where}\n")
     print(table(found))
     if given.out:
-        command = f"python -m bench.expert_rows --threads {given.threads} --pairs {given.pairs}"
-        page = {"command": command, "machine": cpu_name(), "commit": commit, "rows": found}
+        command = " ".join(["python -m bench.expert_rows", *sys.argv[1:]])
+        page = {
+            "command": command, "machine": cpu_name(), "build": _core.system_info().strip(), "commit": commit,
+            "rows": found,
+        }  # fmt: skip
         given.out.write_text(json.dumps(page, indent=1) + "\n")
 
 
