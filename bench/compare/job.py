@@ -43,6 +43,7 @@ class Job(_Json):
     scheduler: str = "lru"
     governor: str | None = None  # spac; None: the draft length is fixed
     lookahead: int | None = None  # spac; None: its default
+    ram_limit: str | None = None  # spac
     graphs: bool = True  # CUDA's
     program: str = ""  # llama-server's path
     fault: str = ""  # spac: a fault to switch on, to see that it is noticed

@@ -29,7 +29,7 @@ def config_of(job: Job) -> EngineConfig:
         draft = {"governor": job.governor, "draft_max": job.draft_length}
     return EngineConfig(
         target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=job.scheduler,
-        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0,
+        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, ram_limit=job.ram_limit,
         sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True), **draft,
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def figures_of(stats: RunStats, counts: dict[str, int]) -> dict[str, Any]:
     kept = (
         "hit_rate", "hit_rate_distinct", "host_wait_s", "host_waits", "host_compute_s", "draft_s", "verify_s",
         "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "evictions_early", "activations",
-        "slots", "slot_bytes", "expert_bytes", "draft_length_mean",
+        "slots", "slot_bytes", "expert_bytes", "disk_bytes", "draft_length_mean",
     )  # fmt: skip
     found = {name: getattr(stats, name) for name in kept}
     found["bytes_moved"] = dict(stats.bytes_moved)

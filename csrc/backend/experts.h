@@ -55,6 +55,7 @@ struct ExpertStats {
     uint64_t graphs_prepared;   // graphs with MoE blocks that were met for the first time (graph_cache.h)
     uint64_t graph_ns;          // time that graphs with MoE blocks took on the calling thread, all of it
     uint64_t queue_ns;          // of this, time inside the wrapped device's calls that queue copies and launches
+    uint64_t disk_bytes;        // where experts are more than memory holds: what the process had read from disks
     uint64_t ahead_ns;          // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
 };
 
@@ -102,7 +103,7 @@ class Experts {
 
     // How the experts lie in host memory, for reports: "pinned" (the loader copied them into memory of the device's
     // driver), "pinned mapping" (the file's mapping, registered with the driver), "staged" (pageable; copies go through
-    // a pinned ring), "pageable".
+    // a pinned ring), "pageable", "paged" (more than memory holds: read from the file's mapping as they are needed).
     virtual std::string host_memory() const = 0;
 
     // The plan: the state the slots are driven toward, from now on, in the background. priority[L * N] and
@@ -151,7 +152,9 @@ class Experts {
 // CPU).
 class LoadScope {
   public:
-    LoadScope();
+    // `memory`: bytes of host memory that the experts may take, where they are more than that (pager.h): nothing is
+    // read of the file before it is needed, or pinned. 0: they are not.
+    explicit LoadScope(size_t memory = 0);
     ~LoadScope();
     LoadScope(const LoadScope &)             = delete;
     LoadScope & operator=(const LoadScope &) = delete;

@@ -1,12 +1,21 @@
 #include "backend/experts.h"
 #include "backend/model_experts.h"
 
+#include <sys/mman.h>
+
 namespace spac {
 namespace {
 thread_local LoadScope * open_scope = nullptr;
 }
 
-LoadScope::LoadScope() : experts_(std::make_shared<ModelExperts>()), outer_(open_scope) { open_scope = this; }
+LoadScope::LoadScope(size_t memory) : outer_(open_scope) {
+    auto experts = std::make_shared<ModelExperts>();
+    if (memory > 0) {
+        experts->set_paged(memory);
+    }
+    experts_   = std::move(experts);
+    open_scope = this;
+}
 
 LoadScope::~LoadScope() { open_scope = outer_; }
 
@@ -18,3 +27,20 @@ std::shared_ptr<ModelExperts> experts_for_load() {
 }
 
 } // namespace spac
+
+// The linker sends calls of mmap here (--wrap), and the second name to the system's. llama.cpp has the whole file read
+// when it maps it: of a file that is larger than memory, the beginning has gone again when the end is there.
+extern "C" void * __real_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
+extern "C" void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
+
+void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset) {
+    spac::Pager * pager = spac::open_scope != nullptr ? spac::experts_for_load()->pager() : nullptr;
+    if (pager == nullptr || fd < 0) {
+        return __real_mmap(address, length, protection, flags, fd, offset);
+    }
+    void * data = __real_mmap(address, length, protection, flags & ~MAP_POPULATE, fd, offset);
+    if (data != MAP_FAILED) {
+        pager->add_mapping(static_cast<const char *>(data), length, fd, offset);
+    }
+    return data;
+}

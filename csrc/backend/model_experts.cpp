@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 namespace spac {
 
@@ -22,6 +23,9 @@ void ModelExperts::set_device(ggml_backend_dev_t inner, HostMemory memory) {
 
 std::string ModelExperts::host_memory() const {
     const std::lock_guard lock(mutex_);
+    if (pager_) {
+        return "paged";
+    }
     switch (memory_) {
     case HostMemory::pinned:
         return "pinned";
@@ -34,6 +38,9 @@ std::string ModelExperts::host_memory() const {
 
 void ModelExperts::store_gone() {
     detach();
+    if (pager_) {
+        pager_->stop();
+    }
     const std::lock_guard lock(mutex_);
     gone_ = true;
     layers_.freeze();
@@ -152,10 +159,8 @@ size_t ModelExperts::stream_bytes_locked() const {
     size_t                     bytes = 0;
     for (const auto & layer : layers_) {
         Block block;
-        for (const ExpertWeight & weight : layer.weights) {
-            block.weights.push_back(weight.tensor);
-        }
-        bytes = std::max(bytes, WeightStream::region_bytes(WeightStream::turns_of(block, type), type));
+        block.weights = layer.tensors();
+        bytes         = std::max(bytes, WeightStream::region_bytes(WeightStream::turns_of(block, type), type));
     }
     return WeightStream::affordable(device_, bytes) ? WeightStream::n_regions * bytes : 0;
 }
@@ -279,10 +284,15 @@ void ModelExperts::set_lookahead(int n_layers) {
 
 void ModelExperts::foresee(int il, std::vector<int32_t> experts) {
     const std::lock_guard lock(mutex_);
+    const auto            mask = residency_ ? residency_->mask(il) : nullptr;
+    std::vector<int32_t>  missing;
+    std::copy_if(experts.begin(), experts.end(), std::back_inserter(missing),
+                 [&](int32_t e) { return mask == nullptr || mask->slot_of[e] < 0; });
+    if (pager_ && !missing.empty()) {
+        pager_->foresee(il, layers_[il].tensors(), missing);
+    }
     if (reconciler_) {
-        const auto mask    = residency_->mask(il);
-        const bool missing = std::any_of(experts.begin(), experts.end(), [&](int e) { return mask->slot_of[e] < 0; });
-        reconciler_->foresee(il, std::move(experts), missing);
+        reconciler_->foresee(il, std::move(experts), !missing.empty());
     }
 }
 
@@ -312,6 +322,7 @@ ExpertStats ModelExperts::stats() const {
     counters.add_to(s);
     s.foreseen       = lookahead.n_foreseen();
     s.foreseen_right = lookahead.n_right();
+    s.disk_bytes     = pager_ ? bytes_from_disk() : 0;
     return s;
 }
 

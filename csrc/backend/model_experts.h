@@ -10,6 +10,7 @@
 #include "backend/expert_layers.h"
 #include "backend/experts.h"
 #include "backend/lookahead.h"
+#include "backend/pager.h"
 #include "backend/slot_storage.h"
 #include "core/residency.h"
 
@@ -58,6 +59,10 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
+    // Before the model is loaded: its experts are more than memory holds, of which they may take `budget` bytes.
+    void set_paged(size_t budget) { pager_ = std::make_unique<Pager>(budget); }
+    // Null where memory holds all experts.
+    Pager * pager() const { return pager_.get(); }
 
     // ---- the execution side
     // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
@@ -113,6 +118,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
+    std::unique_ptr<Pager>             pager_;           // from before the model is there
     std::unique_ptr<Reconciler>        reconciler_;
 };
 

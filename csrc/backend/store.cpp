@@ -101,7 +101,11 @@ ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_
     state->experts = experts_for_load();
     state->data    = static_cast<char *>(data);
     state->owned   = owned;
-    state->experts->set_device(store.inner(), memory);
+    Pager * pager  = owned == nullptr ? state->experts->pager() : nullptr;
+    if (pager != nullptr) {
+        pager->add_store(state->data, size);
+    }
+    state->experts->set_device(store.inner(), pager != nullptr ? ModelExperts::HostMemory::pageable : memory);
     return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
 
@@ -195,7 +199,7 @@ bool in_store(const ggml_tensor * t) {
 void register_store(const ggml_tensor * store_tensor) {
     const ggml_backend_buffer_t buffer = root(store_tensor)->buffer;
     StoreBuffer &               s      = state(buffer);
-    if (s.owned != nullptr) {
+    if (s.owned != nullptr || s.experts->pager() != nullptr) {
         return;
     }
     std::call_once(s.asked, [&] {

@@ -45,6 +45,7 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(graph_ns);
     SPAC_STAT(queue_ns);
     SPAC_STAT(ahead_ns);
+    SPAC_STAT(disk_bytes);
 #undef SPAC_STAT
     return result;
 }
@@ -123,6 +124,7 @@ template <typename Result, typename... Args> auto at_home(Result (Experts::*meth
 
 // A LoadScope between __enter__ and __exit__; the handle stays.
 struct PyLoadScope {
+    size_t                         memory = 0;
     std::optional<spac::LoadScope> scope;
     std::shared_ptr<Experts>       experts;
 
@@ -130,7 +132,7 @@ struct PyLoadScope {
         if (scope) {
             throw spac::InputError("the LoadScope is entered already: use one for each model");
         }
-        scope.emplace();
+        scope.emplace(memory);
     }
     void exit() {
         experts = get();
@@ -187,7 +189,12 @@ void bind_experts(py::module_ & m) {
 
     py::class_<PyLoadScope>(m, "LoadScope",
                             "Models loaded on this thread in the scope have their experts in `experts`.")
-        .def(py::init<>())
+        .def(py::init([](size_t memory) {
+                 auto made    = std::make_unique<PyLoadScope>();
+                 made->memory = memory;
+                 return made;
+             }),
+             py::arg("memory") = 0)
         .def("__enter__",
              [](py::object self) {
                  self.cast<PyLoadScope &>().enter();

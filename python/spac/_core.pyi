@@ -232,7 +232,8 @@ class Experts:
     def pool_slots(self) -> list[int]: ...
     @property
     def host_memory(self) -> str:
-        """How experts lie: "pinned", "pinned mapping", "staged" (copies pass a pinned ring) or "pageable"."""
+        """How experts lie: "pinned", "pinned mapping", "staged" (copies pass a pinned ring) "pageable" or
+        "paged" (more than memory holds: read from the file as they are needed)."""
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
         """The plan from now on: priority int32[L, N], threshold int32[L], in C order. Both are copied."""
     def settle(self, timeout_s: float) -> bool:
@@ -269,9 +270,13 @@ class Experts:
         """Counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
 
 class LoadScope:
-    """Models loaded on this thread in the `with` block have their experts in `experts`."""
+    """Models loaded on this thread in the `with` block have their experts in `experts`.
 
-    def __init__(self) -> None: ...
+    `memory`: bytes of host memory that these may take, where they are more than that: nothing is read of the
+    file before it is needed, or pinned. 0: they are not.
+    """
+
+    def __init__(self, memory: int = 0) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /

@@ -132,7 +132,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
 
         def open_pair(chosen: EngineConfig) -> None:
-            pairs.append(LentPair(chosen, load, is_moe=info.is_moe, exact=exact))
+            pairs.append(LentPair(chosen, load, info=info, exact=exact))
 
         load_what_fits(config, info.n_layer, open_pair, unload)
         [pair] = pairs

@@ -14,6 +14,7 @@ from spac._llama import _Owned as Owned
 from spac.adapters import apply_adapters, load_adapters
 from spac.config import EngineConfig
 from spac.gguf_check import check_model
+from spac.gguf_info import ModelInfo
 from spac.llama_params import context_values, model_values
 from spac.pair import ModelPair, choose_device
 
@@ -71,14 +72,14 @@ Load = Callable[[Placement], tuple[Any, Any]]
 
 
 class LentPair(ModelPair):
-    """A pair whose target is `load`'s; the draft is its own. `is_moe`: whether the target has experts.
+    """A pair whose target is `load`'s; the draft is its own. `info` is the target's.
 
     `exact`: the target is set up as the configuration says; else it says what the draft's part is, and
     llama_cpp's own arguments what the target's.
     """
 
-    def __init__(self, config: EngineConfig, load: Load, *, is_moe: bool, exact: bool = False) -> None:
-        self._lend, self._is_moe, self._exact = load, is_moe, exact
+    def __init__(self, config: EngineConfig, load: Load, *, info: ModelInfo, exact: bool = False) -> None:
+        self._lend, self._info, self._exact = load, info, exact
         super().__init__(config, None)
         del self._lend  # it usually belongs to whoever owns this pair
 
@@ -88,8 +89,9 @@ class LentPair(ModelPair):
         if draft is not None:
             check_model(draft, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
-        self.device = choose_device(config.device) if self._is_moe else None
+        self.device = choose_device(config.device) if self._info.is_moe else None
         self._note_device()
+        self._limit_experts(self._info)
         devices = (ctypes.c_void_p * 2)(
             _core.device_handle(self.device.name) if self.device is not None else None, None
         )
@@ -98,7 +100,7 @@ class LentPair(ModelPair):
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
         context_params = {"n_rs_seq": config.longest_draft if types else 0}
         placement = placed(config, self.threads, model_params, context_params, exact=self._exact)
-        with _core.LoadScope() as scope, self._room_for_prompts(scope.experts):
+        with _core.LoadScope(self.expert_memory) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
         self.target = self._keep(LentModel(Path(config.target), model))
         self.target_context = self._keep(_LentContext(context))

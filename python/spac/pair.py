@@ -15,8 +15,10 @@ from spac.context_config import WHOLE_TYPES, layers_of
 from spac.errors import InputError
 from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
+from spac.gguf_info import ModelInfo
 from spac.host import missing_features, physical_cores, repacking_pays
 from spac.llama_params import context_values, model_values
+from spac.paging import expert_memory
 from spac.stream_batch import LEAST, StreamBatch
 from spac.vram import VramLimit, size
 
@@ -40,6 +42,8 @@ class ModelPair:
         """Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then."""
         self._config, self._progress = config, progress
         self._closing = ExitStack()
+        self.expert_memory = 0
+        """Bytes of host memory that the target's experts may take, where they are more; 0: they are not."""
         self.notes: list[str] = []
         """What a user should know about how the models run, one line each."""
         try:
@@ -60,6 +64,7 @@ class ModelPair:
             check_model(draft, "draft", config.override_kv)
         self.device = choose_device(config.device)
         self._note_device()
+        self._limit_experts(info)
         n_notes = len(self.notes)
 
         def unload() -> None:
@@ -67,6 +72,14 @@ class ModelPair:
             del self.notes[n_notes:]
 
         load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, draft), unload)
+
+    def _limit_experts(self, info: ModelInfo) -> None:
+        self.expert_memory = expert_memory(self._config, info, self.device)
+        if self.expert_memory:
+            self.notes.append(
+                f"{info.path.name}: {size(self.expert_memory)} of memory do not hold its experts "
+                f"({size(info.expert_bytes)}): they are read from the file as they are needed"
+            )
 
     @property
     def _draft_file(self) -> Path | None:
@@ -111,6 +124,8 @@ class ModelPair:
                 parts.append(f"{name} {kind}")
         parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
         parts += [f"lora {adapter.path.name}" for adapter in Adapter.several(config.lora)]
+        if self.expert_memory:
+            parts.append("paged")
         if not config.kv_offload:
             parts.append("cache on the CPU")
         if config.gpu_layers_draft not in ("all", "auto"):
@@ -189,7 +204,7 @@ class ModelPair:
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         if self.device is None:
             return self._keep(Model(path, (), params, report)), None
-        with _core.LoadScope() as scope:
+        with _core.LoadScope(0 if is_draft else self.expert_memory) as scope:
             model = Model(path, (_core.device_handle(self.device.name),), params, report)
             return self._keep(model), scope.experts
 

@@ -20,11 +20,14 @@ from spac.profile.estimator import CostEstimator
 from spac.profile.in_use import CostsInUse
 from spac.scheduler import Scheduler, make, parse
 from spac.scheduler.driver import Driver
+from spac.scheduler.logistic import LogisticScheduler
 from spac.stream_batch import PromptStreams, StreamBatch
 
 _LOOKAHEAD = 3
 """Layers that an expert has to arrive in: nearer ones are predicted better, but come too late
 (bench/step_time)."""
+_PAGED_MARGIN = 0.4
+"""Of `logistic`, where experts are more than host memory holds (bench/paging.py)."""
 
 
 class Residence:
@@ -116,6 +119,7 @@ class Residence:
             return None
         written: dict[str, Any] = {}
         if not isinstance(scheduler, Scheduler):
+            options = {**self._patience(scheduler), **options}
             written = {**parse(scheduler)[1], **options}
             scheduler = make(scheduler, **options)
         if scheduler.wants_draft_routes:
@@ -139,6 +143,13 @@ class Residence:
         driver.start()
         return driver
 
+    def _patience(self, scheduler: str) -> dict[str, Any]:
+        """Options of a scheduler of which nobody has said otherwise. An expert that leaves its slot may have
+        left memory too, and be read again: where that is so, copies are to be worth more."""
+        name, written = parse(scheduler)
+        patient = self._pair.expert_memory and name == LogisticScheduler.name and "margin" not in written
+        return {"margin": _PAGED_MARGIN} if patient else {}
+
     @property
     def lookahead(self) -> int:
         """How many layers ahead experts are loaded while a step runs."""
@@ -147,6 +158,8 @@ class Residence:
         if self._config.lookahead is not None:
             return self._config.lookahead
         if self._config.deterministic or self.scheduler_name == "static":  # whose set is fixed
+            return 0
+        if self._pair.expert_memory:  # a wrong prediction is not only copied, but read from the disk
             return 0
         wanted = env.LOOKAHEAD.get()
         if wanted is None:

@@ -85,6 +85,7 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
             + (f", {stats.uploads_wasted} unused" if stats.uploads_wasted else "")
             + f"), {_bytes(moved['downloads'])} to the CPU, {_bytes(moved['joins'])} back",
         ),
+        *([("disk", _disk(stats))] if stats.disk_bytes is not None else []),
         (
             "host waits",
             f"{stats.host_waits}, {_seconds(stats.host_wait_s)} in all; "
@@ -101,6 +102,14 @@ def _scheduler(stats: RunStats) -> str:
     if stats.prediction is not None:
         text += f", told hot from cold in {_percent(stats.prediction['accuracy'])}"
     return text
+
+
+def _disk(stats: RunStats) -> str:
+    read = stats.disk_bytes or 0
+    return (
+        f"{_bytes(read)} read, {_bytes(read // max(1, stats.generated_tokens))}/token; "
+        f"memory has {_bytes(stats.expert_memory)} for experts"
+    )
 
 
 def _lookahead(stats: RunStats) -> str:

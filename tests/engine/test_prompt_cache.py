@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spac import Llama, host_memory
+from spac import Llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.prompt_cache import cache_bytes
@@ -88,13 +88,3 @@ def test_without_a_word_half_of_what_is_left_is_taken(target: Path, monkeypatch:
         read_whole = EngineConfig(target=target, load_mode="none")
         monkeypatch.setattr("spac.prompt_cache.available", lambda: 1000)
         assert cache_bytes(read_whole, pair) == 500, "its pages are taken already"
-
-
-def test_a_control_group_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"memory.max": 1000, "memory.current": 400}
-    monkeypatch.setattr(host_memory, "_of_group", sizes.get)
-    assert host_memory.available() == 600
-    sizes["memory.current"] = 2000
-    assert host_memory.available() == 0
-    sizes.clear()
-    assert host_memory.available() == pytest.approx(host_memory.sizes()[0], rel=0.2)

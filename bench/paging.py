@@ -1,0 +1,170 @@
+"""Decoding when experts are more than host memory holds: `python -m bench.paging --target FILE --memory 7G`.
+
+A process takes the machine's memory but for `--memory`, as other programs would, so that everybody meets
+the same shortage. Then, in turns, each in a process of its own and from a cold file:
+
+    llama.cpp    the unpatched library, on the CPU alone
+    unpaged      spac on the stand-in without slots, told that memory holds everything: the system reads and
+                 drops as it likes
+    paged        the same, as spac decides by itself (csrc/backend/pager.h)
+
+Speeds are of all tokens behind the prompts, loading and the first token's time of the first prompt; medians
+over the rounds, and of the rounds' ratios. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a machine
+without swap, and that nobody else has the file open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.compare.cells import run_cell
+from bench.compare.job import Job
+from spac import host_memory
+from spac._llama import Model
+from spac.doctor import cpu_name
+from spac.host import physical_cores
+from spac.vram import RamLimit, size
+from tests.reference import reference_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPTS = ("def fibonacci(n):", "The history of the city begins with", "import numpy as np\n\nclass Matrix:")
+SECONDS = 900  # for one process
+
+
+@contextmanager
+def all_memory_but(n_bytes: int) -> Iterator[None]:
+    """Until the block ends, another process has what is available beyond that."""
+    hold = (
+        "import mmap, sys\nn = int(sys.argv[1])\nm = mmap.mmap(-1, n)\n"
+        "for i in range(0, n, mmap.PAGESIZE): m[i] = 1\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    taken = max(mmap.PAGESIZE, host_memory.available() - n_bytes)
+    command = [sys.executable, "-c", hold, str(taken)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.stdin.close()
+
+
+def make_cold(path: Path) -> None:
+    """Nothing of the file is in memory."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def jobs(given: argparse.Namespace) -> dict[str, Job]:
+    """By engine."""
+    model = Model(given.target, (), {"vocab_only": True})
+    prompts = [model.tokenize(text).tolist() for text in PROMPTS]
+    model.close()
+    job = Job(
+        kind="spac", target=str(given.target), prompts=prompts, n_predict=given.tokens, ctx=512,
+        threads=given.threads, device="stand-in", scheduler="none",
+    )  # fmt: skip
+    stock = replace(job, kind="llama.cpp", device="cpu")
+    return {"llama.cpp": stock, "unpaged": replace(job, ram_limit="1024T"), "paged": job}
+
+
+def measure(given: argparse.Namespace, reference: Path) -> list[dict[str, Any]]:
+    """A row for every process."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, all_memory_but(RamLimit.parse(given.memory).of(2**62)):
+        for n in range(given.rounds):
+            for engine, job in jobs(given).items():
+                make_cold(given.target)
+                library = reference if engine == "llama.cpp" else None
+                result = run_cell(job, Path(folder), engine.replace(".", "-"), library, SECONDS)
+                if result.error:
+                    raise SystemExit(f"{engine}: {result.error}")
+                runs = result.each
+                read = [
+                    run.figures["disk_bytes"] for run in runs if run.figures.get("disk_bytes") is not None
+                ]
+                n_tokens = sum(len(run.tokens) for run in runs)
+                rows.append(
+                    {
+                        "round": n, "engine": engine, "load_s": result.load_s,
+                        "first_token_s": runs[0].first_token_s,
+                        "tokens_per_second": n_tokens / sum(run.decode_s for run in runs),
+                        "disk_mb_per_token": sum(read) / n_tokens / 1e6 if read else None,
+                        "tokens": [run.tokens for run in runs],
+                    }
+                )  # fmt: skip
+                print(f"{n + 1} {engine}: {rows[-1]['tokens_per_second']:.2f} tokens/s", file=sys.stderr)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Medians, and the ratio to llama.cpp."""
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+
+    def of(engine: str, name: str) -> list[float]:
+        return [row[name] for row in rows if row["engine"] == engine and row[name] is not None]
+
+    lines = [
+        "| engine | tokens/s | to llama.cpp | loading, s | first token, s | from disk, MB/token |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for engine in engines:
+        speeds, read = of(engine, "tokens_per_second"), of(engine, "disk_mb_per_token")
+        ratio = statistics.median(
+            a / b for a, b in zip(speeds, of(engines[0], "tokens_per_second"), strict=True)
+        )
+        lines.append(
+            f"| {engine} | {statistics.median(speeds):.2f} | {ratio:.2f} "
+            f"| {statistics.median(of(engine, 'load_s')):.1f} "
+            f"| {statistics.median(of(engine, 'first_token_s')):.1f} "
+            f"| {f'{statistics.median(read):.0f}' if read else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--memory", required=True, metavar="SIZE", help="what is left to the engines")
+    parser.add_argument("--tokens", type=int, default=64, help="behind each of the three prompts")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if (reference := reference_folder()) is None:
+        sys.exit("bench.paging: needs the unpatched library: build with -DSPAC_BUILD_REFERENCE=ON")
+    rows = measure(given, reference)
+    same = all(row["tokens"] == rows[0]["tokens"] for row in rows)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    what = f"{given.target.name}, {size(given.target.stat().st_size)}, with {given.memory} of memory"
+    print(f"{what}; {cpu_name()}, {given.threads} threads, {commit}; texts {'equal' if same else 'DIFFER'}\n")
+    print(table(rows))
+    if given.out:
+        page = {
+            "command": " ".join(["python -m bench.paging", *sys.argv[1:]]), "machine": cpu_name(),
+            "commit": commit, "what": what, "texts_equal": same,
+            "rows": [{key: value for key, value in row.items() if key != "tokens"} for row in rows],
+        }  # fmt: skip
+        given.out.write_text(json.dumps(page, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What memory there is: the machine's, and what control groups of both versions leave of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spac import host_memory
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of control groups of a process that is in none yet."""
+    monkeypatch.setattr(host_memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(host_memory, "_OWN", tmp_path / "own")
+    return tmp_path
+
+
+def put(groups: Path, own: str, **files: dict[str, object]) -> None:
+    """`own`: what the system says of the process; files: folder (with _ for /) to names and contents."""
+    (groups / "own").write_text(own)
+    for name, contents in files.items():
+        folder = groups / name.replace("_", "/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in contents.items():
+            (folder / file).write_text(f"{text}\n")
+
+
+def test_the_limits_of_all_groups_around_a_process_count(groups: Path) -> None:
+    put(
+        groups,
+        "0::/user/app\n",
+        user={"memory.max": 900 * MIB, "memory.current": 300 * MIB},
+        user_app={"memory.max": "max", "memory.current": 100 * MIB},
+    )
+    assert host_memory.group_limit() == 900 * MIB
+    assert host_memory.available() == 600 * MIB
+    (groups / "user/app/memory.max").write_text(str(200 * MIB))
+    assert host_memory.available() == 100 * MIB
+    assert host_memory.most() == 200 * MIB
+    (groups / "user/app/memory.current").write_text(str(300 * MIB))
+    assert host_memory.available() == 0
+
+
+def test_pages_of_files_are_available(groups: Path) -> None:
+    stat = f"anon 5\nactive_file {50 * MIB}\ninactive_file {150 * MIB}\n"
+    put(
+        groups, "0::/\n", **{".": {"memory.max": 500 * MIB, "memory.current": 300 * MIB, "memory.stat": stat}}
+    )
+    assert host_memory.available() == 400 * MIB
+
+
+def test_version_1(groups: Path) -> None:
+    own = "12:pids:/\n9:name=systemd:/\n4:memory:/box\n0::/\n"
+    stat = f"active_file 1\ninactive_file 1\ntotal_active_file {20 * MIB}\ntotal_inactive_file 0\n"
+    limits = {"memory.limit_in_bytes": 100 * MIB, "memory.usage_in_bytes": 70 * MIB, "memory.stat": stat}
+    put(groups, own, memory_box=limits, memory={"memory.limit_in_bytes": 2**63 - 4096})
+    assert host_memory.group_limit() == 100 * MIB
+    assert host_memory.available() == 50 * MIB
+    # a container shows its own group as the outermost
+    put(groups, "4:memory:/docker/1234\n", memory=limits)
+    assert host_memory.group_limit() == 100 * MIB
+
+
+@pytest.mark.parametrize("own", ["", "0::/\n", "0::/gone\n"])
+def test_without_limits_it_is_the_machine_s(groups: Path, own: str) -> None:
+    put(groups, own)
+    assert host_memory.group_limit() is None
+    assert host_memory.available() == pytest.approx(host_memory.sizes()[0], rel=0.2)
+    assert host_memory.most() == host_memory.sizes()[1]
+
+
+def test_a_system_that_tells_nothing(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> tuple[int, int]:
+        raise OSError
+
+    monkeypatch.setattr(host_memory, "sizes", nothing)
+    assert host_memory.available() == host_memory.most() == 0
+    assert host_memory.group_limit() is None  # nor a file that names its groups
