@@ -3,7 +3,7 @@
 A process takes the machine's memory but for `--memory`, as other programs would, so that everybody meets
 the same shortage. Then, in turns, each in a process of its own and from a cold file:
 
-    llama.cpp    the unpatched library, on the CPU alone
+    llama.cpp    the unpatched library, on the CPU alone, weights as the file has them
     unpaged      spac on the stand-in without slots, told that memory holds everything: the system reads and
                  drops as it likes
     paged        the same, as spac decides by itself (csrc/backend/pager.h)
@@ -78,7 +78,7 @@ def jobs(given: argparse.Namespace) -> dict[str, Job]:
         kind="spac", target=str(given.target), prompts=prompts, n_predict=given.tokens, ctx=512,
         threads=given.threads, device="stand-in", scheduler="none",
     )  # fmt: skip
-    stock = replace(job, kind="llama.cpp", device="cpu")
+    stock = replace(job, kind="llama.cpp", device="cpu", repack=False)  # memory does not hold both forms
     return {"llama.cpp": stock, "unpaged": replace(job, ram_limit="1024T"), "paged": job}
 
 

@@ -43,6 +43,7 @@ class Job(_Json):
     scheduler: str = "lru"
     governor: str | None = None  # spac; None: the draft length is fixed
     lookahead: int | None = None  # spac; None: its default
+    repack: bool = True  # llama.cpp: the CPU's weights, where it has kernels for that
     ram_limit: str | None = None  # spac
     graphs: bool = True  # CUDA's
     program: str = ""  # llama-server's path

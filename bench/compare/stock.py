@@ -62,7 +62,8 @@ class Decoder:
         if n_cpu_moe:
             self._overrides = _experts_on_cpu(n_cpu_moe)
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p).value
-        if job.kind == "likelihoods":  # repacked, as on a CPU alone, experts are rounded otherwise
+        # repacked, as on a CPU alone, experts are rounded otherwise
+        if job.kind == "likelihoods" or not job.repack:
             params.use_extra_bufts = False
         self.model = api.llama_model_load_from_file(path.encode(), params)
         if not self.model:

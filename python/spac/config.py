@@ -201,8 +201,8 @@ class EngineConfig(ContextConfig):
     )  # fmt: skip
     lookahead: int | None = option(
         None, "in every step, each layer's input is shown to the router of the layer so many behind it, and "
-        "what that would choose is loaded first; 0: not (default: 3; on the stand-in, with "
-        "--deterministic and with the scheduler static 0)",
+        "what that would choose is loaded first; 0: not (default: 3; 0 on the stand-in, with "
+        "--deterministic, with the scheduler static, and where memory does not hold all experts)",
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     state: Path | str | None = option(  # noqa: RUF009

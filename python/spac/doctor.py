@@ -66,7 +66,7 @@ def examine(target: Path | None = None, vram_limit: VramLimit | None = None) -> 
     room = functools.partial(_vram, target, vram_limit)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python), ("cpu", _cpu),
-        ("gpu", _gpu), ("vram", room), ("memory", _memory), ("folders", _folders), ("extras", _extras),
+        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)), ("folders", _folders), ("extras", _extras),
         ("demo", _demo),
     ]  # fmt: skip
     for name, check in checks:
@@ -208,13 +208,31 @@ def _driver() -> str:
     return f"{match[1]}, {cuda}" if match else cuda
 
 
-def _memory() -> Iterator[Finding]:
+def _memory(target: Path | None = None) -> Iterator[Finding]:
     free, total = host_memory.sizes()
     limit = host_memory.group_limit()
     bound = f", limited to {_gb(limit)} by its control group" if limit is not None and limit < total else ""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     lock = "unlimited" if locked == resource.RLIM_INFINITY else _gb(locked)
     yield Finding("memory", "ok", f"{_gb(free)} of {_gb(total)} available{bound}; lockable: {lock}")
+    if target is not None:
+        yield from _paging(target)
+
+
+def _paging(target: Path) -> Iterator[Finding]:
+    """Whether memory holds a model's experts."""
+    from spac.config import EngineConfig
+    from spac.gguf_check import check_model
+    from spac.paging import expert_memory
+    from spac.pair import choose_device
+
+    info = check_model(target)
+    if not info.is_moe:
+        return
+    held = expert_memory(EngineConfig(target=target), info, choose_device("auto"))
+    found = f"{target.name}: {size(info.expert_bytes)}"
+    why = f"memory has {size(held)} for them: those that are not there are read from the file" if held else ""
+    yield Finding("experts", "off" if held else "ok", found, why)
 
 
 def _folders() -> Iterator[Finding]:

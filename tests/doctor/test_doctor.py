@@ -63,6 +63,17 @@ def test_what_would_fit(tiny_model):
     assert (fit.state, "experts" in fit.found) == ("ok", False)
 
 
+def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
+    target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
+    _, experts = doctor._memory(target)
+    assert (experts.name, experts.state, experts.why) == ("experts", "ok", "")
+    monkeypatch.setattr("spac.host_memory.available", lambda: 2 << 20)
+    _, experts = doctor._memory(target)
+    assert experts.state == "off"
+    assert "those that are not there are read from the file" in experts.why
+    assert len(list(doctor._memory(tiny_model("qwen3")))) == 1
+
+
 def test_a_fault_is_exit_code_1(capsys, monkeypatch):
     def broken():
         raise ImportError("spac is not built: run `pip install .`")
