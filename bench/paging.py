@@ -4,9 +4,8 @@ A process takes the machine's memory but for `--memory`, as other programs would
 the same shortage. Then, in turns, each in a process of its own and from a cold file:
 
     llama.cpp    the unpatched library, on the CPU alone, weights as the file has them
-    unpaged      spac on the stand-in without slots, told that memory holds everything: the system reads and
-                 drops as it likes
-    paged        the same, as spac decides by itself (csrc/backend/pager.h)
+    unpaged      spac on the stand-in without slots, --paging off: the system reads what is touched
+    paged        the same, as spac decides by itself (csrc/backend/read_ahead.h)
 
 Speeds are of all tokens behind the prompts, loading and the first token's time of the first prompt; medians
 over the rounds, and of the rounds' ratios. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a machine
@@ -35,7 +34,7 @@ from spac import host_memory
 from spac._llama import Model
 from spac.doctor import cpu_name
 from spac.host import physical_cores
-from spac.vram import RamLimit, size
+from spac.vram import VramLimit, size
 from tests.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +55,8 @@ def all_memory_but(n_bytes: int) -> Iterator[None]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdout.readline()
+        if not process.stdout.readline():
+            raise SystemExit("bench.paging: the memory could not be taken")
         try:
             yield
         finally:
@@ -79,13 +79,13 @@ def jobs(given: argparse.Namespace) -> dict[str, Job]:
         threads=given.threads, device="stand-in", scheduler="none",
     )  # fmt: skip
     stock = replace(job, kind="llama.cpp", device="cpu", repack=False)  # memory does not hold both forms
-    return {"llama.cpp": stock, "unpaged": replace(job, ram_limit="1024T"), "paged": job}
+    return {"llama.cpp": stock, "unpaged": replace(job, paging="off"), "paged": job}
 
 
 def measure(given: argparse.Namespace, reference: Path) -> list[dict[str, Any]]:
     """A row for every process."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder, all_memory_but(RamLimit.parse(given.memory).of(2**62)):
+    with tempfile.TemporaryDirectory() as folder, all_memory_but(VramLimit.parse(given.memory).of(2**62)):
         for n in range(given.rounds):
             for engine, job in jobs(given).items():
                 make_cold(given.target)

@@ -44,7 +44,7 @@ class Job(_Json):
     governor: str | None = None  # spac; None: the draft length is fixed
     lookahead: int | None = None  # spac; None: its default
     repack: bool = True  # llama.cpp: the CPU's weights, where it has kernels for that
-    ram_limit: str | None = None  # spac
+    paging: str = "auto"  # spac
     graphs: bool = True  # CUDA's
     program: str = ""  # llama-server's path
     fault: str = ""  # spac: a fault to switch on, to see that it is noticed

@@ -29,7 +29,7 @@ def config_of(job: Job) -> EngineConfig:
         draft = {"governor": job.governor, "draft_max": job.draft_length}
     return EngineConfig(
         target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=job.scheduler,
-        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, ram_limit=job.ram_limit,
+        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, paging=job.paging,
         sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True), **draft,
     )  # fmt: skip
 

@@ -152,9 +152,9 @@ class Experts {
 // CPU).
 class LoadScope {
   public:
-    // `memory`: bytes of host memory that the experts may take, where they are more than that (pager.h): nothing is
-    // read of the file before it is needed, or pinned. 0: they are not.
-    explicit LoadScope(size_t memory = 0);
+    // `paged`: the experts are more than memory holds (read_ahead.h). Nothing is read of the file before it is needed,
+    // or pinned.
+    explicit LoadScope(bool paged = false);
     ~LoadScope();
     LoadScope(const LoadScope &)             = delete;
     LoadScope & operator=(const LoadScope &) = delete;

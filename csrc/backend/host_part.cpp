@@ -67,8 +67,8 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
         scope.span.count    = served.n_rows;
         scope.span.distinct = b.experts->tracer().on() ? static_cast<int32_t>(distinct(b, s).size()) : -1;
         const auto start    = Clock::now();
-        if (Pager * pager = b.experts->pager()) {
-            pager->want(b.layer, b.block.weights, distinct(b, s), counts);
+        if (ReadAhead * ahead = b.experts->read_ahead()) {
+            ahead->want(b.block.weights, distinct(b, s));
         }
         served.status = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
         ns            = static_cast<int64_t>(ns_since(start));

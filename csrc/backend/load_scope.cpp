@@ -8,10 +8,10 @@ namespace {
 thread_local LoadScope * open_scope = nullptr;
 }
 
-LoadScope::LoadScope(size_t memory) : outer_(open_scope) {
+LoadScope::LoadScope(bool paged) : outer_(open_scope) {
     auto experts = std::make_shared<ModelExperts>();
-    if (memory > 0) {
-        experts->set_paged(memory);
+    if (paged) {
+        experts->set_paged();
     }
     experts_   = std::move(experts);
     open_scope = this;
@@ -34,13 +34,6 @@ extern "C" void * __real_mmap(void * address, size_t length, int protection, int
 extern "C" void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
 
 void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset) {
-    spac::Pager * pager = spac::open_scope != nullptr ? spac::experts_for_load()->pager() : nullptr;
-    if (pager == nullptr || fd < 0) {
-        return __real_mmap(address, length, protection, flags, fd, offset);
-    }
-    void * data = __real_mmap(address, length, protection, flags & ~MAP_POPULATE, fd, offset);
-    if (data != MAP_FAILED) {
-        pager->add_mapping(static_cast<const char *>(data), length, fd, offset);
-    }
-    return data;
+    const bool paged = spac::open_scope != nullptr && spac::experts_for_load()->read_ahead() != nullptr;
+    return __real_mmap(address, length, protection, paged ? flags & ~MAP_POPULATE : flags, fd, offset);
 }

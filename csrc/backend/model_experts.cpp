@@ -23,7 +23,7 @@ void ModelExperts::set_device(ggml_backend_dev_t inner, HostMemory memory) {
 
 std::string ModelExperts::host_memory() const {
     const std::lock_guard lock(mutex_);
-    if (pager_) {
+    if (read_ahead_) {
         return "paged";
     }
     switch (memory_) {
@@ -38,8 +38,8 @@ std::string ModelExperts::host_memory() const {
 
 void ModelExperts::store_gone() {
     detach();
-    if (pager_) {
-        pager_->stop();
+    if (read_ahead_) {
+        read_ahead_->stop();
     }
     const std::lock_guard lock(mutex_);
     gone_ = true;
@@ -288,8 +288,8 @@ void ModelExperts::foresee(int il, std::vector<int32_t> experts) {
     std::vector<int32_t>  missing;
     std::copy_if(experts.begin(), experts.end(), std::back_inserter(missing),
                  [&](int32_t e) { return mask == nullptr || mask->slot_of[e] < 0; });
-    if (pager_ && !missing.empty()) {
-        pager_->foresee(il, layers_[il].tensors(), missing);
+    if (read_ahead_ && !missing.empty()) {
+        read_ahead_->foresee(layers_[il].tensors(), missing);
     }
     if (reconciler_) {
         reconciler_->foresee(il, std::move(experts), !missing.empty());
@@ -322,7 +322,7 @@ ExpertStats ModelExperts::stats() const {
     counters.add_to(s);
     s.foreseen       = lookahead.n_foreseen();
     s.foreseen_right = lookahead.n_right();
-    s.disk_bytes     = pager_ ? bytes_from_disk() : 0;
+    s.disk_bytes     = read_ahead_ ? bytes_from_disk() : 0;
     return s;
 }
 

@@ -10,7 +10,7 @@
 #include "backend/expert_layers.h"
 #include "backend/experts.h"
 #include "backend/lookahead.h"
-#include "backend/pager.h"
+#include "backend/read_ahead.h"
 #include "backend/slot_storage.h"
 #include "core/residency.h"
 
@@ -59,10 +59,10 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
-    // Before the model is loaded: its experts are more than memory holds, of which they may take `budget` bytes.
-    void set_paged(size_t budget) { pager_ = std::make_unique<Pager>(budget); }
+    // Before the model is loaded: its experts are more than memory holds.
+    void set_paged() { read_ahead_ = std::make_unique<ReadAhead>(); }
     // Null where memory holds all experts.
-    Pager * pager() const { return pager_.get(); }
+    ReadAhead * read_ahead() const { return read_ahead_.get(); }
 
     // ---- the execution side
     // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
@@ -118,7 +118,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
-    std::unique_ptr<Pager>             pager_;           // from before the model is there
+    std::unique_ptr<ReadAhead>         read_ahead_;      // from before the model is there
     std::unique_ptr<Reconciler>        reconciler_;
 };
 

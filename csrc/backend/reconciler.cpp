@@ -184,9 +184,9 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
     char * staged = ring_ ? static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) +
                                 place * (ggml_backend_buffer_get_size(ring_.get()) / n_batches_)
                           : nullptr;
-    if (Pager * pager = owner_.pager()) {
+    if (ReadAhead * ahead = owner_.read_ahead()) {
         for (const Residency::Load & load : under_way_.back().loads) {
-            pager->foresee(load.id.layer, owner_.layers_[load.id.layer].tensors(), {load.id.expert});
+            ahead->foresee(owner_.layers_[load.id.layer].tensors(), {load.id.expert});
         }
     }
     for (const Residency::Load & load : under_way_.back().loads) {
@@ -221,9 +221,9 @@ void Reconciler::finish_oldest(Residency & residency) {
         const Batch batch = std::move(under_way_.front());
         under_way_.pop_front();
         count(batch, copied);
-        if (Pager * pager = copied ? owner_.pager() : nullptr) {
+        if (ReadAhead * ahead = copied ? owner_.read_ahead() : nullptr) {
             for (const Residency::Load & load : batch.loads) {
-                pager->let_go(load.id.layer, load.id.expert);
+                ahead->let_go(owner_.layers_[load.id.layer].tensors(), load.id.expert);
             }
         }
         Residency::Retired    retired; // dies outside the mutex

@@ -97,15 +97,12 @@ Store & store_of(ggml_backend_buffer_type_t buft) { return *static_cast<Store *>
 
 ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_backend_buffer_t owned,
                                   ModelExperts::HostMemory memory) {
-    auto state     = std::make_unique<StoreBuffer>();
-    state->experts = experts_for_load();
-    state->data    = static_cast<char *>(data);
-    state->owned   = owned;
-    Pager * pager  = owned == nullptr ? state->experts->pager() : nullptr;
-    if (pager != nullptr) {
-        pager->add_store(state->data, size);
-    }
-    state->experts->set_device(store.inner(), pager != nullptr ? ModelExperts::HostMemory::pageable : memory);
+    auto state       = std::make_unique<StoreBuffer>();
+    state->experts   = experts_for_load();
+    state->data      = static_cast<char *>(data);
+    state->owned     = owned;
+    const bool paged = owned == nullptr && state->experts->read_ahead() != nullptr;
+    state->experts->set_device(store.inner(), paged ? ModelExperts::HostMemory::pageable : memory);
     return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
 
@@ -199,7 +196,7 @@ bool in_store(const ggml_tensor * t) {
 void register_store(const ggml_tensor * store_tensor) {
     const ggml_backend_buffer_t buffer = root(store_tensor)->buffer;
     StoreBuffer &               s      = state(buffer);
-    if (s.owned != nullptr || s.experts->pager() != nullptr) {
+    if (s.owned != nullptr || s.experts->read_ahead() != nullptr) {
         return;
     }
     std::call_once(s.asked, [&] {

@@ -156,7 +156,7 @@ void TurnRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
 
 // A block whose experts pass through the device soon.
 void TurnRunner::foresee(const SplitBlock & b) {
-    if (Pager * pager = b.experts->pager()) {
+    if (ReadAhead * ahead = b.experts->read_ahead()) {
         const auto           now = b.experts->snapshot(b.layer);
         std::vector<int32_t> missing;
         for (int32_t e = 0; e < b.n_expert; ++e) {
@@ -164,7 +164,7 @@ void TurnRunner::foresee(const SplitBlock & b) {
                 missing.push_back(e);
             }
         }
-        pager->foresee(b.layer, b.block.weights, missing);
+        ahead->foresee(b.block.weights, missing);
     }
 }
 

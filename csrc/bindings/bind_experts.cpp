@@ -124,7 +124,7 @@ template <typename Result, typename... Args> auto at_home(Result (Experts::*meth
 
 // A LoadScope between __enter__ and __exit__; the handle stays.
 struct PyLoadScope {
-    size_t                         memory = 0;
+    bool                           paged = false;
     std::optional<spac::LoadScope> scope;
     std::shared_ptr<Experts>       experts;
 
@@ -132,7 +132,7 @@ struct PyLoadScope {
         if (scope) {
             throw spac::InputError("the LoadScope is entered already: use one for each model");
         }
-        scope.emplace(memory);
+        scope.emplace(paged);
     }
     void exit() {
         experts = get();
@@ -189,12 +189,12 @@ void bind_experts(py::module_ & m) {
 
     py::class_<PyLoadScope>(m, "LoadScope",
                             "Models loaded on this thread in the scope have their experts in `experts`.")
-        .def(py::init([](size_t memory) {
-                 auto made    = std::make_unique<PyLoadScope>();
-                 made->memory = memory;
+        .def(py::init([](bool paged) {
+                 auto made   = std::make_unique<PyLoadScope>();
+                 made->paged = paged;
                  return made;
              }),
-             py::arg("memory") = 0)
+             py::arg("paged") = false)
         .def("__enter__",
              [](py::object self) {
                  self.cast<PyLoadScope &>().enter();

@@ -272,11 +272,10 @@ class Experts:
 class LoadScope:
     """Models loaded on this thread in the `with` block have their experts in `experts`.
 
-    `memory`: bytes of host memory that these may take, where they are more than that: nothing is read of the
-    file before it is needed, or pinned. 0: they are not.
+    `paged`: these are more than memory holds: nothing is read of the file before it is needed, or pinned.
     """
 
-    def __init__(self, memory: int = 0) -> None: ...
+    def __init__(self, paged: bool = False) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /

@@ -17,7 +17,7 @@ from spac.errors import InputError
 from spac.option import COUNT, PROBABILITY, Range, names_in, option
 from spac.sampling_config import SamplingConfig
 from spac.stream_batch import StreamBatch
-from spac.vram import RamLimit, VramLimit
+from spac.vram import VramLimit
 
 __all__ = ["COUNT", "EngineConfig", "Range", "SamplingConfig", "Slots"]
 
@@ -161,11 +161,6 @@ class EngineConfig(ContextConfig):
         None, "memory of the device that spac takes at most (weights, contexts, slots and the rest), as if "
         f"the card had no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
     )  # fmt: skip
-    ram_limit: RamLimit | str | int | float | None = option(  # noqa: RUF009
-        None, "host memory that the target's experts take at most; where they are more, they are read from "
-        f"the file as they are needed (default: what is available): {RamLimit.ACCEPTED}", "--ram-limit",
-        metavar="SIZE|SHARE",
-    )  # fmt: skip
     scheduler: str | schedulers.Scheduler = option(  # noqa: RUF009
         "logistic",
         f"what decides which experts are resident: {', '.join(schedulers.names())}; with options as in "
@@ -230,8 +225,6 @@ class EngineConfig(ContextConfig):
         Slots.parse(self.slots)
         if self.vram_limit is not None:
             VramLimit.parse(self.vram_limit)
-        if self.ram_limit is not None:
-            RamLimit.parse(self.ram_limit)
         if self.stream_batch is not None:
             StreamBatch.parse(self.stream_batch)
         if self.lookahead and self.deterministic:

@@ -19,6 +19,8 @@ WHOLE_TYPES = ("f32", "f16", "bf16")
 FLASH_ATTENTION = ("on", "off", "auto")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 """How a file comes to memory; auto is mmap."""
+PAGING = ("auto", "on", "off")
+"""Whether experts stay in the file until they are needed."""
 ROPE_SCALINGS = ("none", "linear", "yarn")
 _POSITIVE = Range(0, 10**12)  # 0 is the model's, as in llama.cpp
 _FACTOR = Range(0, 10**6)
@@ -82,6 +84,11 @@ class ContextConfig(Checked):
         "auto", "how files come to memory; auto is mmap; none reads them, mlock keeps them from being "
         "swapped out, dio reads past the system's cache", "--load-mode", "-lm", choices=LOAD_MODES,
         metavar="|".join(LOAD_MODES), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    paging: str = option(
+        "auto", "leave the target's experts in the file until they are needed, and read them ahead of their "
+        "use: for models larger than memory; auto: where memory does not hold them", "--paging",
+        choices=PAGING, metavar="|".join(PAGING), group=CONTEXT_GROUP,
     )  # fmt: skip
     rope_scaling: str | None = option(
         None, f"how positions are scaled: {', '.join(ROPE_SCALINGS)} (default: the model's)",

@@ -66,8 +66,8 @@ def examine(target: Path | None = None, vram_limit: VramLimit | None = None) -> 
     room = functools.partial(_vram, target, vram_limit)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python), ("cpu", _cpu),
-        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)), ("folders", _folders), ("extras", _extras),
-        ("demo", _demo),
+        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)), ("folders", _folders),
+        ("extras", _extras), ("demo", _demo),
     ]  # fmt: skip
     for name, check in checks:
         try:
@@ -223,16 +223,15 @@ def _paging(target: Path) -> Iterator[Finding]:
     """Whether memory holds a model's experts."""
     from spac.config import EngineConfig
     from spac.gguf_check import check_model
-    from spac.paging import expert_memory
+    from spac.paging import is_paged
     from spac.pair import choose_device
 
     info = check_model(target)
     if not info.is_moe:
         return
-    held = expert_memory(EngineConfig(target=target), info, choose_device("auto"))
-    found = f"{target.name}: {size(info.expert_bytes)}"
-    why = f"memory has {size(held)} for them: those that are not there are read from the file" if held else ""
-    yield Finding("experts", "off" if held else "ok", found, why)
+    paged = is_paged(EngineConfig(target=target), info, choose_device("auto"))
+    why = "memory does not hold all of them: those that are not there are read from the file" if paged else ""
+    yield Finding("experts", "off" if paged else "ok", f"{target.name}: {size(info.expert_bytes)}", why)
 
 
 def _folders() -> Iterator[Finding]:
@@ -282,6 +281,8 @@ def _demo() -> Iterator[Finding]:
 def _expert_memory(way: str, is_stand_in: bool) -> tuple[State, str, str]:
     if is_stand_in or way.startswith("pinned"):
         return "ok", way, ""
+    if way == "paged":
+        return "off", way, "memory does not hold all experts: those that are not there are read from the file"
     return (
         "off",
         way,

@@ -326,7 +326,7 @@ class Engine:
             draft_length=config.longest_draft if config.draft_types else 0,
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
-            expert_memory=self._pair.expert_memory,
+            paged=self._pair.paged,
             stream_batch=residence.stream_batch,
             lookahead=residence.lookahead,
             threads=self._pair.threads,

@@ -41,12 +41,22 @@ def most() -> int:
     return min(total, group_limit() or total)
 
 
+def swap() -> int:
+    """Bytes of swap space; 0 where the system does not tell."""
+    try:
+        match = re.search(r"^SwapTotal:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) << 10 if match else 0
+
+
 def _limits() -> Iterator[tuple[int, int]]:
     """Limit and use of every control group around this process that has a limit; pages of files, which go
     when others need the memory, do not count as used."""
     for folder in _folders():
-        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        if limit is None or limit >= _NO_LIMIT:
+        limits = (_number(folder, name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes"))
+        limit = min((each for each in limits if each is not None), default=_NO_LIMIT)
+        if limit >= _NO_LIMIT:
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
         yield limit, max(0, used - _file_pages(folder))

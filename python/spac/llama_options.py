@@ -84,7 +84,9 @@ def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
         found["swa_full"] = bool(options["swa_full"])
     if (options.get("n_gpu_layers") or 0) > 0:
         found["gpu_layers"] = options["n_gpu_layers"]
-    if not options.get("use_mmap", True):
+    if (
+        not options.get("use_mmap", True) or options.get("lora_path") is not None
+    ):  # which llama_cpp reads then
         found["load_mode"] = "mlock" if options.get("use_mlock") else "none"
     elif options.get("use_mlock"):
         found["load_mode"] = "mmap+mlock"

@@ -15,7 +15,8 @@ from spac.adapters import apply_adapters, load_adapters
 from spac.config import EngineConfig
 from spac.gguf_check import check_model
 from spac.gguf_info import ModelInfo
-from spac.llama_params import context_values, model_values
+from spac.llama_params import LOAD_MODES, context_values, model_values
+from spac.paging import is_paged
 from spac.pair import ModelPair, choose_device
 
 
@@ -91,22 +92,25 @@ class LentPair(ModelPair):
         # A model without experts stays where llama-cpp-python's own arguments put it.
         self.device = choose_device(config.device) if self._info.is_moe else None
         self._note_device()
-        self._limit_experts(self._info)
+        self.paged = is_paged(config, self._info, self.device)
         devices = (ctypes.c_void_p * 2)(
             _core.device_handle(self.device.name) if self.device is not None else None, None
         )
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
         if self.device is not None:
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
+        if self.paged:
+            model_params["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
         context_params = {"n_rs_seq": config.longest_draft if types else 0}
         placement = placed(config, self.threads, model_params, context_params, exact=self._exact)
-        with _core.LoadScope(self.expert_memory) as scope, self._room_for_prompts(scope.experts):
+        with _core.LoadScope(self.paged) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
         self.target = self._keep(LentModel(Path(config.target), model))
         self.target_context = self._keep(_LentContext(context))
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         adapt(config, model, context)
+        self._note_paging(self._info)
         self._note_layers()
         self._note_mtp()
         self.draft = self._open_draft(draft)

@@ -19,7 +19,7 @@ from spac.parser import Parser
 from spac.sampling_config import parse_bias, sampler_names
 from spac.spellings import SPELLINGS, Change, Gather, Spelling
 from spac.stream_batch import StreamBatch
-from spac.vram import RamLimit, VramLimit
+from spac.vram import VramLimit
 
 __all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "read_config"]
 
@@ -67,7 +67,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "Slots": Slots.parse,
     "StreamBatch": StreamBatch.parse,
     "VramLimit": VramLimit.parse,
-    "RamLimit": RamLimit.parse,
 }
 """Of fields whose values are written in several ways, by the name of their type."""
 

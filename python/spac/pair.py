@@ -17,8 +17,8 @@ from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
 from spac.gguf_info import ModelInfo
 from spac.host import missing_features, physical_cores, repacking_pays
-from spac.llama_params import context_values, model_values
-from spac.paging import expert_memory
+from spac.llama_params import LOAD_MODES, context_values, model_values
+from spac.paging import is_paged, paging_note
 from spac.stream_batch import LEAST, StreamBatch
 from spac.vram import VramLimit, size
 
@@ -38,12 +38,13 @@ class ModelPair:
     draft_tap: _core.Tap | None = None
     """Of the draft's context, off until somebody wants its states; None without a draft model of its own."""
 
+    paged: bool = False
+    """Whether the target's experts are more than memory holds, and read as they are needed."""
+
     def __init__(self, config: EngineConfig, progress: LoadProgress | None) -> None:
         """Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then."""
         self._config, self._progress = config, progress
         self._closing = ExitStack()
-        self.expert_memory = 0
-        """Bytes of host memory that the target's experts may take, where they are more; 0: they are not."""
         self.notes: list[str] = []
         """What a user should know about how the models run, one line each."""
         try:
@@ -64,29 +65,27 @@ class ModelPair:
             check_model(draft, "draft", config.override_kv)
         self.device = choose_device(config.device)
         self._note_device()
-        self._limit_experts(info)
+        self.paged = is_paged(config, info, self.device)
         n_notes = len(self.notes)
 
         def unload() -> None:
             self.close()
             del self.notes[n_notes:]
 
-        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, draft), unload)
+        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
 
-    def _limit_experts(self, info: ModelInfo) -> None:
-        self.expert_memory = expert_memory(self._config, info, self.device)
-        if self.expert_memory:
-            self.notes.append(
-                f"{info.path.name}: {size(self.expert_memory)} of memory do not hold its experts "
-                f"({size(info.expert_bytes)}): they are read from the file as they are needed"
-            )
+    def _note_paging(self, info: ModelInfo) -> None:
+        """Once it is known whether there is something to split."""
+        self.paged = self.paged and self.experts is not None
+        if self.paged and self._config.paging == "auto":
+            self.notes.append(paging_note(info))
 
     @property
     def _draft_file(self) -> Path | None:
         needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
         return Path(self._config.draft) if self._config.draft and needs_draft else None
 
-    def _open_all(self, config: EngineConfig, draft: Path | None) -> None:
+    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: Path | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
         self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
         load_adapters(self.target, config.lora)
@@ -96,6 +95,7 @@ class ModelPair:
             self._open_contexts()
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None where there is nothing to split."""
+        self._note_paging(info)
         self._note_layers()
         self._note_mtp()
         if self.experts is None:
@@ -124,7 +124,7 @@ class ModelPair:
                 parts.append(f"{name} {kind}")
         parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
         parts += [f"lora {adapter.path.name}" for adapter in Adapter.several(config.lora)]
-        if self.expert_memory:
+        if self.paged:
             parts.append("paged")
         if not config.kv_offload:
             parts.append("cache on the CPU")
@@ -201,10 +201,12 @@ class ModelPair:
         values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
         if self.device is None and not is_draft and self._has_experts and not repacking_pays():
             values["use_extra_bufts"] = False
+        if self.paged and not is_draft:
+            values["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         if self.device is None:
             return self._keep(Model(path, (), params, report)), None
-        with _core.LoadScope(0 if is_draft else self.expert_memory) as scope:
+        with _core.LoadScope(self.paged and not is_draft) as scope:
             model = Model(path, (_core.device_handle(self.device.name),), params, report)
             return self._keep(model), scope.experts
 

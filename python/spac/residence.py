@@ -119,9 +119,8 @@ class Residence:
             return None
         written: dict[str, Any] = {}
         if not isinstance(scheduler, Scheduler):
-            options = {**self._patience(scheduler), **options}
             written = {**parse(scheduler)[1], **options}
-            scheduler = make(scheduler, **options)
+            scheduler = make(scheduler, **{**self._patience(scheduler), **options})
         if scheduler.wants_draft_routes:
             check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
         states = self._watch_draft(scheduler)
@@ -147,8 +146,8 @@ class Residence:
         """Options of a scheduler of which nobody has said otherwise. An expert that leaves its slot may have
         left memory too, and be read again: where that is so, copies are to be worth more."""
         name, written = parse(scheduler)
-        patient = self._pair.expert_memory and name == LogisticScheduler.name and "margin" not in written
-        return {"margin": _PAGED_MARGIN} if patient else {}
+        patient = self._pair.paged and not self._config.deterministic and name == LogisticScheduler.name
+        return {"margin": _PAGED_MARGIN} if patient and "margin" not in written else {}
 
     @property
     def lookahead(self) -> int:
@@ -159,11 +158,10 @@ class Residence:
             return self._config.lookahead
         if self._config.deterministic or self.scheduler_name == "static":  # whose set is fixed
             return 0
-        if self._pair.expert_memory:  # a wrong prediction is not only copied, but read from the disk
-            return 0
         wanted = env.LOOKAHEAD.get()
         if wanted is None:
-            wanted = self._device is not None and not self._device.is_stand_in
+            # paged, a wrong prediction is not only copied, but read from the disk
+            wanted = self._device is not None and not self._device.is_stand_in and not self._pair.paged
         return _LOOKAHEAD if wanted else 0
 
     def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:

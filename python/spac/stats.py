@@ -48,7 +48,7 @@ class Setting:
     expert_bytes: int = 0  # of an expert, in the mean over the layers
     vram_bytes: int = 0  # buffers of this process on the device
     vram_limit: int | None = None  # bytes that these may take together
-    expert_memory: int = 0  # bytes of host memory that experts may take, where they are more; else 0
+    paged: bool = False  # experts are more than memory holds
     stream_batch: int = 0  # tokens of the smallest graph for which all experts come to the device; 0: of none
     lookahead: int = 0  # how many layers ahead experts are loaded while a step runs
 
@@ -127,7 +127,7 @@ class RunStats:
     """uploads (experts), downloads (ids, block inputs), joins (rows from the CPU); of the prompt, where its
     experts come to the device: prompt_uploads, and prompt_copies, which were there, in slots"""
     disk_bytes: int | None
-    """what was read from the file's disk, where memory does not hold all experts"""
+    """what this process read from disks meanwhile, where memory does not hold all experts"""
     uploads_wasted: int  # whose expert was evicted again without a use
     evictions_early: int  # of experts that the next execution of their layer wanted
     upload_s: float  # time of the copies that `uploads` and `upload_failures` count
@@ -146,7 +146,7 @@ class RunStats:
     foreseen_right: float | None  # the share of them that the routers chose
     slot_bytes: int
     vram_bytes: int  # of this process's buffers on the device: weights, contexts, slots and the rest
-    expert_memory: int  # bytes of host memory that experts may take, where they are more than that; else 0
+    paged: bool  # experts are more than memory holds, and read from the file as they are needed
     vram_limit: int | None  # of these, as --vram-limit has it
     # scheduling: observe, solve, submit
     scheduler_s: float
@@ -229,7 +229,7 @@ class RunStats:
                 "prompt_uploads": meter.prompt_experts.get("stream_bytes", 0),
                 "prompt_copies": meter.prompt_experts.get("stream_slot_bytes", 0),
             },
-            disk_bytes=counts("disk_bytes", 0) if setting.expert_memory else None,
+            disk_bytes=counts("disk_bytes", 0) if setting.paged else None,
             uploads_wasted=counts("uploads_wasted", 0),
             evictions_early=counts("evictions_early", 0),
             upload_s=counts("upload_ns", 0) / 1e9,

@@ -106,10 +106,7 @@ def _scheduler(stats: RunStats) -> str:
 
 def _disk(stats: RunStats) -> str:
     read = stats.disk_bytes or 0
-    return (
-        f"{_bytes(read)} read, {_bytes(read // max(1, stats.generated_tokens))}/token; "
-        f"memory has {_bytes(stats.expert_memory)} for experts"
-    )
+    return f"{_bytes(read)} read, {_bytes(read // max(1, stats.generated_tokens))}/token"
 
 
 def _lookahead(stats: RunStats) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING
 
 from spac.errors import InputError
 
@@ -23,7 +23,6 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?b)?")
 class VramLimit:
     """What spac's buffers may take of a device together: bytes, or a share of its memory. One is None."""
 
-    NAME: ClassVar = "vram_limit"
     n_bytes: int | None = None
     share: float | None = None
 
@@ -31,19 +30,19 @@ class VramLimit:
 
     def __post_init__(self) -> None:
         if self.n_bytes is not None and self.n_bytes <= 0:
-            raise InputError(f"{self.NAME}: {self.n_bytes} bytes are no memory")
+            raise InputError(f"vram_limit: {self.n_bytes} bytes are no memory")
         if self.share is not None and not 0 < self.share <= 1:
-            raise InputError(f"{self.NAME}: the share {self.share:g} is not above 0 and up to 1")
+            raise InputError(f"vram_limit: the share {self.share:g} is not above 0 and up to 1")
 
     def of(self, total: int) -> int:
         """Bytes, on a device of `total` bytes."""
         return self.n_bytes if self.n_bytes is not None else int((self.share or 1.0) * total)
 
     @classmethod
-    def parse(cls, value: VramLimit | str | int | float) -> Self:
+    def parse(cls, value: VramLimit | str | int | float) -> VramLimit:
         """From what a user writes. Integers are bytes, other numbers shares. Raises InputError."""
         if isinstance(value, VramLimit):
-            return cls(value.n_bytes, value.share)
+            return value
         if isinstance(value, int):
             return cls(n_bytes=value)
         if isinstance(value, float):
@@ -54,18 +53,10 @@ class VramLimit:
             return cls(n_bytes=int(float(match[1]) * base ** _UNITS[match[2]]))
         if match := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
             return cls(share=float(match[1]) / 100)
-        raise InputError(f"{cls.NAME}: '{value}' is none of {cls.ACCEPTED}")
+        raise InputError(f"vram_limit: '{value}' is none of {cls.ACCEPTED}")
 
     def __str__(self) -> str:
         return f"{self.share:.6g}" if self.n_bytes is None else size(self.n_bytes)
-
-
-@dataclass(frozen=True)
-class RamLimit(VramLimit):
-    """What experts may take of the machine's memory: bytes, or a share. One is None."""
-
-    NAME: ClassVar = "ram_limit"
-    ACCEPTED = "a size (as 24G, 800M, 8GB for 10^9 bytes each) or a share of the machine's memory (50%)"
 
 
 def size(n_bytes: int) -> str:

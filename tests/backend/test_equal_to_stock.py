@@ -60,7 +60,7 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
     "flash attention, biases": ("gpt-oss", Settings(flash_attn=True)),
     "small ubatch": ("deepseek2 merged", Settings(n_batch=128, n_ubatch=24)),
     "two threads": ("qwen3moe Q4_K M", Settings(n_threads=2)),
-    "paged": ("qwen3moe Q4_K M", Settings(memory=400_000)),  # three experts
+    "paged": ("qwen3moe Q4_K M", Settings(paged=True)),
 }
 RUNS = (
     Run("none resident", 0.0),

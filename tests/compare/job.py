@@ -19,7 +19,7 @@ class Settings:
     n_ubatch: int = 256
     n_threads: int = 1
     flash_attn: bool = False
-    memory: int = 0  # bytes of host memory that experts may take; spac alone
+    paged: bool = False  # experts stay in the file until they are needed; spac alone
     embeddings: bool = False  # compare these: encoders have no logits
     params: dict[str, float] = field(default_factory=dict)  # further fields of llama_context_params
 

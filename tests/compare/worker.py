@@ -81,7 +81,7 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     meta: dict[str, Any] = {}
 
     def run_case(case: Case) -> None:
-        with _core.LoadScope(case.settings.memory) as scope, decoder.Model(case, on_device=True) as model:
+        with _core.LoadScope(case.settings.paged) as scope, decoder.Model(case, on_device=True) as model:
             experts: Any = scope.experts
             with model.context(case.settings) as context:
                 for run in case.runs:

@@ -67,7 +67,8 @@ def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
     _, experts = doctor._memory(target)
     assert (experts.name, experts.state, experts.why) == ("experts", "ok", "")
-    monkeypatch.setattr("spac.host_memory.available", lambda: 2 << 20)
+    monkeypatch.setattr("spac.host_memory.available", lambda: 1 << 20)
+    monkeypatch.setattr("spac.paging._in_memory", lambda _: False)
     _, experts = doctor._memory(target)
     assert experts.state == "off"
     assert "those that are not there are read from the file" in experts.why

@@ -22,6 +22,7 @@ class SharedPair(ModelPair):
         self._config, self._closing = config, ExitStack()
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
+        self.paged = owner.paged
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None
         try:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from spac.profile.cache import Key
 
 _OPTIONS = (
-    "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "vram_limit", "ram_limit", "device",
-    "threads", "ctx", *(item.name for item in fields(ContextConfig)),
+    "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "vram_limit", "device", "threads",
+    "ctx", *(item.name for item in fields(ContextConfig)),
 )  # fmt: skip
 _LONGEST = 8  # tokens drafted at most, where nothing is said: from there to 9 tokens, GPU kernels switch
 
