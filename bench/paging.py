@@ -7,9 +7,9 @@ the same shortage. Then, in turns, each in a process of its own and from a cold 
     unpaged      spac on the stand-in without slots, --paging off: the system reads what is touched
     paged        the same, as spac decides by itself (csrc/backend/read_ahead.h)
 
-Speeds are of all tokens behind the prompts, loading and the first token's time of the first prompt; medians
-over the rounds, and of the rounds' ratios. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a machine
-without swap, and that nobody else has the file open.
+The first of three prompts meets a cold file, the others what memory holds by then (warm); medians over the
+rounds, and of the rounds' ratios of warm speeds. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a
+machine without swap, and that nobody else has the file open.
 """
 
 from __future__ import annotations
@@ -97,17 +97,18 @@ def measure(given: argparse.Namespace, reference: Path) -> list[dict[str, Any]]:
                 read = [
                     run.figures["disk_bytes"] for run in runs if run.figures.get("disk_bytes") is not None
                 ]
-                n_tokens = sum(len(run.tokens) for run in runs)
+                warm = sum(len(run.tokens) for run in runs[1:])
                 rows.append(
                     {
                         "round": n, "engine": engine, "load_s": result.load_s,
                         "first_token_s": runs[0].first_token_s,
-                        "tokens_per_second": n_tokens / sum(run.decode_s for run in runs),
-                        "disk_mb_per_token": sum(read) / n_tokens / 1e6 if read else None,
+                        "cold_tokens_per_second": runs[0].decode_speed,
+                        "tokens_per_second": warm / sum(run.decode_s for run in runs[1:]),
+                        "disk_mb_per_token": sum(read[1:]) / warm / 1e6 if read else None,
                         "tokens": [run.tokens for run in runs],
                     }
                 )  # fmt: skip
-                print(f"{n + 1} {engine}: {rows[-1]['tokens_per_second']:.2f} tokens/s", file=sys.stderr)
+                print({key: value for key, value in rows[-1].items() if key != "tokens"}, file=sys.stderr)
     return rows
 
 
@@ -119,8 +120,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         return [row[name] for row in rows if row["engine"] == engine and row[name] is not None]
 
     lines = [
-        "| engine | tokens/s | to llama.cpp | loading, s | first token, s | from disk, MB/token |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| engine | loading, s | first token, s | tokens/s, cold | warm | to llama.cpp | read, MB/token |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for engine in engines:
         speeds, read = of(engine, "tokens_per_second"), of(engine, "disk_mb_per_token")
@@ -128,9 +129,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             a / b for a, b in zip(speeds, of(engines[0], "tokens_per_second"), strict=True)
         )
         lines.append(
-            f"| {engine} | {statistics.median(speeds):.2f} | {ratio:.2f} "
-            f"| {statistics.median(of(engine, 'load_s')):.1f} "
+            f"| {engine} | {statistics.median(of(engine, 'load_s')):.1f} "
             f"| {statistics.median(of(engine, 'first_token_s')):.1f} "
+            f"| {statistics.median(of(engine, 'cold_tokens_per_second')):.2f} "
+            f"| {statistics.median(speeds):.2f} | {ratio:.2f} "
             f"| {f'{statistics.median(read):.0f}' if read else ''} |"
         )
     return "\n".join(lines)
