@@ -5,7 +5,7 @@ the same shortage. Then, in turns, each in a process of its own and from a cold 
 
     llama.cpp    the unpatched library, on the CPU alone, weights as the file has them
     unpaged      spac on the stand-in without slots, --paging off: the system reads what is touched
-    paged        the same, as spac decides by itself (csrc/backend/read_ahead.h)
+    paged        the same, as spac decides by itself (spac/paging.py)
 
 The first of three prompts meets a cold file, the others what memory holds by then (warm); medians over the
 rounds, and of the rounds' ratios of warm speeds. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a

@@ -17,14 +17,6 @@ int max_slots(const std::vector<ExpertWeight> & weights, ggml_backend_dev_t devi
 
 } // namespace
 
-std::vector<const ggml_tensor *> ExpertLayers::Layer::tensors() const {
-    std::vector<const ggml_tensor *> tensors;
-    for (const ExpertWeight & weight : weights) {
-        tensors.push_back(weight.tensor);
-    }
-    return tensors;
-}
-
 int ExpertLayers::find_or_add(const std::vector<const ggml_tensor *> & weights, int n_used, ggml_backend_dev_t device) {
     for (size_t il = 0; il < layers_.size(); ++il) {
         const auto & known = layers_[il].weights;

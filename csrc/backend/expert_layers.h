@@ -18,8 +18,6 @@ class ExpertLayers {
     struct Layer {
         LayerInfo                 info;
         std::vector<ExpertWeight> weights;
-
-        std::vector<const ggml_tensor *> tensors() const;
     };
 
     // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;

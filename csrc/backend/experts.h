@@ -152,8 +152,7 @@ class Experts {
 // CPU).
 class LoadScope {
   public:
-    // `paged`: the experts are more than memory holds (read_ahead.h). Nothing is read of the file before it is needed,
-    // or pinned.
+    // `paged`: the experts are more than memory holds: nothing is read of the file before it is needed, or pinned.
     explicit LoadScope(bool paged = false);
     ~LoadScope();
     LoadScope(const LoadScope &)             = delete;

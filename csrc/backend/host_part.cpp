@@ -12,12 +12,11 @@ namespace spac {
 namespace {
 
 // Distinct experts among the host's rows.
-std::vector<int32_t> distinct(const SplitBlock & b, const Staging & s) {
+int n_distinct(const SplitBlock & b, const Staging & s) {
     std::vector<int32_t> ids(s.host_ids, s.host_ids + b.block.n_used() * b.block.n_tokens());
     std::sort(ids.begin(), ids.end());
-    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-    ids.erase(ids.begin(), std::lower_bound(ids.begin(), ids.end(), 0));
-    return ids;
+    const auto end = std::unique(ids.begin(), ids.end());
+    return static_cast<int>(end - std::lower_bound(ids.begin(), end, 0));
 }
 
 } // namespace
@@ -65,13 +64,10 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
     if (served.n_rows > 0) {
         SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
         scope.span.count    = served.n_rows;
-        scope.span.distinct = b.experts->tracer().on() ? static_cast<int32_t>(distinct(b, s).size()) : -1;
+        scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;
         const auto start    = Clock::now();
-        if (ReadAhead * ahead = b.experts->read_ahead()) {
-            ahead->want(b.block.weights, distinct(b, s));
-        }
-        served.status = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
-        ns            = static_cast<int64_t>(ns_since(start));
+        served.status       = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
+        ns                  = static_cast<int64_t>(ns_since(start));
         b.experts->counters.host_compute_ns += static_cast<uint64_t>(ns);
     }
     if (counts) {

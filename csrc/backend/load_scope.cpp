@@ -34,6 +34,6 @@ extern "C" void * __real_mmap(void * address, size_t length, int protection, int
 extern "C" void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
 
 void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset) {
-    const bool paged = spac::open_scope != nullptr && spac::experts_for_load()->read_ahead() != nullptr;
+    const bool paged = spac::open_scope != nullptr && spac::experts_for_load()->paged();
     return __real_mmap(address, length, protection, paged ? flags & ~MAP_POPULATE : flags, fd, offset);
 }

@@ -7,9 +7,25 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
+#include <fstream>
 
 namespace spac {
+namespace {
+
+// That this process had read from disks and the like so far; 0 where the system does not tell.
+uint64_t bytes_from_disk() {
+    std::ifstream file("/proc/self/io");
+    std::string   name;
+    uint64_t      value = 0;
+    while (file >> name >> value) {
+        if (name == "read_bytes:") {
+            return value;
+        }
+    }
+    return 0;
+}
+
+} // namespace
 
 ModelExperts::ModelExperts() = default;
 
@@ -22,10 +38,10 @@ void ModelExperts::set_device(ggml_backend_dev_t inner, HostMemory memory) {
 }
 
 std::string ModelExperts::host_memory() const {
-    const std::lock_guard lock(mutex_);
-    if (read_ahead_) {
+    if (paged_) {
         return "paged";
     }
+    const std::lock_guard lock(mutex_);
     switch (memory_) {
     case HostMemory::pinned:
         return "pinned";
@@ -38,9 +54,6 @@ std::string ModelExperts::host_memory() const {
 
 void ModelExperts::store_gone() {
     detach();
-    if (read_ahead_) {
-        read_ahead_->stop();
-    }
     const std::lock_guard lock(mutex_);
     gone_ = true;
     layers_.freeze();
@@ -159,8 +172,10 @@ size_t ModelExperts::stream_bytes_locked() const {
     size_t                     bytes = 0;
     for (const auto & layer : layers_) {
         Block block;
-        block.weights = layer.tensors();
-        bytes         = std::max(bytes, WeightStream::region_bytes(WeightStream::turns_of(block, type), type));
+        for (const ExpertWeight & weight : layer.weights) {
+            block.weights.push_back(weight.tensor);
+        }
+        bytes = std::max(bytes, WeightStream::region_bytes(WeightStream::turns_of(block, type), type));
     }
     return WeightStream::affordable(device_, bytes) ? WeightStream::n_regions * bytes : 0;
 }
@@ -284,15 +299,10 @@ void ModelExperts::set_lookahead(int n_layers) {
 
 void ModelExperts::foresee(int il, std::vector<int32_t> experts) {
     const std::lock_guard lock(mutex_);
-    const auto            mask = residency_ ? residency_->mask(il) : nullptr;
-    std::vector<int32_t>  missing;
-    std::copy_if(experts.begin(), experts.end(), std::back_inserter(missing),
-                 [&](int32_t e) { return mask == nullptr || mask->slot_of[e] < 0; });
-    if (read_ahead_ && !missing.empty()) {
-        read_ahead_->foresee(layers_[il].tensors(), missing);
-    }
     if (reconciler_) {
-        reconciler_->foresee(il, std::move(experts), !missing.empty());
+        const auto mask    = residency_->mask(il);
+        const bool missing = std::any_of(experts.begin(), experts.end(), [&](int e) { return mask->slot_of[e] < 0; });
+        reconciler_->foresee(il, std::move(experts), missing);
     }
 }
 
@@ -322,7 +332,7 @@ ExpertStats ModelExperts::stats() const {
     counters.add_to(s);
     s.foreseen       = lookahead.n_foreseen();
     s.foreseen_right = lookahead.n_right();
-    s.disk_bytes     = read_ahead_ ? bytes_from_disk() : 0;
+    s.disk_bytes     = paged_ ? bytes_from_disk() : 0;
     return s;
 }
 

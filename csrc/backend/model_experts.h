@@ -10,7 +10,6 @@
 #include "backend/expert_layers.h"
 #include "backend/experts.h"
 #include "backend/lookahead.h"
-#include "backend/read_ahead.h"
 #include "backend/slot_storage.h"
 #include "core/residency.h"
 
@@ -60,9 +59,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
     // Before the model is loaded: its experts are more than memory holds.
-    void set_paged() { read_ahead_ = std::make_unique<ReadAhead>(); }
-    // Null where memory holds all experts.
-    ReadAhead * read_ahead() const { return read_ahead_.get(); }
+    void set_paged() { paged_ = true; }
+    bool paged() const { return paged_; }
 
     // ---- the execution side
     // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
@@ -111,6 +109,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     ggml_backend_dev_t                 device_ = nullptr;
     HostMemory                         memory_ = HostMemory::pinned; // of the worst of its buffers
     bool                               gone_   = false;
+    std::atomic<bool>                  paged_{false};
     std::shared_ptr<const SlotStorage> storage_;
     uint64_t                           storage_generation_ = 0;
     std::unique_ptr<Residency>         residency_; // with slots
@@ -118,7 +117,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
-    std::unique_ptr<ReadAhead>         read_ahead_;      // from before the model is there
     std::unique_ptr<Reconciler>        reconciler_;
 };
 

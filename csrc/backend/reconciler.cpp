@@ -184,11 +184,6 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
     char * staged = ring_ ? static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) +
                                 place * (ggml_backend_buffer_get_size(ring_.get()) / n_batches_)
                           : nullptr;
-    if (ReadAhead * ahead = owner_.read_ahead()) {
-        for (const Residency::Load & load : under_way_.back().loads) {
-            ahead->foresee(owner_.layers_[load.id.layer].tensors(), {load.id.expert});
-        }
-    }
     for (const Residency::Load & load : under_way_.back().loads) {
         const auto & weights = owner_.layers_[load.id.layer].weights;
         for (size_t w = 0; w < weights.size(); ++w) {
@@ -221,11 +216,6 @@ void Reconciler::finish_oldest(Residency & residency) {
         const Batch batch = std::move(under_way_.front());
         under_way_.pop_front();
         count(batch, copied);
-        if (ReadAhead * ahead = copied ? owner_.read_ahead() : nullptr) {
-            for (const Residency::Load & load : batch.loads) {
-                ahead->let_go(owner_.layers_[load.id.layer].tensors(), load.id.expert);
-            }
-        }
         Residency::Retired    retired; // dies outside the mutex
         const std::lock_guard lock(owner_.mutex_);
         if (copied) {

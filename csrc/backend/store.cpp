@@ -101,7 +101,7 @@ ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_
     state->experts   = experts_for_load();
     state->data      = static_cast<char *>(data);
     state->owned     = owned;
-    const bool paged = owned == nullptr && state->experts->read_ahead() != nullptr;
+    const bool paged = owned == nullptr && state->experts->paged();
     state->experts->set_device(store.inner(), paged ? ModelExperts::HostMemory::pageable : memory);
     return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
@@ -196,7 +196,7 @@ bool in_store(const ggml_tensor * t) {
 void register_store(const ggml_tensor * store_tensor) {
     const ggml_backend_buffer_t buffer = root(store_tensor)->buffer;
     StoreBuffer &               s      = state(buffer);
-    if (s.owned != nullptr || s.experts->read_ahead() != nullptr) {
+    if (s.owned != nullptr || s.experts->paged()) {
         return;
     }
     std::call_once(s.asked, [&] {

@@ -154,29 +154,12 @@ void TurnRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
     }
 }
 
-// A block whose experts pass through the device soon.
-void TurnRunner::foresee(const SplitBlock & b) {
-    if (ReadAhead * ahead = b.experts->read_ahead()) {
-        const auto           now = b.experts->snapshot(b.layer);
-        std::vector<int32_t> missing;
-        for (int32_t e = 0; e < b.n_expert; ++e) {
-            if (now.mask == nullptr || now.mask->slot_of[e] < 0) {
-                missing.push_back(e);
-            }
-        }
-        ahead->foresee(b.block.weights, missing);
-    }
-}
-
 ggml_status TurnRunner::run(const SplitBlock & b, const SplitGraph & g, const ggml_cgraph * graph) {
     auto &    counters = b.experts->counters;
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count = b.block.n_tokens();
     const auto fill  = [&](size_t turn) {
         const Timer timer(counters.queue_ns);
-        if (turn + 1 < g.turns.size() && (turn == 0 || g.turns[turn + 1].block != g.turns[turn].block)) {
-            foresee(*g.turns[turn + 1].block);
-        }
         weights_->fill(*g.turns[turn].turn, *g.turns[turn].block->experts, g.turns[turn].block->layer);
     };
     if (next_ == 0) {

@@ -30,7 +30,6 @@ class TurnRunner {
     bool make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts);
     bool make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch);
     void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region);
-    void foresee(const SplitBlock & b);
 
     ComputeStream &               stream_;
     std::shared_ptr<void>         held_; // weights_, as its model's experts count it

@@ -86,8 +86,8 @@ class ContextConfig(Checked):
         metavar="|".join(LOAD_MODES), group=CONTEXT_GROUP,
     )  # fmt: skip
     paging: str = option(
-        "auto", "leave the target's experts in the file until they are needed, and read them ahead of their "
-        "use: for models larger than memory; auto: where memory does not hold them", "--paging",
+        "auto", "leave the target's experts in the file until they are needed: for models larger than "
+        "memory; auto: where memory does not hold them", "--paging",
         choices=PAGING, metavar="|".join(PAGING), group=CONTEXT_GROUP,
     )  # fmt: skip
     rope_scaling: str | None = option(

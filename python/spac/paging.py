@@ -21,7 +21,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_paged(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None) -> bool:
-    """Whether the target's experts are left in the file, to be read as they are needed, ahead of use.
+    """Whether the target's experts are left in the file, to be read as they are needed.
 
     Raises InputError where they cannot be, OutOfMemoryError where they would have to be.
     """

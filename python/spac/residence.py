@@ -27,7 +27,7 @@ _LOOKAHEAD = 3
 """Layers that an expert has to arrive in: nearer ones are predicted better, but come too late
 (bench/step_time)."""
 _PAGED_MARGIN = 0.4
-"""Of `logistic`, where experts are more than host memory holds (bench/paging.py)."""
+"""Of `logistic`, where experts are more than host memory holds (bench/README.md)."""
 
 
 class Residence:

@@ -5,7 +5,6 @@
 #include "backend/experts.h"
 #include "limits.h"
 #include "moe.h"
-#include "reading.h"
 
 #include <atomic>
 #include <chrono>
@@ -171,7 +170,6 @@ int main(int argc, char ** argv) {
     const int      rounds = argc > 1 ? atoi(argv[1]) : 15;
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
     n_wrong += check_slot_limits();
-    n_wrong += check_read_ahead();
     spac::set_launch_ahead(true);
     stress(rounds, seed, "");
     spac::set_launch_ahead(false);
