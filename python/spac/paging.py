@@ -60,8 +60,11 @@ def _beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo) -> 
     slots = Slots.parse(config.slots)
     n_experts = max(1, info.n_expert * info.n_expert_layers)
     share = _AUTO_SLOTS if slots.is_auto else slots.of(n_experts) / n_experts
-    draft = Path(config.draft).stat().st_size if config.draft is not None else 0
-    return info.file_size - info.expert_bytes + int(share * info.expert_bytes) + draft
+    draft = (
+        Path(config.draft) if config.draft is not None else None
+    )  # unused by some types, and not looked for
+    draft_bytes = draft.stat().st_size if draft is not None and draft.is_file() else 0
+    return info.file_size - info.expert_bytes + int(share * info.expert_bytes) + draft_bytes
 
 
 def _check_unmapped(config: EngineConfig, info: ModelInfo) -> None:

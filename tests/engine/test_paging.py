@@ -148,6 +148,7 @@ def test_when_experts_do_not_fit(target: Path, tiny_model: TinyModel, room: dict
     assert decide(target, slots="auto")
     draft = tiny_model("qwen3")
     assert decide(target, draft=draft, draft_length=2)
+    assert not decide(target, draft="nowhere.gguf", draft_type="ngram-simple")
     assert not decide(target, "cpu")
     room["available"] = fits - 8192
     assert decide(target)
