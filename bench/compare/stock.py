@@ -17,6 +17,7 @@ import numpy as np
 
 from bench.compare.job import Job, Run
 from bench.compare.likelihood import PIECE, surprises
+from bench.compare.pool import ThreadPool, detach
 
 BATCH = 2048
 
@@ -53,7 +54,8 @@ def _experts_on_cpu(n_layer: int) -> Any:
 class Decoder:
     """A model and one context of it. All of it on the device but what `n_cpu_moe` keeps on the CPU."""
 
-    def __init__(self, path: str, job: Job, n_cpu_moe: int | None = None) -> None:
+    def __init__(self, path: str, job: Job, pool: ThreadPool, n_cpu_moe: int | None = None) -> None:
+        """`pool` computes what is on the CPU; it lives longer than this."""
         params = api.llama_model_default_params()
         on_device = job.device != "cpu"
         params.n_gpu_layers = -1 if on_device else 0
@@ -77,6 +79,7 @@ class Decoder:
         self.context = api.llama_init_from_model(self.model, values)
         if not self.context:
             raise RuntimeError(f"{path}: llama.cpp makes no context of {job.ctx} tokens")
+        pool.attach(self.context)
         self.n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self._batch = api.llama_batch_init(BATCH, 0, 1)
         for i in range(BATCH):
@@ -116,6 +119,8 @@ class Decoder:
         api.llama_memory_seq_rm(api.llama_get_memory(self.context), 0, position, -1)
 
     def close(self) -> None:
+        """Frees the model and its context, and leaves the pool."""
+        detach(self.context)
         api.llama_batch_free(self._batch)
         api.llama_free(self.context)
         api.llama_model_free(self.model)

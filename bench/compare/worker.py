@@ -17,18 +17,21 @@ from bench.compare.job import Job, Result
 def run_stock(job: Job) -> Result:
     """On the unpatched library."""
     from bench.compare import stock
+    from bench.compare.pool import ThreadPool
 
     assert "spac" not in sys.modules
     stock.start()
     begun = time.perf_counter()
-    target = stock.Decoder(job.target, job, job.n_cpu_moe)
+    pool = ThreadPool(job.threads)
+    target = stock.Decoder(job.target, job, pool, job.n_cpu_moe)
     if job.kind == "likelihoods":
         return Result(surprises=stock.likelihoods(target, job.prompts[0]))
-    draft = stock.Decoder(job.draft, job) if job.draft and job.draft_length else None
+    draft = stock.Decoder(job.draft, job, pool) if job.draft and job.draft_length else None
     load_s = time.perf_counter() - begun
     runs = [stock.generate(target, draft, prompt, job.n_predict, job.draft_length) for prompt in job.prompts]
     for each in filter(None, (draft, target)):
         each.close()
+    pool.close()
     return Result(runs=[asdict(run) for run in runs], load_s=load_s)
 
 

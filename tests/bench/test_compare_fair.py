@@ -1,0 +1,77 @@
+"""That each side of the comparison runs at its best."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.compare.cells import ROOT, environment
+
+# Disposable threads begin and end within one decode, so a look at /proc would miss them. Every creation is
+# counted instead, by a function that stands before the C library's.
+COUNTER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+typedef int (*create)(pthread_t *, const pthread_attr_t *, void * (*)(void *), void *);
+int threads_created = 0;
+int pthread_create(pthread_t * thread, const pthread_attr_t * how, void * (*what)(void *), void * with) {
+    __atomic_add_fetch(&threads_created, 1, __ATOMIC_SEQ_CST);
+    return ((create) dlsym(RTLD_NEXT, "pthread_create"))(thread, how, what, with);
+}
+"""
+DECODES = """
+import ctypes, json, sys
+from bench.compare import stock
+from bench.compare.job import Job
+from bench.compare.pool import ThreadPool
+created = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "threads_created")
+stock.start()
+found = {}
+for way in ("disposable", "attached"):
+    if way == "disposable":
+        attach, ThreadPool.attach = ThreadPool.attach, lambda pool, context: None
+    else:
+        ThreadPool.attach = attach
+    job = Job("llama.cpp", sys.argv[2], [list(range(40))], 8, 256, 4, "cpu", sys.argv[3], 3)
+    pool = ThreadPool(job.threads)
+    target, draft = stock.Decoder(job.target, job, pool, 4), stock.Decoder(job.draft, job, pool)
+    before = created.value
+    run = stock.generate(target, draft, job.prompts[0], job.n_predict, job.draft_length)
+    found[way] = {"created": created.value - before, "steps": run.steps, "tokens": run.tokens}
+    draft.close(), target.close(), pool.close()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="session")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that counts the threads that a process creates."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("no C compiler")
+    source = tmp_path_factory.mktemp("counter") / "counter.c"
+    library = source.with_suffix(".so")
+    source.write_text(COUNTER)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def test_llama_cpp_creates_no_thread_while_it_decodes(
+    twin: tuple[Path, Path], reference_lib: Path, counter: Path
+) -> None:
+    """The same count without the attached pool shows that it counts."""
+    done = subprocess.run(
+        [sys.executable, "-c", DECODES, str(counter), *map(str, twin)],
+        cwd=ROOT, env={**environment(reference_lib), "LD_PRELOAD": str(counter)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["attached"]["created"] == 0
+    assert found["disposable"]["created"] >= 3 * found["disposable"]["steps"]
+    assert found["attached"]["tokens"] == found["disposable"]["tokens"]
