@@ -178,7 +178,7 @@ def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: fl
         tail = log_path.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         took = time.monotonic() - begun
         return _failed(f"ended with status {code} after {took:.0f} s: {tail[0][:200]}", result_path)
-    result = replace(Result.read(result_path), peak_vram=meter.used)
+    result = replace(Result.read(result_path), peak_vram=meter.used, threads=job.threads)
     result.write(result_path)
     return result
 

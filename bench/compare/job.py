@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +29,7 @@ class _Json:
 class Job(_Json):
     """One engine on one setting. The first prompt is met cold, the others warm."""
 
-    kind: str  # "llama.cpp", "llama-server", "spac", "likelihoods"
+    kind: str  # "llama.cpp", "llama-server", "spac", "likelihoods"; "threads": a sweep over `thread_counts`
     target: str
     prompts: list[list[int]]
     n_predict: int
@@ -44,10 +44,12 @@ class Job(_Json):
     governor: str | None = None  # spac; None: the draft length is fixed
     lookahead: int | None = None  # spac; None: its default
     repack: bool = True  # llama.cpp: the CPU's weights, where it has kernels for that
+    no_host: bool = False  # llama.cpp: no pinned buffers for the CPU's weights; they hinder repacking
     paging: str = "auto"  # spac
     graphs: bool = True  # CUDA's
     program: str = ""  # llama-server's path
     fault: str = ""  # spac: a fault to switch on, to see that it is noticed
+    thread_counts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,19 @@ class Result(_Json):
     peak_vram: int | None = None  # bytes on the device while it ran, beyond what was used before
     surprises: list[float] = field(default_factory=list)  # −log p, by token
     bound: float | None = None  # spac: Belady's rate of hits of distinct experts, over all steps
+    threads: int = 0
+    speeds: dict[str, float] = field(default_factory=dict)  # of a sweep: tokens/s by the number of threads
+    paged: bool | None = None  # spac: whether experts were read from the file as they were needed
+    pinned_bytes: int | None = None  # spac: of host memory; None where nobody counted
+    host_memory: str = ""  # spac: how experts lay in host memory
     error: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
     def each(self) -> list[Run]:
         return [Run(**run) for run in self.runs]
+
+
+def warm(runs: Sequence[Run]) -> Sequence[Run]:
+    """All runs but the first, which is a warm-up: slots are empty, and unit costs may be guesses."""
+    return runs[1:]

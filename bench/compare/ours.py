@@ -21,6 +21,17 @@ from spac.pair import ModelPair
 from spac.scheduler.belady import belady
 from spac.stats import RunStats
 
+NO_GPU = ("cpu", "stand-in")  # devices that are no GPU
+
+
+def paging_of(job: Job) -> str:
+    """The job's mode; beside a GPU, "auto" is "off".
+
+    "auto" looks at the memory that is left, and a machine with little of it would page without being asked.
+    """
+    on_gpu = job.device.lower() not in NO_GPU
+    return "off" if job.paging == "auto" and on_gpu else job.paging
+
 
 def config_of(job: Job) -> EngineConfig:
     """As the job says; greedy, and never an end of the text."""
@@ -29,7 +40,7 @@ def config_of(job: Job) -> EngineConfig:
         draft = {"governor": job.governor, "draft_max": job.draft_length}
     return EngineConfig(
         target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=job.scheduler,
-        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, paging=job.paging,
+        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, paging=paging_of(job),
         sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True), **draft,
     )  # fmt: skip
 
@@ -59,7 +70,23 @@ def run(job: Job) -> Result:
                 figures={**figures_of(stats, counts), "queue_s": watch.queue_s},
             )  # fmt: skip
             found.append(asdict(one))
-        return Result(runs=found, load_s=stats.load_s, notes=engine.notes, bound=watch.bound())
+        return Result(
+            runs=found,
+            load_s=stats.load_s,
+            notes=engine.notes,
+            bound=watch.bound(),
+            **memory_of(engine, stats),
+        )
+
+
+def memory_of(engine: Engine, stats: RunStats) -> dict[str, Any]:
+    """How the experts lay in host memory, by the names of a result's fields."""
+    experts = engine.experts
+    return {
+        "paged": stats.paged,
+        "pinned_bytes": getattr(stats, "pinned_bytes", None),
+        "host_memory": experts.host_memory if experts is not None else "",
+    }
 
 
 class Watch:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.compare.breakdown import Breakdown, breakdown_of, repair_table, time_table, use_table
 from bench.compare.cells import Cell
-from bench.compare.job import Result, Run
+from bench.compare.job import Result, Run, warm
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
 
 
@@ -23,6 +23,7 @@ class Row:
     context: int
     n_cpu_moe: int | None
     decode: float  # median of the warm runs
+    decode_range: tuple[float, float]  # the slowest and the fastest of them
     decode_cold: float
     prefill: float
     first_token_s: float
@@ -34,12 +35,15 @@ class Row:
     wait_ms: float | None  # of the host for the device, per step
     vram: int | None
     ram: int
+    weights: str  # how spac's experts lay in host memory
+    threads: int
     same_text: bool
     ideal: float | None  # tokens per second
     load_s: float
     first_token_cold_s: float
     breakdown: Breakdown | None
     repairs: dict[str, float]  # tokens per second, by what was as good as can be
+    repeated: float | None = None  # `decode` of the same cell, run again at the end
 
 
 def _median(values: Sequence[float]) -> float:
@@ -53,37 +57,52 @@ def row_of(
     ideal: float | None,
     reference: list[list[int]] | None,
     repaired: Callable[[Breakdown], dict[str, float]] = lambda _: {},
+    again: Result | None = None,
 ) -> Row:
-    """`reference`: the texts that the first engine wrote; repaired: see `breakdown.repairs`."""
-    runs = result.each
-    warm = runs[1:] or runs
-    drafted = sum(run.drafted for run in warm)
-    figures, parts = [run.figures for run in warm if run.figures], breakdown_of(warm)
-    steps = sum(run.steps for run in warm)
+    """Reckons a row.
+
+    `reference`: the texts that the first engine wrote; repaired: see `breakdown.repairs`; `again`: what the
+    same cell found at the end.
+    """
+    runs, measured = result.each, warm(result.each)
+    drafted = sum(run.drafted for run in measured)
+    figures, parts = [run.figures for run in measured if run.figures], breakdown_of(measured)
+    steps = sum(run.steps for run in measured)
+    speeds = [run.decode_speed for run in measured]
     return Row(
         engine=cell.engine.name,
         budget=cell.budget if cell.engine.by_budget else "-",
         context=cell.context,
         n_cpu_moe=n_cpu_moe,
-        decode=_median([run.decode_speed for run in warm]),
+        decode=_median(speeds),
+        decode_range=(min(speeds, default=0.0), max(speeds, default=0.0)),
         decode_cold=runs[0].decode_speed,
-        prefill=_median([run.prefill_speed for run in warm]),
-        first_token_s=_median([run.first_token_s for run in warm]),
-        acceptance=sum(run.accepted for run in warm) / drafted if drafted else None,
-        tokens_per_step=sum(len(run.tokens) for run in warm) / max(1, steps),
+        prefill=_median([run.prefill_speed for run in measured]),
+        first_token_s=_median([run.first_token_s for run in measured]),
+        acceptance=sum(run.accepted for run in measured) / drafted if drafted else None,
+        tokens_per_step=sum(len(run.tokens) for run in measured) / max(1, steps),
         hit_rate=_mean_of(figures, "hit_rate"),
         bound=result.bound,
         hit_rate_distinct=_mean_of(figures, "hit_rate_distinct"),
         wait_ms=parts.waits if parts else None,
         vram=result.peak_vram,
         ram=result.peak_ram,
+        weights=_weights(result),
+        threads=result.threads,
         same_text=reference is None or [run.tokens for run in runs] == reference,
         ideal=ideal,
         load_s=result.load_s,
         first_token_cold_s=runs[0].first_token_s,
         breakdown=parts,
         repairs=repaired(parts) if parts else {},
+        repeated=_median([run.decode_speed for run in warm(again.each)]) if again else None,
     )
+
+
+def _weights(result: Result) -> str:
+    """How spac's experts lay in host memory, and how much of it was pinned where somebody counted."""
+    how = "paged" if result.paged else result.host_memory
+    return f"{how}, {_gb(result.pinned_bytes)} pinned" if how and result.pinned_bytes is not None else how
 
 
 def _mean_of(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -101,11 +120,12 @@ class Demand:
     @classmethod
     def of(cls, runs: list[Run]) -> Demand | None:
         """None without spac's counters."""
-        warm = [run for run in runs[1:] or runs if run.figures.get("distinct")]
-        steps = sum(run.steps for run in warm)
+        counted = [run for run in warm(runs) if run.figures.get("distinct")]
+        steps = sum(run.steps for run in counted)
         if not steps:
             return None
-        return cls(*(sum(run.figures[name] for run in warm) / steps for name in ("distinct", "distinct_hit")))
+        names = ("distinct", "distinct_hit")
+        return cls(*(sum(run.figures[name] for run in counted) / steps for name in names))
 
 
 def ideal_speed(
@@ -117,10 +137,10 @@ def ideal_speed(
     draft: Weights | None,
 ) -> float:
     """Tokens per second that the measured bandwidths allow, with `resident` of the demand on the device."""
-    warm = runs[1:] or runs
-    steps = max(1, sum(run.steps for run in warm))
-    drafted = sum(run.drafted for run in warm) / steps
-    tokens = sum(len(run.tokens) for run in warm) / steps
+    measured = warm(runs)
+    steps = max(1, sum(run.steps for run in measured))
+    drafted = sum(run.drafted for run in measured) / steps
+    tokens = sum(len(run.tokens) for run in measured) / steps
     step_s = ideal_step_s(bandwidths, target, resident, demand.distinct - resident, draft, drafted)
     return tokens / step_s
 
@@ -165,8 +185,9 @@ _EXPLAINED = (
     "that one thing were as good as can be, and all else as it is."
 )
 _HEAD = (
-    "engine", "decode tok/s", "cold", "prefill tok/s", "first token", "cold", "acceptance", "tokens/step",
-    "hits", "distinct", "Belady", "waits/step", "VRAM", "RAM", "ideal tok/s", "reached", "text",
+    "engine", "decode tok/s", "range", "cold", "prefill tok/s", "first token", "cold", "acceptance",
+    "tokens/step", "hits", "distinct", "Belady", "waits/step", "VRAM", "RAM", "weights", "ideal tok/s",
+    "reached", "text",
 )  # fmt: skip
 
 
@@ -176,11 +197,13 @@ def _one(rows: list[Row]) -> str:
         tuned = row.n_cpu_moe is not None and "--n-cpu-moe" in row.engine
         name = f"{row.engine} (N = {row.n_cpu_moe})" if tuned else row.engine
         cells = (
-            name, f"{row.decode:.1f}", f"{row.decode_cold:.1f}", f"{row.prefill:.0f}",
+            name, f"{row.decode:.1f}", "–".join(f"{each:.1f}" for each in row.decode_range),
+            f"{row.decode_cold:.1f}", f"{row.prefill:.0f}",
             f"{row.first_token_s * 1e3:.0f} ms", f"{row.first_token_cold_s * 1e3:.0f} ms",
             _percent(row.acceptance), f"{row.tokens_per_step:.2f}", _percent(row.hit_rate),
             _percent(row.hit_rate_distinct), _percent(row.bound),
             "-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms", _gb(row.vram), _gb(row.ram),
+            row.weights or "-",
             "-" if row.ideal is None else f"{row.ideal:.0f}",
             _percent(row.decode / row.ideal if row.ideal else None), "same" if row.same_text else "differs",
         )  # fmt: skip
@@ -216,6 +239,16 @@ def verdict(rows: list[Row]) -> list[str]:
     others = [f"{r.engine} at {r.budget}, {r.context}" for r in rows if not r.same_text]
     lines.append(f"Texts other than the first engine's: {'; '.join(others) or 'none'}.")
     return lines
+
+
+def repeats(rows: list[Row]) -> list[str]:
+    """What cells found that were run again at the end: how far apart two equal cells are."""
+    lines = [
+        f"{row.engine} {row.decode:.1f} → {row.repeated:.1f} tok/s ({row.repeated / row.decode - 1:+.1%})"
+        for row in rows
+        if row.repeated and row.decode
+    ]
+    return ["Repeated at the end: " + "; ".join(lines) + "."] if lines else []
 
 
 def _share(budget: str) -> float:

@@ -258,7 +258,10 @@ def grid_cell() -> Cell:
 def test_the_page_shows_warm_medians() -> None:
     counts = {"hit_rate": 0.5, "host_wait_s": 0.004, "distinct": 40, "distinct_hit": 10, "verify_s": 0.5}
     runs = [run_of(counts, tokens=3), run_of(counts), run_of(counts)]
-    result = Result(runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, peak_vram=None, bound=0.4)
+    result = Result(
+        runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, bound=0.4, host_memory="pinned mapping",
+        pinned_bytes=1_500_000_000,
+    )  # fmt: skip
     demand = Demand.of(result.each)
     assert demand == Demand(distinct=20, resident=5)
     widths = Bandwidths(dram=1.0, link=None, device=1e9)
@@ -270,8 +273,10 @@ def test_the_page_shows_warm_medians() -> None:
     assert (row.acceptance, row.wait_ms, row.same_text) == (0.5, pytest.approx(2), True)
     text = table([row])
     assert "### 17% of the experts, prompts of 64 tokens" in text
-    figures = "4.0 | 2.0 | 16 | 600 ms | 600 ms | 50% | 3.00 | 50% | - | 40% | 2.00 ms | - | 2.00 GB | 2"
-    assert f"| spac lru, draft | {figures} | 200% | same" in text
+    figures = (
+        "4.0 | 4.0–4.0 | 2.0 | 16 | 600 ms | 600 ms | 50% | 3.00 | 50% | - | 40% | 2.00 ms | - | 2.00 GB"
+    )
+    assert f"| spac lru, draft | {figures} | pinned mapping, 1.50 GB pinned | 2 | 200% | same" in text
     other = row_of(cell, result, None, ideal, [[0]])
     assert "differs" in table([other])
     assert verdict([row, other])[-1] == "Texts other than the first engine's: spac lru, draft at 17%, 64."
@@ -307,7 +312,8 @@ def test_what_a_repair_is_worth() -> None:
     runs = [replace(run, decode_s=seconds) for seconds in (9.0, 1.0, 3.0)]
     result = Result(runs=[asdict(each) for each in runs])
     row = row_of(grid_cell(), result, None, None, None, lambda _: {"no waits": 16})
-    assert row.decode == pytest.approx(20)
+    assert row.decode == pytest.approx(20)  # of 30 and 10; the cold one is not in it
+    assert row.decode_range == pytest.approx((10, 30))
     assert "| spac lru, draft | 15.0 | 16.0 |" in breakdowns([row], None, target)
 
 

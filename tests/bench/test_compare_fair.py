@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.compare.cells import ROOT, environment
+from bench.compare.cells import ROOT, environment, run_cell
+from bench.compare.job import Job
+from bench.compare.ours import paging_of
 
 # Disposable threads begin and end within one decode, so a look at /proc would miss them. Every creation is
 # counted instead, by a function that stands before the C library's.
@@ -75,3 +78,25 @@ def test_llama_cpp_creates_no_thread_while_it_decodes(
     assert found["attached"]["created"] == 0
     assert found["disposable"]["created"] >= 3 * found["disposable"]["steps"]
     assert found["attached"]["tokens"] == found["disposable"]["tokens"]
+
+
+def spac_job(target: Path, **values: Any) -> Job:
+    standard = {"kind": "spac", "target": str(target), "prompts": [[5, 6, 7, 8]], "n_predict": 8, "ctx": 64}
+    return Job(**{**standard, "threads": 1, "device": "stand-in", "slots": "25%", **values})
+
+
+def test_nothing_is_paged_beside_a_gpu() -> None:
+    """But where the job asks for it."""
+    demo = Path("target.gguf")
+    assert paging_of(spac_job(demo, device="CUDA0")) == "off"
+    assert paging_of(spac_job(demo, device="CUDA0", paging="on")) == "on"
+    assert [paging_of(spac_job(demo, device=name)) for name in ("stand-in", "cpu")] == ["auto", "auto"]
+
+
+def test_a_result_says_how_weights_lay(twin: tuple[Path, Path], tmp_path: Path) -> None:
+    found = {
+        mode: run_cell(spac_job(twin[0], paging=mode), tmp_path, mode, None, 60) for mode in ("on", "off")
+    }
+    assert [result.paged for result in found.values()] == [True, False], found
+    assert found["on"].host_memory == "paged" != found["off"].host_memory
+    assert found["off"].threads == 1
