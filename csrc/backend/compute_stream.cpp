@@ -1,11 +1,13 @@
 #include "backend/compute_stream.h"
 
+#include "backend/fault.h"
 #include "backend/model_experts.h"
 #include "backend/stand_in.h"
 #include "backend/timer.h"
 #include "core/error.h"
 
 #include <algorithm>
+#include <thread>
 
 namespace spac {
 
@@ -103,8 +105,17 @@ uint64_t ComputeStream::mark() {
 }
 
 uint64_t ComputeStream::signal() {
-    gate_->queue_signal(n_marks_ + 1);
+    if (fault() != Fault::stuck_gate) {
+        gate_->queue_signal(n_marks_ + 1);
+    }
     return ++n_marks_;
+}
+
+void ComputeStream::wait_at_gate(uint64_t mark) {
+    gate_->queue_wait(fault() == Fault::dead_device ? mark + Gate::for_good + 1 : mark); // that never opens
+    while (fault() == Fault::stuck_call && gate_->opened() <= mark) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 
 int64_t ComputeStream::wait_for_mark() {

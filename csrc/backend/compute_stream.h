@@ -56,6 +56,10 @@ class ComputeStream {
 
     // The gate, made when it is first asked for; null where the device cannot wait for the host.
     Gate * gate();
+    // Queues the wait at it for a signal's mark to be opened.
+    void wait_at_gate(uint64_t mark);
+    // For good, once nothing is queued at it any more.
+    void drop_gate() { gate_.reset(); }
 
     // A mark behind all that is queued now; marks are numbered. The host learns of it from the event (of the last mark
     // alone), or of a signal's from the gate.
@@ -65,7 +69,8 @@ class ComputeStream {
     bool     has_passed(uint64_t mark) const { return mark <= last_passed_; }
     // Waits for the last mark; returns how long, in nanoseconds.
     int64_t wait_for_mark();
-    // Waits for a signal's mark, on any thread; passed() is to follow on the one that launches.
+    // Waits for a signal's mark, on any thread; passed() is to follow on the one that launches. Throws as
+    // Gate::await_signal does.
     int64_t wait_for_signal(uint64_t mark);
     void    passed(uint64_t mark);
     void    synchronize();

@@ -4,6 +4,7 @@
 #include "backend/cuda_gate.h"
 
 #include "backend/ggml_internals.h"
+#include "backend/patience.h"
 #include "core/error.h"
 #include "ggml-cuda.h"
 
@@ -130,20 +131,25 @@ class CudaGate : public Gate {
     CudaGate(ggml_backend_t backend, ggml_backend_buffer_ptr words)
         : stream_(ggml_backend_cuda_stream(backend)), words_(std::move(words)),
           word_(static_cast<std::atomic<uint32_t> *>(ggml_backend_buffer_get_base(words_.get()))) {
-        word_[signalled] = word_[opened] = 0;
+        word_[signal_at] = word_[open_at] = 0;
     }
 
     void queue_signal(uint64_t n) override {
-        check(driver().write(stream_, address(signalled), low(n), write_ordered));
+        check(driver().write(stream_, address(signal_at), low(n), write_ordered));
     }
-    void queue_wait(uint64_t n) override { check(driver().wait(stream_, address(opened), low(n), wait_until_reached)); }
-    void open(uint64_t n) override { word_[opened].store(low(n), std::memory_order_release); }
+    void queue_wait(uint64_t n) override {
+        check(driver().wait(stream_, address(open_at), low(n), wait_until_reached));
+    }
+    void open(uint64_t n) override { word_[open_at].store(low(n), std::memory_order_release); }
+
+    uint32_t signalled() const override { return word_[signal_at].load(std::memory_order_acquire); }
+    uint32_t opened() const override { return word_[open_at].load(std::memory_order_acquire); }
 
     // Looks all the time at first, for the device's part between two layers takes some tens of microseconds; but where
     // cores are scarce, the thread that launches goes first.
     void await_signal(uint64_t n) override {
         const auto start = Clock::now();
-        while (!reached(n)) {
+        for (Patience patience; !reached(n);) {
             for (int i = 0; i < 256 && !reached(n); ++i) {
                 pause();
             }
@@ -151,6 +157,9 @@ class CudaGate : public Gate {
             const auto waited = Clock::now() - start;
             if (waited > std::chrono::milliseconds(100)) {
                 check(watch_.ask()); // the device may have failed instead of signalling
+                if (patience.over() && !reached(n)) {
+                    throw Overdue("the GPU did not signal");
+                }
             }
             if (waited > std::chrono::milliseconds(1)) {
                 std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -160,15 +169,15 @@ class CudaGate : public Gate {
 
     // Whether the stream signals and waits, within a second.
     bool works() {
-        if (driver().write(stream_, address(signalled), 1, write_ordered) != success) {
+        if (driver().write(stream_, address(signal_at), 1, write_ordered) != success) {
             return false;
         }
         open(1);
-        const bool queued = driver().wait(stream_, address(opened), 1, wait_until_reached) == success &&
-                            driver().write(stream_, address(signalled), 2, write_ordered) == success;
+        const bool queued = driver().wait(stream_, address(open_at), 1, wait_until_reached) == success &&
+                            driver().write(stream_, address(signal_at), 2, write_ordered) == success;
         for (const auto end = Clock::now() + std::chrono::seconds(1); queued && Clock::now() < end;) {
             if (reached(2)) {
-                word_[signalled] = word_[opened] = 0;
+                word_[signal_at] = word_[open_at] = 0;
                 return true;
             }
         }
@@ -176,7 +185,7 @@ class CudaGate : public Gate {
     }
 
   private:
-    static constexpr int signalled = 0, opened = 64; // on cache lines of their own
+    static constexpr int signal_at = 0, open_at = 64; // on cache lines of their own
 
     static uint32_t low(uint64_t n) { return static_cast<uint32_t>(n); }
     static void     pause() {
@@ -184,9 +193,7 @@ class CudaGate : public Gate {
         __builtin_ia32_pause();
 #endif
     }
-    bool reached(uint64_t n) const {
-        return static_cast<int32_t>(word_[signalled].load(std::memory_order_acquire) - low(n)) >= 0;
-    }
+    bool reached(uint64_t n) const { return static_cast<int32_t>(signalled() - low(n)) >= 0; }
     // Pinned memory has one address for both.
     unsigned long long address(int word) const { return reinterpret_cast<uintptr_t>(&word_[word]); }
 

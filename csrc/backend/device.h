@@ -71,9 +71,14 @@ StandInSettings stand_in();
 
 // Whether what follows the host's part of a layer is queued before the host has done it, where the device can wait for
 // the host (gate.h); from the next graph on. Without a choice: on real devices, not on the stand-in, which computes on
-// the cores that the helper would take.
+// the cores that the helper would take. It is switched off when a gate's deadline passes.
 void                set_launch_ahead(std::optional<bool> on);
 std::optional<bool> launch_ahead();
+
+// How many seconds a thread waits at a gate, or for the helper, before the graph fails and launching ahead is switched
+// off; from the next wait on. Without a choice: 20; 0: for ever.
+void   set_gate_timeout(std::optional<double> seconds);
+double gate_timeout();
 
 // Whether GPUs read ids masks with their own kernels. Without a choice: those do whose patched kernels have been tried,
 // which are CUDA's (tests/cuda_host). For contexts made from now on; the stand-in's always do.
@@ -83,8 +88,9 @@ std::optional<bool> trust_device_masks();
 // Faults for negative controls in tests ("": none; "swap-slots": two slots of every layer are exchanged behind the
 // mask's back; "drop-join": the host's rows are not joined; "early-turn": a large batch reads experts that may not have
 // come yet; "early-release": it lets go of the slots that it copies from before it has; "no-kernel": the device cannot
-// compute experts; "compact": no fault, but the device side compacts (token, expert) pairs instead of reading the
-// mask).
+// compute experts; of launching ahead, "stuck-gate": the device does not signal, "stuck-call": a call that queues comes
+// back only when the gates behind it are open, "dead-device": the device never gets past a gate; "compact": no fault,
+// but the device side compacts (token, expert) pairs instead of reading the mask).
 void set_fault(const std::string & fault);
 
 } // namespace spac

@@ -8,7 +8,18 @@
 
 namespace spac {
 
-enum class Fault { none, swap_slots, drop_join, compact, early_turn, early_release, no_kernel };
+enum class Fault {
+    none,
+    swap_slots,
+    drop_join,
+    compact,
+    early_turn,
+    early_release,
+    no_kernel,
+    stuck_gate,
+    stuck_call,
+    dead_device
+};
 Fault fault();
 
 // What swap_slots makes of a mask's slots.

@@ -5,12 +5,19 @@
 // kernel's first launch, memory for a pool) while the device waits at the gate. Numbers grow from use to use.
 #pragma once
 
+#include "core/error.h"
 #include "ggml-backend.h"
 
 #include <cstdint>
 #include <memory>
 
 namespace spac {
+
+// The deadline of a wait has passed (patience.h).
+class Overdue : public DeviceError {
+  public:
+    using DeviceError::DeviceError;
+};
 
 class Gate {
   public:
@@ -20,10 +27,18 @@ class Gate {
     virtual void queue_signal(uint64_t n) = 0; // "what was queued before is over"
     virtual void queue_wait(uint64_t n)   = 0; // nothing queued behind begins before open(n)
 
-    // The host's side, on any one thread. await_signal returns when the stream has passed signal n, and throws
-    // DeviceError when the device has failed.
+    // The host's side, on any one thread. await_signal returns when the stream has passed signal n. It throws
+    // DeviceError when the device has failed, and Overdue when the deadline has passed.
     virtual void await_signal(uint64_t n) = 0;
     virtual void open(uint64_t n)         = 0;
+
+    // open(n + for_good), with the last n in use, lets all through that is queued at the gate, now and later. CUDA
+    // compares 32 bits cyclically, so a larger number would lie behind.
+    static constexpr uint64_t for_good = uint64_t{1} << 30;
+
+    // For messages, on any thread: the last signal that the stream has passed, and what is open; their low 32 bits.
+    virtual uint32_t signalled() const = 0;
+    virtual uint32_t opened() const    = 0;
 };
 
 // Null where the device cannot wait for the host.

@@ -1,5 +1,8 @@
 #include "backend/hand_off.h"
 
+#include "backend/gate.h"
+#include "backend/patience.h"
+
 #include <utility>
 
 namespace spac {
@@ -42,7 +45,12 @@ void HandOff::work() {
 
 bool HandOff::pop(HostJob & job) {
     std::unique_lock lock(mutex_);
-    pushed_.wait(lock, [&] { return !launching_ || !jobs_.empty(); });
+    const auto       ready = [&] { return !launching_ || !jobs_.empty(); };
+    for (Patience patience; !pushed_.wait_for(lock, Patience::look, ready);) {
+        if (patience.over()) {
+            throw Overdue("the thread that launches did not come back");
+        }
+    }
     if (jobs_.empty()) {
         return false;
     }
@@ -64,7 +72,7 @@ std::optional<LateMask> HandOff::end(const HostJob & job) {
 
 bool HandOff::defer(const LateMask & late) {
     const std::lock_guard lock(mutex_);
-    if (ended_mark_ == pushed_mark_) {
+    if (cancelled_ || ended_mark_ == pushed_mark_) {
         return false;
     }
     deferred_.emplace_back(pushed_mark_, late);
@@ -79,8 +87,45 @@ void HandOff::served(const HostJob & job) {
     }
 }
 
+size_t HandOff::n_left() {
+    const std::lock_guard lock(mutex_);
+    return n_left_;
+}
+
+std::vector<LateMask> HandOff::cancel() {
+    const std::lock_guard lock(mutex_);
+    std::vector<LateMask> unchosen;
+    for (const auto & [mark, late] : deferred_) {
+        unchosen.push_back(late);
+    }
+    deferred_.clear();
+    jobs_.clear();
+    n_left_    = 0;
+    cancelled_ = true;
+    served_.notify_one();
+    return unchosen;
+}
+
+bool HandOff::idle() {
+    std::unique_lock lock(mutex_);
+    for (Patience patience; !pushed_.wait_for(lock, Patience::look, [&] { return !launching_; });) {
+        if (patience.over()) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool HandOff::cancelled() {
+    const std::lock_guard lock(mutex_);
+    return cancelled_;
+}
+
 void HandOff::push(HostJob job) {
     const std::lock_guard lock(mutex_);
+    if (cancelled_) {
+        return;
+    }
     pushed_mark_ = job.mark;
     jobs_.push_back(std::move(job));
     ++n_left_;

@@ -2,7 +2,8 @@
 //
 // The device waits at the gate of every job until it is served, so the two are never one thread (gate.h): the one that
 // decodes serves, and a helper, which sleeps between graphs, launches. Who serves opens every gate, also behind a
-// failure: the device never waits for ever.
+// failure: the device never waits for ever. Nor does who serves: the helper may be inside a call of a driver's that
+// does not return, so waiting for it has a deadline (patience.h), behind which the jobs are cancelled.
 #pragma once
 
 #include "backend/ggml_internals.h"
@@ -18,6 +19,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace spac {
 
@@ -49,11 +51,17 @@ class HandOff {
     // ---- the thread that serves
     // Has the helper run `launch`, which pushes jobs; pop() ends when it has returned and its jobs are taken.
     void start(std::function<void()> launch);
-    // The next job, once it is there; false at the end.
+    // The next job, once it is there; false at the end. Throws Overdue.
     bool pop(HostJob & job);
     // The job is done, its gate not open yet: the mask that is to be chosen now, if any.
     std::optional<LateMask> end(const HostJob & job);
     void                    served(const HostJob & job);
+    size_t                  n_left();
+    // Drops all jobs, those to come too, and has the helper wait for nothing. Returns the masks that nobody chose: the
+    // device reads their rows when the gates open.
+    std::vector<LateMask> cancel();
+    // Waits until the helper has returned from `launch`; false: it did not within the deadline.
+    bool idle();
 
     // ---- the thread that launches
     void push(HostJob job);
@@ -62,6 +70,7 @@ class HandOff {
     // While `most` jobs or more are left: waits until half of that is (not at every job: a thread takes long to wake).
     // Returns the mark of the last job that was served; 0 when there was none.
     uint64_t make_room(size_t most);
+    bool     cancelled();
 
   private:
     void work();
@@ -76,7 +85,7 @@ class HandOff {
     size_t                                    n_left_    = 0; // pushed and not served
     size_t                                    n_awaited_ = 0; // who waits for room, waits for so few to be left
     uint64_t                                  last_      = 0; // mark of the last one served
-    bool                                      launching_ = false, stop_ = false;
+    bool                                      launching_ = false, cancelled_ = false, stop_ = false;
     std::thread                               helper_; // starts with the first graph
 };
 

@@ -33,6 +33,9 @@ void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
 }
 
 void SplitStream::synchronize() {
+    if (hangs_) {
+        return;
+    }
     finish_queued();
     chosen_.reset();
     chosen_before_.reset();
@@ -45,6 +48,7 @@ void SplitStream::finish_queued() {
 }
 
 bool SplitStream::plan(const ggml_cgraph * graph) {
+    refuse_when_it_hangs();
     if (tap_) {
         tap_->plan(stream_, graph);
     }
@@ -64,6 +68,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
 }
 
 ggml_status SplitStream::compute(ggml_cgraph * graph) {
+    refuse_when_it_hangs();
     return tap_ ? tap_->compute(stream_, graph, [this](ggml_cgraph * tapped) { return run(tapped); }) : run(graph);
 }
 
@@ -102,6 +107,10 @@ void SplitStream::run_blocks(Course & course, bool until_job) {
             return;
         }
         pass_gate();
+        if (ahead_ && jobs_.cancelled()) {
+            course.status = GGML_STATUS_FAILED;
+            return;
+        }
         if (abort_ != nullptr && abort_(abort_data_)) {
             course.status = GGML_STATUS_ABORTED;
             return;

@@ -11,7 +11,8 @@
 // split_stream_ahead.cpp). While looking ahead by layers (lookahead.h), a block's mask is chosen before the gate of the
 // block before it opens: its row on the device is copied from where H writes it then.
 // Where that cannot be (the device has no gate; the compact form, whose part of D needs ids; a layer listener), H
-// queues what follows when it is done. Either way D gets the same operations in the same order.
+// queues what follows when it is done. Either way D gets the same operations in the same order. A gate that D does not
+// reach within a deadline ends this: the graph fails, and the context's later ones are queued in the plain order.
 //
 // One mask version serves both sides, and is held until the launch that reads it is known to be over. Staging is one
 // set for all blocks: D writes ids and input of the next block only behind the join, and H its rows only after the
@@ -42,6 +43,7 @@ class SplitStream {
   public:
     // Throws DeviceError when the device gives no stream.
     explicit SplitStream(ggml_backend_dev_t inner);
+    // Not to be called when the device hangs: it may still read what is freed, and the helper cannot be joined.
     ~SplitStream();
     SplitStream(const SplitStream &)             = delete;
     SplitStream & operator=(const SplitStream &) = delete;
@@ -52,6 +54,10 @@ class SplitStream {
     void        synchronize();
     void        set_n_threads(int n_threads) { host_.set_n_threads(n_threads); }
     void        set_abort(ggml_abort_callback callback, void * data);
+
+    // Whether the device did not even finish what was queued when a gate's deadline had passed. Nothing waits for it
+    // any more, and every graph fails.
+    bool hangs() const { return hangs_; }
 
     // Takes note of a graph that will come: finds its layers, so that the policy knows them early, and makes the memory
     // that it needs, so that slots take none of it. Whether there are any. Throws MemoryError when the device has no
@@ -81,7 +87,10 @@ class SplitStream {
     ggml_status run(ggml_cgraph * graph);
     void        run_blocks(Course & course, bool until_job = false);
     void        run_ahead(Course & course);
+    ggml_status serve_jobs(HostJob & last);
     ggml_status serve(const HostJob & job);
+    void        give_up(const HostJob & last, const Overdue & why);
+    void        refuse_when_it_hangs() const;
     void        pass_gate();
     ggml_status run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
     ggml_status run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
@@ -110,6 +119,7 @@ class SplitStream {
     const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: nobody wants this context's states
 
     bool ahead_      = false; // the graph under way is queued ahead
+    bool hangs_      = false;
     bool late_masks_ = false; // ... with masks that are chosen as late as can be
     // Of such masks, on the thread that serves: the last one, and the one before, which the device may still read.
     std::shared_ptr<const Mask> chosen_, chosen_before_;

@@ -5,6 +5,7 @@
 #include "backend/split_stream.h"
 #include "backend/stand_in.h"
 #include "backend/timer.h"
+#include "core/error.h"
 
 #include <algorithm>
 #include <exception>
@@ -18,24 +19,49 @@ void SplitStream::run_ahead(Course & course) {
     if (at_gate_ == nullptr) {
         return; // done, or failed, without a job
     }
-    std::exception_ptr thrown;
-    jobs_.start([&] {
+    struct Launch {
+        Course             course;
+        std::exception_ptr thrown;
+    };
+    const auto launch = std::make_shared<Launch>(Launch{course, nullptr}); // a helper that hangs keeps its share
+    jobs_.start([this, launch] {
         stream_.set_ahead(true);
         try {
-            run_blocks(course);
+            run_blocks(launch->course);
         } catch (...) {
-            thrown = std::current_exception();
+            launch->thrown = std::current_exception();
         }
         stream_.set_ahead(false);
     });
     ggml_status status = GGML_STATUS_SUCCESS;
+    HostJob     last;
+    try {
+        status = serve_jobs(last);
+    } catch (const Overdue & why) {
+        give_up(last, why);
+        course.status = GGML_STATUS_FAILED;
+        return;
+    }
+    course = launch->course;
+    if (launch->thrown != nullptr) {
+        std::rethrow_exception(launch->thrown);
+    }
+    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
+}
+
+// All jobs of the helper's; `last` is the one under way, or the one that was served last.
+ggml_status SplitStream::serve_jobs(HostJob & last) {
+    ggml_status status = GGML_STATUS_SUCCESS;
     for (HostJob job; jobs_.pop(job);) {
+        last = job;
         if (job.late) {
             job.mask = chosen_;
         }
         if (status == GGML_STATUS_SUCCESS) {
             try {
                 status = serve(job);
+            } catch (const Overdue &) {
+                throw;
             } catch (const std::exception & error) {
                 GGML_LOG_ERROR("spac: %s\n", error.what());
                 status = GGML_STATUS_FAILED;
@@ -50,10 +76,48 @@ void SplitStream::run_ahead(Course & course) {
         }
         jobs_.served(job);
     }
-    if (thrown != nullptr) {
-        std::rethrow_exception(thrown);
+    return status;
+}
+
+// Has the device's stream drain, whatever was queued, and does without gates from now on: this context for good, the
+// process's others until launching ahead is switched on again.
+//
+// The graph fails and is not run a second time. llama.cpp's allocator lets later nodes write over a graph's inputs, and
+// a recurrent state may have been updated in its place; so a second run would not compute the same. llama.cpp forgets
+// the tokens of a graph that failed, and they can be decoded again.
+void SplitStream::give_up(const HostJob & last, const Overdue & why) {
+    Gate & gate = *stream_.gate();
+    GGML_LOG_WARN("spac: launching ahead was switched off, and this graph fails: %s within %g s (SPAC_GATE_TIMEOUT); "
+                  "layer %d, mark %u, signalled %u, opened %u, %zu jobs pending\n",
+                  why.what(), gate_timeout(), last.b != nullptr ? last.b->layer : -1, static_cast<uint32_t>(last.mark),
+                  gate.signalled(), gate.opened(), jobs_.n_left());
+    set_launch_ahead(false);
+    for (const LateMask & late : jobs_.cancel()) {
+        DevicePart::write_row(late, nullptr); // the device comes to read it now, and ids of slots must be valid
     }
-    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
+    gate.open(last.mark + Gate::for_good);
+    // The driver may hang in any call, so only the helper calls it.
+    hangs_ = !jobs_.idle();
+    if (!hangs_) {
+        jobs_.start([this] { stream_.synchronize(); });
+        hangs_ = !jobs_.idle();
+    }
+    if (hangs_) {
+        GGML_LOG_ERROR("spac: the device hangs: it did not finish what was queued within another %g s after all gates "
+                       "were opened; this context computes nothing any more\n",
+                       gate_timeout());
+        return;
+    }
+    stream_.drop_gate();
+    late_.clear(); // ids of a graph that failed are no demand
+    chosen_.reset();
+    chosen_before_.reset();
+}
+
+void SplitStream::refuse_when_it_hangs() const {
+    if (hangs_) {
+        throw DeviceError("the device hangs since a gate's deadline passed");
+    }
 }
 
 // The host's part of a block that was queued ahead.
@@ -120,7 +184,7 @@ void SplitStream::choose(const LateMask & late) {
 // Queues the wait for the host where one is due, and the way of its rows.
 void SplitStream::pass_gate() {
     if (SplitBlock * b = std::exchange(at_gate_, nullptr)) {
-        stream_.gate()->queue_wait(mark_at_gate_);
+        stream_.wait_at_gate(mark_at_gate_);
         send_rows(*b, join_at_gate_);
     }
 }

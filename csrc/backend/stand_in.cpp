@@ -99,8 +99,15 @@ class StandInGate : public Gate {
     explicit StandInGate(StandInStream & stream) : stream_(stream) {}
     void queue_signal(uint64_t n) override { stream_.reach(signals_, n); }
     void queue_wait(uint64_t n) override { stream_.wait(openings_, n); }
-    void await_signal(uint64_t n) override { signals_->wait(n); }
+    void await_signal(uint64_t n) override {
+        if (!signals_->wait_patiently(n)) {
+            throw Overdue("the stand-in did not signal");
+        }
+    }
     void open(uint64_t n) override { openings_->reach(n); }
+
+    uint32_t signalled() const override { return static_cast<uint32_t>(signals_->reached()); }
+    uint32_t opened() const override { return static_cast<uint32_t>(openings_->reached()); }
 
   private:
     StandInStream & stream_;

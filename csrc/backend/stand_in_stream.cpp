@@ -1,6 +1,7 @@
 #include "backend/stand_in_stream.h"
 
 #include "backend/device.h"
+#include "backend/patience.h"
 #include "backend/stand_in.h"
 #include "ggml-cpu.h"
 
@@ -128,6 +129,20 @@ void StandInEvent::wait(uint64_t n) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, done);
     }
+}
+
+bool StandInEvent::wait_patiently(uint64_t n) {
+    const auto done = [&] { return reached_ >= n; };
+    if (spin(done)) {
+        return true;
+    }
+    std::unique_lock lock(mutex_);
+    for (Patience patience; !changed_.wait_for(lock, Patience::look, done);) {
+        if (patience.over()) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // ---- what is queued

@@ -24,6 +24,9 @@ class StandInEvent {
     uint64_t last() const { return recorded_; }
     void     reach(uint64_t n);
     void     wait(uint64_t n);
+    // The same, with the deadline of a gate: whether it was reached.
+    bool     wait_patiently(uint64_t n);
+    uint64_t reached() const { return reached_; }
 
   private:
     std::mutex              mutex_;

@@ -16,7 +16,9 @@ ggml_backend_t inner_of(ggml_backend_t backend) { return stream_of(backend).inne
 const char * backend_name(ggml_backend_t) { return "SPAC"; }
 
 void backend_free(ggml_backend_t backend) {
-    delete static_cast<SplitStream *>(backend->context);
+    if (!stream_of(backend).hangs()) { // else it is left as it is: the device and the helper may still use it
+        delete static_cast<SplitStream *>(backend->context);
+    }
     delete backend;
 }
 

@@ -1,4 +1,5 @@
-// What is switched for the whole process (device.h): launching ahead, trust in a device's masks, faults for tests.
+// What is switched for the whole process (device.h): launching ahead and its deadline, trust in a device's masks,
+// faults for tests.
 
 #include "backend/device.h"
 #include "backend/fault.h"
@@ -13,6 +14,10 @@ std::atomic<int>   launch_ahead_now{-1}; // no choice
 std::atomic<int>   trust_masks_now{-1};
 std::atomic<Fault> fault_now{Fault::none};
 
+// Some kernels are compiled by the driver when they are first launched: that takes seconds, and is no failure.
+constexpr double    default_timeout = 20;
+std::atomic<double> timeout_now{default_timeout};
+
 int                 number(std::optional<bool> on) { return on ? int{*on} : -1; }
 std::optional<bool> choice(int now) { return now < 0 ? std::nullopt : std::optional<bool>(now != 0); }
 
@@ -20,6 +25,9 @@ std::optional<bool> choice(int now) { return now < 0 ? std::nullopt : std::optio
 
 void set_launch_ahead(std::optional<bool> on) { launch_ahead_now = number(on); }
 void set_trust_device_masks(std::optional<bool> on) { trust_masks_now = number(on); }
+
+void   set_gate_timeout(std::optional<double> seconds) { timeout_now = seconds.value_or(default_timeout); }
+double gate_timeout() { return timeout_now; }
 
 std::optional<bool> launch_ahead() { return choice(launch_ahead_now); }
 std::optional<bool> trust_device_masks() { return choice(trust_masks_now); }
@@ -39,9 +47,16 @@ void set_fault(const std::string & name) {
         fault_now = Fault::no_kernel;
     } else if (name == "compact") {
         fault_now = Fault::compact;
+    } else if (name == "stuck-gate") {
+        fault_now = Fault::stuck_gate;
+    } else if (name == "stuck-call") {
+        fault_now = Fault::stuck_call;
+    } else if (name == "dead-device") {
+        fault_now = Fault::dead_device;
     } else {
         throw InputError("unknown fault '" + name +
-                         "': swap-slots, drop-join, early-turn, early-release, no-kernel, compact or nothing");
+                         "': swap-slots, drop-join, early-turn, early-release, no-kernel, stuck-gate, stuck-call, "
+                         "dead-device, compact or nothing");
     }
 }
 

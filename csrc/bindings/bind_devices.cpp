@@ -93,6 +93,9 @@ void bind_devices(py::module_ & m) {
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
           "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
           "host; from the next graph on. None: on real devices, not on the stand-in.");
+    m.def("set_gate_timeout", &spac::set_gate_timeout, py::arg("seconds"),
+          "How long a thread waits at a gate before the graph fails and launching ahead is switched off; from the next "
+          "wait on. None: 20 s; 0: for ever.");
     m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
           "Whether GPUs read ids masks with their own kernels; for contexts made from now on. None: those whose "
           "kernels have been tried.");

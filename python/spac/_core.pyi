@@ -124,10 +124,14 @@ def stand_in() -> dict[str, float]:
     """The stand-in's settings, by the names of set_stand_in()."""
 
 def set_launch_ahead(on: bool | None) -> None: ...
+def set_gate_timeout(seconds: float | None) -> None:
+    """Sets how long a thread waits at a gate before the graph fails and launching ahead is switched off; from
+    the next wait on. None: 20 s; 0: for ever."""
+
 def set_trust_device_masks(on: bool | None) -> None: ...
 def set_fault(fault: str) -> None:
-    """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel";
-    "compact" is another way, no fault."""
+    """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel",
+    "stuck-gate", "stuck-call", "dead-device"; "compact" is another way, no fault."""
 
 class AbortGuard:
     """In its block, a file or parameters for which ggml would end the process make loading fail instead.

@@ -82,6 +82,27 @@ class Switch:
         return None if value == "" else value == "1"
 
 
+@dataclass(frozen=True)
+class Number:
+    """A variable that is a number from 0 on; unset and empty are the same."""
+
+    name: str
+    doc: str
+
+    def get(self) -> float | None:
+        """None when it is not set. Raises InputError for what is no such number."""
+        value = os.environ.get(self.name, "")
+        if value == "":
+            return None
+        try:
+            number = float(value)
+            if not 0 <= number < float("inf"):
+                raise ValueError
+        except ValueError:
+            raise InputError(f"{self.name}: '{value}' is not a number from 0 on") from None
+        return number
+
+
 LIB_PATH = Folder(
     "LLAMA_CPP_LIB_PATH",
     "llama-cpp-python's: the folder that it takes libllama.so from. spac sets it to its own library's folder "
@@ -117,6 +138,12 @@ LAUNCH_AHEAD = Switch(
     "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it, "
     "where the device can wait for the CPU. Not set: on GPUs, not on the stand-in, which shares the CPU's "
     "cores. 0 is for comparisons, and for drivers on which it fails.",
+)
+GATE_TIMEOUT = Number(
+    "SPAC_GATE_TIMEOUT",
+    "How many seconds the CPU waits for a layer that was queued ahead of it. When they have passed, one line "
+    "says where, the step fails, and launching ahead is switched off for the later ones. Not set: 20. 0 is "
+    "for debuggers: it waits for ever.",
 )
 LOOKAHEAD = Switch(
     "SPAC_LOOKAHEAD",

@@ -154,6 +154,7 @@ class ModelPair:
     def _note_device(self) -> None:
         device = self.device
         _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
+        _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         env.CPU_KERNELS.get()  # the library has read it when it was loaded; a wrong value is told here
         if device is not None and device.is_stand_in:

@@ -68,11 +68,12 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
 def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     """All cases and runs on spac's library, experts split over the job's device and the CPU."""
-    from spac import _core  # before llama_cpp: importing spac chooses the library
+    from spac import _core, env  # before llama_cpp: importing spac chooses the library
 
     ll = importlib.import_module("llama_cpp")
     decoder = importlib.import_module("tests.compare.decoder")
     _core.set_default_device(job.device)
+    _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     if job.device != STAND_IN:
         _core.set_trust_device_masks(True)
     _log = _quiet_log()

@@ -49,6 +49,7 @@ class Card:
         card = {"CC": CAPABILITY, "EXECUTE": self.kernels, "REPORT": report, **settings}
         environment = {f"PRETEND_CUDA_{name}": str(value) for name, value in card.items()}
         environment["PYTHONPATH"] = str(self.package)
+        environment["SPAC_GATE_TIMEOUT"] = "0"  # a kernel is compiled when it is first launched
         result = run_worker(
             library,
             job,

@@ -22,3 +22,13 @@ def test_settings_that_cannot_be_are_refused(monkeypatch, text):
     monkeypatch.setenv(env.STAND_IN.name, text)
     with pytest.raises(InputError, match="upload_gb_s"):
         env.STAND_IN.get()
+
+
+def test_a_number_or_nothing(monkeypatch):
+    for text, value in {"": None, "0": 0, "2.5": 2.5}.items():
+        monkeypatch.setenv(env.GATE_TIMEOUT.name, text)
+        assert env.GATE_TIMEOUT.get() == value
+    for text in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv(env.GATE_TIMEOUT.name, text)
+        with pytest.raises(InputError, match=text):
+            env.GATE_TIMEOUT.get()
