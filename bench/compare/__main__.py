@@ -19,11 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.compare.cells import ROOT
-from bench.compare.comparison import OUT_OF_TIME, Comparison
+from bench.compare.cells import OUT_OF_TIME, ROOT
+from bench.compare.comparison import Comparison
 from bench.compare.likelihood import perplexity
-from bench.compare.page import breakdowns, plot, table, verdict
+from bench.compare.page import breakdowns, plot, repeats, table, verdict
 from bench.compare.roofline import Bandwidths
+from bench.compare.rows import rows_of
 from bench.gpu_suite.facts import processor_name
 from spac.errors import SpacError
 from spac.host import physical_cores
@@ -75,13 +76,14 @@ def named(cells: list[str]) -> str:
     return ", ".join(cells[:LISTED]) + more
 
 
-def setting_of(args: argparse.Namespace) -> dict[str, Any]:
+def setting_of(comparison: Comparison) -> dict[str, Any]:
     """What the figures belong to."""
+    args = comparison.args
     return {
         "target": args.target.name,
         "draft": args.draft.name if args.draft else None,
         "device": args.device,
-        "threads": args.threads,
+        "threads": comparison.threads.text,
         "cores": physical_cores(),
         "draft length": args.draft_length,
         "tokens": args.tokens,
@@ -93,9 +95,12 @@ def setting_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str]) -> str:
     """The results as Markdown."""
-    setting = setting_of(comparison.args)
+    setting = setting_of(comparison)
     lines = ["# spac and llama.cpp side by side", "", ", ".join(f"{k}: {v}" for k, v in setting.items()), ""]
-    lines.append("Decode: median of the warm prompts; cold: the first prompt after loading.")
+    lines.append(
+        "Decode: median of the warm prompts; range: the slowest and the fastest of them; cold: the first "
+        "prompt after loading, which is in no other figure. Weights: how spac's experts lay in host memory."
+    )
     if bandwidths:
         link = "none" if bandwidths.link is None else f"{bandwidths.link / 1e9:.1f} GB/s"
         lines.append(
@@ -115,12 +120,19 @@ def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str
 def conclude(comparison: Comparison, out: Path) -> None:
     """Write page, figures and plots."""
     bandwidths = comparison.bandwidths()
-    rows = comparison.rows(bandwidths)
-    tables = [table(rows), "", *verdict(rows), "", breakdowns(rows, bandwidths, comparison.target)]
+    rows = rows_of(comparison, bandwidths)
+    tables = [
+        table(rows),
+        "",
+        *verdict(rows),
+        *repeats(rows),
+        "",
+        breakdowns(rows, bandwidths, comparison.target),
+    ]
     text = page(comparison, bandwidths, tables)
     (out / "compare.md").write_text(text)
     values = {
-        "setting": setting_of(comparison.args),
+        "setting": setting_of(comparison),
         "bandwidths": asdict(bandwidths) if bandwidths else None,
         "perplexity": {name: perplexity(each) for name, each in comparison.likelihoods().items()},
         "rows": [asdict(row) for row in rows],
@@ -150,9 +162,10 @@ def arguments() -> argparse.ArgumentParser:
     add("--only", nargs="+", metavar="TEXT", help="engines whose names contain one of these")
     add("--draft-length", type=int, default=8)
     add("--tokens", type=int, default=128, help="generated after each prompt")
-    add("--texts", type=int, default=3, help="prompts; the first one is met cold")
+    add("--texts", type=int, default=3, help="prompts, two at least; the first one is met cold")
     add("--text", type=Path, help="take prompts from this file (a twin has its own)")
-    add("--threads", type=int, default=physical_cores())
+    add("--threads", type=int, nargs="+", default=[physical_cores()], metavar="N",
+        help="of several numbers each side computes with the one that a short run finds best")  # fmt: skip
     add("--reference", type=Path, help="folder of the unpatched libllama.so")
     add("--server", type=Path, help="a llama-server program to compare with as well")
     add("--seconds", type=float, default=540)
@@ -169,6 +182,8 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
     parser = arguments()
     args = parser.parse_args(argv)
+    if min(args.threads) < 1:
+        parser.error("--threads: at least 1")
     if args.quick:  # what was said holds
         parser.set_defaults(budgets=["17%"], contexts=[64], tokens=24, texts=2)
         args = parser.parse_args(argv)

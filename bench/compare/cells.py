@@ -17,6 +17,9 @@ from spac.gguf_info import EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOK_TOO_LONG = "not done within"
+OUT_OF_TIME = "out of time"
+LEAST_S = 20  # nothing is begun with fewer seconds left
+MOST_S = 150  # a cell that takes longer hangs
 NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 
 
@@ -34,6 +37,12 @@ class Engine:
     draft_length: int | None = None  # None: the comparison's
     lookahead: int | None = None  # None: spac's default
     graphs: bool = True  # CUDA's; without them only on the first budget and context, and only on CUDA
+    no_host: bool = False  # llama.cpp's repacked kernels for what is on the CPU; a GPU hinders them otherwise
+
+    @property
+    def on_gpu_alone(self) -> bool:
+        """Whether it differs from another row beside a GPU alone."""
+        return not self.graphs or self.no_host
 
     @property
     def by_budget(self) -> bool:
@@ -64,6 +73,9 @@ def engines(schedulers: list[str], with_server: bool) -> list[Engine]:
         rows += [spac.pop(name)] if name in spac else []
     for kind in kinds:  # fewer drafted tokens want fewer experts: llama.cpp's own default length
         rows.append(Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3))
+    for what, speculates in ((", draft", True), ("", False)):
+        name = f"llama.cpp --n-cpu-moe --no-host{what}"
+        rows.append(Engine(name, "llama.cpp", speculates, tuned=True, no_host=True))
     rows.append(Engine(f"spac {first}, no draft", "spac", False, scheduler=first))
     for speculates in (True, False):  # a twin's routers are foreseen better than a real model's: bench/twin
         name = f"spac {first} without lookahead, {'draft' if speculates else 'no draft'}"

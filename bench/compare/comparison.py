@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from bench.compare.breakdown import repairs
+from bench.compare import likeness, threads
 from bench.compare.cells import (
+    LEAST_S,
+    MOST_S,
+    OUT_OF_TIME,
     ROOT,
     TOOK_TOO_LONG,
     Cell,
@@ -24,8 +26,7 @@ from bench.compare.cells import (
     run_cell,
 )
 from bench.compare.job import Job, Result
-from bench.compare.likelihood import apart, perplexity
-from bench.compare.page import Demand, Row, ideal_speed, row_of
+from bench.compare.likelihood import TOKENS
 from bench.compare.roofline import Bandwidths, Weights
 from spac.config import Slots
 from spac.errors import InputError
@@ -33,14 +34,9 @@ from spac.gguf_check import check_model
 from spac.gguf_header import read_header
 from tests.reference import reference_folder
 
-LEAST_S = 20  # no cell is begun with fewer seconds left
-MOST_S = 150  # a cell that takes longer hangs
-BANDWIDTHS_S = 60  # so does measuring them
-OUT_OF_TIME = "out of time"
+BANDWIDTHS_S = 60  # measuring them hangs when it takes longer
 FIRST = 3  # cells before perplexities are measured
 VRAM_NOISE = 64 << 20
-LIKELIHOOD_TOKENS = 256  # of each prompt
-NOISE = 0.01  # nats a token: what other kernels' rounding may change, where it is not measured
 
 
 class Comparison:
@@ -62,7 +58,8 @@ class Comparison:
             if path is not None:
                 check_model(path, role)
         rows = engines(args.schedulers, bool(args.server))
-        rows = [row for row in rows if (args.draft or not row.speculates) and (row.graphs or self.on_gpu)]
+        rows = [row for row in rows if args.draft or not row.speculates]
+        rows = [row for row in rows if self.on_gpu or not row.on_gpu_alone]
         if args.only:
             rows = [row for row in rows if any(text in row.name for text in args.only)]
         self.grid = list(grid(rows, args.budgets, args.contexts))
@@ -70,16 +67,18 @@ class Comparison:
         self.target, self.draft = Weights.of(args.target), Weights.of(args.draft) if args.draft else None
         self.not_run: list[str] = []
         self.results: dict[str, Result] = {}
+        self.again: dict[str, Result] = {}  # of the first pair, at the end
+        self.threads = threads.Threads.read(self.cells / "threads.json", args.threads)
         self.n_cpu_moe: dict[str, int | None] = {}
         self._longest_s = 0.0
-        self._tried: set[str] = set()  # what is measured once, whether it succeeds or not
-        self._prompts = {n: self._make_prompts(n) for n in {*args.contexts, LIKELIHOOD_TOKENS}}
+        self.tried: set[str] = set()  # what is measured once, whether it succeeds or not
+        self.prompts = {n: self._make_prompts(n) for n in {*args.contexts, TOKENS}}
 
     @property
     def on_gpu(self) -> bool:
         return bool(self.args.device.upper().startswith("CUDA"))
 
-    def _device(self, kind: str) -> str:
+    def device(self, kind: str) -> str:
         """Where that side runs: the stand-in computes on the CPU, and llama.cpp does without it."""
         return "cpu" if kind != "spac" and self.args.device == "stand-in" else self.args.device
 
@@ -106,11 +105,11 @@ class Comparison:
         return Job(
             kind=engine.kind,
             target=str(args.target),
-            prompts=self._prompts[cell.context],
+            prompts=self.prompts[cell.context],
             n_predict=args.tokens,
             ctx=cell.context + args.tokens + 64,
-            threads=args.threads,
-            device=self._device(engine.kind),
+            threads=self.threads.of(engine.kind),
+            device=self.device(engine.kind),
             draft=str(args.draft) if engine.speculates else None,
             draft_length=(engine.draft_length or args.draft_length) if engine.speculates else 0,
             n_cpu_moe=n_cpu_moe,
@@ -119,6 +118,7 @@ class Comparison:
             governor=engine.governor,
             lookahead=engine.lookahead,
             graphs=engine.graphs,
+            no_host=engine.no_host,
             program=str(args.server or ""),
         )
 
@@ -150,17 +150,49 @@ class Comparison:
         return layers_on_cpu(self.sizes, taken - bare)
 
     def run(self) -> None:
-        """What is not done and for which there is time: the deciding cells, perplexities, all others."""
+        """Runs what is not done and for which there is time: the deciding cells, perplexities, all others.
+
+        The first pair is run again at the end. Raises InputError where nothing would be measured warm.
+        """
+        if self.args.texts < 2:
+            raise InputError("--texts 1: the first prompt is a warm-up, and figures are of those after it")
+        threads.tune(self)
         self.bandwidths()
         # What failed in an earlier call is tried again, after all else.
         failed = {cell for cell in self.grid if self._failed(cell)}
         for i, cell in enumerate(sorted(self.grid, key=failed.__contains__)):
             if i == FIRST:
                 self.likelihoods()
+            if self.deadline - time.monotonic() < 3 * self._least_s:  # else only the last call would do it
+                self._repeat()
             try:
                 self._run(cell)
             except InputError as error:
                 self.not_run.append(f"{cell.key}: {error}")
+        self._repeat()
+
+    def _repeat(self) -> None:
+        """Runs the first pair again, which shows how far apart two equal cells are: spac's first cell, and
+        llama.cpp's first that is tuned. Without both, or without time for it, there is nothing to show."""
+        ours = [cell for cell in self.grid if cell.engine.kind == "spac"][:1]
+        theirs = [cell for cell in self.grid if cell.engine.tuned][:1]
+        if not ours or not theirs or any(cell.key not in self.results for cell in ours + theirs):
+            return
+        for cell in ours + theirs:
+            key, left = f"{cell.key}-again", self.deadline - time.monotonic()
+            path = self.cells / f"{key}.json"
+            if not path.is_file() and left >= self._least_s:
+                print(f"{key} …", file=sys.stderr, flush=True)
+                job = Job.read(self.cells / f"{cell.key}.job.json")
+                result = run_cell(job, self.cells, key, self._library(job.kind), min(left, MOST_S))
+                if result.error.startswith(TOOK_TOO_LONG):
+                    path.unlink(missing_ok=True)  # a later call may have time
+            if path.is_file() and not (done := Result.read(path)).error:
+                self.again[cell.key] = done
+
+    def _library(self, kind: str) -> Path | None:
+        """What `run_cell` takes for an engine of that kind."""
+        return None if kind == "spac" else self.reference
 
     def _failed(self, cell: Cell) -> bool:
         path = self.cells / f"{cell.key}.json"
@@ -186,8 +218,7 @@ class Comparison:
                 return
             tuned = f", --n-cpu-moe {job.n_cpu_moe}" if cell.engine.tuned else ""
             print(f"{cell.key}{tuned} …", file=sys.stderr, flush=True)
-            reference = None if job.kind == "spac" else self.reference
-            result = run_cell(job, self.cells, cell.key, reference, min(left, MOST_S))
+            result = run_cell(job, self.cells, cell.key, self._library(job.kind), min(left, MOST_S))
             if not result.error:
                 self._longest_s = max(self._longest_s, time.monotonic() - begun)
             if not (cell.engine.tuned and self._is_over(cell, result)) or job.n_cpu_moe == len(self.sizes):
@@ -211,10 +242,10 @@ class Comparison:
     def bandwidths(self) -> Bandwidths | None:
         """The machine's, measured once."""
         path = self.cells / "bandwidths.json"
-        if not path.is_file() and "bandwidths" not in self._tried:
-            self._tried.add("bandwidths")
+        if not path.is_file() and "bandwidths" not in self.tried:
+            self.tried.add("bandwidths")
             command = [sys.executable, "-m", "bench.compare.roofline", str(self.reference / "libllama.so")]
-            command += [self.args.device if self.on_gpu else "CPU", str(self.args.threads)]
+            command += [self.args.device if self.on_gpu else "CPU", str(max(self.args.threads))]
             command += ["64" if self.args.quick else "1024", str(path)]
             try:
                 done = subprocess.run(
@@ -231,89 +262,9 @@ class Comparison:
         return Bandwidths(**json.loads(path.read_text()))
 
     def likelihoods(self) -> dict[str, list[float]]:
-        """Every token's surprise over --text, or words of the chain with a leap at every 32nd: llama.cpp's
-        with all experts on the CPU, with all on the device (two ways to round the same), spac's with both."""
-        tokens = [token for prompt in self._prompts[LIKELIHOOD_TOKENS] for token in prompt]
-        if self.args.text is None:
-            tokens = [t if i % 32 else (t * 7919) % max(tokens) for i, t in enumerate(tokens)]
-        ways = {"llama.cpp": len(self.sizes), "llama.cpp, experts on the device": 0, "spac": None}
-        found = {}
-        for name, n_cpu_moe in ways.items():
-            key = f"likelihoods-{name.replace(', ', '-').replace(' ', '-')}"
-            path, reference = self.cells / f"{key}.json", None if name == "spac" else self.reference
-            left = self.deadline - time.monotonic()
-            done = path.is_file() and Result.read(path).surprises
-            if not done and left > LEAST_S and key not in self._tried:
-                self._tried.add(key)
-                job = Job(
-                    kind="likelihoods", target=str(self.args.target), prompts=[tokens], n_predict=0,
-                    ctx=len(tokens) + 64, threads=self.args.threads, slots=self.args.budgets[0],
-                    device=self._device("spac" if name == "spac" else "llama.cpp"), n_cpu_moe=n_cpu_moe,
-                )  # fmt: skip
-                result = run_cell(job, self.cells, key, reference, min(left, MOST_S))
-                if result.error:
-                    self.not_run.append(f"{key}: {result.error}")
-            if path.is_file() and (values := Result.read(path).surprises):
-                found[name] = values
-        return found
+        """See `likeness.measured`."""
+        return likeness.measured(self)
 
     def likeness(self) -> tuple[list[str], list[str]]:
-        """Lines that say how alike the libraries' perplexities are, and what must not be."""
-        found, wrong = self.likelihoods(), []
-        lines = [f"Perplexity, {name}: {perplexity(values):.5f}" for name, values in found.items()]
-        if "spac" in found and "llama.cpp" in found:
-            theirs = found["llama.cpp"]
-            other = found.get("llama.cpp, experts on the device")
-            noise = apart(other, theirs) if other else 0.0
-            distance = apart(found["spac"], theirs)
-            lines.append(
-                f"A token's surprise differs by {distance:.2e} nats between spac and llama.cpp, in the mean, "
-                f"and by {noise:.2e} between llama.cpp's experts on the CPU and on the device."
-            )
-            if distance > (2 * noise if other else NOISE):
-                wrong.append(f"spac's likelihoods are {distance:.2e} nats a token off, noise is {noise:.2e}")
-        return lines, wrong
-
-    def rows(self, bandwidths: Bandwidths | None) -> list[Row]:
-        """The table's rows, with the ideal that the bandwidths allow."""
-        texts: dict[int, list[list[int]]] = {}  # by context: what the first engine wrote
-        found = []
-        for cell in self.grid:
-            result = self.results.get(cell.key)
-            if result is None:
-                continue
-            text = texts.setdefault(cell.context, [run.tokens for run in result.each])
-            ideal = None if bandwidths is None else self._ideal(cell, result, bandwidths)
-            draft = self.draft if cell.engine.speculates else None
-            repaired = partial(
-                repairs, result, bandwidths=bandwidths, target=self.target, draft=draft
-            )  # fmt: skip
-            found.append(row_of(cell, result, self.n_cpu_moe.get(cell.key), ideal, text, repaired))
-        return found
-
-    def _ideal(self, cell: Cell, result: Result, bandwidths: Bandwidths) -> float | None:
-        """None where nobody counted the demand."""
-        demand = self._demand(cell)
-        if demand is None:
-            return None
-        resident = demand.resident
-        if cell.engine.kind != "spac":
-            # Whole layers of experts are resident; on the stand-in's side of the comparison none.
-            first = len(self.sizes) if not self.on_gpu else self.n_cpu_moe.get(cell.key) or 0
-            with_experts = [i for i, size in enumerate(self.sizes) if size]
-            resident = demand.distinct * sum(i >= first for i in with_experts) / len(with_experts)
-        draft = self.draft if cell.engine.speculates else None
-        return ideal_speed(result.each, demand, resident, bandwidths, self.target, draft)
-
-    def _demand(self, cell: Cell) -> Demand | None:
-        """The cell's own, or that of spac on the same text in steps of the same kind."""
-        own = Demand.of(self.results[cell.key].each)
-        if own is not None or cell.engine.draft_length is not None:
-            return own
-        for other in self.grid:
-            same = other.context == cell.context and other.engine.speculates == cell.engine.speculates
-            if same and other.engine.governor is None and other.key in self.results:
-                found = Demand.of(self.results[other.key].each)
-                if found is not None:
-                    return found
-        return None
+        """See `likeness.judged`."""
+        return likeness.judged(self.likelihoods())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+TOKENS = 256
+"""Of each prompt that likelihoods are measured on."""
 PIECE = 32
 """Tokens evaluated at a time: too few to stream experts, so that it is the split that is seen."""
 

@@ -70,6 +70,9 @@ class Decoder:
         self.model = api.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise RuntimeError(f"{path} does not load in llama.cpp")
+        # Overrides to the CPU's plain buffers take the first kind of the CPU's that suits: beside a GPU its
+        # pinned one, which is none for repacked weights.
+        params.no_host = job.no_host
         values = api.llama_context_default_params()
         values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
         values.n_threads = values.n_threads_batch = job.threads

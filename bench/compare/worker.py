@@ -16,11 +16,13 @@ from bench.compare.job import Job, Result
 
 def run_stock(job: Job) -> Result:
     """On the unpatched library."""
-    from bench.compare import stock
+    from bench.compare import stock, sweep
     from bench.compare.pool import ThreadPool
 
     assert "spac" not in sys.modules
     stock.start()
+    if job.kind == "threads":
+        return sweep.of_stock(job)
     begun = time.perf_counter()
     pool = ThreadPool(job.threads)
     target = stock.Decoder(job.target, job, pool, job.n_cpu_moe)
@@ -38,8 +40,10 @@ def run_stock(job: Job) -> Result:
 def run_spac(job: Job) -> Result:
     """On spac's library."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
-    from bench.compare import ours
+    from bench.compare import ours, sweep
 
+    if job.kind == "threads":
+        return sweep.of_spac(job)
     if job.kind == "likelihoods":
         return Result(surprises=ours.likelihoods(job))
     return ours.run(job)

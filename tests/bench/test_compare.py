@@ -134,7 +134,8 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     # 9.5 GB beyond what is bare without a draft, 9 with one: two layers, but for the 200 MB.
     assert tuned == {
         "llama.cpp_--n-cpu-moe-50%-64": 2, "llama.cpp_--n-cpu-moe__draft-50%-64": 2,
-        "llama.cpp_--n-cpu-moe__draft_of_3-50%-64": 2,
+        "llama.cpp_--n-cpu-moe__draft_of_3-50%-64": 2, "llama.cpp_--n-cpu-moe_--no-host-50%-64": 2,
+        "llama.cpp_--n-cpu-moe_--no-host__draft-50%-64": 2,
         "llama.cpp_--n-cpu-moe_without_CUDA_graphs__draft-50%-64": 2,
     }  # fmt: skip
     assert all(vram <= limit + comparison.VRAM_NOISE for key, n, vram in seen if n == tuned.get(key))

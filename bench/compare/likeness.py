@@ -1,0 +1,67 @@
+"""How alike the libraries' likelihoods are, and how alike they have to be."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from bench.compare.cells import LEAST_S, MOST_S, run_cell
+from bench.compare.job import Job, Result
+from bench.compare.likelihood import TOKENS, apart, perplexity
+
+if TYPE_CHECKING:
+    from bench.compare.comparison import Comparison
+
+NOISE = 0.01  # nats a token: what other kernels' rounding may change, where it is not measured
+
+
+def measured(comparison: Comparison) -> dict[str, list[float]]:
+    """Returns every token's surprise over --text, or words of the chain with a leap at every 32nd.
+
+    They are llama.cpp's with all experts on the CPU and with all on the device (two ways to round the same),
+    and spac's with both.
+    """
+    args = comparison.args
+    tokens = [token for prompt in comparison.prompts[TOKENS] for token in prompt]
+    if args.text is None:
+        tokens = [t if i % 32 else (t * 7919) % max(tokens) for i, t in enumerate(tokens)]
+    layers = len(comparison.sizes)
+    ways = {"llama.cpp": layers, "llama.cpp, experts on the device": 0, "spac": None}
+    found = {}
+    for name, n_cpu_moe in ways.items():
+        key = f"likelihoods-{name.replace(', ', '-').replace(' ', '-')}"
+        kind, path = name.partition(",")[0], comparison.cells / f"{key}.json"
+        reference = None if kind == "spac" else comparison.reference
+        left = comparison.deadline - time.monotonic()
+        done = path.is_file() and Result.read(path).surprises
+        if not done and left > LEAST_S and key not in comparison.tried:
+            comparison.tried.add(key)
+            job = Job(
+                kind="likelihoods", target=str(args.target), prompts=[tokens], n_predict=0,
+                ctx=len(tokens) + 64, threads=comparison.threads.of(kind), slots=args.budgets[0],
+                device=comparison.device(kind), n_cpu_moe=n_cpu_moe,
+            )  # fmt: skip
+            result = run_cell(job, comparison.cells, key, reference, min(left, MOST_S))
+            if result.error:
+                comparison.not_run.append(f"{key}: {result.error}")
+        if path.is_file() and (values := Result.read(path).surprises):
+            found[name] = values
+    return found
+
+
+def judged(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
+    """Lines that say how alike the libraries' perplexities are, and what must not be."""
+    wrong: list[str] = []
+    lines = [f"Perplexity, {name}: {perplexity(values):.5f}" for name, values in found.items()]
+    if "spac" in found and "llama.cpp" in found:
+        theirs = found["llama.cpp"]
+        other = found.get("llama.cpp, experts on the device")
+        noise = apart(other, theirs) if other else 0.0
+        distance = apart(found["spac"], theirs)
+        lines.append(
+            f"A token's surprise differs by {distance:.2e} nats between spac and llama.cpp, in the mean, "
+            f"and by {noise:.2e} between llama.cpp's experts on the CPU and on the device."
+        )
+        if distance > (2 * noise if other else NOISE):
+            wrong.append(f"spac's likelihoods are {distance:.2e} nats a token off, noise is {noise:.2e}")
+    return lines, wrong

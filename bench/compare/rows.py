@@ -1,0 +1,61 @@
+"""The table's rows from the cells' results, each with the ideal that the bandwidths allow."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bench.compare.breakdown import repairs
+from bench.compare.cells import Cell
+from bench.compare.job import Result
+from bench.compare.page import Demand, Row, ideal_speed, row_of
+from bench.compare.roofline import Bandwidths
+
+if TYPE_CHECKING:
+    from bench.compare.comparison import Comparison
+
+
+def rows_of(comparison: Comparison, bandwidths: Bandwidths | None) -> list[Row]:
+    """The table's rows, with the ideal that the bandwidths allow."""
+    texts: dict[int, list[list[int]]] = {}  # by context: what the first engine wrote
+    found = []
+    for cell in comparison.grid:
+        result = comparison.results.get(cell.key)
+        if result is None:
+            continue
+        text = texts.setdefault(cell.context, [run.tokens for run in result.each])
+        ideal = None if bandwidths is None else _ideal(comparison, cell, result, bandwidths)
+        draft = comparison.draft if cell.engine.speculates else None
+        repaired = partial(repairs, result, bandwidths=bandwidths, target=comparison.target, draft=draft)
+        n_cpu_moe, again = comparison.n_cpu_moe.get(cell.key), comparison.again.get(cell.key)
+        found.append(row_of(cell, result, n_cpu_moe, ideal, text, repaired, again))
+    return found
+
+
+def _ideal(comparison: Comparison, cell: Cell, result: Result, bandwidths: Bandwidths) -> float | None:
+    """None where nobody counted the demand."""
+    demand = _demand(comparison, cell)
+    if demand is None:
+        return None
+    resident = demand.resident
+    if cell.engine.kind != "spac":
+        # Whole layers of experts are resident; on the stand-in's side of the comparison none.
+        first = len(comparison.sizes) if not comparison.on_gpu else comparison.n_cpu_moe.get(cell.key) or 0
+        with_experts = [i for i, size in enumerate(comparison.sizes) if size]
+        resident = demand.distinct * sum(i >= first for i in with_experts) / len(with_experts)
+    draft = comparison.draft if cell.engine.speculates else None
+    return ideal_speed(result.each, demand, resident, bandwidths, comparison.target, draft)
+
+
+def _demand(comparison: Comparison, cell: Cell) -> Demand | None:
+    """The cell's own, or that of spac on the same text in steps of the same kind."""
+    own = Demand.of(comparison.results[cell.key].each)
+    if own is not None or cell.engine.draft_length is not None:
+        return own
+    for other in comparison.grid:
+        same = other.context == cell.context and other.engine.speculates == cell.engine.speculates
+        if same and other.engine.governor is None and other.key in comparison.results:
+            found = Demand.of(comparison.results[other.key].each)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,72 @@
+"""A worker's part of choosing threads: a short run with each number (threads.py).
+
+The model is loaded once, and the number is changed in place. The first run is a warm-up and is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import llama_cpp.llama_cpp as api
+
+from bench.compare.job import Job, Result
+from bench.compare.pool import ThreadPool
+
+if TYPE_CHECKING:
+    from spac.pair import ModelPair
+
+
+def of_stock(job: Job) -> Result:
+    """Tokens per second on the unpatched library."""
+    from bench.compare import stock
+
+    # A backend keeps the pool that it computed with last, so that none may be freed before the contexts are.
+    pools = {n: ThreadPool(n) for n in job.thread_counts}
+    target = stock.Decoder(job.target, job, pools[job.thread_counts[0]], job.n_cpu_moe)
+
+    def speed() -> float:
+        return stock.generate(target, None, job.prompts[0], job.n_predict, 0).decode_speed
+
+    speed()
+    speeds = {}
+    for n, pool in pools.items():
+        pool.attach(target.context)
+        speeds[str(n)] = speed()
+    target.close()
+    for pool in pools.values():
+        pool.close()
+    return Result(speeds=speeds)
+
+
+def of_spac(job: Job) -> Result:
+    """Tokens per second on spac."""
+    from bench.compare.ours import config_of
+    from spac.engine import Engine
+    from spac.pair import ModelPair
+
+    # spac's pool grows where it has to and never shrinks. Threads that it does not need would still poll, so
+    # that the numbers go up.
+    counts = sorted(job.thread_counts)
+    config = config_of(replace(job, threads=counts[0]))
+    pair = ModelPair(config, None)
+    with Engine(config, pair=pair) as engine:
+
+        def speed() -> float:
+            generation = engine.generate(job.prompts[0], job.n_predict)
+            for _ in generation:
+                pass
+            return generation.stats.tokens_per_second or 0.0
+
+        speed()
+        speeds = {}
+        for n in counts:
+            use_threads(pair, n)
+            speeds[str(n)] = speed()
+    return Result(speeds=speeds)
+
+
+def use_threads(pair: ModelPair, n: int) -> None:
+    """Lets the contexts of a loaded pair compute with so many threads from the next batch on."""
+    for context in filter(None, (pair.target_context, pair.draft_context)):
+        api.llama_set_n_threads(context.pointer, n, n)

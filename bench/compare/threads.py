@@ -1,0 +1,100 @@
+"""How many threads each side computes with: several numbers are tried shortly, in one process per side."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.compare.cells import LEAST_S, MOST_S, OUT_OF_TIME, layers_on_cpu, run_cell
+from bench.compare.job import Job
+from spac.config import Slots
+
+if TYPE_CHECKING:
+    from bench.compare.comparison import Comparison
+
+TOKENS = 32
+
+
+@dataclass
+class Threads:
+    """The numbers that were asked for, and what was chosen of them by side ("spac", "llama.cpp")."""
+
+    candidates: list[int]
+    chosen: dict[str, int] = field(default_factory=dict)
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, candidates: list[int]) -> Threads:
+        """What an earlier call chose of the same numbers."""
+        if path.is_file():
+            known = json.loads(path.read_text())
+            if known["candidates"] == candidates:
+                return cls(**known)
+        return cls(candidates)
+
+    def write(self, path: Path) -> None:
+        """Keeps it for later calls."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def choose(self, side: str, speeds: dict[str, float]) -> None:
+        """Takes the fastest number; of equal ones the smallest. Without speeds it is the first candidate."""
+        self.speeds[side] = speeds
+        order = sorted(speeds, key=lambda n: (-speeds[n], int(n)))
+        self.chosen[side] = int(order[0]) if order else self.candidates[0]
+
+    def of(self, kind: str) -> int:
+        """The number for engines of that kind: llama.cpp's stands for all but spac."""
+        return self.chosen.get("spac" if kind == "spac" else "llama.cpp", self.candidates[0])
+
+    @property
+    def text(self) -> str:
+        """One number, or what each side computes with and why."""
+        if len(self.candidates) == 1:
+            return str(self.candidates[0])
+        parts = []
+        for side, chosen in self.chosen.items():
+            found = ", ".join(f"{n}: {speed:.1f}" for n, speed in self.speeds[side].items())
+            parts.append(f"{side} {chosen} ({found + ' tok/s' if found else 'the sweep failed'})")
+        return "; ".join(parts) or f"{self.candidates[0]}, not tuned"
+
+
+def job_of(comparison: Comparison, side: str) -> Job:
+    """The sweep of a side: the shortest context, the first budget, one prompt, no draft.
+
+    N of --n-cpu-moe is what the slots would hold, for nobody knows yet how much VRAM spac takes.
+    """
+    args, context = comparison.args, min(comparison.args.contexts)
+    share = Slots.parse(args.budgets[0]).share or 0.0
+    on_cpu = layers_on_cpu(comparison.sizes, share * sum(comparison.sizes))
+    return Job(
+        kind="threads", target=str(args.target), prompts=comparison.prompts[context][:1], n_predict=TOKENS,
+        ctx=context + TOKENS + 64, threads=args.threads[0], device=comparison.device(side),
+        n_cpu_moe=None if side == "spac" else on_cpu, slots=args.budgets[0], scheduler=args.schedulers[0],
+        thread_counts=list(args.threads),
+    )  # fmt: skip
+
+
+def tune(comparison: Comparison) -> None:
+    """Chooses the threads of each side that has rows, once; needs nothing where there is one number."""
+    known, path = comparison.threads, comparison.cells / "threads.json"
+    kinds = {cell.engine.kind for cell in comparison.grid}
+    sides = [side for side, wanted in (("spac", "spac" in kinds), ("llama.cpp", kinds - {"spac"})) if wanted]
+    for side in sides if len(known.candidates) > 1 else ():
+        if side in known.chosen:
+            continue
+        key, left = f"threads-{side}", comparison.deadline - time.monotonic()
+        if left < LEAST_S:
+            comparison.not_run.append(f"{key}: {OUT_OF_TIME}")
+            continue
+        print(f"{key} …", file=sys.stderr, flush=True)
+        reference = None if side == "spac" else comparison.reference
+        result = run_cell(job_of(comparison, side), comparison.cells, key, reference, min(left, MOST_S))
+        if result.error:
+            # The number of the cells that follow is kept too: they are not to be mixed with others.
+            comparison.not_run.append(f"{key}: {result.error}")
+        known.choose(side, result.speeds)
+        known.write(path)

@@ -1,0 +1,162 @@
+"""The comparison's course: threads are chosen first, and the first pair is run again at the end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bench.compare import comparison
+from bench.compare.__main__ import arguments as parser
+from bench.compare.cells import OUT_OF_TIME, run_cell
+from bench.compare.job import Job, Result, Run
+from bench.compare.ours import config_of
+from bench.compare.page import repeats
+from bench.compare.rows import rows_of
+from bench.compare.sweep import use_threads
+from bench.compare.threads import Threads
+from spac.engine import Engine
+from spac.pair import ModelPair
+
+PAIR = ["spac_lru__draft-50%-64", "llama.cpp_--n-cpu-moe__draft-50%-64"]
+
+
+def comparison_of(twin: tuple[Path, Path], out: Path, *more: str) -> comparison.Comparison:
+    base = [str(out), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in"]
+    base += ["--budgets", "50%", "--contexts", "64", "--schedulers", "lru", "--reference", str(out)]
+    return comparison.Comparison(parser().parse_args([*base, *more]))
+
+
+class Played:
+    """Plays cells instead of running them; sweeps find `speeds`, and what is run again is half as fast."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.speeds = {"spac": {"3": 5.0, "2": 7.0, "1": 6.0}, "llama.cpp": {"3": 9.0, "2": 8.0, "1": 4.0}}
+        monkeypatch.setattr(comparison, "run_cell", self.run_cell)
+        monkeypatch.setattr("bench.compare.threads.run_cell", self.run_cell)
+        monkeypatch.setattr(comparison.Comparison, "bandwidths", lambda self: None)
+        monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
+
+    def run_cell(self, job: Job, work: Path, key: str, reference: Path | None, _seconds: float) -> Result:
+        self.jobs[key] = job
+        job.write(work / f"{key}.job.json")
+        speeds = self.speeds["spac" if reference is None else "llama.cpp"]
+        warm_s = 2.0 if key.endswith("-again") else 1.0
+        runs = [asdict(Run(8, 0.5, 0.6, seconds, [1, 2, 3, 4], 2)) for seconds in (9.0, warm_s, warm_s)]
+        sweep = Result(speeds=speeds, error="" if speeds else "failed: badly")
+        result = sweep if job.kind == "threads" else Result(runs=runs)
+        result.write(work / f"{key}.json")
+        return result
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(monkeypatch)
+
+
+def test_each_side_gets_its_best_number_of_threads(
+    twin: tuple[Path, Path], tmp_path: Path, played: Played
+) -> None:
+    subject = comparison_of(twin, tmp_path, "--threads", "3", "2", "1")
+    subject.run()
+    assert subject.not_run == []
+    sweep = played.jobs["threads-spac"]
+    assert (len(sweep.prompts), sweep.n_predict, sweep.draft, sweep.ctx) == (1, 32, None, 160)
+    assert sweep.thread_counts == [3, 2, 1]
+    assert played.jobs["threads-llama.cpp"].n_cpu_moe == played.jobs[PAIR[1]].n_cpu_moe == 3
+    for key, job in played.jobs.items():
+        if job.kind != "threads":
+            assert job.threads == (2 if job.kind == "spac" else 3), key
+    assert "spac 2 (3: 5.0, 2: 7.0, 1: 6.0 tok/s); llama.cpp 3" in subject.threads.text
+    # A later call knows them. Other numbers are tried anew; one number is not tried.
+    for numbers, chosen in ((["3", "2", "1"], 2), (["2", "1"], 2), (["4"], 4)):
+        played.jobs.clear()
+        later = comparison_of(twin, tmp_path, "--threads", *numbers)
+        later.run()
+        assert ("threads-spac" in played.jobs) == (numbers == ["2", "1"])
+        assert later.threads.of("spac") == chosen
+
+
+def test_a_sweep_that_fails_is_named(twin: tuple[Path, Path], tmp_path: Path, played: Played) -> None:
+    played.speeds["spac"] = {}
+    subject = comparison_of(twin, tmp_path, "--threads", "3", "2", "--only", "spac lru, draft")
+    subject.run()
+    assert subject.not_run == ["threads-spac: failed: badly"]
+    assert played.jobs[PAIR[0]].threads == 3
+    assert "threads-llama.cpp" not in played.jobs  # none of its rows is wanted
+    late = comparison_of(twin, tmp_path / "late", "--threads", "3", "2", "--seconds", "5")
+    late.run()
+    assert f"threads-spac: {OUT_OF_TIME}" in late.not_run
+    assert not (tmp_path / "late" / "cells" / "threads.json").exists()
+
+
+@pytest.mark.parametrize("side", ["spac", "llama.cpp"])
+def test_a_sweep_tries_all_numbers(
+    side: str, twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path
+) -> None:
+    job = Job(
+        kind="threads", target=str(twin[0]), prompts=[list(range(20))], n_predict=8, ctx=64, threads=2,
+        device="stand-in", slots="25%", thread_counts=[2, 1],
+    )  # fmt: skip
+    if side != "spac":
+        job = replace(job, device="cpu", n_cpu_moe=2)
+    result = run_cell(job, tmp_path, side, None if side == "spac" else reference_lib, 60)
+    assert result.error == ""
+    assert set(result.speeds) == {"1", "2"}
+    assert min(result.speeds.values()) > 0
+
+
+def test_spac_changes_threads_in_place(twin: tuple[Path, Path]) -> None:
+    """The second thread is one more of the process."""
+    job = Job("spac", str(twin[0]), [], 4, 256, 1, "stand-in", slots="25%")
+    config = config_of(job)
+    pair, found = ModelPair(config, None), []
+    with Engine(config, pair=pair) as engine:
+        for n in (1, 2):
+            use_threads(pair, n)
+            for _ in engine.generate([5, 6, 7, 8], 4):
+                pass
+            found.append(len(os.listdir("/proc/self/task")))
+    assert found[1] == found[0] + 1
+
+
+def test_threads_are_chosen_by_speed() -> None:
+    threads = Threads([8, 4, 2])
+    assert (threads.of("spac"), threads.text) == (8, "8, not tuned")
+    threads.choose("spac", {"8": 1.0, "4": 3.0, "2": 3.0})
+    assert (threads.of("spac"), threads.of("llama-server")) == (2, 8)
+    threads.choose("llama.cpp", {"8": 1.0, "4": 2.0})
+    assert threads.of("llama-server") == 4
+    assert Threads([6]).text == "6"
+
+
+def test_the_first_pair_is_run_again_at_the_end(
+    twin: tuple[Path, Path], tmp_path: Path, played: Played
+) -> None:
+    subject = comparison_of(twin, tmp_path)
+    subject.run()
+    assert list(played.jobs)[-2:] == [f"{key}-again" for key in PAIR]
+    assert played.jobs[f"{PAIR[0]}-again"] == played.jobs[PAIR[0]]
+    rows = rows_of(subject, None)
+    assert {row.engine: row.repeated for row in rows if row.repeated} == {
+        "spac lru, draft": 2.0, "llama.cpp --n-cpu-moe, draft": 2.0
+    }  # fmt: skip
+    line = "spac lru, draft 4.0 → 2.0 tok/s (-50.0%); llama.cpp --n-cpu-moe, draft 4.0 → 2.0 tok/s (-50.0%)"
+    assert repeats(rows) == [f"Repeated at the end: {line}."]
+    played.jobs.clear()
+    later = comparison_of(twin, tmp_path)
+    later.run()
+    assert played.jobs == {}
+    assert set(later.again) == set(PAIR)
+
+
+def test_the_first_pair_is_run_again_before_time_is_out(
+    twin: tuple[Path, Path], tmp_path: Path, played: Played
+) -> None:
+    """A grid that takes several calls would else show its noise in the last one alone."""
+    comparison_of(twin, tmp_path, "--seconds", "59").run()
+    order = list(played.jobs)
+    assert order.index(f"{PAIR[1]}-again") == order.index(f"{PAIR[0]}-again") + 1 < len(order) - 1
