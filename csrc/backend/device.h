@@ -65,6 +65,7 @@ struct StandInSettings {
     int    fail_uploads = 0;  // the next so many uploads into slots fail
     int    n_threads    = 1;  // threads that compute on it
     double spin_us      = 50; // how long its threads, and who waits for it, look before they sleep
+    long   pin_limit_mb = -1; // host memory that its driver registers, in MiB; -1: it has no such function
 };
 void            set_stand_in(const StandInSettings & settings);
 StandInSettings stand_in();
@@ -84,6 +85,15 @@ double gate_timeout();
 // which are CUDA's (tests/cuda_host). For contexts made from now on; the stand-in's always do.
 void                set_trust_device_masks(std::optional<bool> on);
 std::optional<bool> trust_device_masks();
+
+// How the mapping of a model's experts is registered with the device's driver; for models loaded from now on.
+struct Pinning {
+    bool   on    = true;
+    size_t limit = SIZE_MAX;        // bytes of all models of the process together
+    size_t slice = size_t{1} << 30; // bytes of one registration: what is refused is lost by the slice
+};
+void    set_pinning(const Pinning & how);
+Pinning pinning();
 
 // Faults for negative controls in tests ("": none; "swap-slots": two slots of every layer are exchanged behind the
 // mask's back; "drop-join": the host's rows are not joined; "early-turn": a large batch reads experts that may not have

@@ -69,6 +69,16 @@ struct LayerCost {
     int32_t device_distinct;
 };
 
+// What kept experts' memory that the device's driver could have pinned from being so; the worst of a model's files.
+enum class Unpinned { none, off, limit, refused };
+
+// How much of a model's experts lies in memory that the device's driver has pinned.
+struct HostBytes {
+    size_t   pinned;
+    size_t   pageable; // the others
+    Unpinned why;
+};
+
 struct SlotStats {
     int    n_slots;    // slots allocated
     int    n_resident; // experts in them
@@ -102,9 +112,12 @@ class Experts {
     virtual std::vector<int> pool_slots() const = 0;
 
     // How the experts lie in host memory, for reports: "pinned" (the loader copied them into memory of the device's
-    // driver), "pinned mapping" (the file's mapping, registered with the driver), "staged" (pageable; copies go through
-    // a pinned ring), "pageable", "paged" (more than memory holds: read from the file's mapping as they are needed).
+    // driver), "pinned mapping" (the file's mapping, registered with the driver), "partly pinned" (a part of it is, and
+    // the others are staged), "staged" (pageable; copies go through a pinned ring), "pageable", "paged" (more than
+    // memory holds: read from the file's mapping as they are needed).
     virtual std::string host_memory() const = 0;
+    // Known as the layers are.
+    virtual HostBytes host_bytes() const = 0;
 
     // The plan: the state the slots are driven toward, from now on, in the background. priority[L * N] and
     // threshold[L]: an expert is wanted when priority >= threshold of its layer; the highest priority is loaded first,

@@ -48,8 +48,38 @@ std::string ModelExperts::host_memory() const {
     case HostMemory::pinned_mapping:
         return "pinned mapping";
     default:
-        return device_ != nullptr && ggml_backend_dev_host_buffer_type(device_) != nullptr ? "staged" : "pageable";
+        break;
     }
+    if (host_bytes_locked().pinned > 0) {
+        return "partly pinned";
+    }
+    return device_ != nullptr && ggml_backend_dev_host_buffer_type(device_) != nullptr ? "staged" : "pageable";
+}
+
+HostBytes ModelExperts::host_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return host_bytes_locked();
+}
+
+HostBytes ModelExperts::host_bytes_locked() const {
+    HostBytes found = {0, 0, unpinned_};
+    if (gone_) { // and the tensors with it
+        return found;
+    }
+    for (const auto & layer : layers_) {
+        for (const ExpertWeight & weight : layer.weights) {
+            const size_t bytes  = ggml_nbytes(weight.tensor);
+            const size_t direct = pinned.pinned_bytes(weight.tensor->data, bytes);
+            found.pinned += direct;
+            found.pageable += bytes - direct;
+        }
+    }
+    return found;
+}
+
+void ModelExperts::note_unpinned(Unpinned why) {
+    const std::lock_guard lock(mutex_);
+    unpinned_ = std::max(unpinned_.load(), why);
 }
 
 void ModelExperts::store_gone() {

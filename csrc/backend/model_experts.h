@@ -11,6 +11,7 @@
 #include "backend/experts.h"
 #include "backend/lookahead.h"
 #include "backend/slot_storage.h"
+#include "core/pinned_ranges.h"
 #include "core/residency.h"
 
 #include <array>
@@ -37,6 +38,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     SlotStats           slots() const override;
     std::vector<int>    pool_slots() const override;
     std::string         host_memory() const override;
+    HostBytes           host_bytes() const override;
     void                submit(const int32_t * priority, const int32_t * threshold) override;
     bool                settle(double timeout_s) override;
     void                residency(int32_t * slot_of) const override;
@@ -58,6 +60,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
+    // What kept a part of one of its files from being pinned, and the worst that was noted.
+    void     note_unpinned(Unpinned why);
+    Unpinned unpinned() const { return unpinned_; }
     // Before the model is loaded: its experts are more than memory holds.
     void set_paged() { paged_ = true; }
     bool paged() const { return paged_; }
@@ -91,13 +96,15 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     Counters      counters;
     DemandCounter demand; // what executions ask for
     Lookahead     lookahead;
+    PinnedRanges  pinned; // of host memory
 
   private:
     friend class Reconciler;
 
-    size_t stream_bytes_locked() const;
-    size_t mask_bytes_locked() const;
-    void   detach();
+    size_t    stream_bytes_locked() const;
+    size_t    mask_bytes_locked() const;
+    HostBytes host_bytes_locked() const;
+    void      detach();
 
     // what spans are recorded in; never replaced
     const std::shared_ptr<Trace> trace_ = std::make_shared<Trace>();
@@ -110,6 +117,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     HostMemory                         memory_ = HostMemory::pinned; // of the worst of its buffers
     bool                               gone_   = false;
     std::atomic<bool>                  paged_{false};
+    std::atomic<Unpinned>              unpinned_{Unpinned::none};
     std::shared_ptr<const SlotStorage> storage_;
     uint64_t                           storage_generation_ = 0;
     std::unique_ptr<Residency>         residency_; // with slots

@@ -21,6 +21,10 @@ constexpr size_t max_ring_bytes = size_t{128} << 20;
 // Slots that may be waiting for their last launch at once: evicting earlier than needed costs hits.
 constexpr size_t max_evictions = 8;
 
+const char * expert_data(const ExpertWeight & weight, int expert) {
+    return static_cast<const char *>(weight.tensor->data) + expert * weight.bytes;
+}
+
 // A plan wakes the worker at the end of a step, when the thread that decodes goes on: a batch thread does not take its
 // core from it.
 void yield_to_decoding() {
@@ -49,18 +53,30 @@ Reconciler::Reconciler(ModelExperts & experts, ggml_backend_dev_t device)
 }
 
 void Reconciler::make_ring() {
-    batch_size_ = max_batch;
-    auto * type = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(stream_.get()));
-    if (owner_.memory_ != ModelExperts::HostMemory::pageable || type == nullptr) {
+    batch_size_          = max_batch;
+    auto *       type    = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(stream_.get()));
+    const size_t largest = most_pageable();
+    if (largest == 0 || type == nullptr) {
         return;
-    }
-    size_t largest = 1;
-    for (const auto & layer : owner_.layers_) {
-        largest = std::max(largest, layer.info.expert_bytes);
     }
     batch_size_ = std::clamp<size_t>(max_ring_bytes / (n_batches_ * largest), 1, max_batch);
     // without it, copies are merely slower
     ring_.reset(ggml_backend_buft_alloc_buffer(type, n_batches_ * batch_size_ * largest));
+}
+
+// The most bytes of an expert that are not pinned.
+size_t Reconciler::most_pageable() const {
+    size_t most = 0;
+    for (const auto & layer : owner_.layers_) {
+        for (int e = 0; e < layer.info.n_expert; ++e) {
+            size_t bytes = layer.info.expert_bytes;
+            for (const ExpertWeight & weight : layer.weights) {
+                bytes -= owner_.pinned.pinned_bytes(expert_data(weight, e), weight.bytes);
+            }
+            most = std::max(most, bytes);
+        }
+    }
+    return most;
 }
 
 Reconciler::~Reconciler() {
@@ -187,14 +203,18 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
     for (const Residency::Load & load : under_way_.back().loads) {
         const auto & weights = owner_.layers_[load.id.layer].weights;
         for (size_t w = 0; w < weights.size(); ++w) {
-            const size_t bytes = weights[w].bytes;
-            const char * data  = static_cast<const char *>(weights[w].tensor->data) + load.id.expert * bytes;
-            if (staged != nullptr) {
-                memcpy(staged, data, bytes);
-                data = std::exchange(staged, staged + bytes);
-            }
+            const size_t  bytes = weights[w].bytes;
+            const char *  data  = expert_data(weights[w], load.id.expert);
             ggml_tensor * slots = owner_.storage_->tensor(load.pool, static_cast<int>(w));
-            ggml_backend_tensor_set_async(stream_.get(), slots, data, load.slot * bytes, bytes);
+            for (const auto & piece : owner_.pinned.pieces(data, bytes)) {
+                const char * from = data + piece.offset;
+                if (!piece.pinned && staged != nullptr) {
+                    memcpy(staged, from, piece.bytes);
+                    from = std::exchange(staged, staged + piece.bytes);
+                }
+                ggml_backend_tensor_set_async(stream_.get(), slots, from, load.slot * bytes + piece.offset,
+                                              piece.bytes);
+            }
         }
     }
     if (ends_[place]) {

@@ -47,12 +47,13 @@ class Reconciler {
     void                  finish_oldest(Residency & residency);
     bool                  has_failed();
     void                  make_ring();
+    size_t                most_pageable() const;
     void                  count(const Batch & batch, bool copied);
     void                  record(const std::vector<Residency::Eviction> & evictions); // under the owner's mutex
 
     ModelExperts &   owner_;
     ggml_backend_ptr stream_;
-    // Where experts lie in pageable memory: pinned memory for as many experts as are under way to the device.
+    // Pinned memory for what is pageable of as many experts as are under way to the device; null where nothing is.
     ggml_backend_buffer_ptr             ring_;
     std::vector<ggml_backend_event_ptr> ends_; // of the batches, by place
     size_t                              batch_size_ = 0, n_batches_ = 0, n_started_ = 0;

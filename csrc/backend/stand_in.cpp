@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <string>
 #include <utility>
 
 namespace spac {
@@ -29,6 +30,7 @@ void backend_free(ggml_backend_t backend) {
 }
 
 void backend_set_async(ggml_backend_t backend, ggml_tensor * t, const void * data, size_t offset, size_t size) {
+    stand_in_check_source(data, size);
     stream_of(backend).write(static_cast<char *>(t->data) + offset, data, size);
 }
 
@@ -184,10 +186,28 @@ const ggml_backend_device_i device_iface = {
     /* .event_synchronize    = */ event_synchronize,
 };
 
+// ---- the registry entry, in no registry: it has the driver's functions
+
+const char *       reg_name(ggml_backend_reg_t) { return "stand-in"; }
+size_t             reg_count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) { return stand_in_device(); }
+
+void * reg_proc(ggml_backend_reg_t, const char * name) {
+    const std::string wanted = name;
+    if (wanted == "ggml_backend_register_host_buffer" && stand_in().pin_limit_mb >= 0) {
+        return reinterpret_cast<void *>(stand_in_register);
+    }
+    if (wanted == "ggml_backend_unregister_host_buffer") {
+        return reinterpret_cast<void *>(stand_in_unregister);
+    }
+    return nullptr;
+}
+
 } // namespace
 
 ggml_backend_dev_t stand_in_device() {
-    static ggml_backend_device device = {device_iface, nullptr, nullptr};
+    static ggml_backend_reg    reg = {GGML_BACKEND_API_VERSION, {reg_name, reg_count, reg_device, reg_proc}, nullptr};
+    static ggml_backend_device device = {device_iface, &reg, nullptr};
     return &device;
 }
 

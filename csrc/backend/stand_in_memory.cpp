@@ -3,10 +3,13 @@
 #include "backend/device.h"
 #include "backend/ggml_internals.h"
 #include "backend/stand_in.h"
+#include "core/pinned_ranges.h"
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -41,6 +44,7 @@ void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size
 }
 // As on a GPU, these are not ordered with any stream: whoever calls them has waited for what matters.
 void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
+    stand_in_check_source(data, size);
     memcpy(static_cast<char *>(t->data) + offset, data, size);
 }
 void buffer_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_t offset, size_t size) {
@@ -97,7 +101,49 @@ ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size)
     return buffer;
 }
 
+// ---- registered host memory
+
+struct Registered {
+    std::mutex               mutex;
+    PinnedRanges             ranges;
+    std::map<void *, size_t> sizes;
+    size_t                   sum = 0;
+};
+
+// Never destroyed: models may be freed while the process ends.
+Registered & registered() {
+    static auto * books = new Registered;
+    return *books;
+}
+
 } // namespace
+
+bool stand_in_register(void * begin, size_t bytes) {
+    const long            limit = stand_in().pin_limit_mb;
+    Registered &          books = registered();
+    const std::lock_guard lock(books.mutex);
+    if (limit < 0 || books.sum + bytes > static_cast<size_t>(limit) << 20 ||
+        books.ranges.pinned_bytes(begin, bytes) > 0) {
+        return false;
+    }
+    books.ranges.add(begin, bytes);
+    books.sum += books.sizes[begin] = bytes;
+    return true;
+}
+
+void stand_in_unregister(void * begin) {
+    Registered &          books = registered();
+    const std::lock_guard lock(books.mutex);
+    const auto            found = books.sizes.find(begin);
+    GGML_ASSERT(found != books.sizes.end() && "host memory is unregistered that is not registered");
+    books.sum -= found->second;
+    books.sizes.erase(found);
+    books.ranges.remove(begin);
+}
+
+void stand_in_check_source(const void * data, size_t bytes) {
+    GGML_ASSERT(registered().ranges.pieces(data, bytes).size() <= 1 && "a copy's source is registered in part");
+}
 
 void stand_in_memory(size_t * free, size_t * total) {
     *total            = memory_total();

@@ -14,4 +14,10 @@ ggml_backend_buffer_type_t stand_in_buffer_type();
 // Plain host memory under a name of its own: what pinned memory is to a GPU.
 ggml_backend_buffer_type_t stand_in_pinned_type();
 
+// Registration of host memory with its driver, up to StandInSettings::pin_limit_mb together.
+bool stand_in_register(void * begin, size_t bytes);
+void stand_in_unregister(void * begin);
+// Ends the process where a copy's source lies across the border of a registration, which CUDA refuses.
+void stand_in_check_source(const void * data, size_t bytes);
+
 } // namespace spac

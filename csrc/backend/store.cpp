@@ -1,11 +1,12 @@
 #include "backend/store.h"
 
+#include "backend/device.h"
 #include "backend/model_experts.h"
+#include "backend/pinned_mapping.h"
 
 #include <cstring>
 #include <mutex>
-
-#include <unistd.h>
+#include <optional>
 
 namespace spac {
 namespace {
@@ -16,56 +17,34 @@ constexpr size_t alignment = 64;
 struct StoreBuffer {
     std::shared_ptr<ModelExperts> experts;
     char *                        data;
-    ggml_backend_buffer_t         owned;                // behind `data`; null when it is a mapping of the model's file
-    std::once_flag                asked;                // the driver, to register the mapping
-    ggml_backend_dev_t            registered = nullptr; // whose driver the mapping is registered with
+    ggml_backend_buffer_t         owned;      // behind `data`; null when it is a mapping of the model's file
+    size_t                        pinned = 0; // bytes of `owned` that the driver has allocated
+    std::vector<Extent>           weights;    // in a mapping
+    std::once_flag                asked;      // the driver, to register the mapping
+    std::optional<PinnedMapping>  registered;
 };
-
-// ---- registering a mapping with the driver, so that copies from it need no staging. It touches every page. Not before
-// the model is loaded: dense weights share the pages at the range's ends, and CUDA refuses to copy from memory of which
-// a part is registered.
-
-constexpr const char * register_name = "ggml_backend_register_host_buffer";
-
-void * driver_function(ggml_backend_dev_t dev, const char * name) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
-    return reg != nullptr ? ggml_backend_reg_get_proc_address(reg, name) : nullptr;
-}
-
-// The whole pages around a range: mappings begin and end at pages, and so lie around them.
-std::pair<char *, size_t> pages_around(char * data, size_t size) {
-    const auto page  = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
-    const auto end   = (reinterpret_cast<uintptr_t>(data) + size + page - 1) / page * page;
-    return {reinterpret_cast<char *>(begin), end - begin};
-}
-
-bool register_mapping(ggml_backend_dev_t dev, char * data, size_t size) {
-    auto * call = reinterpret_cast<bool (*)(void *, size_t)>(driver_function(dev, register_name));
-    if (call == nullptr) {
-        return false;
-    }
-    const auto [begin, bytes] = pages_around(data, size);
-    return call(begin, bytes);
-}
-
-void unregister_mapping(ggml_backend_dev_t dev, char * data, size_t size) {
-    auto * call = reinterpret_cast<void (*)(void *)>(driver_function(dev, "ggml_backend_unregister_host_buffer"));
-    if (call != nullptr) {
-        call(pages_around(data, size).first);
-    }
-}
 
 StoreBuffer & state(ggml_backend_buffer_t buffer) { return *static_cast<StoreBuffer *>(buffer->context); }
 
 void buffer_free(ggml_backend_buffer_t buffer) {
     StoreBuffer * s = &state(buffer);
     s->experts->store_gone();
-    if (s->registered != nullptr) {
-        unregister_mapping(s->registered, s->data, buffer->size);
+    if (s->pinned > 0) {
+        s->experts->pinned.remove(s->data);
+        uncount_pinned(s->pinned);
     }
+    s->registered.reset();
     ggml_backend_buffer_free(s->owned);
     delete s;
+}
+// Registrations end in weights alone (PinnedMapping).
+ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t) {
+    StoreBuffer & s = state(buffer);
+    if (s.owned == nullptr && t->view_src == nullptr) {
+        const auto begin = reinterpret_cast<uintptr_t>(t->data);
+        s.weights.push_back({begin, begin + ggml_nbytes(t)});
+    }
+    return GGML_STATUS_SUCCESS;
 }
 void * buffer_base(ggml_backend_buffer_t buffer) { return state(buffer).data; }
 void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
@@ -82,7 +61,7 @@ void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(state(bu
 const ggml_backend_buffer_i buffer_iface = {
     /* .free_buffer   = */ buffer_free,
     /* .get_base      = */ buffer_base,
-    /* .init_tensor   = */ nullptr,
+    /* .init_tensor   = */ buffer_init_tensor,
     /* .memset_tensor = */ buffer_memset,
     /* .set_tensor    = */ buffer_set,
     /* .get_tensor    = */ buffer_get,
@@ -111,16 +90,30 @@ const char * buft_name(ggml_backend_buffer_type_t) { return "SPAC_Store"; }
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     Store &                    store  = store_of(buft);
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(store.inner());
-    if (ggml_backend_buffer_t owned = pinned ? ggml_backend_buft_alloc_buffer(pinned, size) : nullptr) {
-        // CUDA's type falls back to pageable memory by itself, under the CPU's name
-        const bool is_pinned = owned->buft == pinned;
-        return make_buffer(store, ggml_backend_buffer_get_base(owned), size, owned,
-                           is_pinned ? ModelExperts::HostMemory::pinned : ModelExperts::HostMemory::pageable);
+    Unpinned   why = !pinning().on ? Unpinned::off : size > pinning_room() ? Unpinned::limit : Unpinned::none;
+    const bool ask = pinned != nullptr && why == Unpinned::none;
+    ggml_backend_buffer_t owned = ask ? ggml_backend_buft_alloc_buffer(pinned, size) : nullptr;
+    // CUDA's type falls back to pageable memory by itself, under the CPU's name
+    const bool is_pinned = owned != nullptr && owned->buft == pinned;
+    why                  = ask && !is_pinned ? Unpinned::refused : why;
+    if (owned == nullptr) {
+        owned = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     }
-    ggml_backend_buffer_t owned = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    return owned ? make_buffer(store, ggml_backend_buffer_get_base(owned), size, owned,
-                               ModelExperts::HostMemory::pageable)
-                 : nullptr;
+    if (owned == nullptr) {
+        return nullptr;
+    }
+    ggml_backend_buffer_t buffer =
+        make_buffer(store, ggml_backend_buffer_get_base(owned), size, owned,
+                    is_pinned ? ModelExperts::HostMemory::pinned : ModelExperts::HostMemory::pageable);
+    StoreBuffer & s = state(buffer);
+    if (is_pinned) {
+        s.experts->pinned.add(s.data, size);
+        count_pinned(size);
+        s.pinned = size;
+    } else if (pinned != nullptr) {
+        s.experts->note_unpinned(why);
+    }
+    return buffer;
 }
 
 size_t buft_alignment(ggml_backend_buffer_type_t) { return alignment; }
@@ -152,7 +145,7 @@ ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
 
 ggml_backend_buffer_t device_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
     Store &    store = *static_cast<Store *>(dev->context);
-    const bool can   = driver_function(store.inner(), register_name) != nullptr; // until register_store has tried
+    const bool can   = can_register(store.inner()); // until register_store has tried
     return make_buffer(store, ptr, size, nullptr,
                        can ? ModelExperts::HostMemory::pinned_mapping : ModelExperts::HostMemory::pageable);
 }
@@ -201,10 +194,15 @@ void register_store(const ggml_tensor * store_tensor) {
     }
     std::call_once(s.asked, [&] {
         ggml_backend_dev_t inner = store_of(buffer->buft).inner();
-        if (register_mapping(inner, s.data, buffer->size)) {
-            s.registered = inner;
-        } else {
+        const auto         begin = reinterpret_cast<uintptr_t>(s.data);
+        s.registered.emplace(s.experts->pinned);
+        // a driver that has refused once is not asked again: it might give what staging needs
+        const Unpinned why = s.experts->unpinned() == Unpinned::refused
+                                 ? Unpinned::refused
+                                 : s.registered->make(inner, {begin, begin + buffer->size}, std::move(s.weights));
+        if (why != Unpinned::none) {
             s.experts->set_device(inner, ModelExperts::HostMemory::pageable);
+            s.experts->note_unpinned(why);
         }
     });
 }

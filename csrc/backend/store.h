@@ -35,7 +35,7 @@ bool in_store(const ggml_tensor * t);
 bool is_store(ggml_backend_buffer_type_t buft);
 
 // Has the device's driver register the mapping that a store tensor lies in, so that copies from it are asynchronous:
-// once for every mapping, when its model has been loaded.
+// once for every mapping, when its model has been loaded (until then, the loader copies dense weights out of it).
 void register_store(const ggml_tensor * store_tensor);
 
 // The experts of the model that a store tensor belongs to.

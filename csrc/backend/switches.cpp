@@ -1,11 +1,12 @@
 // What is switched for the whole process (device.h): launching ahead and its deadline, trust in a device's masks,
-// faults for tests.
+// pinning, faults for tests.
 
 #include "backend/device.h"
 #include "backend/fault.h"
 #include "core/error.h"
 
 #include <atomic>
+#include <mutex>
 
 namespace spac {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 std::atomic<int>   launch_ahead_now{-1}; // no choice
 std::atomic<int>   trust_masks_now{-1};
 std::atomic<Fault> fault_now{Fault::none};
+std::mutex         pinning_mutex;
+Pinning            pinning_now;
 
 // Some kernels are compiled by the driver when they are first launched: that takes seconds, and is no failure.
 constexpr double    default_timeout = 20;
@@ -31,6 +34,16 @@ double gate_timeout() { return timeout_now; }
 
 std::optional<bool> launch_ahead() { return choice(launch_ahead_now); }
 std::optional<bool> trust_device_masks() { return choice(trust_masks_now); }
+
+void set_pinning(const Pinning & how) {
+    const std::lock_guard lock(pinning_mutex);
+    pinning_now = how;
+}
+
+Pinning pinning() {
+    const std::lock_guard lock(pinning_mutex);
+    return pinning_now;
+}
 
 void set_fault(const std::string & name) {
     if (name.empty()) {

@@ -164,7 +164,8 @@ void WeightStream::fill(const Turn & turn, ModelExperts & experts, int layer) {
     const auto recorded = begin_span(experts, layer);
     Moved      sum;
     for (size_t i = 0; i < turn.weights.size(); ++i) {
-        const Moved moved = copy_weight(*turn.weights[i], *turn.staged[i], slots, turn.first + static_cast<int>(i));
+        const Moved moved =
+            copy_weight(*turn.weights[i], *turn.staged[i], slots, turn.first + static_cast<int>(i), experts.pinned);
         sum.uploaded += moved.uploaded;
         sum.copied += moved.copied;
         clear_padding(*turn.staged[i]);
@@ -177,11 +178,14 @@ void WeightStream::fill(const Turn & turn, ModelExperts & experts, int layer) {
 
 // Queues the copies of weight `w` of a layer: what comes over the link first, then what the device has.
 WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots,
-                                              int w) {
+                                              int w, const PinnedRanges & pinned) {
     ggml_tensor * resident = slots.storage != nullptr ? slots.storage->tensor(slots.pool, w) : nullptr;
     const auto    upload   = [&](size_t offset, size_t bytes) {
-        ggml_backend_tensor_set_async(stream_.get(), &staged, static_cast<const char *>(weight.data) + offset, offset,
-                                           bytes);
+        const char * data = static_cast<const char *>(weight.data) + offset;
+        for (const auto & piece : pinned.pieces(data, bytes)) { // the pageable ones take the driver's own way
+            ggml_backend_tensor_set_async(stream_.get(), &staged, data + piece.offset, offset + piece.offset,
+                                               piece.bytes);
+        }
         return bytes;
     };
     if (resident == nullptr) {

@@ -26,6 +26,7 @@ namespace spac {
 
 class ComputeStream;
 class ModelExperts;
+class PinnedRanges;
 
 class WeightStream {
   public:
@@ -81,7 +82,8 @@ class WeightStream {
     struct Slots; // what a fill reads of a pool, by the mask
     using Recorded = std::pair<std::shared_ptr<Trace>, Span>;
 
-    Moved copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots, int w);
+    Moved copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots, int w,
+                      const PinnedRanges & pinned);
     bool  copy_from_slots(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte, size_t bytes);
     void  need_zeros(size_t bytes);
     void  clear_padding(ggml_tensor & staged);

@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 
 namespace py = pybind11;
 
@@ -71,13 +72,15 @@ void bind_devices(py::module_ & m) {
     m.def(
         "set_stand_in",
         [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads,
-           double spin_us) {
-            spac::set_stand_in({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us});
+           double spin_us, long pin_limit_mb) {
+            spac::set_stand_in(
+                {upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us, pin_limit_mb});
         },
         py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
         py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
-        py::arg("spin_us") = preset.spin_us, "Sets the stand-in's speed and faults, from now on.");
+        py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb,
+        "Sets the stand-in's speed and faults, from now on.");
     m.def("stand_in", [] {
         const auto settings = spac::stand_in();
         py::dict   result;
@@ -88,6 +91,7 @@ void bind_devices(py::module_ & m) {
         result["fail_uploads"] = settings.fail_uploads;
         result["n_threads"]    = settings.n_threads;
         result["spin_us"]      = settings.spin_us;
+        result["pin_limit_mb"] = settings.pin_limit_mb;
         return result;
     });
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
@@ -99,5 +103,13 @@ void bind_devices(py::module_ & m) {
     m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
           "Whether GPUs read ids masks with their own kernels; for contexts made from now on. None: those whose "
           "kernels have been tried.");
+    const spac::Pinning usual;
+    m.def(
+        "set_pinning",
+        [](bool on, std::optional<size_t> limit, size_t slice) {
+            spac::set_pinning({on, limit.value_or(spac::Pinning{}.limit), slice});
+        },
+        py::kw_only(), py::arg("on") = usual.on, py::arg("limit") = py::none(), py::arg("slice") = usual.slice,
+        "How experts' mappings are registered with the device's driver; for models loaded from now on.");
     m.def("set_fault", &spac::set_fault, py::arg("fault"), "Faults for negative controls in tests; \"\": none.");
 }

@@ -149,6 +149,14 @@ void bind_infos(py::module_ & m) {
         .def_readonly("n_used", &LayerInfo::n_used)
         .def_readonly("expert_bytes", &LayerInfo::expert_bytes)
         .def_readonly("pool", &LayerInfo::pool);
+    using spac::HostBytes;
+    py::class_<HostBytes>(m, "HostBytes")
+        .def_readonly("pinned", &HostBytes::pinned)
+        .def_readonly("pageable", &HostBytes::pageable)
+        .def_property_readonly("why", [](const HostBytes & found) {
+            static constexpr const char * words[] = {"", "off", "limit", "refused"};
+            return words[static_cast<int>(found.why)];
+        });
     using spac::SlotStats;
     py::class_<SlotStats>(m, "SlotStats")
         .def_readonly("n_slots", &SlotStats::n_slots)
@@ -170,6 +178,7 @@ void bind_experts(py::module_ & m) {
         .def_property_readonly("slots", py::cpp_function(at_home(&Experts::slots), Release()))
         .def_property_readonly("pool_slots", py::cpp_function(at_home(&Experts::pool_slots), Release()))
         .def_property_readonly("host_memory", py::cpp_function(at_home(&Experts::host_memory), Release()))
+        .def_property_readonly("host_bytes", py::cpp_function(at_home(&Experts::host_bytes), Release()))
         .def("submit", &submit, py::arg("priority"), py::arg("threshold"))
         .def("settle", at_home(&Experts::settle), py::arg("timeout_s"), Release())
         .def("residency", &residency)

@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 #include "core/copy_runs.h"
 #include "core/error.h"
+#include "core/pinned_ranges.h"
 #include "core/residency.h"
 #include "core/slot_table.h"
 
@@ -186,4 +187,35 @@ void bind_slot_table(py::module_ & m) {
         },
         py::arg("slot_of"), py::arg("expert_bytes"), py::arg("copy_bytes"),
         "(first, count, slot) of the copies that bring a layer's experts together.");
+    using Extents = std::vector<std::pair<uintptr_t, uintptr_t>>;
+    m.def(
+        "pin_slices",
+        [](std::pair<uintptr_t, uintptr_t> mapping, const Extents & weights, size_t page, size_t slice, size_t most) {
+            std::vector<spac::Extent> sorted;
+            for (const auto & [begin, end] : weights) {
+                sorted.push_back({begin, end});
+            }
+            Extents slices;
+            for (const auto & found : spac::pin_slices({mapping.first, mapping.second}, sorted, page, slice, most)) {
+                slices.emplace_back(found.begin, found.end);
+            }
+            return slices;
+        },
+        py::arg("mapping"), py::arg("weights"), py::arg("page"), py::arg("slice"), py::arg("most"),
+        "(begin, end) of the slices in which a mapping is registered.");
+    m.def(
+        "pinned_pieces",
+        [](const Extents & pinned, uintptr_t begin, size_t bytes) {
+            spac::PinnedRanges ranges;
+            for (const auto & [from, to] : pinned) {
+                ranges.add(reinterpret_cast<void *>(from), to - from);
+            }
+            std::vector<std::tuple<size_t, size_t, bool>> pieces;
+            for (const auto & piece : ranges.pieces(reinterpret_cast<void *>(begin), bytes)) {
+                pieces.emplace_back(piece.offset, piece.bytes, piece.pinned);
+            }
+            return pieces;
+        },
+        py::arg("pinned"), py::arg("begin"), py::arg("bytes"),
+        "(offset, bytes, whether pinned) of the parts of a copy's source.");
 }

@@ -117,6 +117,7 @@ def set_stand_in(
     fail_uploads: int = 0,
     n_threads: int = 1,
     spin_us: float = 50,
+    pin_limit_mb: int = -1,
 ) -> None:
     """Sets the stand-in's speed and faults, from now on. What is not given returns to its default."""
 
@@ -129,6 +130,13 @@ def set_gate_timeout(seconds: float | None) -> None:
     the next wait on. None: 20 s; 0: for ever."""
 
 def set_trust_device_masks(on: bool | None) -> None: ...
+def set_pinning(*, on: bool = True, limit: int | None = None, slice: int = 1 << 30) -> None:
+    """How experts' mappings are registered with the device's driver; for models loaded from now on.
+
+    `limit`: bytes of all models of the process together; `slice`: bytes of one registration. What is not
+    given returns to its default.
+    """
+
 def set_fault(fault: str) -> None:
     """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel",
     "stuck-gate", "stuck-call", "dead-device"; "compact" is another way, no fault."""
@@ -237,7 +245,11 @@ class Experts:
     @property
     def host_memory(self) -> str:
         """How experts lie: "pinned", "pinned mapping", "staged" (copies pass a pinned ring) "pageable" or
-        "paged" (more than memory holds: read from the file as they are needed)."""
+        "paged" (more than memory holds: read from the file as they are needed). "partly pinned": a part of
+        the file's mapping is registered, and the others are staged."""
+    @property
+    def host_bytes(self) -> HostBytes:
+        """What the device's driver has pinned of them; known as the layers are, 0 after the model's end."""
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
         """The plan from now on: priority int32[L, N], threshold int32[L], in C order. Both are copied."""
     def settle(self, timeout_s: float) -> bool:
@@ -272,6 +284,19 @@ class Experts:
     @property
     def stats(self) -> dict[str, int]:
         """Counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
+
+class HostBytes:
+    """Experts' bytes in host memory."""
+
+    @property
+    def pinned(self) -> int:
+        """In memory that the device's driver has pinned."""
+    @property
+    def pageable(self) -> int:
+        """The others."""
+    @property
+    def why(self) -> str:
+        """What kept a part from being pinned that could have been: "off", "limit", "refused", or ""."""
 
 class LoadScope:
     """Models loaded on this thread in the `with` block have their experts in `experts`.
@@ -894,3 +919,14 @@ def copy_runs(slot_of: Sequence[int], expert_bytes: int, copy_bytes: int) -> lis
     Residents are copied from their slots, the others over the link, together with residents between them
     where that is no slower: a copy of its own takes as long as `copy_bytes` over the link.
     """
+
+def pin_slices(
+    mapping: tuple[int, int], weights: Sequence[tuple[int, int]], page: int, slice: int, most: int
+) -> list[tuple[int, int]]:
+    """(begin, end) of the slices in which a mapping is registered; `weights` are sorted and disjoint.
+
+    Whole pages in the mapping, about `slice` bytes each and `most` together; all borders lie in weights.
+    """
+
+def pinned_pieces(pinned: Sequence[tuple[int, int]], begin: int, bytes: int) -> list[tuple[int, int, bool]]:
+    """(offset, bytes, whether pinned) of the parts of a copy's source, none of which crosses a border."""

@@ -135,7 +135,7 @@ def cpu_name() -> str:
 
 
 def _gpu() -> Iterator[Finding]:
-    from spac import _core, _library
+    from spac import _core, _library, pinning
 
     built = hasattr(ctypes.CDLL(str(_library.library_path())), "ggml_backend_cuda_reg")
     why = "" if built else "built without CUDA: install the toolkit and spac anew, with -DSPAC_CUDA=on"
@@ -149,6 +149,9 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
     if not devices:
         yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))
+    else:
+        found, why = pinning.outlook(devices)
+        yield Finding("pinning", "off" if why else "ok", found, why)
 
 
 def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
@@ -286,7 +289,8 @@ def _expert_memory(way: str, is_stand_in: bool) -> tuple[State, str, str]:
     return (
         "off",
         way,
-        "the driver does not pin the mapping of the model: uploads are slower (WSL2 limits pinned memory)",
+        "the mapping of the model is not pinned, or in part: uploads are slower (the driver, SPAC_PIN, "
+        "SPAC_PIN_LIMIT)",
     )
 
 

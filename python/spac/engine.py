@@ -327,6 +327,8 @@ class Engine:
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
             paged=self._pair.paged,
+            pinned_bytes=self.experts.host_bytes.pinned if self.experts is not None else 0,
+            pageable_bytes=self.experts.host_bytes.pageable if self.experts is not None else 0,
             stream_batch=residence.stream_batch,
             lookahead=residence.lookahead,
             threads=self._pair.threads,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spac.errors import InputError
+from spac.vram import parse_size
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,24 @@ class Number:
         return number
 
 
+@dataclass(frozen=True)
+class Size:
+    """A variable that is a number of bytes, with or without a unit; unset and empty are the same."""
+
+    name: str
+    doc: str
+
+    def get(self) -> int | None:
+        """The bytes; None when it is not set. Raises InputError for what is no size."""
+        value = os.environ.get(self.name, "").strip()
+        n_bytes = int(value) if value.isdecimal() else parse_size(value)
+        if value and n_bytes is None:
+            raise InputError(
+                f"{self.name}: '{value}' is not a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each)"
+            )
+        return n_bytes
+
+
 LIB_PATH = Folder(
     "LLAMA_CPP_LIB_PATH",
     "llama-cpp-python's: the folder that it takes libllama.so from. spac sets it to its own library's folder "
@@ -129,6 +148,7 @@ STAND_IN = Numbers(
         "fail_uploads": int,
         "n_threads": int,
         "spin_us": float,
+        "pin_limit_mb": int,
     },
     "How the stand-in device behaves, for tests and for seeing what a slow link does, such as "
     '"upload_gb_s=4,latency_us=10,memory_mb=64". Not set: as fast as memory, half of the host\'s.',
@@ -154,6 +174,17 @@ DEVICE_MASKS = Switch(
     "Whether a GPU reads the ids masks itself with the patched kernels. Without, the CPU lists the resident "
     "experts, and the GPU waits. Not set: on CUDA, whose kernels have been tried. 0 is for comparisons, and "
     "for GPUs on which bench/gpu_suite fails.",
+)
+PIN = Switch(
+    "SPAC_PIN",
+    "Whether the GPU's driver pins experts in host memory (it registers the file's mapping). Without, copies "
+    "go through a staging buffer, and prompts are slower. Not set: as far as the driver allows. 0 is for "
+    "comparisons, and for drivers on which it fails.",
+)
+PIN_LIMIT = Size(
+    "SPAC_PIN_LIMIT",
+    "How much of the experts may be pinned, of all models of the process together, such as 64G; what is more "
+    "is treated as with SPAC_PIN=0. Not set: all, and under WSL2, which pins no more, half of the memory.",
 )
 CPU_KERNELS = Switch(
     "SPAC_CPU_KERNELS",

@@ -113,6 +113,7 @@ class LentPair(ModelPair):
         self._note_paging(self._info)
         self._note_layers()
         self._note_mtp()
+        self._note_pinning()
         self.draft = self._open_draft(draft)
         self._check_pair()
         with self._room_for_prompts(self.experts):  # its extra layers, as a draft

@@ -19,6 +19,7 @@ from spac.gguf_info import ModelInfo
 from spac.host import missing_features, physical_cores, repacking_pays
 from spac.llama_params import LOAD_MODES, context_values, model_values
 from spac.paging import is_paged, paging_note
+from spac.pinning import pinning_note, set_pinning
 from spac.stream_batch import LEAST, StreamBatch
 from spac.vram import VramLimit, size
 
@@ -84,6 +85,12 @@ class ModelPair:
     def _draft_file(self) -> Path | None:
         needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
         return Path(self._config.draft) if self._config.draft and needs_draft else None
+    def _note_pinning(self) -> None:
+        """Once contexts are there, for which experts are pinned."""
+        if self.experts is not None and self.device is not None:
+            note = pinning_note(Path(self._config.target).name, self.experts, self.device)
+            self.notes += [note] if note else []
+
 
     def _open_all(self, config: EngineConfig, info: ModelInfo, draft: Path | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
@@ -100,6 +107,7 @@ class ModelPair:
         self._note_mtp()
         if self.experts is None:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
+        self._note_pinning()
             where = f"on {self.device.name}" if self.device is not None else "on the CPU"
             if self.device is None or self.layers_on_device:
                 self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
@@ -130,6 +138,8 @@ class ModelPair:
             parts.append("cache on the CPU")
         if config.gpu_layers_draft not in ("all", "auto"):
             parts.append(f"{config.gpu_layers_draft} layers of the draft")
+        elif self.experts is not None and self.experts.host_bytes.why:
+            parts.append("not all pinned")
         return "".join(f", {part}" for part in parts)
 
     def _note_layers(self) -> None:
@@ -160,6 +170,7 @@ class ModelPair:
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
+        set_pinning()
             if settings := env.STAND_IN.get():
                 _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
                 self.device = choose_device(device.name)  # as it is now: with that much memory

@@ -49,6 +49,8 @@ class Setting:
     vram_bytes: int = 0  # buffers of this process on the device
     vram_limit: int | None = None  # bytes that these may take together
     paged: bool = False  # experts are more than memory holds
+    pinned_bytes: int = 0  # of the experts in host memory, that the device's driver has pinned
+    pageable_bytes: int = 0  # the others
     stream_batch: int = 0  # tokens of the smallest graph for which all experts come to the device; 0: of none
     lookahead: int = 0  # how many layers ahead experts are loaded while a step runs
 
@@ -147,6 +149,8 @@ class RunStats:
     slot_bytes: int
     vram_bytes: int  # of this process's buffers on the device: weights, contexts, slots and the rest
     paged: bool  # experts are more than memory holds, and read from the file as they are needed
+    pinned_bytes: int  # of the experts in host memory, that the device's driver has pinned
+    pageable_bytes: int  # the others: copies of these go through a staging buffer, or wait for the driver
     vram_limit: int | None  # of these, as --vram-limit has it
     # scheduling: observe, solve, submit
     scheduler_s: float

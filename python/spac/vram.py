@@ -48,15 +48,22 @@ class VramLimit:
         if isinstance(value, float):
             return cls(share=value)
         text = value.strip().lower()
-        if match := _SIZE.fullmatch(text):
-            base = 1000 if match[3] == "b" else 1024
-            return cls(n_bytes=int(float(match[1]) * base ** _UNITS[match[2]]))
+        if (n_bytes := parse_size(text)) is not None:
+            return cls(n_bytes=n_bytes)
         if match := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
             return cls(share=float(match[1]) / 100)
         raise InputError(f"vram_limit: '{value}' is none of {cls.ACCEPTED}")
 
     def __str__(self) -> str:
         return f"{self.share:.6g}" if self.n_bytes is None else size(self.n_bytes)
+
+
+def parse_size(text: str) -> int | None:
+    """The bytes that a size with a unit says; None where it is none."""
+    if not (match := _SIZE.fullmatch(text.strip().lower())):
+        return None
+    base = 1000 if match[3] == "b" else 1024
+    return int(float(match[1]) * base ** _UNITS[match[2]])
 
 
 def size(n_bytes: int) -> str:

@@ -278,6 +278,27 @@ def test_streamed_prompts_hold_the_slots_that_they_are_copied_from(
         assert stats["stream_slot_bytes"] > 0
 
 
+def test_partly_pinned_experts(
+    cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Copies from pinned memory, through the ring, and of experts that lie across a border, read late."""
+    runs = (
+        Run("moving", 0.5, seed=22, moving=True),
+        Run("streamed", 0.5, seed=23, moving=True, stream_tokens=17),
+        Run("looking ahead", 0.25, seed=24, lookahead=1),
+    )
+    names = ("qwen3moe Q4_0", "qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss odd")
+    for name in names:
+        case = replace(cases[name], runs=runs)
+        pinning = {"limit": Path(case.model).stat().st_size // 2, "slice": 16 << 10}
+        job = Job((case,), stand_in={"delay_us": 20, "pin_limit_mb": 1024}, pinning=pinning)
+        result = run_worker("spac", job, tmp_path_factory.mktemp("pinned"))
+        assert [str(d) for d in compare(case, result, reference)] == []
+        pinned, pageable = result.meta[f"{name}|moving"]["host_bytes"]
+        assert pinned > 0
+        assert pageable > 0
+
+
 def test_models_side_by_side(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -68,7 +68,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Job:
-    """Cases for one worker process; `stand_in` are arguments of `_core.set_stand_in`. With `together`, spac's
+    """Cases for one worker process; `stand_in` are arguments of `_core.set_stand_in`, `pinning`
+    of `_core.set_pinning`. With `together`, spac's
     worker runs all cases at the same time, each in a thread (without faults: these hold for the process).
 
     `device` is the one that spac's device wraps; it reads the ids masks itself. The reference runs on the CPU
@@ -77,6 +78,7 @@ class Job:
 
     cases: tuple[Case, ...]
     stand_in: dict[str, float] = field(default_factory=dict)
+    pinning: dict[str, int] = field(default_factory=dict)
     together: bool = False
     device: str = STAND_IN
 

@@ -73,6 +73,8 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     ll = importlib.import_module("llama_cpp")
     decoder = importlib.import_module("tests.compare.decoder")
     _core.set_default_device(job.device)
+    _core.set_stand_in(**job.stand_in)  # type: ignore[arg-type]
+    _core.set_pinning(**job.pinning)
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     if job.device != STAND_IN:
         _core.set_trust_device_masks(True)
@@ -121,6 +123,7 @@ def _observe(
         "n_layer": experts.n_layer,
         "n_expert": experts.n_expert,
         "resident": resident,
+        "host_bytes": [experts.host_bytes.pinned, experts.host_bytes.pageable],
         "stats": {key: int(after[key]) - int(before[key]) for key in after},
     }
 
