@@ -111,9 +111,9 @@ class LentPair(ModelPair):
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         adapt(config, model, context)
         self._note_paging(self._info)
+        self._note_pinning()
         self._note_layers()
         self._note_mtp()
-        self._note_pinning()
         self.draft = self._open_draft(draft)
         self._check_pair()
         with self._room_for_prompts(self.experts):  # its extra layers, as a draft

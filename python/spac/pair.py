@@ -81,16 +81,16 @@ class ModelPair:
         if self.paged and self._config.paging == "auto":
             self.notes.append(paging_note(info))
 
-    @property
-    def _draft_file(self) -> Path | None:
-        needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
-        return Path(self._config.draft) if self._config.draft and needs_draft else None
     def _note_pinning(self) -> None:
         """Once contexts are there, for which experts are pinned."""
         if self.experts is not None and self.device is not None:
             note = pinning_note(Path(self._config.target).name, self.experts, self.device)
             self.notes += [note] if note else []
 
+    @property
+    def _draft_file(self) -> Path | None:
+        needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
+        return Path(self._config.draft) if self._config.draft and needs_draft else None
 
     def _open_all(self, config: EngineConfig, info: ModelInfo, draft: Path | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
@@ -103,11 +103,11 @@ class ModelPair:
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None where there is nothing to split."""
         self._note_paging(info)
+        self._note_pinning()
         self._note_layers()
         self._note_mtp()
         if self.experts is None:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
-        self._note_pinning()
             where = f"on {self.device.name}" if self.device is not None else "on the CPU"
             if self.device is None or self.layers_on_device:
                 self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
@@ -134,12 +134,12 @@ class ModelPair:
         parts += [f"lora {adapter.path.name}" for adapter in Adapter.several(config.lora)]
         if self.paged:
             parts.append("paged")
+        elif self.experts is not None and self.experts.host_bytes.why:
+            parts.append("not all pinned")
         if not config.kv_offload:
             parts.append("cache on the CPU")
         if config.gpu_layers_draft not in ("all", "auto"):
             parts.append(f"{config.gpu_layers_draft} layers of the draft")
-        elif self.experts is not None and self.experts.host_bytes.why:
-            parts.append("not all pinned")
         return "".join(f", {part}" for part in parts)
 
     def _note_layers(self) -> None:
@@ -166,11 +166,11 @@ class ModelPair:
         _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
         _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
+        set_pinning()
         env.CPU_KERNELS.get()  # the library has read it when it was loaded; a wrong value is told here
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
-        set_pinning()
             if settings := env.STAND_IN.get():
                 _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
                 self.device = choose_device(device.name)  # as it is now: with that much memory
