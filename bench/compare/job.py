@@ -44,7 +44,7 @@ class Job(_Json):
     governor: str | None = None  # spac; None: the draft length is fixed
     lookahead: int | None = None  # spac; None: its default
     repack: bool = True  # llama.cpp: the CPU's weights, where it has kernels for that
-    no_host: bool = False  # llama.cpp: no pinned buffers for the CPU's weights; they hinder repacking
+    no_host: bool = False  # llama.cpp: no pinned buffers; the loader takes them before repacked weights
     paging: str = "auto"  # spac
     graphs: bool = True  # CUDA's
     program: str = ""  # llama-server's path

@@ -70,8 +70,8 @@ class Decoder:
         self.model = api.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise RuntimeError(f"{path} does not load in llama.cpp")
-        # Overrides to the CPU's plain buffers take the first kind of the CPU's that suits: beside a GPU its
-        # pinned one, which is none for repacked weights.
+        # An override to the CPU's plain buffers takes the first of the CPU's kinds that suits. Beside a GPU
+        # that is the pinned kind, which a mapping makes plain again, so that no weights are repacked.
         params.no_host = job.no_host
         values = api.llama_context_default_params()
         values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
