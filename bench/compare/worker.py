@@ -5,6 +5,7 @@ The library is the one that LLAMA_CPP_LIB_PATH names, or, for spac's jobs, spac'
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -41,12 +42,22 @@ def run_spac(job: Job) -> Result:
     """On spac's library."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare import ours, sweep
+    from spac._llama import echo_log
 
+    echo_log(
+        _echo
+    )  # a driver's error comes through the log alone, and the cell's log is all that is left of a crash
     if job.kind == "threads":
         return sweep.of_spac(job)
     if job.kind == "likelihoods":
         return Result(surprises=ours.likelihoods(job))
     return ours.run(job)
+
+
+def _echo(level: int, text: bytes, _: object) -> None:
+    """Write the library's warnings and errors to stderr."""
+    if level in (3, 4):
+        os.write(2, text)
 
 
 def main() -> int:

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Nothing needs to be installed; the processes started below find the tree too.
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
+from bench.gpu_suite.watched import cause  # noqa: E402
 from tests.patches.ggml import Ggml  # noqa: E402
 
 UNFINISHED = 3
@@ -128,11 +129,9 @@ class Suite:
                 except (OutOfTimeError, subprocess.TimeoutExpired):
                     return None
                 if done.returncode != 0:
-                    lines = (done.stderr.strip() or "no output").splitlines()
-                    return {
-                        "kind": kind,
-                        "failures": [f"{kind}: status {done.returncode}: {lines[-1][:200]}"],
-                    }
+                    (parts / f"{kind}.txt").write_text(done.stdout + done.stderr)
+                    why = f"{kind}: status {done.returncode}: {cause(done.stderr)}"
+                    return {"kind": kind, "failures": [why]}
             return json.loads(part.read_text())  # type: ignore[no-any-return]
 
         with ThreadPoolExecutor(max(1, min(4, self.args.jobs // 2))) as pool:

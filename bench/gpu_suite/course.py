@@ -120,6 +120,12 @@ class Course(Parts):
         self.failed.append("cuBLAS")
         return ["--cublas", str(library.parents[1])]
 
+    @property
+    def commit(self) -> str:
+        """The tree's, as it was packed; empty where nothing was."""
+        path: Path = self.args.carry / "commit"
+        return path.read_text().strip() if path.is_file() else ""
+
     def begin_twins(self) -> Twins:
         """They are written while the library is built."""
         folder = place(self.args.model, Path("/dev/shm"), self.work)
@@ -133,16 +139,13 @@ class Course(Parts):
         words += ["--source", source] if source.is_file() else []
         if self.on_gpu and (capability := facts.capability()):
             words += ["--architectures", f"{capability}-real"]
-        for more in ([["--objects", objects]] if objects else []) + [[]]:
-            code = self.command("build", self.left - 60, *words, *more, "--seconds", int(self.left - 60))
-            if code == 0 and self.on_gpu and not more:
-                self.keep_objects()
-            if code in (0, UNFINISHED):
-                return code == 0
-            if more:  # without the objects it may do
-                self.failed.remove("build")
-            shutil.rmtree(self.work / "build", ignore_errors=True)
-        return False
+        more = ["--objects", objects] if objects else []
+        code = self.command("build", self.left - 60, *words, *more, "--seconds", int(self.left - 60))
+        if code == 0 and self.on_gpu and not more:
+            self.keep_objects()
+        if code not in (0, UNFINISHED):  # compiling all of CUDA after a failure would take the call's time
+            self.say((self.work / "log.txt").read_text(errors="replace")[-3000:])
+        return code == 0
 
     def keep_objects(self) -> None:
         """What was compiled here, for a later call on a fresh machine: it takes minutes of many cores."""
@@ -154,7 +157,16 @@ class Course(Parts):
 
     def smoke(self) -> None:
         result = self.work / "smoke.json"
+        at_once = max(1, min(4, self.args.jobs // 3))
         words = ["bench.gpu_suite.smoke", result, "--device", self.args.device, "--seconds", 100]
+        words += [
+            "--logs",
+            self.logs,
+            "--at-once",
+            at_once,
+            "--threads",
+            max(1, self.args.jobs // at_once - 1),
+        ]
         # Where forms hang, each of the others has 5 s after its time: it ends by itself, with a result.
         self.command("smoke", 160, *words, keep=True)
         log = self.logs / "smoke.txt"
@@ -178,7 +190,7 @@ class Course(Parts):
         """Masks and launching ahead are used where they were right; what is used is said."""
         path = self.work / "smoke.json"
         rows = json.loads(path.read_text()) if path.is_file() else []
-        errors = {row["name"]: row["error"] for row in rows if not row["fault"]}
+        errors = {row["name"]: row["error"] for row in rows if not row["fault"] and "error" in row}
         bound = max(5e-3, 2 * errors.get("split, 25 %", 0.0))  # what the device rounds otherwise anyhow
         right = {name: error <= bound for name, error in errors.items()}
         checked = self.work / TWINS_CHECKED / "patches.json"
@@ -229,8 +241,7 @@ class Course(Parts):
         words = ["bench.compare", place, "--target", self.twins.target, "--draft", self.twins.draft]
         words += ["--device", self.args.device, "--seconds", int(seconds - 15)]
         words += self.quick or ["--budgets", *BUDGETS]
-        if (commit := self.args.carry / "commit").is_file():
-            words += ["--commit", commit.read_text().strip()]
+        words += ["--commit", self.commit] if self.commit else []
         self.unfinished = [name for name in self.unfinished if name != "compare"]
         code = self.command("compare", seconds, *words)
         if (place / "compare.md").is_file():

@@ -1,11 +1,14 @@
 """The bundled pair on a device and on the CPU: are the logits the same, but for what other kernels round?
 
-    python -m bench.gpu_suite.smoke RESULT.json [--device CUDA0] [--seconds 90] [--longest 40]
+    python -m bench.gpu_suite.smoke RESULT.json [--device CUDA0] [--seconds 90] [--longest 40] [--logs FOLDER]
+                                    [--at-once 4] [--forms TEXT …]
 
 Every form of the split runs in a process of its own, so that a crash costs only that form: no experts
 resident, some, all; with the ids masks read by the device's kernels and without; with work queued ahead of
-the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the device. Exit
-code 1: a form crashed, or is further off than `BOUND`.
+the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the device. The
+unpatched library runs on the device too: with all experts resident, spac's logits are its logits. A form that
+crashes on a GPU runs once more under compute-sanitizer. LOGS gets each form's whole output. Exit code 1: a
+form crashed, or is further off than `BOUND`.
 """
 
 from __future__ import annotations
@@ -13,23 +16,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spac.env import DEVICE_MASKS, LAUNCH_AHEAD
+from bench.gpu_suite import watched
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "python" / "spac" / "demo" / "target.gguf"
+REFERENCE = ROOT / "python" / "spac" / "lib" / "reference"
 BATCHES = (96, 9, 9, 4, 2, 1, 1, 1, 1)  # tokens evaluated at a time: a prompt, verifications, single tokens
 BOUND = 5e-3
 """Normalized mean square error of the logits: ten times what upstream's tests allow one matrix product."""
+LONGEST_S = 40.0  # of one form: a device that waits for ever is one of the faults
+SANITIZER_S = 60.0  # of one form under compute-sanitizer
 
 
 @dataclass(frozen=True)
@@ -43,29 +50,50 @@ class Form:
     lookahead: int = 0  # layers, from which on experts are loaded while a step runs
     stream_batch: int = 0
     on_cpu: bool = False
+    unpatched: bool = False  # llama.cpp as published, all of the model on the device
+    settings: tuple[tuple[str, str], ...] = field(default=())  # environment variables
+
+    def environment(self) -> dict[str, str]:
+        """Return what the form's process has in its environment beside this one's."""
+        found = {"SPAC_DEVICE_MASKS": str(int(self.masks)), "SPAC_LAUNCH_AHEAD": str(int(self.ahead))}
+        return {**found, **dict(self.settings)}
 
 
+NO_GRAPHS = (("GGML_CUDA_DISABLE_GRAPHS", "1"),)
 FORMS = (
     Form("plain, on the CPU", on_cpu=True),
-    Form("split, nothing resident"),
-    Form("split, 25 %", "25%"),
-    Form("split, 25 %, ahead", "25%", ahead=True),
-    Form("split, 25 %, masks", "25%", masks=True),
-    Form("split, 25 %, masks, ahead", "25%", masks=True, ahead=True),
-    Form("split, 25 %, looking ahead", "25%", lookahead=1),
+    Form("llama.cpp, on the device", unpatched=True),
     Form("split, 25 %, masks, ahead, looking ahead", "25%", masks=True, ahead=True, lookahead=1),
+    Form("split, 25 %, masks, ahead", "25%", masks=True, ahead=True),
+    Form("split, 25 %, masks, prompt streamed", "25%", masks=True, ahead=True, stream_batch=32),
     Form("split, all, masks", "100%", masks=True),
-    Form("split, 25 %, masks, prompt streamed", "25%", masks=True, stream_batch=32),
-)
-LONGEST_S = 40.0  # of one form: a device that waits for ever is one of the faults
+    Form("split, 25 %, masks", "25%", masks=True),
+    Form("split, 25 %, looking ahead", "25%", lookahead=1),
+    Form("split, 25 %, ahead", "25%", ahead=True),
+    Form("split, 25 %", "25%"),
+    Form("split, nothing resident"),
+    Form("split, 25 %, masks, ahead, no graphs", "25%", masks=True, ahead=True, settings=NO_GRAPHS),
+    Form("split, 25 %, masks, ahead, not pinned", "25%", masks=True, ahead=True,
+         settings=(("SPAC_PIN", "0"),)),
+    Form("split, 25 %, masks, ahead, loaded lazily", "25%", masks=True, ahead=True,
+         settings=(("CUDA_MODULE_LOADING", "LAZY"),)),
+)  # fmt: skip
+
+
+def tokens_of() -> list[int]:
+    """Return the tokens that every form evaluates."""
+    return np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()  # type: ignore[no-any-return]
 
 
 def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
     """float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
+    import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare.ours import logits, make_resident
+    from spac._llama import echo_log
     from spac.config import EngineConfig
     from spac.pair import ModelPair
 
+    echo_log(_echo)
     config = EngineConfig(
         target=DEMO, device="cpu" if form.on_cpu else device, slots=form.slots, ctx=512, draft_length=0,
         stream_batch=form.stream_batch, threads=threads,
@@ -76,14 +104,38 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         if pair.experts is not None:
             pair.experts.set_lookahead(form.lookahead)
             pair.experts.set_stream_tokens(form.stream_batch)  # a pair is made without
-        tokens = np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()
-        found, at = [], 0
+        tokens, found, at = tokens_of(), [], 0
         for n in BATCHES:
             found.append(logits(pair, tokens[at : at + n], at))
             at += n
         return np.concatenate(found)
     finally:
         pair.close()
+        echo_log(None)
+
+
+def compute_unpatched(device: str, threads: int) -> np.ndarray:
+    """The same of the unpatched library, which LLAMA_CPP_LIB_PATH names, all of the model on the device."""
+    from bench.compare import stock
+    from bench.compare.job import Job
+    from bench.compare.pool import ThreadPool
+
+    stock.start()
+    job = Job("llama.cpp", str(DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False)
+    decoder = stock.Decoder(job.target, job, ThreadPool(job.threads))
+    tokens, found, at = tokens_of(), [], 0
+    for n in BATCHES:
+        decoder.decode(tokens[at : at + n], at, logits="all")
+        found.append(decoder.rows(n).copy())
+        at += n
+    decoder.close()
+    return np.concatenate(found)
+
+
+def _echo(level: int, text: bytes, _: object) -> None:
+    """Write warnings and errors to stderr: CUDA's errors come through the log alone."""
+    if level in (3, 4):
+        os.write(2, text)
 
 
 def error(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -93,64 +145,126 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def run(form: Form, device: str, to: Path, seconds: float) -> str:
-    """Computes a form in a process of its own; returns what went wrong, or nothing."""
-    words = [sys.executable, "-m", "bench.gpu_suite.smoke", str(to), "--device", device, "--form", form.name]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path, str(ROOT / "python")])}
-    environment |= {DEVICE_MASKS.name: str(int(form.masks)), LAUNCH_AHEAD.name: str(int(form.ahead))}
-    try:
-        done = subprocess.run(
-            words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done within {seconds:.0f} s"
-    if done.returncode == 0 and to.is_file():
-        return ""
-    return f"status {done.returncode}: {(done.stderr.strip() or 'no output').splitlines()[-1][:300]}"
+class Smoke:
+    """All forms of one call, some at once."""
 
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args, self.folder = args, folder
+        self.deadline = time.monotonic() + args.seconds
+        self.logs: Path = args.logs or folder
+        self.on_gpu = args.device.upper().startswith("CUDA")
 
-def check(device: str, seconds: float, longest: float) -> list[dict[str, Any]]:
-    """A row for every form: its error against the first, tokens with another likeliest successor, time."""
-    deadline, rows = time.monotonic() + seconds, []
-    with tempfile.TemporaryDirectory() as folder:
-        wanted: np.ndarray | None = None
-        for i, form in enumerate(FORMS):
-            path, begun = Path(folder) / f"{i}.npy", time.monotonic()
-            fault = run(form, device, path, min(longest, max(5.0, deadline - begun)))
-            row: dict[str, Any] = {**asdict(form), "fault": fault}
-            if not fault:
-                found = np.load(path)
-                wanted = found if wanted is None else wanted
+    def run(self) -> list[dict[str, Any]]:
+        """Return a row for every form, each said as it comes."""
+        from bench.compare.cells import environment
+
+        self._environment = environment
+        forms = [form for form in FORMS if not form.unpatched or (REFERENCE / "libllama.so").is_file()]
+        if self.args.forms:
+            forms = [form for form in forms if form.on_cpu or any(t in form.name for t in self.args.forms)]
+        with ThreadPoolExecutor(self.args.at_once) as pool:
+            first = pool.submit(self.form, forms[0])
+            rows = list(pool.map(self.form, forms[1:]))
+        rows.insert(0, first.result())
+        self._compare(rows)
+        for row in rows:
+            print(line(row), flush=True)
+        return rows
+
+    def form(self, form: Form) -> dict[str, Any]:
+        """Compute a form in a process of its own; return what came of it."""
+        begun = time.monotonic()
+        seconds = min(self.args.longest, max(5.0, self.deadline - begun))
+        ended = self._process(form, seconds, [])
+        row: dict[str, Any] = {**asdict(form), "fault": ended.fault}
+        sanitizer = shutil.which("compute-sanitizer")
+        if (
+            ended.code
+            and self.on_gpu
+            and not form.on_cpu
+            and sanitizer
+            and self.deadline > time.monotonic() + 20
+        ):
+            again = self._process(form, SANITIZER_S, [sanitizer, "--tool", "memcheck"])
+            row["sanitizer"] = [text for text in again.output.splitlines() if text.startswith("=========")][
+                :12
+            ]
+        row["seconds"] = round(time.monotonic() - begun, 1)
+        return row
+
+    def _process(self, form: Form, seconds: float, before: list[str]) -> watched.Ended:
+        reference = REFERENCE if form.unpatched else None
+        more = {**self._environment(reference), **form.environment()}
+        name = "".join(c if c.isalnum() else "-" for c in form.name)
+        if before:  # its own waits are slow: nothing is to wait on it
+            more |= {"SPAC_LAUNCH_AHEAD": "0", **dict(NO_GRAPHS)}
+            name += "-sanitizer"
+        words = [
+            sys.executable,
+            "-m",
+            "bench.gpu_suite.smoke",
+            self._path(form),
+            "--device",
+            self.args.device,
+        ]
+        words += ["--form", form.name, "--threads", self.args.threads]
+        log = self.logs / f"smoke-{name}.txt"
+        return watched.run([*before, *words], log, seconds, cwd=ROOT, environment=more)
+
+    def _path(self, form: Form) -> Path:
+        return self.folder / f"{FORMS.index(form)}.npy"
+
+    def _compare(self, rows: list[dict[str, Any]]) -> None:
+        """Note how far each form is from the CPU's logits, and from the unpatched library's to the bit."""
+        arrays = {form.name: np.load(self._path(form)) for form in FORMS if self._path(form).is_file()}
+        wanted, device = arrays.get("plain, on the CPU"), arrays.get("llama.cpp, on the device")
+        for row in rows:
+            found = arrays.get(row["name"])
+            if found is None or row["fault"]:
+                row["fault"] = row["fault"] or "no result"
+                continue
+            if wanted is not None:
                 row["error"] = error(found, wanted)
                 row["other_tokens"] = int((found.argmax(1) != wanted.argmax(1)).sum())
-            rows.append({**row, "seconds": round(time.monotonic() - begun, 1)})
-            print(line(rows[-1]), flush=True)
-    return rows
+            if device is not None and not row["on_cpu"]:
+                row["unequal_rows"] = int((found != device).any(1).sum())
 
 
 def line(row: dict[str, Any]) -> str:
-    if row["fault"]:
-        return f"{row['name']:<40} {row['fault']}"
+    """Return a row as text."""
+    if row["fault"] or "error" not in row:
+        return "\n  ".join([f"{row['name']:<40} {row['fault']}", *row.get("sanitizer", [])])
     verdict = "" if row["error"] <= BOUND else "  TOO FAR OFF"
+    equal = f", {row['unequal_rows']} rows not llama.cpp's bits" if "unequal_rows" in row else ""
     return (
-        f"{row['name']:<40} error {row['error']:.2e}, {row['other_tokens']} of {sum(BATCHES)} tokens differ, "
-        f"{row['seconds']:.1f} s{verdict}"
+        f"{row['name']:<40} error {row['error']:.2e}, {row['other_tokens']} of {sum(BATCHES)} tokens differ"
+        f"{equal}, {row['seconds']:.1f} s{verdict}"
     )
 
 
 def main() -> int:
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--device", default="CUDA0")
-    parser.add_argument("--seconds", type=float, default=90)
-    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of one form")
-    parser.add_argument("--form", help=argparse.SUPPRESS)  # of the processes that this one starts
+    add = parser.add_argument
+    add("result", type=Path)
+    add("--device", default="CUDA0")
+    add("--seconds", type=float, default=90)
+    add("--longest", type=float, default=LONGEST_S, help="seconds of one form")
+    add("--logs", type=Path, help="where each form's output goes")
+    add("--at-once", type=int, default=1, help="forms that run at the same time")
+    add("--threads", type=int, default=0, help="of one form; 0: one per core")
+    add("--forms", nargs="+", metavar="TEXT", help="only forms whose names contain one of these")
+    add("--form", help=argparse.SUPPRESS)  # of the processes that this one starts
     args = parser.parse_args()
     if args.form:
         (form,) = (form for form in FORMS if form.name == args.form)
-        np.save(args.result, compute(form, args.device))
+        if form.unpatched:
+            np.save(args.result, compute_unpatched(args.device, args.threads))
+        else:
+            np.save(args.result, compute(form, args.device, args.threads))
         return 0
-    rows = check(args.device, args.seconds, args.longest)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Smoke(args, Path(folder)).run()
     args.result.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(not row["fault"] and row["error"] <= BOUND for row in rows) else 1
 

@@ -1,0 +1,310 @@
+"""Asks the CUDA driver what spac relies on, with the standard library alone, one question a process.
+
+    python probes.py [FOLDER]       # all questions, 10 s each; FOLDER: on disk, for a file of 1 GB
+    python probes.py [FOLDER] NAME  # one question in this process
+
+A question that hangs or crashes costs its own line and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SECONDS = 20.0  # of one question
+GB = 1 << 30
+ROUNDS = 200
+ATTRIBUTES = {
+    "stream memory operations": 92,
+    "host registration": 99,
+    "read-only host registration": 113,
+    "registered memory at its host address": 91,
+    "pageable memory access": 88,
+    "copy engines": 40,
+}
+# A kernel that signals the host and waits for it in mapped memory, and one that does nothing.
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry nothing() { ret; }
+.visible .entry gate(.param .u64 signalled, .param .u64 opened, .param .u32 number)
+{
+    .reg .u64 %a, %b;
+    .reg .u32 %n, %v;
+    .reg .pred %p;
+    ld.param.u64 %a, [signalled];
+    ld.param.u64 %b, [opened];
+    ld.param.u32 %n, [number];
+    st.release.sys.global.u32 [%a], %n;
+again:
+    ld.acquire.sys.global.u32 %v, [%b];
+    setp.lt.u32 %p, %v, %n;
+    @%p bra again;
+    ret;
+}
+\0"""
+
+
+class Failed(Exception):  # noqa: N818
+    """Names the driver's call that failed and its error."""
+
+
+class Driver:
+    """The driver with a context of the first GPU. Raises Failed where a call does not succeed."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self("cuInit", 0)
+        self.device = ctypes.c_int()
+        self("cuDeviceGet", ctypes.byref(self.device), 0)
+        context = ctypes.c_void_p()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.device)
+        self("cuCtxSetCurrent", context)
+        self.stream = self.new_stream()
+
+    def __call__(self, name: str, *arguments: object) -> None:
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorName(status, ctypes.byref(text))
+            raise Failed(f"{name}: {(text.value or b'?').decode()} ({status})")
+
+    def new_stream(self) -> ctypes.c_void_p:
+        stream = ctypes.c_void_p()
+        self("cuStreamCreate", ctypes.byref(stream), 1)  # non-blocking
+        return stream
+
+    def pinned(self, n_bytes: int) -> int:
+        """The address of pinned host memory, mapped into the device's address space."""
+        pointer = ctypes.c_void_p()
+        self("cuMemHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(n_bytes), 3)
+        assert pointer.value is not None
+        return pointer.value
+
+    def device_memory(self, n_bytes: int) -> ctypes.c_uint64:
+        pointer = ctypes.c_uint64()
+        self("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(n_bytes))
+        return pointer
+
+    def to_device(self, to: ctypes.c_uint64, at: int, n_bytes: int, stream: object = None) -> None:
+        size = ctypes.c_size_t(n_bytes)
+        self("cuMemcpyHtoDAsync_v2", to, ctypes.c_void_p(at), size, stream or self.stream)
+
+    def to_host(self, at: int, source: ctypes.c_uint64, n_bytes: int) -> None:
+        self("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(at), source, ctypes.c_size_t(n_bytes), self.stream)
+
+    def wait(self) -> None:
+        self("cuStreamSynchronize", self.stream)
+
+    def kernel(self, name: bytes) -> ctypes.c_void_p:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self("cuModuleLoadData", ctypes.byref(module), PTX)
+        self("cuModuleGetFunction", ctypes.byref(function), module, name)
+        return function
+
+    def launch(self, function: ctypes.c_void_p, *values: object) -> None:
+        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in values))  # type: ignore[arg-type]
+        self("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, self.stream, parameters, None)
+
+
+def attributes() -> str:
+    """Tell what the driver says of the card."""
+    driver, found = Driver(), []
+    for name, number in ATTRIBUTES.items():
+        value = ctypes.c_int()
+        driver("cuDeviceGetAttribute", ctypes.byref(value), number, driver.device)
+        found.append(f"{name} {value.value}")
+    return ", ".join(found)
+
+
+class Words:
+    """Two words of pinned memory: one that the device signals with, one that the host opens."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.at = driver.pinned(4096)
+        self.signalled = ctypes.c_uint32.from_address(self.at)
+        self.opened = ctypes.c_uint32.from_address(self.at + 256)
+        self.signalled.value = self.opened.value = 0
+
+    def serve(self, rounds: int) -> float:
+        """Open each gate when its signal came; return the microseconds of one. Raises Failed after 5 s."""
+        begun = time.perf_counter()
+        for n in range(1, rounds + 1):
+            while self.signalled.value < n:
+                if time.perf_counter() - begun > 5:
+                    raise Failed(f"signal {n} of {rounds} has not come within 5 s")
+            self.opened.value = n
+        return (time.perf_counter() - begun) / rounds * 1e6
+
+
+def gates(*, copies: bool = False, bulk: bool = False, kernels: bool = False) -> str:
+    """Measure a round trip between stream and host; `copies`: with what a layer copies; `bulk`: beside copies
+    of 64 MB on another stream; `kernels`: with a kernel in place of stream memory operations."""
+    driver = Driver()
+    words, host, device = Words(driver), driver.pinned(1 << 16), driver.device_memory(1 << 16)
+    gate = driver.kernel(b"gate") if kernels else None
+    if bulk:
+        side, large, large_device = (
+            driver.new_stream(),
+            driver.pinned(64 << 20),
+            driver.device_memory(64 << 20),
+        )
+        for _ in range(200):
+            driver(
+                "cuMemcpyHtoDAsync_v2", large_device, ctypes.c_void_p(large), ctypes.c_size_t(64 << 20), side
+            )
+    rounds = 16  # queued ahead at a time
+    times = []
+    for _ in range(8):
+        words.signalled.value = words.opened.value = 0
+        for n in range(1, rounds + 1):
+            if copies:
+                driver.to_host(host, device, 8192)
+                driver.to_host(host + 16384, device, 64)
+            if gate is not None:
+                driver.launch(
+                    gate, ctypes.c_uint64(words.at), ctypes.c_uint64(words.at + 256), ctypes.c_uint32(n)
+                )
+            else:
+                signalled, opened = ctypes.c_uint64(words.at), ctypes.c_uint64(words.at + 256)
+                driver("cuStreamWriteValue32_v2", driver.stream, signalled, ctypes.c_uint32(n), 0)
+                driver("cuStreamWaitValue32_v2", driver.stream, opened, ctypes.c_uint32(n), 0)
+            if copies:
+                driver.to_device(device, host, 8192)
+        times.append(words.serve(rounds))
+        driver.wait()
+    return f"{sorted(times)[len(times) // 2]:.1f} µs a round trip (first {times[0]:.1f})"
+
+
+def launches() -> str:
+    """Measure what queueing an empty kernel takes the host, and running one takes the device."""
+    driver = Driver()
+    nothing = driver.kernel(b"nothing")
+    for _ in range(ROUNDS):
+        driver.launch(nothing)
+    driver.wait()
+    begun = time.perf_counter()
+    for _ in range(ROUNDS):
+        driver.launch(nothing)
+    queued = time.perf_counter()
+    driver.wait()
+    done = time.perf_counter()
+    return f"{(queued - begun) / ROUNDS * 1e6:.1f} µs to queue, {(done - begun) / ROUNDS * 1e6:.1f} µs each"
+
+
+def _rate(driver: Driver, copy: Callable[[], None], n_bytes: int) -> float:
+    copy()
+    driver.wait()
+    begun, n = time.perf_counter(), 4
+    for _ in range(n):
+        copy()
+    driver.wait()
+    return n * n_bytes / (time.perf_counter() - begun) / 1e9
+
+
+def link() -> str:
+    """Measure the link's bandwidths, from pinned and from pageable memory."""
+    driver, n = Driver(), 512 << 20
+    host, device = driver.pinned(n), driver.device_memory(n)
+    ctypes.memset(host, 1, n)
+    down = _rate(driver, lambda: driver.to_device(device, host, n), n)
+    up = _rate(driver, lambda: driver.to_host(host, device, n), n)
+
+    def pieces() -> None:
+        for i in range(0, n, 1 << 20):
+            driver.to_device(device, host + i, 1 << 20)
+
+    small = _rate(driver, pieces, n)
+    pageable = mmap.mmap(-1, n)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(pageable))
+    ctypes.memset(at, 1, n)
+    slow = _rate(driver, lambda: driver.to_device(device, at, n), n)
+    return (
+        f"to the device {down:.1f} GB/s (pieces of 1 MB {small:.1f}), to the host {up:.1f}, "
+        f"from pageable memory {slow:.1f}"
+    )
+
+
+def registration(folder: Path | None) -> str:
+    """Register 1 GB for reading alone and copy from it: a mapped file in `folder`, or anonymous memory."""
+    driver, n = Driver(), GB
+    if folder is None:
+        memory = mmap.mmap(-1, n)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        ctypes.memset(at, 1, n)
+        return _register(driver, at, n, (1,))
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        block = os.urandom(1 << 20)
+        for _ in range(n >> 20):
+            file.write(block)
+        file.flush()
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        at = libc.mmap(None, n, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+        return _register(driver, at, n, (1 | 8, 1))
+
+
+def _register(driver: Driver, at: int, n: int, flags: tuple[int, ...]) -> str:
+    """Try these flags of cuMemHostRegister in turn: 1 portable, 8 read-only."""
+    said, device = [], driver.device_memory(n)
+    for each in flags:
+        begun = time.perf_counter()
+        try:
+            driver("cuMemHostRegister_v2", ctypes.c_void_p(at), ctypes.c_size_t(n), each)
+        except Failed as error:
+            said.append(f"flags {each}: {error}")
+            continue
+        took = time.perf_counter() - begun
+        rate = _rate(driver, lambda: driver.to_device(device, at, n), n)
+        driver("cuMemHostUnregister", ctypes.c_void_p(at))
+        said.append(f"flags {each}: registered in {took:.2f} s, copied at {rate:.1f} GB/s")
+    return "; ".join(said)
+
+
+QUESTIONS: dict[str, Callable[[Path], str]] = {
+    "attributes": lambda _: attributes(),
+    "gate, stream memory operations": lambda _: gates(),
+    "gate, beside bulk copies": lambda _: gates(bulk=True),
+    "gate, with a layer's copies": lambda _: gates(copies=True),
+    "gate, a kernel that waits": lambda _: gates(kernels=True),
+    "launches": lambda _: launches(),
+    "link": lambda _: link(),
+    "registering a file in memory": lambda _: registration(Path("/dev/shm")),
+    "registering a file on disk": lambda folder: registration(folder),
+    "registering anonymous memory": lambda _: registration(None),
+}
+
+
+def ask(name: str, folder: Path) -> str:
+    """Ask one question in a process of its own; return its answer, or what went wrong, as one line."""
+    words = [sys.executable, __file__, str(folder), name]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{name}: NO ANSWER within {SECONDS:.0f} s"
+    lines = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()
+    return f"{name}: {lines[-1]}" if done.returncode == 0 else f"{name}: FAILED: {lines[-1]}"
+
+
+def main() -> int:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    if len(sys.argv) > 2:
+        print(QUESTIONS[sys.argv[2]](folder))
+        return 0
+    for name in QUESTIONS:
+        print(ask(name, folder), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
