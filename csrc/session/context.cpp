@@ -1,5 +1,6 @@
 #include "session/context.h"
 
+#include "../src/llama-context.h" // n_outputs_max, which no public function tells
 #include "core/error.h"
 #include "session/interrupt.h"
 
@@ -42,6 +43,19 @@ Context::Context(llama_context * ctx, const char * role, bool is_recurrent)
 bool Context::has_recurrent_model(const llama_context * ctx) {
     const auto * model = llama_get_model(ctx);
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
+
+int Context::n_rows() const { return static_cast<int>(ctx_->get_cparams().n_outputs_max); }
+
+void Context::check_rows(int n_tokens, int n_wanted) const {
+    const bool makes_embeddings = ctx_->get_cparams().embeddings;
+    const int  needed           = makes_embeddings ? n_tokens : n_wanted;
+    if (needed > n_rows()) {
+        throw InputError(std::string("the ") + role_ + " context has room for " + std::to_string(n_rows()) +
+                         " rows of logits (n_outputs_max), and " + std::to_string(needed) + " are needed" +
+                         (makes_embeddings ? " for a batch with embeddings" : "") + ": make it with n_outputs_max of " +
+                         "at least " + std::to_string(needed));
+    }
 }
 
 void Context::clear() {
@@ -195,6 +209,9 @@ void Context::recall(Remembered past) {
 }
 
 void Context::decode(common_batch & batch, Interrupt & interrupt) {
+    const auto n_wanted =
+        std::count_if(batch.tokens.begin(), batch.tokens.end(), [](const auto & t) { return t.output; });
+    check_rows(batch.size(), static_cast<int>(n_wanted));
     const int status = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
     // Aborts show in the status; on an asynchronous device the results are there only after this.
     llama_synchronize(ctx_);

@@ -47,6 +47,11 @@ class Context {
     int                 n_vocab() const { return llama_vocab_n_tokens(vocab()); }
     int                 n_ctx() const { return static_cast<int>(llama_n_ctx_seq(ctx_)); }
     int                 n_batch() const { return static_cast<int>(llama_n_batch(ctx_)); }
+    // The most rows of logits that one batch may ask for (n_outputs_max).
+    int n_rows() const;
+    // Throws InputError if a batch of `n_tokens` that wants logits for `n_wanted` of them asks for more rows than that:
+    // llama.cpp would end the process. A context that makes embeddings has a row for every token.
+    void check_rows(int n_tokens, int n_wanted) const;
 
     const llama_tokens & tokens() const { return tokens_; }
     int                  n_past() const { return static_cast<int>(tokens_.size()); }

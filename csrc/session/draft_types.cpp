@@ -18,6 +18,11 @@ bool uses_draft_context(common_speculative_type type) {
     return std::find(std::begin(model_types), std::end(model_types), type) != std::end(model_types);
 }
 
+// Whether a draft is one batch with logits for every token; the others decode one token after the other.
+bool drafts_at_once(common_speculative_type type) {
+    return type == COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH || type == COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK;
+}
+
 std::string known_types() {
     std::string names;
     for (const auto & name : draft_types()) {
@@ -175,6 +180,7 @@ void check_draft_context(std::optional<common_speculative_type> type, const Cont
                          " tokens needs a draft context with n_batch of at least " + std::to_string(n_max + 1) +
                          ", it has " + std::to_string(draft.n_batch()));
     }
+    draft.check_rows(draft.n_batch(), drafts_at_once(*type) ? n_max + 1 : 1);
     check_draft_model(*type, target, draft);
 }
 

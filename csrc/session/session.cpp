@@ -95,6 +95,7 @@ Session::Impl::Impl(const SessionConfig & config)
         draft_max  = config.draft.n_max;
         draft_length.store(draft_max);
     }
+    target.check_rows(target.n_batch(), draft_max + 1);
     verifier.set_step_tokens(draft_max + 1);
     interrupt.attach(target.get());
 }

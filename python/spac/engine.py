@@ -59,7 +59,7 @@ class Engine:
             if pair is not None:
                 pair.close()
             raise
-        self._pair = pair if pair is not None else ModelPair(config, progress)
+        self._pair = pair if pair is not None else ModelPair(config, progress, all_rows=False)
         self.device = self._pair.device
         """The device that holds the slots; None where plain llama.cpp runs on the CPU."""
         self.experts = self._pair.experts

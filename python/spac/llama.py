@@ -67,6 +67,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `chat_format="common"` has chats follow the format of the model's family, by llama.cpp's own templates and
     parsers: `reasoning_content` and `tool_calls` in the answers.
 
+    The context can give logits of every token of a batch, as llama_cpp's can: apps may ask for them. Who does
+    not gets more slots with `context_params={"n_outputs_max": draft_length + 1}`.
+
     What the native session cannot do runs on llama_cpp's own loop, on the same split context but without
     speculation: `logits_all`, a `draft_model`, a `logits_processor`.
 
@@ -102,7 +105,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @classmethod
     def from_config(cls, config: EngineConfig, **options: Any) -> Self:
         """A model that runs as an `Engine` of this configuration runs; `options` are others of llama_cpp's
-        arguments. The configuration's sampling is not used: every call has its own."""
+        arguments. The configuration's sampling is not used: every call has its own.
+
+        The context has rows of logits for the longest verification only: whoever decodes on it with
+        llama_cpp's low-level functions, and wants more, gives `logits_all`."""
         keywords = {**llama_keywords(config), **options, _EXACT: config}
         return cls(str(config.target), **keywords)
 
@@ -124,6 +130,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._load_target(config, options)
             return self.model, self.ctx
 
+        # Apps decode on the context themselves, with logits for every token: there llama.cpp would end the
+        # process. Who has given a configuration leaves that to spac.
+        wants_all = any(options.get(name) for name in ("logits_all", "embedding", "draft_model"))
+        all_rows = wants_all or not exact
         pairs: list[LentPair] = []
 
         def unload() -> None:
@@ -132,7 +142,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
 
         def open_pair(chosen: EngineConfig) -> None:
-            pairs.append(LentPair(chosen, load, info=info, exact=exact))
+            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows))
 
         load_what_fits(config, info.n_layer, open_pair, unload)
         [pair] = pairs

@@ -79,9 +79,11 @@ class LentPair(ModelPair):
     llama_cpp's own arguments what the target's.
     """
 
-    def __init__(self, config: EngineConfig, load: Load, *, info: ModelInfo, exact: bool = False) -> None:
+    def __init__(
+        self, config: EngineConfig, load: Load, *, info: ModelInfo, exact: bool = False, all_rows: bool = True
+    ) -> None:
         self._lend, self._info, self._exact = load, info, exact
-        super().__init__(config, None)
+        super().__init__(config, None, all_rows=all_rows)
         del self._lend  # it usually belongs to whoever owns this pair
 
     def _load(self) -> None:
@@ -101,7 +103,7 @@ class LentPair(ModelPair):
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
         if self.paged:
             model_params["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
-        context_params = {"n_rs_seq": config.longest_draft if types else 0}
+        context_params = {"n_rs_seq": config.longest_draft if types else 0, **self._target_rows}
         placement = placed(config, self.threads, model_params, context_params, exact=self._exact)
         with _core.LoadScope(self.paged) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)

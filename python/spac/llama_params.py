@@ -31,6 +31,10 @@ ROPE_SCALINGS = {
     "linear": api.LLAMA_ROPE_SCALING_TYPE_LINEAR,
     "yarn": api.LLAMA_ROPE_SCALING_TYPE_YARN,
 }
+_WITHOUT_STATES = ("draft-simple",)
+"""Draft types with a model that read nothing of the target but its tokens."""
+_ROW_BY_ROW = ("draft-simple", "draft-mtp")
+"""Draft types whose batches want the logits of one token."""
 _POSITIONS = (
     "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_slow", "yarn_beta_fast",
@@ -67,3 +71,33 @@ def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
         if (number := getattr(config, name)) is not None:
             values[name] = number
     return values
+
+
+def target_rows(config: EngineConfig) -> dict[str, Any]:
+    """Return what makes a target's context as small as a session lets it be: rows of logits for the longest
+    verification, where llama.cpp would have one for every token of a batch.
+
+    A draft that reads the target's hidden states gets none of it: for these, the last layer computes every
+    token of a prompt, which the smaller context has not planned for.
+    """
+    drafts = [name for name in config.draft_types if name.startswith("draft-")]
+    if any(name not in _WITHOUT_STATES for name in drafts):
+        return {}
+    return _rows(config, config.longest_draft + 1)
+
+
+def draft_rows(config: EngineConfig) -> dict[str, Any]:
+    """Return the same for a draft's context, whose batches want the logits of their last token alone.
+
+    One of `draft-mtp` samples on the device, and would take the rows twice: the second time at its first use,
+    when slots are there.
+    """
+    drafts = [name for name in config.draft_types if name.startswith("draft-")]
+    return _rows(config, 1) if all(name in _ROW_BY_ROW for name in drafts) else {}
+
+
+def _rows(config: EngineConfig, n: int) -> dict[str, Any]:
+    """Return the field for `n` rows, or nothing where the configuration's own fields want more."""
+    if config.context_params.get("embeddings"):  # these have a row for every token
+        return {}
+    return {"n_outputs_max": max(n, int(config.context_params.get("n_seq_max", 1)))}

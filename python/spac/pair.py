@@ -17,7 +17,7 @@ from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
 from spac.gguf_info import ModelInfo
 from spac.host import missing_features, physical_cores, repacking_pays
-from spac.llama_params import LOAD_MODES, context_values, model_values
+from spac.llama_params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
 from spac.paging import is_paged, paging_note
 from spac.pinning import pinning_note, set_pinning
 from spac.stream_batch import LEAST, StreamBatch
@@ -42,9 +42,13 @@ class ModelPair:
     paged: bool = False
     """Whether the target's experts are more than memory holds, and read as they are needed."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None) -> None:
-        """Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then."""
-        self._config, self._progress = config, progress
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None, *, all_rows: bool = True) -> None:
+        """Load both. `all_rows`: the target's context has memory for the logits of every token of a batch. A
+        session needs no more than those of its longest verification.
+
+        Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then.
+        """
+        self._config, self._progress, self._all_rows = config, progress, all_rows
         self._closing = ExitStack()
         self.notes: list[str] = []
         """What a user should know about how the models run, one line each."""
@@ -264,15 +268,19 @@ class ModelPair:
         # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
         size = self._context_size()
         self.target_context = self._context(
-            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0
+            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows
         )
         apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
         self.draft_context = self._open_draft_context() if needs_draft else None
 
+    @property
+    def _target_rows(self) -> dict[str, Any]:
+        return {} if self._all_rows else target_rows(self._config)
+
     def _open_draft_context(self) -> Context:
         """As llama.cpp's own programs do it: drafts from the target's hidden states see its context."""
-        params: dict[str, Any] = {"n_ctx": self.target_context.size}
+        params: dict[str, Any] = {"n_ctx": self.target_context.size, **draft_rows(self._config)}
         if "draft-simple" not in self._config.draft_types:
             params["ctx_other"] = self.target_context.pointer
         if "draft-mtp" in self._config.draft_types:

@@ -14,6 +14,9 @@ from spac import _core
 from spac.errors import InputError, SpacError
 from tests.session.lab import GREEDY, Lab, generate, prompt
 
+# isort: split
+import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
 
@@ -70,6 +73,48 @@ def test_null_contexts(address: int | None) -> None:
 def test_draft_contexts(lab: Lab, target: Path, params: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         lab.session(lab.context(target, n_ctx=512), lab.context(target, **params), draft_max=8)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"n_outputs_max": 8},
+            "target context has room for 8 rows of logits .n_outputs_max., and 9 are needed",
+        ),
+        ({"n_outputs_max": 9, "embeddings": True}, "and 64 are needed for a batch with embeddings"),
+    ],
+)
+def test_contexts_with_too_few_rows_of_logits(
+    lab: Lab, target: Path, params: dict[str, Any], message: str
+) -> None:
+    """llama.cpp would end the process at the first batch that wants more."""
+    with pytest.raises(InputError, match=message) as caught:
+        lab.session(lab.context(target, **params), draft_types=["ngram-simple"], draft_max=8)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_that_suffice(lab: Lab, target: Path, other: Path) -> None:
+    """A prompt of several batches, and the longest verifications."""
+    expected = generate(lab.plain(target, **GREEDY), prompt(150), 30)
+    context = lab.context(target, n_outputs_max=9)
+    for draft in (target, other):
+        session = lab.session(context, lab.context(draft, n_outputs_max=1), draft_max=8, **GREEDY)
+        assert generate(session, prompt(150), 30) == expected
+        session.close()
+
+
+def test_embeddings_that_come_later(lab: Lab, target: Path) -> None:
+    """They have a row for every token, which the context was not made for."""
+    context = lab.context(target, n_outputs_max=1)
+    session = lab.session(context, **GREEDY)
+    expected = generate(session, prompt(20), 10)
+    api.llama_set_embeddings(context, True)
+    session.reset()
+    with pytest.raises(InputError, match=r"room for 1 rows .* 19 are needed for a batch with embeddings"):
+        session.prefill(prompt(20))
+    api.llama_set_embeddings(context, False)
+    assert generate(session, prompt(20), 10) == expected
 
 
 def test_a_draft_context_that_is_the_targets(lab: Lab, target: Path) -> None:

@@ -19,7 +19,7 @@ class SharedPair(ModelPair):
 
     def __init__(self, owner: ModelPair, config: EngineConfig) -> None:
         """config: of the engine. Raises OutOfMemoryError or SpacError with one line."""
-        self._config, self._closing = config, ExitStack()
+        self._config, self._closing, self._all_rows = config, ExitStack(), False
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
         self.paged = owner.paged
@@ -81,7 +81,7 @@ class Pairs:
 
     def _load(self, key: Key) -> ModelPair:
         configs = [each.config(self._base) for each in self._candidates if self._key(each) == key]
-        self._loaded[key] = pair = ModelPair(max(configs, key=_reach), self._progress)
+        self._loaded[key] = pair = ModelPair(max(configs, key=_reach), self._progress, all_rows=False)
         # What a context has computed holds on to the slots of that time: every engine gets its own.
         for context in (pair.draft_context, pair.target_context):
             if context is not None:

@@ -64,7 +64,7 @@ def _profile(options: argparse.Namespace) -> int:
     from spac.profile.measure import Forced, Measurement
 
     talk = Talk(options.quiet)
-    pair = ModelPair(config, talk.progress)
+    pair = ModelPair(config, talk.progress, all_rows=False)
     with Engine(replace(config, scheduler=Forced()), pair=pair) as engine:
         talk.end_progress()
         talk.show_notes(engine)
