@@ -79,6 +79,8 @@ class Decoder:
         values.swa_full = False  # as in llama.cpp's programs
         if job.kind == "likelihoods":  # else the device computes large batches of what is on the CPU, too
             values.op_offload = False
+        else:  # the rows of logits that are read, as on spac's side: the memory of the others holds experts
+            values.n_outputs_max = 1 if path == job.draft else job.draft_length + 1
         self.context = api.llama_init_from_model(self.model, values)
         if not self.context:
             raise RuntimeError(f"{path}: llama.cpp makes no context of {job.ctx} tokens")

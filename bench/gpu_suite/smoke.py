@@ -6,9 +6,9 @@
 Every form of the split runs in a process of its own, so that a crash costs only that form: no experts
 resident, some, all; with the ids masks read by the device's kernels and without; with work queued ahead of
 the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the device. The
-unpatched library runs on the device too: with all experts resident, spac's logits are its logits. A form that
-crashes on a GPU runs once more under compute-sanitizer. LOGS gets each form's whole output. Exit code 1: a
-form crashed, or is further off than `BOUND`.
+unpatched library runs on the device too: with all experts resident, spac's logits are its logits. A form
+that crashes on a GPU runs once more under cuda-gdb or compute-sanitizer. LOGS gets each form's whole output.
+Exit code 1: a form crashed, or is further off than `BOUND`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def compute_unpatched(device: str, threads: int) -> np.ndarray:
     from bench.compare.pool import ThreadPool
 
     stock.start()
-    job = Job("llama.cpp", str(DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False)
+    job = Job("likelihoods", str(DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False)
     decoder = stock.Decoder(job.target, job, ThreadPool(job.threads))
     tokens, found, at = tokens_of(), [], 0
     for n in BATCHES:
@@ -192,13 +192,25 @@ class Smoke:
         row["seconds"] = round(time.monotonic() - begun, 1)
         return row
 
+    def _again(self, form: Form, code: int) -> list[str]:
+        """Run a form that crashed once more, under cuda-gdb where the host crashed, else a sanitizer."""
+        sanitizer = shutil.which("compute-sanitizer")
+        if code < 0 and (debugged := watched.again([])):
+            before, begins = [str(word) for word in debugged[0]], debugged[1]
+        elif sanitizer:
+            before, begins = [sanitizer, "--tool", "memcheck"], "========="
+        else:
+            return []
+        lines = self._process(form, SANITIZER_S, before).output.splitlines()
+        return [line[:200] for line in lines if line.startswith(begins)][:16]
+
     def _process(self, form: Form, seconds: float, before: list[str]) -> watched.Ended:
         reference = REFERENCE if form.unpatched else None
         more = {**self._environment(reference), **form.environment()}
         name = "".join(c if c.isalnum() else "-" for c in form.name)
         if before:  # its own waits are slow: nothing is to wait on it
             more |= {"SPAC_LAUNCH_AHEAD": "0", **dict(NO_GRAPHS)}
-            name += "-sanitizer"
+            name += "-again"
         words = [
             sys.executable,
             "-m",
@@ -233,7 +245,7 @@ class Smoke:
 def line(row: dict[str, Any]) -> str:
     """Return a row as text."""
     if row["fault"] or "error" not in row:
-        return "\n  ".join([f"{row['name']:<40} {row['fault']}", *row.get("sanitizer", [])])
+        return "\n  ".join([f"{row['name']:<40} {row['fault']}", *row.get("again", [])])
     verdict = "" if row["error"] <= BOUND else "  TOO FAR OFF"
     equal = f", {row['unequal_rows']} rows not llama.cpp's bits" if "unequal_rows" in row else ""
     return (

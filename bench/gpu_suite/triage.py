@@ -6,11 +6,13 @@ and nothing is compiled twice. What came back is mended at leisure before the vi
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
-from bench.gpu_suite import probes
+from bench.gpu_suite import probes, watched
 from bench.gpu_suite.course import TWIN_TYPES, Course
+from bench.gpu_suite.parts import ROOT
 
 CELLS = (
     "spac logistic, draft",
@@ -47,6 +49,24 @@ class Triage(Course):
                 asked.join(10)
             self.say(f"failed: {', '.join(dict.fromkeys(self.failed)) or 'nothing'}")
         return 1 if self.failed else 0
+
+    def build(self) -> bool:
+        """Build, and see that what was built can be imported; say where it crashes if it does."""
+        return super().build() and self.imports()
+
+    def imports(self) -> bool:
+        """Import spac's module in a process of its own."""
+        words: list[object] = [sys.executable, "-c", "import spac; from spac import _core; print(_core)"]
+        ended = watched.run(words, self.logs / "import.txt", 30, cwd=ROOT, environment=self.environment)
+        if ended.code == 0:
+            return True
+        self.failed.append("import")
+        self.say(f"the module cannot be imported: {ended.fault}")
+        if debugged := watched.again(words):
+            log = self.logs / "import-again.txt"
+            more = watched.run(debugged[0], log, 60, cwd=ROOT, environment=self.environment)
+            self.say(more.output[-3500:])
+        return False
 
     def probes(self) -> None:
         """Ask the driver, beside the build."""

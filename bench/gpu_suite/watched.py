@@ -50,6 +50,15 @@ def where_it_hangs(pid: int) -> str:
     return "\n".join(lines)
 
 
+def again(words: Sequence[object]) -> tuple[list[object], str] | None:
+    """Return a command line that runs a crashing command under cuda-gdb, and how its telling lines begin."""
+    debugger = shutil.which("cuda-gdb")
+    if debugger is None:
+        return None
+    steps = [part for step in ("run", "bt 40", "info sharedlibrary spac") for part in ("-ex", step)]
+    return [debugger, "-batch", *steps, "--args", *words], "#"
+
+
 def run(words: Sequence[object], log: Path, seconds: float, *, cwd: Path,
         environment: Mapping[str, str] | None = None) -> Ended:  # fmt: skip
     """Run a command; its whole output, and where it hung if it did, are in `log`."""
