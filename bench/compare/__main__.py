@@ -164,8 +164,9 @@ def arguments() -> argparse.ArgumentParser:
     add("--tokens", type=int, default=128, help="generated after each prompt")
     add("--texts", type=int, default=3, help="prompts, two at least; the first one is met cold")
     add("--text", type=Path, help="take prompts from this file (a twin has its own)")
-    add("--threads", type=int, nargs="+", default=[physical_cores()], metavar="N",
-        help="of several numbers each side computes with the one that a short run finds best")  # fmt: skip
+    add("--threads", type=int, nargs="+", metavar="N",
+        help="of several numbers each side computes with the one that a short run finds best; "
+             "by default both have spac's default beside that device")  # fmt: skip
     add("--reference", type=Path, help="folder of the unpatched libllama.so")
     add("--server", type=Path, help="a llama-server program to compare with as well")
     add("--seconds", type=float, default=540)
@@ -182,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
     parser = arguments()
     args = parser.parse_args(argv)
-    if min(args.threads) < 1:
+    if min(args.threads or [1]) < 1:
         parser.error("--threads: at least 1")
     if args.quick:  # what was said holds
         parser.set_defaults(budgets=["17%"], contexts=[64], tokens=24, texts=2)

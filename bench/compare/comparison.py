@@ -32,6 +32,7 @@ from spac.config import Slots
 from spac.errors import InputError
 from spac.gguf_check import check_model
 from spac.gguf_header import read_header
+from spac.host import default_threads, physical_cores
 from tests.reference import reference_folder
 
 BANDWIDTHS_S = 60  # measuring them hangs when it takes longer
@@ -68,6 +69,8 @@ class Comparison:
         self.not_run: list[str] = []
         self.results: dict[str, Result] = {}
         self.again: dict[str, Result] = {}  # of the first pair, at the end
+        if not args.threads:  # spac's default beside that device, for both sides
+            args.threads = [default_threads(physical_cores(), gpu=self.on_gpu)]
         self.threads = threads.Threads.read(self.cells / "threads.json", args.threads)
         self.n_cpu_moe: dict[str, int | None] = {}
         self._longest_s = 0.0

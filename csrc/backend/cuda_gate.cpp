@@ -1,8 +1,7 @@
-// Only in a build with CUDA; compiled by the C++ compiler alone: the driver's functions are looked up in the driver
-// that ggml-cuda has loaded.
 #if defined(SPAC_WITH_CUDA)
 #include "backend/cuda_gate.h"
 
+#include "backend/cuda_driver.h"
 #include "backend/ggml_internals.h"
 #include "backend/patience.h"
 #include "core/error.h"
@@ -15,8 +14,6 @@
 #include <string>
 #include <thread>
 
-#include <dlfcn.h>
-
 void * ggml_backend_cuda_stream(ggml_backend_t backend); // patches/0003-cuda-stream.patch
 
 namespace spac {
@@ -24,53 +21,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The driver's interface (cuda.h), as far as it is used.
-constexpr int      success = 0, no_context = 201, not_ready = 600;
+// Flags of the driver's (cuda.h).
 constexpr unsigned wait_until_reached = 0; // CU_STREAM_WAIT_VALUE_GEQ: cyclic, so that numbers may wrap around
 constexpr unsigned write_ordered      = 0; // CU_STREAM_WRITE_VALUE_DEFAULT: behind what the stream wrote before
 
-struct Driver {
-    using ValueOp               = int (*)(void * stream, unsigned long long address, uint32_t value, unsigned flags);
-    ValueOp wait                = nullptr;
-    ValueOp write               = nullptr;
-    int (*query)(void * stream) = nullptr;
-    int (*get_context)(void ** context)              = nullptr; // the calling thread's
-    int (*set_context)(void * context)               = nullptr;
-    int (*error_name)(int error, const char ** name) = nullptr;
+const CudaDriver & driver() { return CudaDriver::loaded(); }
 
-    Driver() {
-        void * library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD); // ggml-cuda has loaded it
-        if (library != nullptr) {
-            find(library, "cuStreamWaitValue32_v2", wait);
-            find(library, "cuStreamWriteValue32_v2", write);
-            find(library, "cuStreamQuery", query);
-            find(library, "cuCtxGetCurrent", get_context);
-            find(library, "cuCtxSetCurrent", set_context);
-            find(library, "cuGetErrorName", error_name);
-        }
-    }
-    bool complete() const {
-        return wait != nullptr && write != nullptr && query != nullptr && get_context != nullptr &&
-               set_context != nullptr && error_name != nullptr;
-    }
-
-  private:
-    template <typename Function> static void find(void * library, const char * name, Function & function) {
-        function = reinterpret_cast<Function>(dlsym(library, name));
-    }
-};
-
-const Driver & driver() {
-    static const Driver known;
-    return known;
-}
-
-void check(int status) {
-    if (status != success) {
-        const char * name = nullptr;
-        driver().error_name(status, &name);
-        throw DeviceError(std::string("the GPU failed: ") + (name != nullptr ? name : std::to_string(status)));
-    }
+bool has_gates(const CudaDriver & driver) {
+    return driver.wait_value != nullptr && driver.write_value != nullptr && driver.query_stream != nullptr &&
+           driver.get_context != nullptr && driver.set_context != nullptr && driver.error_name != nullptr;
 }
 
 // Asks now and then whether the device has failed, while somebody wants to know. On a thread of its own: a driver may
@@ -78,7 +37,7 @@ void check(int status) {
 // its own: any call tells of a failure, and a question about a stream under capture would spoil the capture.
 class Watch {
   public:
-    Watch() { check(driver().get_context(&context_)); }
+    Watch() { driver().check(driver().get_context(&context_)); }
     ~Watch() {
         {
             const std::lock_guard lock(mutex_);
@@ -109,9 +68,10 @@ class Watch {
             changed_.wait(lock, [&] { return stop_ || asked_; });
             asked_ = false;
             lock.unlock();
-            const int status = driver().query(per_thread_stream());
+            const int status = driver().query_stream(per_thread_stream());
             lock.lock();
-            status_ = status == not_ready || status == no_context ? success : status;
+            status_ =
+                status == CudaDriver::not_ready || status == CudaDriver::no_context ? CudaDriver::success : status;
             changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return stop_; });
         }
     }
@@ -122,7 +82,7 @@ class Watch {
     std::mutex              mutex_;
     std::condition_variable changed_;
     bool                    asked_ = false, stop_ = false;
-    int                     status_ = success;
+    int                     status_ = CudaDriver::success;
     std::thread             thread_; // starts with the first question
 };
 
@@ -135,10 +95,10 @@ class CudaGate : public Gate {
     }
 
     void queue_signal(uint64_t n) override {
-        check(driver().write(stream_, address(signal_at), low(n), write_ordered));
+        driver().check(driver().write_value(stream_, address(signal_at), low(n), write_ordered));
     }
     void queue_wait(uint64_t n) override {
-        check(driver().wait(stream_, address(open_at), low(n), wait_until_reached));
+        driver().check(driver().wait_value(stream_, address(open_at), low(n), wait_until_reached));
     }
     void open(uint64_t n) override { word_[open_at].store(low(n), std::memory_order_release); }
 
@@ -156,7 +116,7 @@ class CudaGate : public Gate {
             std::this_thread::yield();
             const auto waited = Clock::now() - start;
             if (waited > std::chrono::milliseconds(100)) {
-                check(watch_.ask()); // the device may have failed instead of signalling
+                driver().check(watch_.ask()); // the device may have failed instead of signalling
                 if (patience.over() && !reached(n)) {
                     throw Overdue("the GPU did not signal");
                 }
@@ -169,12 +129,13 @@ class CudaGate : public Gate {
 
     // Whether the stream signals and waits, within a second.
     bool works() {
-        if (driver().write(stream_, address(signal_at), 1, write_ordered) != success) {
+        if (driver().write_value(stream_, address(signal_at), 1, write_ordered) != CudaDriver::success) {
             return false;
         }
         open(1);
-        const bool queued = driver().wait(stream_, address(open_at), 1, wait_until_reached) == success &&
-                            driver().write(stream_, address(signal_at), 2, write_ordered) == success;
+        const bool queued =
+            driver().wait_value(stream_, address(open_at), 1, wait_until_reached) == CudaDriver::success &&
+            driver().write_value(stream_, address(signal_at), 2, write_ordered) == CudaDriver::success;
         for (const auto end = Clock::now() + std::chrono::seconds(1); queued && Clock::now() < end;) {
             if (reached(2)) {
                 word_[signal_at] = word_[open_at] = 0;
@@ -206,7 +167,7 @@ class CudaGate : public Gate {
 } // namespace
 
 std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
-    if (!ggml_backend_is_cuda(backend) || !driver().complete()) {
+    if (!ggml_backend_is_cuda(backend) || !has_gates(driver())) {
         return nullptr;
     }
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));

@@ -1,5 +1,6 @@
 #include "backend/reconciler.h"
 
+#include "backend/event_wait.h"
 #include "backend/model_experts.h"
 #include "backend/stand_in.h"
 #include "core/error.h"
@@ -226,7 +227,7 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
 void Reconciler::finish_oldest(Residency & residency) {
     const size_t place = under_way_.front().place;
     if (ends_[place]) {
-        ggml_backend_event_synchronize(ends_[place].get());
+        await_event(stream_.get(), ends_[place].get());
     } else {
         ggml_backend_synchronize(stream_.get());
     }

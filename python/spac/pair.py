@@ -16,7 +16,7 @@ from spac.errors import InputError
 from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
 from spac.gguf_info import ModelInfo
-from spac.host import missing_features, physical_cores, repacking_pays
+from spac.host import default_threads, missing_features, physical_cores, repacking_pays, threads_advice
 from spac.llama_params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
 from spac.paging import is_paged, paging_note
 from spac.pinning import pinning_note, set_pinning
@@ -168,6 +168,7 @@ class ModelPair:
     def _note_device(self) -> None:
         device = self.device
         _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
+        _core.set_hand_over_in_place(env.IN_PLACE.get())
         _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         set_pinning()
@@ -181,6 +182,8 @@ class ModelPair:
         if device is not None:
             self._limit_memory()
         self.notes += missing_features(_core.system_info())
+        advice = threads_advice(self.threads, physical_cores(), self._default_threads)
+        self.notes += [advice] if advice else []
 
     def _limit_memory(self) -> None:
         """The device's limit is this configuration's from now on, whatever others have set."""
@@ -313,11 +316,16 @@ class ModelPair:
 
     @property
     def threads(self) -> int:
-        """CPU threads that compute. By default a core each; the stand-in needs one for itself."""
-        if self._config.threads:
-            return self._config.threads
-        is_stand_in = self.device is not None and self.device.is_stand_in
-        return max(1, physical_cores() - is_stand_in)
+        """CPU threads that compute: as many as the user said, else the default beside this device."""
+        return self._config.threads or self._default_threads
+
+    @property
+    def _default_threads(self) -> int:
+        device = self.device
+        simulated = device is not None and device.is_stand_in
+        return default_threads(
+            physical_cores(), gpu=device is not None and not simulated, simulated=simulated
+        )
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:

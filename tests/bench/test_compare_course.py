@@ -80,6 +80,16 @@ def test_each_side_gets_its_best_number_of_threads(
         assert later.threads.of("spac") == chosen
 
 
+@pytest.mark.parametrize(("device", "threads"), [("CUDA0", 6), ("stand-in", 8), ("cpu", 8)])
+def test_without_a_number_both_sides_have_spacs_own(
+    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, threads: int
+) -> None:
+    monkeypatch.setattr("bench.compare.comparison.physical_cores", lambda: 8)
+    subject = comparison_of(twin, tmp_path, "--device", device)
+    assert subject.args.threads == [threads]
+    assert [subject.threads.of(kind) for kind in ("spac", "llama.cpp", "llama-server")] == [threads] * 3
+
+
 def test_a_sweep_that_fails_is_named(twin: tuple[Path, Path], tmp_path: Path, played: Played) -> None:
     played.speeds["spac"] = {}
     subject = comparison_of(twin, tmp_path, "--threads", "3", "2", "--only", "spac lru, draft")

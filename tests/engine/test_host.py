@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spac import _core
-from spac.host import missing_features, physical_cores, repacking_pays
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.host import default_threads, missing_features, physical_cores, repacking_pays, threads_advice
 
 
 def test_a_cpu_without_avx2_is_told_so():
@@ -17,6 +21,34 @@ def test_a_cpu_without_avx2_is_told_so():
 
 def test_there_is_a_core():
     assert physical_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "beside_gpu", "beside_simulated"),
+    [(1, 1, 1), (2, 1, 1), (3, 2, 2), (4, 3, 3), (5, 3, 4), (8, 6, 7), (16, 14, 15), (128, 126, 127)],
+)
+def test_who_does_not_compute_has_cores_too(cores, beside_gpu, beside_simulated):
+    assert default_threads(cores) == cores
+    assert default_threads(cores, gpu=True) == beside_gpu
+    assert default_threads(cores, simulated=True) == beside_simulated
+
+
+def test_more_threads_than_cores_are_told():
+    assert threads_advice(8, 8, 6) is None
+    assert threads_advice(16, 8, 6).startswith("16 threads on 8 cores: ")
+    assert "--threads 6 " in threads_advice(16, 8, 6)
+    assert threads_advice(2, 1, 1).startswith("2 threads on 1 core: ")
+
+
+@pytest.mark.parametrize("device", ["stand-in", "cpu"])
+def test_a_number_of_threads_that_the_user_says_is_kept(tiny_model, device, monkeypatch):
+    monkeypatch.setattr("spac.pair.physical_cores", lambda: 2)
+    model = tiny_model("qwen3moe")
+    for threads, used in ((0, 1 if device == "stand-in" else 2), (2, 2), (3, 3)):
+        with Engine(EngineConfig(target=model, device=device, ctx=64, threads=threads)) as engine:
+            assert engine.setting(SamplingConfig()).threads == used
+            told = [note for note in engine.notes if "threads on" in note]
+            assert len(told) == (threads > 2)
 
 
 def test_when_repacking_pays(monkeypatch):

@@ -188,6 +188,17 @@ PRETEND_API CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
 
 PRETEND_API CUresult cuStreamQuery(CUstream stream) { return query(stream); }
 
+PRETEND_API CUresult cuEventQuery(CUevent event) {
+    switch (cudaEventQuery(reinterpret_cast<cudaEvent_t>(event))) {
+    case cudaSuccess:
+        return CUDA_SUCCESS;
+    case cudaErrorNotReady:
+        return CUDA_ERROR_NOT_READY;
+    default:
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+}
+
 PRETEND_API CUresult cuGetErrorName(CUresult error, const char ** name) { return error_name(error, name); }
 
 PRETEND_API CUresult cuInit(unsigned int flags) { return init(flags); }
