@@ -60,6 +60,10 @@ class ThreadPool:
         api.llama_set_n_threads(context, self.n_threads, self.n_threads)
         _function("llama_attach_threadpool", None, *arguments)(context, self._pointer, self._pointer)
 
+    def pause(self) -> None:
+        """Has the threads sleep until the next graph, whatever polling says: others compute meanwhile."""
+        _function("ggml_threadpool_pause", None, ctypes.c_void_p)(self._pointer)
+
     def close(self) -> None:
         """Ends the threads; all contexts have been detached from them."""
         _function("ggml_threadpool_free", None, ctypes.c_void_p)(self._pointer)

@@ -6,6 +6,7 @@ The model is loaded once, and the number is changed in place. The first run is a
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 import llama_cpp.llama_cpp as api
@@ -15,6 +16,8 @@ from bench.compare.pool import ThreadPool
 
 if TYPE_CHECKING:
     from spac.pair import ModelPair
+
+ROUNDS = 3  # machines are noisy: the median of so many runs stands for a number of threads
 
 
 def of_stock(job: Job) -> Result:
@@ -29,10 +32,13 @@ def of_stock(job: Job) -> Result:
         return stock.generate(target, None, job.prompts[0], job.n_predict, 0).decode_speed
 
     speed()
-    speeds = {}
-    for n, pool in pools.items():
-        pool.attach(target.context)
-        speeds[str(n)] = speed()
+    found: dict[int, list[float]] = {n: [] for n in pools}
+    for _ in range(ROUNDS):
+        for n, pool in pools.items():
+            pool.attach(target.context)
+            found[n].append(speed())
+            pool.pause()
+    speeds = {str(n): median(each) for n, each in found.items()}
     target.close()
     for pool in pools.values():
         pool.close()
@@ -62,7 +68,7 @@ def of_spac(job: Job) -> Result:
         speeds = {}
         for n in counts:
             use_threads(pair, n)
-            speeds[str(n)] = speed()
+            speeds[str(n)] = median(speed() for _ in range(ROUNDS))
     return Result(speeds=speeds)
 
 

@@ -1,7 +1,7 @@
 """All that a GPU has to show, in calls of less than ten minutes on a machine that may be fresh every time.
 
     python3 bench/gpu_suite/session.py [OUT] [--carry build/carry] [--device CUDA0] [--seconds 520]
-           [--quick] [--triage]
+           [--quick] [--triage|--figures]
 
 Called again and again in the same way, it goes on where the last call stopped, also on another machine, when
 OUT/state.tar.gz of that call lies in the carry folder (`pack.py --results`). Begins with the standard library
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
 from bench.gpu_suite.course import Course  # noqa: E402
+from bench.gpu_suite.figures import Figures  # noqa: E402
 from bench.gpu_suite.triage import Triage  # noqa: E402
 
 
@@ -38,11 +39,12 @@ def main(argv: list[str] | None = None) -> int:
     add("--seconds", type=float, default=520, help="of this call")
     add("--jobs", type=int, default=os.cpu_count() or 1)
     add("--quick", action="store_true", help="little of everything, to rehearse")
+    add("--figures", action="store_true", help="the visit that measures, after a triage")
     add("--triage", action="store_true", help="the first visit: what works and what does not")
     args = parser.parse_args(argv)
     if args.out is None:
         parser.error("name a folder for the results, or set OUT")
-    return (Triage if args.triage else Course)(args).run()
+    return (Figures if args.figures else Triage if args.triage else Course)(args).run()
 
 
 if __name__ == "__main__":

@@ -73,10 +73,15 @@ FORMS = (
     Form("split, 25 %", "25%"),
     Form("split, nothing resident"),
     Form("split, 25 %, masks, ahead, no graphs", "25%", masks=True, ahead=True, settings=NO_GRAPHS),
+    Form("split, 25 %, masks, ahead, by copies", "25%", masks=True, ahead=True,
+         settings=(("SPAC_IN_PLACE", "0"),)),
+    Form("split, 25 %, masks, ahead, in place", "25%", masks=True, ahead=True, lookahead=1,
+         settings=(("SPAC_IN_PLACE", "1"),)),
+    Form("split, 25 %, in place", "25%", settings=(("SPAC_IN_PLACE", "1"),)),
     Form("split, 25 %, masks, ahead, not pinned", "25%", masks=True, ahead=True,
          settings=(("SPAC_PIN", "0"),)),
-    Form("split, 25 %, masks, ahead, loaded lazily", "25%", masks=True, ahead=True,
-         settings=(("CUDA_MODULE_LOADING", "LAZY"),)),
+    Form("split, 25 %, masks, ahead, loaded eagerly", "25%", masks=True, ahead=True,
+         settings=(("CUDA_MODULE_LOADING", "EAGER"),)),
 )  # fmt: skip
 
 

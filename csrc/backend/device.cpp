@@ -191,8 +191,6 @@ std::list<Device> & other_wrappers() {
 [[gnu::constructor]] void register_spac() {
     // ggml-cuda registers host memory only where the user asks for it; SPAC's store is the case that it is made for
     setenv("GGML_CUDA_REGISTER_HOST", "1", 0);
-    // A kernel that is loaded when it is first launched may wait for the device, which may wait at a gate for the host.
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     // a missing driver is no news for those who load the library: devices() tells what there is
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     hide_real_devices();

@@ -81,6 +81,12 @@ std::optional<bool> launch_ahead();
 void   set_gate_timeout(std::optional<double> seconds);
 double gate_timeout();
 
+// Whether a layer's ids, input and rows pass between device and host in pinned memory that kernels read and write
+// themselves, in place of copies. Without a choice: on GPUs that can, not on the stand-in. For graphs prepared from now
+// on.
+void                set_hand_over_in_place(std::optional<bool> on);
+std::optional<bool> hand_over_in_place();
+
 // Whether GPUs read ids masks with their own kernels. Without a choice: those do whose patched kernels have been tried,
 // which are CUDA's (tests/cuda_host). For contexts made from now on; the stand-in's always do.
 void                set_trust_device_masks(std::optional<bool> on);

@@ -1,10 +1,14 @@
 #include "backend/graph_cache.h"
 
+#include "backend/device.h"
+#include "backend/inner_devices.h"
 #include "backend/model_experts.h"
+#include "backend/stand_in.h"
 #include "backend/store.h"
 #include "core/error.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace spac {
 namespace {
@@ -15,9 +19,11 @@ constexpr size_t max_graphs = 16;
 // How far is to be looked ahead for these blocks.
 int distance_of(const SplitGraph & g) { return g.blocks.empty() ? 0 : g.blocks.front()->experts->lookahead.distance(); }
 
-bool is_current(const SplitGraph & g) { return g.distance == distance_of(g); }
-
 } // namespace
+
+bool GraphCache::is_current(const SplitGraph & g) const {
+    return g.distance == distance_of(g) && g.in_place == (in_place().numbers != nullptr);
+}
 
 void GraphCache::reserve(const std::vector<Block> & blocks) { reserve(staging_size(blocks)); }
 
@@ -35,7 +41,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     reserve(blocks);
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
     // a graph without a uid cannot be recognized again
-    const auto outdated = [](auto & g) { return g->uid == 0 || !is_current(*g); };
+    const auto outdated = [this](auto & g) { return g->uid == 0 || !is_current(*g); };
     if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
         stream_.synchronize(); // launches under way read the tensors of the graph that goes
     }
@@ -45,7 +51,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     }
     void *    host     = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
     const int distance = blocks.empty() ? 0 : experts_of(blocks.front().weights.front())->lookahead.distance();
-    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get(), distance));
+    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get(), distance, in_place()));
     SplitGraph & g = *graphs_.back();
     g.used         = n_asked_;
     if (!g.blocks.empty()) {
@@ -88,6 +94,28 @@ void GraphCache::reserve(const StagingSize & size) {
                           std::to_string(size.device >> 20) + " MiB of staging: use fewer slots or a smaller batch");
     }
     ggml_backend_buffer_set_usage(device_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+    make_numbers();
+}
+
+// With the staging, so that nothing is allocated between steps. Without them, copies hand over.
+void GraphCache::make_numbers() {
+    if (numbers_ != nullptr || !kernels_reach_host(stream_.device())) {
+        return;
+    }
+    numbers_ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * numbers = ggml_new_tensor_1d(numbers_ctx_.get(), GGML_TYPE_I32, InPlace::n_numbers);
+    numbers_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(numbers_ctx_.get(), stream_.buffer_type()));
+    if (numbers_buffer_) {
+        std::vector<int32_t> values(InPlace::n_numbers);
+        std::iota(values.begin(), values.end(), 0);
+        ggml_backend_tensor_set(numbers, values.data(), 0, ggml_nbytes(numbers));
+        numbers_ = numbers;
+    }
+}
+
+InPlace GraphCache::in_place() const {
+    const bool on = hand_over_in_place().value_or(!is_stand_in(stream_.backend())) && host_pinned();
+    return {host_buffer_.get(), on ? numbers_ : nullptr};
 }
 
 } // namespace spac

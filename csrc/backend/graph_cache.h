@@ -27,11 +27,16 @@ class GraphCache {
     bool host_pinned() const { return stream_.is_pinned(host_buffer_); }
 
   private:
+    bool         is_current(const SplitGraph & g) const;
     SplitGraph * find(const ggml_cgraph * graph);
     void         reserve(const StagingSize & size);
+    void         make_numbers();
+    InPlace      in_place() const;
 
     ComputeStream &                          stream_;
-    ggml_backend_buffer_ptr                  host_buffer_, device_buffer_;
+    ggml_backend_buffer_ptr                  host_buffer_, device_buffer_, numbers_buffer_;
+    ggml_context_ptr                         numbers_ctx_;
+    ggml_tensor *                            numbers_ = nullptr; // what hand-overs in place look up (InPlace)
     StagingSize                              reserved_;
     std::vector<std::unique_ptr<SplitGraph>> graphs_;
     uint64_t                                 n_asked_ = 0;

@@ -72,6 +72,8 @@ bool masks_tried(ggml_backend_dev_t device) {
            std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "CUDA") == 0;
 }
 
+bool kernels_reach_host(ggml_backend_dev_t device) { return masks_tried(device); }
+
 ggml_backend_dev_t first_inner_device() { return real_devices().empty() ? stand_in_device() : real_devices().front(); }
 
 std::vector<DeviceInfo> devices() {

@@ -19,5 +19,7 @@ ggml_backend_dev_t first_inner_device();
 
 // Whether its kernels read ids masks, by what has been tried.
 bool masks_tried(ggml_backend_dev_t device);
+// Whether kernels of the device read and write pinned memory of the host by its own address.
+bool kernels_reach_host(ggml_backend_dev_t device);
 
 } // namespace spac

@@ -6,6 +6,7 @@
 #include "backend/store.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace spac {
 namespace {
@@ -99,15 +100,26 @@ void make_host_part(ggml_context * ctx, SplitBlock & b, const Staging & s, Arena
     }
 }
 
-void make_join(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch) {
+void make_join(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
+               ggml_backend_buffer_t host) {
     const Block & block = b.block;
     const auto    pairs = static_cast<int64_t>(block.n_pairs());
     ggml_tensor * flat  = leaf(ctx, GGML_TYPE_F32, {block.out->ne[0], pairs}, block.out->data, block.out->buffer);
-    b.join_rows         = leaf(ctx, GGML_TYPE_F32, {block.out->ne[0], pairs}, s.device_rows, scratch);
+    b.join_rows         = b.in_place ? leaf(ctx, GGML_TYPE_F32, {block.out->ne[0], pairs}, b.host_out->data, host)
+                                     : leaf(ctx, GGML_TYPE_F32, {block.out->ne[0], pairs}, s.device_rows, scratch);
     b.join              = ggml_add(ctx, flat, b.join_rows);
     b.join->data        = flat->data;
     b.join->buffer      = flat->buffer;
     b.join->flags |= GGML_TENSOR_FLAG_COMPUTE;
+}
+
+// The same join as another node.
+ggml_tensor * copy_join(ggml_context * ctx, const SplitBlock & b) {
+    ggml_tensor * copy = ggml_add(ctx, b.join->src[0], b.join->src[1]);
+    copy->data         = b.join->data;
+    copy->buffer       = b.join->buffer;
+    copy->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    return copy;
 }
 
 // The nodes from `begin` to `end` behind one of our own, which computes nothing.
@@ -137,10 +149,23 @@ bool add_node(Part & part, ggml_tensor * node, const ggml_tensor * before) {
     return true;
 }
 
+// Tokens of a block up to which kernels write single numbers straight to the host: those for a vector at a time. Those
+// for more may add to what they wrote before.
+constexpr int most_written_straight = 8;
+// Rows of a block's input up to which its hand-over is in place: beyond, a copy engine is as fast and leaves kernels
+// alone.
+constexpr int64_t most_rows_in_place = 64;
+
+bool can_be_in_place(const Block & block, const InPlace & how) {
+    const int64_t rows = block.input->ne[1] * block.input->ne[2];
+    return how.numbers != nullptr && rows <= most_rows_in_place && n_expert_of(block) <= InPlace::n_numbers &&
+           block.input->type == GGML_TYPE_F32 && block.out->type == GGML_TYPE_F32 && ggml_is_contiguous(block.input);
+}
+
 // Shows the later block's router what the earlier one's reads: with the last of the dense nodes before that if it is
 // what the block reads, else before it is read there, for its memory may be used again.
 void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const Staging & s,
-                   ggml_backend_buffer_t device) {
+                   ggml_backend_buffer_t device, const InPlace & how) {
     const Block & block  = from.block;
     const Router  router = to.block.splittable ? router_of(to.block) : Router{};
     const Router  own    = router.own_input ? router_of(block) : Router{};
@@ -154,18 +179,46 @@ void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const
     if (router.weight->ne[0] != read->ne[0]) {
         return;
     }
-    ggml_tensor * input  = leaf(ctx, GGML_TYPE_F32, {read->ne[0], block.n_tokens()}, read->data, read->buffer);
-    ggml_tensor * scores = ggml_mul_mat(ctx, const_cast<ggml_tensor *>(router.weight), input);
-    scores->data         = s.scores;
-    scores->buffer       = device;
+    ggml_tensor * input    = leaf(ctx, GGML_TYPE_F32, {read->ne[0], block.n_tokens()}, read->data, read->buffer);
+    ggml_tensor * scores   = ggml_mul_mat(ctx, const_cast<ggml_tensor *>(router.weight), input);
+    const bool    straight = from.in_place && block.n_tokens() <= most_written_straight;
+    scores->data           = straight ? static_cast<void *>(s.host_scores) : s.scores;
+    scores->buffer         = straight ? how.host : device;
     scores->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    if (!add_node(from.before, scores, own.product)) {
+    if (!add_node(from.told_before, scores, own.product)) {
         return;
     }
-    if (!from.joined.nodes.empty()) {
-        add_node(from.joined, scores, own.product);
+    if (!from.told_joined.nodes.empty()) {
+        add_node(from.told_joined, scores, own.product);
     }
     from.foresight.reset(new Foresight{&to, scores, Chooser(router)});
+}
+
+// Has kernels write to the host's staging what the host reads of a block: lookups by 0, 1, 2 and so on.
+void tell_in_place(ggml_context * ctx, SplitBlock & b, const Staging & s, const InPlace & how) {
+    const Block &              block = b.block;
+    const ggml_tensor &        n     = *how.numbers;
+    const int64_t              rows = block.input->ne[1] * block.input->ne[2], width = block.input->ne[0];
+    std::vector<ggml_tensor *> nodes;
+    ggml_tensor *              table = table_leaf(ctx, GGML_TYPE_I32, b.n_expert, block.n_tokens(), n.data, n.buffer);
+    nodes.push_back(lookup(ctx, table, block.ids, s.ids, how.host));
+    nodes.back()->nb[2] = block.ids->nb[1]; // tokens lie as far apart as in the graph
+    nodes.back()->nb[3] = nodes.back()->nb[2] * nodes.back()->ne[2];
+    const auto copy     = [&](int64_t n_row, int64_t n_column, void * from, ggml_backend_buffer_t of, void * to) {
+        ggml_tensor * all = leaf(ctx, GGML_TYPE_F32, {n_column, n_row}, from, of);
+        ggml_tensor * ids = leaf(ctx, GGML_TYPE_I32, {n_row}, n.data, n.buffer);
+        nodes.push_back(lookup(ctx, all, ids, to, how.host));
+    };
+    copy(rows, width, block.input->data, block.input->buffer, s.input);
+    if (b.foresight && b.foresight->scores->buffer != how.host) {
+        const ggml_tensor & scores = *b.foresight->scores;
+        copy(block.n_tokens(), b.n_expert, scores.data, scores.buffer, s.host_scores);
+    }
+    for (Part * part : {&b.told_before, &b.told_joined}) {
+        if (!part->nodes.empty()) {
+            part->nodes.insert(part->nodes.end(), nodes.begin(), nodes.end());
+        }
+    }
 }
 
 } // namespace
@@ -188,12 +241,13 @@ SplitGraph::SplitGraph(const ggml_cgraph * graph)
     : image(graph), uid(graph->uid), n_nodes(graph->n_nodes), first(graph->n_nodes > 0 ? graph->nodes[0] : nullptr) {}
 
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
-                                    ggml_backend_buffer_t device, int distance) {
+                                    ggml_backend_buffer_t device, int distance, const InPlace & how) {
     auto g           = std::make_unique<SplitGraph>(graph);
     g->distance      = distance;
+    g->in_place      = how.numbers != nullptr;
     size_t n_tensors = 1, overhead = 0;
     for (const Block & block : blocks) {
-        n_tensors += block.chain.size() + 3 * block.scales.size() + 11;
+        n_tensors += block.chain.size() + 3 * block.scales.size() + 24;
         overhead += ggml_graph_overhead_custom(block.chain.size() + block.scales.size(), false);
     }
     g->ctx.reset(ggml_init({(n_tensors + 1) * ggml_tensor_overhead() + overhead, nullptr, true}));
@@ -208,8 +262,8 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->ids_span = span(block.ids);
         b->late_ids = late;
         late += b->ids_span;
-        take_dense(g->ctx.get(), graph->nodes + next, graph->nodes + block.first, b->before);
-        next        = block.last + 1;
+        const int begin = std::exchange(next, block.last + 1);
+        take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + block.first, b->before);
         b->experts  = experts_of(block.weights.front());
         b->n_expert = n_expert_of(block);
         if (block.splittable) {
@@ -230,15 +284,25 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         Arena         host_arena(rest), device_arena(ggml_backend_buffer_get_base(device));
         const Staging staging = lay_out(b->block, host_arena, device_arena);
         g->staging.push_back(staging);
+        b->in_place = !b->before.nodes.empty() && can_be_in_place(b->block, how);
         make_host_part(g->ctx.get(), *b, staging, host_arena);
-        make_join(g->ctx.get(), *b, staging, device);
+        make_join(g->ctx.get(), *b, staging, device, how.host);
+        // Parts of their own, each behind a node of its own: CUDA keeps one graph for a first node.
+        take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + b->block.first, b->told_before);
         if (!g->blocks.empty()) {
-            join_and(g->blocks.back()->join, b->before, b->joined);
+            SplitBlock & last = *g->blocks.back();
+            join_and(last.join, b->before, b->joined);
+            join_and(copy_join(g->ctx.get(), last), b->told_before, b->told_joined);
         }
         g->blocks.push_back(std::move(b));
     }
     for (size_t i = 0; distance > 0 && i + distance < g->blocks.size(); ++i) {
-        add_foresight(g->ctx.get(), *g->blocks[i], *g->blocks[i + distance], g->staging[i], device);
+        add_foresight(g->ctx.get(), *g->blocks[i], *g->blocks[i + distance], g->staging[i], device, how);
+    }
+    for (size_t i = 0; i < g->blocks.size(); ++i) {
+        if (g->blocks[i]->in_place) {
+            tell_in_place(g->ctx.get(), *g->blocks[i], g->staging[i], how);
+        }
     }
     take_dense(g->ctx.get(), graph->nodes + next, graph->nodes + graph->n_nodes, g->tail);
     if (!g->blocks.empty()) {

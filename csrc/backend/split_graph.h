@@ -97,6 +97,12 @@ struct SplitBlock {
 
     Part before; // the dense nodes up to this block
     Part joined; // the join of the block before this one, and these
+    // The same for a block of which the host has a part, with what the host is told: scores of a later block's router,
+    // and, in place, what copies the ids, the input and the scores to the host's staging.
+    Part told_before, told_joined;
+    // Kernels write ids, input and scores into the host's staging, and the join reads the host's rows there: nothing of
+    // this block is copied but by kernels.
+    bool in_place = false;
 
     // The host's part.
     ggml_cgraph *                   host_graph = nullptr;
@@ -141,14 +147,15 @@ struct SplitBlock {
 struct SplitGraph {
     explicit SplitGraph(const ggml_cgraph * graph);
 
-    GraphImage                               image;
-    uint64_t                                 uid;
-    int                                      n_nodes;
-    const ggml_tensor *                      first;
-    uint64_t                                 used     = 0;     // for the least recently used one to go
-    bool                                     met_late = false; // some layer was not known when slots were attached
-    int                                      distance = 0;     // of its foresights, in blocks; 0: none
-    ggml_context_ptr                         ctx;
+    GraphImage          image;
+    uint64_t            uid;
+    int                 n_nodes;
+    const ggml_tensor * first;
+    uint64_t            used     = 0;     // for the least recently used one to go
+    bool                met_late = false; // some layer was not known when slots were attached
+    int                 distance = 0;     // of its foresights, in blocks; 0: none
+    bool                in_place = false; // prepared to hand over without copies, where that can be
+    ggml_context_ptr    ctx;
     std::vector<std::unique_ptr<SplitBlock>> blocks;
     std::vector<Staging>                     staging;      // by block
     int                                      n_tokens = 0; // of the largest block: the last layer may compute fewer
@@ -172,9 +179,17 @@ struct StagingSize {
 };
 StagingSize staging_size(const std::vector<Block> & blocks);
 
+// How blocks hand over without copies, on a device whose kernels reach pinned memory of the host.
+struct InPlace {
+    static constexpr int n_numbers = 4096;
+
+    ggml_backend_buffer_t host    = nullptr; // the staging's
+    ggml_tensor *         numbers = nullptr; // i32 [n_numbers] on the device: 0, 1, 2 and so on; null: copies it is
+};
+
 // Prepares a graph; `host` and `device` are at least of staging_size(). The buffer is the device memory's. `distance`:
 // in blocks, how far is looked ahead; 0: not at all.
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
-                                    ggml_backend_buffer_t device, int distance);
+                                    ggml_backend_buffer_t device, int distance, const InPlace & in_place);
 
 } // namespace spac

@@ -197,7 +197,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
                                const ggml_cgraph * graph, bool counts) {
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count   = b.block.n_tokens();
-    ggml_status status = launch_dense(b, b.before, b.joined, graph);
+    ggml_status status = launch_dense(b, b.told_before, b.told_joined, graph);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
@@ -238,12 +238,15 @@ ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, 
 }
 
 void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
+    b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
+    b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
+    if (b.in_place) {
+        return; // the dense nodes' last ones have written it
+    }
     stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
     stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
-    b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     if (b.foresight) {
         stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
-        b.experts->counters.download_bytes += ggml_nbytes(b.foresight->scores);
     }
 }
 
@@ -263,7 +266,9 @@ void SplitStream::send_rows(SplitBlock & b, bool join) {
     if (fault() == Fault::drop_join) {
         return;
     }
-    stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
+    if (!join || !b.in_place) { // else the join reads them where they are
+        stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
+    }
     b.experts->counters.join_bytes += bytes;
     join_pending_ = join;
 }

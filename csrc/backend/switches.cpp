@@ -13,6 +13,7 @@ namespace {
 
 std::atomic<int>   launch_ahead_now{-1}; // no choice
 std::atomic<int>   trust_masks_now{-1};
+std::atomic<int>   in_place_now{-1};
 std::atomic<Fault> fault_now{Fault::none};
 std::mutex         pinning_mutex;
 Pinning            pinning_now;
@@ -32,6 +33,9 @@ void set_trust_device_masks(std::optional<bool> on) { trust_masks_now = number(o
 void   set_gate_timeout(std::optional<double> seconds) { timeout_now = seconds.value_or(default_timeout); }
 double gate_timeout() { return timeout_now; }
 
+void set_hand_over_in_place(std::optional<bool> on) { in_place_now = number(on); }
+
+std::optional<bool> hand_over_in_place() { return choice(in_place_now); }
 std::optional<bool> launch_ahead() { return choice(launch_ahead_now); }
 std::optional<bool> trust_device_masks() { return choice(trust_masks_now); }
 

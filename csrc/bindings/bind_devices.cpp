@@ -97,6 +97,10 @@ void bind_devices(py::module_ & m) {
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
           "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
           "host; from the next graph on. None: on real devices, not on the stand-in.");
+    m.def("set_hand_over_in_place", &spac::set_hand_over_in_place, py::arg("on"),
+          "Whether a layer's ids, input and rows pass between device and host in pinned memory that kernels read and "
+          "write themselves, in place of copies; for graphs prepared from now on. None: on GPUs that can, not on the "
+          "stand-in.");
     m.def("set_gate_timeout", &spac::set_gate_timeout, py::arg("seconds"),
           "How long a thread waits at a gate before the graph fails and launching ahead is switched off; from the next "
           "wait on. None: 20 s; 0: for ever.");

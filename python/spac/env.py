@@ -159,6 +159,12 @@ LAUNCH_AHEAD = Switch(
     "where the device can wait for the CPU. Not set: on GPUs, not on the stand-in, which shares the CPU's "
     "cores. 0 is for comparisons, and for drivers on which it fails.",
 )
+IN_PLACE = Switch(
+    "SPAC_IN_PLACE",
+    "Whether a layer's ids, input and rows pass between CPU and GPU in pinned memory that kernels read and "
+    "write themselves. Without, they are copied, which takes longer. Not set: on CUDA, not on the simulated "
+    "device. 0 is for comparisons, and for GPUs on which it fails.",
+)
 GATE_TIMEOUT = Number(
     "SPAC_GATE_TIMEOUT",
     "How many seconds the CPU waits for a layer that was queued ahead of it. When they have passed, one line "

@@ -76,10 +76,18 @@ RUNS = (
     Run("looking ahead", 0.5, seed=18, lookahead=1),
     Run("looking ahead, moving", 0.5, seed=19, lookahead=1, moving=True),
     Run("looking ahead, not queued ahead", 0.5, seed=20, lookahead=1, ahead=False),
+    Run("in place", 0.25, seed=26, in_place=True),
+    Run("in place, moving, looking ahead", 0.5, seed=27, in_place=True, moving=True, lookahead=1),
+    Run("in place, not ahead", 0.5, seed=28, in_place=True, ahead=False, lookahead=1),
+    Run("in place, none resident", 0.0, in_place=True),
+    Run("in place, all", 1.0, seed=29, in_place=True),
+    Run("in place, compacted", 0.25, seed=30, in_place=True, fault="compact"),
+    Run("in place, prompts streamed", 0.5, seed=31, in_place=True, stream_tokens=17),
 )
 CONTROLS = (
     Run("slots swapped", 0.5, seed=6, fault="swap-slots"),
     Run("join dropped", 0.25, seed=7, fault="drop-join"),
+    Run("join dropped, in place", 0.25, seed=32, fault="drop-join", in_place=True),
     Run("slots swapped, looking ahead", 0.5, seed=21, fault="swap-slots", lookahead=1),
     Run("slots swapped, prompts streamed", 0.5, seed=14, fault="swap-slots", stream_tokens=17),
 )

@@ -110,6 +110,7 @@ def _observe(
     resident, mover = _place(experts, run)
     core.set_fault(run.fault)
     core.set_launch_ahead(run.ahead)
+    core.set_hand_over_in_place(run.in_place)
     experts.set_stream_tokens(run.stream_tokens)
     experts.set_lookahead(run.lookahead)
     experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # these are no demand
@@ -118,6 +119,7 @@ def _observe(
     finally:
         core.set_fault("")
         core.set_launch_ahead(None)
+        core.set_hand_over_in_place(None)
     after = dict(experts.stats)
     return steps, {
         "n_layer": experts.n_layer,

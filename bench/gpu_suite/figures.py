@@ -1,0 +1,128 @@
+"""The visit that measures: the figures of issue and README, what decides first (session.py --figures).
+
+Called twice back to back on one machine, the second call finds build, twins and cells, and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from bench.gpu_suite import facts
+from bench.gpu_suite.triage import Triage
+
+THREADS = (14, 16, 12, 8)  # tried on each side; the first one is used where a sweep fails
+FORMS = ("ahead, looking ahead", "by copies", "in place", "all, masks", "streamed")  # of the smoke test
+DECIDING = (
+    "spac logistic, draft", "spac logistic, governor", "spac logistic, no draft", "llama.cpp, experts on CPU",
+    "llama.cpp --n-cpu-moe",
+)  # fmt: skip
+ELSEWHERE = ("spac logistic, governor", "spac logistic, no draft", "llama.cpp, experts on CPU",
+             "llama.cpp --n-cpu-moe, draft", "llama.cpp --n-cpu-moe --no-host")  # fmt: skip
+"""Parts of the names of rows that run on the first budget and context, and on the others."""
+BUDGETS = ("10%", "25%", "50%", "100%")
+SCHEDULERS = ("logistic", "moe-spac", "lru")
+LENGTHS = ("0", "2", "4", "8", "roofline")
+
+
+class Figures(Triage):
+    """One call; each part is given up after its time and the next one begins."""
+
+    def run(self) -> int:
+        """Run the whole call; return the exit code."""
+        with self.keeper:
+            self.keeper.note("calls", number=self.keeper.done.get("calls", {}).get("number", 0) + 1)
+            self.facts()
+            if self.prepare():
+                self.twins = self.begin_twins()
+                try:
+                    if self.build() and self.checked() and self.twins.wait(self.left) == 0:
+                        self.measure()
+                finally:
+                    self.twins.end()
+            self.say(f"failed: {', '.join(dict.fromkeys(self.failed)) or 'nothing'}")
+        return 1 if self.failed else 0
+
+    def checked(self) -> bool:
+        """Run the forms that are measured, once; return whether they were right."""
+        result = self.work / "smoke.json"
+        words = ["bench.gpu_suite.smoke", result, "--device", self.args.device, "--seconds", 60]
+        words += ["--logs", self.logs, "--at-once", 4, "--threads", 3, "--forms", *FORMS]
+        code = self.command("smoke", 80, *words, keep=True)
+        self.say((self.logs / "smoke.txt").read_text(errors="replace")[-2500:])
+        return code == 0
+
+    def measure(self) -> None:
+        """Measure everything that there is time for, what decides first."""
+        self.attempt(self.compared, 300, ["17%"], [512], DECIDING)
+        self.attempt(self.profiled)
+        self.attempt(self.timeline)
+        self.attempt(self.grid, "17%", SCHEDULERS, LENGTHS, 100)
+        for budget in BUDGETS:
+            self.attempt(self.compared, 120, [budget], [512], ELSEWHERE)
+        for budget in BUDGETS:
+            self.attempt(self.grid, budget, SCHEDULERS[:1], LENGTHS, 60)
+        self.attempt(self.compared, 150, ["17%"], [4096], ELSEWHERE)
+        self.attempt(self.compared, 100, ["17%"], [16384], ELSEWHERE[:1] + ELSEWHERE[2:3])
+        self.attempt(self.mask_cost)
+        self.attempt(self.limit)
+        self.attempt(self.patches, "patches of all types", self.left - 10, "", quick=self.args.quick)
+
+    def compared(
+        self, seconds: float, budgets: Sequence[str], contexts: Sequence[int], rows: Sequence[str]
+    ) -> None:
+        """Run bench.compare on some cells, with what earlier calls of this machine measured."""
+        name = f"compare {' '.join(budgets)} {' '.join(map(str, contexts))}"
+        if self.keeper.ran(name) or self.left < 40:
+            return
+        seconds = min(seconds, self.left - 10)
+        place = self.work / f"compare-{re.sub('[^A-Za-z0-9]+', '-', facts.machine()).strip('-')}"
+        words = ["bench.compare", place, "--target", self.twins.target, "--draft", self.twins.draft]
+        words += ["--device", self.args.device, "--seconds", int(seconds - 5), "--threads", *THREADS]
+        words += ["--tokens", 128, "--texts", 4, *self.quick, "--only", *rows]
+        words += ["--budgets", *budgets, "--contexts", *contexts]
+        words += ["--commit", self.commit] if self.commit else []
+        self.command(name, seconds, *words, keep=True)
+        page = place / "compare.md"
+        if page.is_file():
+            text = page.read_text()
+            (self.out / f"{name.replace(' ', '-').replace('%', '')}.md").write_text(text)
+            print(text[:4500], flush=True)
+
+    def threads(self, side: str) -> int:
+        """Return the number that bench.compare found best for a side."""
+        for path in self.work.glob("compare-*/cells/threads.json"):
+            chosen = json.loads(path.read_text())["chosen"]
+            if side in chosen:
+                return int(chosen[side])
+        return THREADS[0]
+
+    def profiled(self) -> None:
+        """Profile the card in some steps of spac, with hand-overs in place and by copies."""
+        for form, on in (("in place", "1"), ("by copies", "0")):
+            name, result = f"profile {form}", self.out / f"profile-{form.replace(' ', '-')}.json.gz"
+            words = ["bench.gpu_suite.step_profile", result, "spac", "--target", self.twins.target]
+            words += ["--device", self.args.device, "--threads", self.threads("spac")]
+            self.environment["SPAC_IN_PLACE"] = on
+            try:
+                self.command(name, 45, *words, keep=True)
+            finally:
+                del self.environment["SPAC_IN_PLACE"]
+            log = self.logs / f"{name.replace(' ', '-')}.txt"
+            if log.is_file():
+                self.say(f"{name}:\n" + log.read_text(errors="replace")[-1800:])
+
+    def grid(self, budget: str, schedulers: Sequence[str], lengths: Sequence[str], seconds: float) -> None:
+        """Compare schedulers and draft lengths on one loaded model (spac bench)."""
+        name = f"grid {budget}"
+        if self.left < 40:
+            return
+        words = ["spac.bench", "--target", self.twins.target, "--draft", self.twins.draft]
+        words += ["--device", self.args.device, "--slots", budget, "--schedulers", *schedulers]
+        words += ["--draft-lengths", *lengths, "--baseline", "none", "--repeat", 2, "-n", 96, "--prompt", "a"]
+        words += ["--threads", self.threads("spac"), "--json", self.work / f"grid-{budget[:-1]}.txt", "-q"]
+        self.command(name, min(seconds, self.left - 10), *words, keep=True)
+        log = self.logs / f"{name.replace(' ', '-')}.txt"
+        if log.is_file():
+            self.say(log.read_text(errors="replace")[-3000:])
