@@ -91,6 +91,19 @@ def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
         assert [step[kind] for kind in waits] == [n, n]
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_copies_of_experts_are_waited_for_without_spinning(package: Path, answers: bool) -> None:
+    """The driver is asked about their events; where it answers with an error, the runtime waits, which spins."""
+    card = {"GB_S": 2, "COPY_US": 100, "EVENT_QUERY": int(answers)}
+    job = Job(options={"slots": "25%", "scheduler": "lru"}, tokens=24, card=card)
+    result = run_clean(job, package)
+    asked = sum(step["event_query"] for step in result.steps)
+    waited = sum(step["event_synchronize"] for step in result.steps)
+    uploads = sum(step.stats["uploads"] for step in result.steps)
+    assert uploads > 0
+    assert (asked > uploads / 4, waited > 0) == (answers, not answers)
+
+
 @pytest.mark.parametrize("card", [{"IMPLICIT": 1}, {"IMPLICIT": 5, "KERNEL_US": 200}], ids=["all", "some"])
 def test_calls_that_wait_for_the_card(package: Path, card: dict[str, int]) -> None:
     """A driver may wait for all that is queued inside a call, and let no other call in meanwhile: who lets

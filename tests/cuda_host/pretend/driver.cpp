@@ -92,6 +92,9 @@ CUresult device_attribute(int * value, CUdevice_attribute attribute, CUdevice) {
     case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
         *value = settings().mem_ops;
         break;
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+        *value = settings().read_only;
+        break;
     default:
         *value = 0;
     }
@@ -189,6 +192,9 @@ PRETEND_API CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
 PRETEND_API CUresult cuStreamQuery(CUstream stream) { return query(stream); }
 
 PRETEND_API CUresult cuEventQuery(CUevent event) {
+    if (!settings().event_query) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
     switch (cudaEventQuery(reinterpret_cast<cudaEvent_t>(event))) {
     case cudaSuccess:
         return CUDA_SUCCESS;
@@ -202,6 +208,8 @@ PRETEND_API CUresult cuEventQuery(CUevent event) {
 PRETEND_API CUresult cuGetErrorName(CUresult error, const char ** name) { return error_name(error, name); }
 
 PRETEND_API CUresult cuInit(unsigned int flags) { return init(flags); }
+
+PRETEND_API CUresult cuDeviceGet(CUdevice * device, int ordinal) { return device_get(device, ordinal); }
 
 PRETEND_API CUresult cuDriverGetVersion(int * version) {
     *version = CUDA_VERSION;

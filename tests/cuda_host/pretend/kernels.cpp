@@ -3,6 +3,7 @@
 #include "settings.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -79,11 +80,13 @@ struct Target {
 Target target_of(const void * p, size_t bytes) {
     const RangePtr range = find(p);
     if (range == nullptr || !range->holds(p, bytes)) {
-        misuse("the router's kernel writes %zu bytes outside of device memory", bytes);
+        misuse("a kernel of the router's reads or writes %zu bytes outside of device memory", bytes);
         return {};
     }
     return {range, range->at(p)};
 }
+
+Target target_of(uintptr_t p, size_t bytes) { return target_of(reinterpret_cast<const void *>(p), bytes); }
 
 // topk_moe_cuda<n_expert, …>(logits, weights, ids, bias, n_rows, n_used, …): ids of rows n_expert long.
 std::function<void()> top_k(const Kernel & kernel, void ** arguments) {
@@ -124,6 +127,36 @@ std::function<void()> argsort(void ** arguments, dim3 grid) {
     };
 }
 
+// k_get_rows_float<int, int>(table, ids, to, width, ne11, ne12, s1, s2, s3, nb01, nb02, nb03, s10, s11, s12): lookups
+// of numbers by ids, by which a router's choice reaches the host's memory.
+std::function<void()> look_up(void ** arguments, dim3 grid) {
+    const auto table = reinterpret_cast<uintptr_t>(argument<void *>(arguments, 0));
+    const auto ids   = reinterpret_cast<uintptr_t>(argument<void *>(arguments, 1));
+    const auto to    = reinterpret_cast<uintptr_t>(argument<void *>(arguments, 2));
+    const auto width = static_cast<size_t>(argument<int64_t>(arguments, 3)), n1 = argument<size_t>(arguments, 4);
+    const auto n2                = static_cast<size_t>(argument<uint3>(arguments, 5).z);
+    std::array<size_t, 9> stride = {}; // of `to`, in elements; of the table, in bytes; of ids, in elements
+    for (int i = 0; i < 9; ++i) {
+        stride[static_cast<size_t>(i)] = argument<size_t>(arguments, 6 + i);
+    }
+    return [=, n0 = size_t{grid.x}] {
+        for (size_t i = 0; i < n0 * n1 * n2; ++i) {
+            const size_t i0 = i % n0, i1 = i / n0 % n1, i2 = i / n0 / n1;
+            const auto   id = target_of(ids + 4 * (i0 * stride[6] + i1 * stride[7] + i2 * stride[8]), 4);
+            if (id.bytes == nullptr) {
+                return;
+            }
+            const auto row  = static_cast<size_t>(*reinterpret_cast<int32_t *>(id.bytes));
+            const auto from = target_of(table + row * stride[3] + i1 * stride[4] + i2 * stride[5], 4 * width);
+            const auto into = target_of(to + 4 * (i0 * stride[0] + i1 * stride[1] + i2 * stride[2]), 4 * width);
+            if (from.bytes == nullptr || into.bytes == nullptr) {
+                return;
+            }
+            std::copy_n(from.bytes, 4 * width, into.bytes);
+        }
+    };
+}
+
 } // namespace
 
 Kernel describe(const char * mangled) {
@@ -153,6 +186,9 @@ std::function<void()> work_of(const Kernel & kernel, void ** arguments, dim3 gri
     }
     if (kernel.name.rfind("k_argsort_f32_i32<", 0) == 0) {
         return argsort(arguments, grid);
+    }
+    if (kernel.name == "k_get_rows_float<int, int>") {
+        return look_up(arguments, grid);
     }
     return nullptr;
 }

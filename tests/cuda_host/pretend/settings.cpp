@@ -29,6 +29,7 @@ const Settings & settings() {
         /* .registers  = */ number("REGISTER", 1) != 0,
         /* .read_only  = */ number("READ_ONLY", 1) != 0,
         /* .mem_ops    = */ number("MEM_OPS", 1) != 0,
+        /* .event_query = */ number("EVENT_QUERY", 1) != 0,
         /* .implicit   = */ static_cast<int>(number("IMPLICIT", 0)),
         /* .at_once    = */ number("AT_ONCE", 0) != 0,
         /* .check      = */ number("CHECK", 1) != 0,

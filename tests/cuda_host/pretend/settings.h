@@ -15,6 +15,7 @@ struct Settings {
     bool        registers;     // REGISTER=0: host memory cannot be registered
     bool        read_only;     // READ_ONLY=0: … nor registered as read-only
     bool        mem_ops;       // MEM_OPS=0: streams neither write nor wait for values
+    bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
     int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
     bool        at_once;       // AT_ONCE=1: what need not wait runs in the call, without a worker: for timing the host
     bool        check;         // CHECK=0: kernels' pointers are not looked up
