@@ -44,7 +44,7 @@ JOBS = {
 
 
 def marks(calls: dict[str, int]) -> tuple[int, int]:
-    """What tells the stream of the target's layers: the host is told of each, or copies of ids are most there."""
+    """Orders streams: the target's layers run on the one that tells the host most, or copies most ids to it."""
     return calls.get("write_value", 0) + calls.get("event_record", 0), calls.get("copy_to_host", 0)
 
 
