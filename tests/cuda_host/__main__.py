@@ -44,7 +44,7 @@ JOBS = {
 
 
 def marks(calls: dict[str, int]) -> tuple[int, int]:
-    """Orders streams: the target's layers run on the one that tells the host most, or copies most ids to it."""
+    """Orders streams: the target's tells the host most, or copies most where the host is told nothing."""
     return calls.get("write_value", 0) + calls.get("event_record", 0), calls.get("copy_to_host", 0)
 
 

@@ -93,7 +93,7 @@ def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_copies_of_experts_are_waited_for_without_spinning(package: Path, answers: bool) -> None:
-    """The driver is asked about their events. Where it answers with an error, the runtime waits, and spins."""
+    """The driver is asked about their events. Where it answers with an error, the runtime waits for them."""
     card = {"GB_S": 2, "COPY_US": 100, "EVENT_QUERY": int(answers)}
     job = Job(options={"slots": "25%", "scheduler": "lru"}, tokens=24, card=card)
     result = run_clean(job, package)
