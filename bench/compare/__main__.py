@@ -170,6 +170,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--reference", type=Path, help="folder of the unpatched libllama.so")
     add("--server", type=Path, help="a llama-server program to compare with as well")
     add("--seconds", type=float, default=540)
+    add("--brief", action="store_true",
+        help="the cells alone: no bandwidths, no perplexities, nothing repeated at the end")  # fmt: skip
     add("--commit", help="of the tree, where git cannot tell")
     add(
         "--quick",

@@ -177,6 +177,8 @@ class Comparison:
     def _repeat(self) -> None:
         """Runs the first pair again, which shows how far apart two equal cells are: spac's first cell, and
         llama.cpp's first that is tuned. Without both, or without time for it, there is nothing to show."""
+        if self.args.brief:
+            return
         ours = [cell for cell in self.grid if cell.engine.kind == "spac"][:1]
         theirs = [cell for cell in self.grid if cell.engine.tuned][:1]
         if not ours or not theirs or any(cell.key not in self.results for cell in ours + theirs):
@@ -245,7 +247,7 @@ class Comparison:
     def bandwidths(self) -> Bandwidths | None:
         """The machine's, measured once."""
         path = self.cells / "bandwidths.json"
-        if not path.is_file() and "bandwidths" not in self.tried:
+        if not path.is_file() and "bandwidths" not in self.tried and not self.args.brief:
             self.tried.add("bandwidths")
             command = [sys.executable, "-m", "bench.compare.roofline", str(self.reference / "libllama.so")]
             command += [self.args.device if self.on_gpu else "CPU", str(max(self.args.threads))]
@@ -266,7 +268,7 @@ class Comparison:
 
     def likelihoods(self) -> dict[str, list[float]]:
         """See `likeness.measured`."""
-        return likeness.measured(self)
+        return {} if self.args.brief else likeness.measured(self)
 
     def likeness(self) -> tuple[list[str], list[str]]:
         """See `likeness.judged`."""
