@@ -38,6 +38,14 @@ from tests.reference import reference_folder
 BANDWIDTHS_S = 60  # measuring them hangs when it takes longer
 FIRST = 3  # cells before perplexities are measured
 VRAM_NOISE = 64 << 20
+NOT_TUNED = (
+    "not tuned: the VRAM of spac, or of llama.cpp with all experts on the CPU, is not known "
+    "(NVML or nvidia-smi tells it)"
+)
+
+
+class NotTunedError(InputError):
+    """Tells that a cell needs what another one has to measure first."""
 
 
 class Comparison:
@@ -146,10 +154,7 @@ class Comparison:
             return layers_on_cpu(self.sizes, share * sum(self.sizes))
         taken, bare = self._vram(cell, "spac"), self._vram(cell, cell.engine.kind, cell.engine.speculates)
         if taken is None or bare is None:
-            raise InputError(
-                "not tuned: the VRAM of spac, or of llama.cpp with all experts on the CPU, is not known "
-                "(NVML or nvidia-smi tells it)"
-            )
+            raise NotTunedError(NOT_TUNED)
         return layers_on_cpu(self.sizes, taken - bare)
 
     def run(self) -> None:
@@ -163,16 +168,27 @@ class Comparison:
         self.bandwidths()
         # What failed in an earlier call is tried again, after all else.
         failed = {cell for cell in self.grid if self._failed(cell)}
+        waiting: list[Cell] = []
         for i, cell in enumerate(sorted(self.grid, key=failed.__contains__)):
             if i == FIRST:
                 self.likelihoods()
             if self.deadline - time.monotonic() < 3 * self._least_s:  # else only the last call would do it
                 self._repeat()
+            waiting = self._attempt([cell, *waiting])
+        self.not_run += [f"{cell.key}: {NOT_TUNED}" for cell in waiting]
+        self._repeat()
+
+    def _attempt(self, cells: list[Cell]) -> list[Cell]:
+        """Runs cells; returns those that are tuned to others which have not run."""
+        waiting = []
+        for cell in cells:
             try:
                 self._run(cell)
+            except NotTunedError:
+                waiting.append(cell)
             except InputError as error:
                 self.not_run.append(f"{cell.key}: {error}")
-        self._repeat()
+        return waiting
 
     def _repeat(self) -> None:
         """Runs the first pair again, which shows how far apart two equal cells are: spac's first cell, and

@@ -10,7 +10,7 @@ import pytest
 
 from bench.compare import comparison
 from bench.compare.__main__ import arguments as parser
-from bench.compare.cells import OUT_OF_TIME, run_cell
+from bench.compare.cells import OUT_OF_TIME, Cell, run_cell
 from bench.compare.job import Job, Result, Run
 from bench.compare.ours import config_of
 from bench.compare.page import repeats
@@ -141,6 +141,31 @@ def test_threads_are_chosen_by_speed() -> None:
     threads.choose("llama.cpp", {"8": 1.0, "4": 2.0})
     assert threads.of("llama-server") == 4
     assert Threads([6]).text == "6"
+
+
+def test_tuned_rows_wait_for_what_they_are_tuned_to(
+    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever rows are chosen, llama.cpp's tuned one runs behind spac's, whose VRAM it gets."""
+    ran: list[str] = []
+
+    def run(self: comparison.Comparison, cell: Cell) -> None:
+        if cell.engine.tuned and not any(key.startswith("spac") for key in ran):
+            raise comparison.NotTunedError(comparison.NOT_TUNED)
+        ran.append(cell.key)
+
+    monkeypatch.setattr(comparison.Comparison, "_run", run)
+    rows = "--only", "llama.cpp --n-cpu-moe, draft", "spac lru, no draft"
+    subject = comparison_of(twin, tmp_path, "--brief", *rows)
+    subject.run()
+    assert subject.not_run == []
+    assert [key.split("-")[0] for key in ran] == ["spac_lru__no_draft", "llama.cpp_", "llama.cpp_"]
+    alone = comparison_of(twin, tmp_path / "alone", "--brief", "--only", "llama.cpp --n-cpu-moe, draft")
+    ran.clear()
+    alone.run()
+    assert ran == []
+    assert all(line.endswith(comparison.NOT_TUNED) for line in alone.not_run)
+    assert alone.not_run
 
 
 def test_the_first_pair_is_run_again_at_the_end(

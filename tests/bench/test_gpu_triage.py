@@ -1,0 +1,77 @@
+"""What a first visit to a GPU rests on: crashes and hangs explain themselves, the driver is asked safely."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu_suite import probes, step_profile, watched
+
+
+def run(code: str, tmp_path: Path, seconds: float = 30.0) -> watched.Ended:
+    return watched.run([sys.executable, "-c", code], tmp_path / "logs" / "log.txt", seconds, cwd=tmp_path)
+
+
+def test_the_first_telling_line_names_the_cause(tmp_path: Path) -> None:
+    code = (
+        "import sys; print('loading'); print('CUDA error: an illegal memory access was encountered');"
+        "print('  in function compute'); sys.exit('RuntimeError: llama_decode returned 2')"
+    )
+    ended = run(code, tmp_path)
+    assert ended.fault == "status 1: CUDA error: an illegal memory access was encountered"
+    assert "llama_decode" in ended.output
+    assert (tmp_path / "logs" / "log.txt").read_text() == ended.output
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("", "no output"),
+        ("one\ntwo\n", "two"),
+        ("========= ERROR SUMMARY: 0 errors\nlast", "last"),
+        ("spac: the device hangs\nTraceback", "spac: the device hangs"),
+    ],
+)
+def test_causes(output: str, cause: str) -> None:
+    assert watched.cause(output) == cause
+
+
+def test_a_crash_tells_where_python_was(tmp_path: Path) -> None:
+    ended = run("import ctypes\ndef far_down(): ctypes.string_at(0)\nfar_down()", tmp_path)
+    assert ended.code == -11
+    assert "in far_down" in ended.output
+
+
+def test_a_hang_ends_and_tells_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no debugger
+    ended = run("import time; print('begun', flush=True); time.sleep(60)", tmp_path, 1.5)
+    assert (ended.code, ended.fault) == (None, "not done within 2 s")
+    assert ended.output.startswith("begun")
+    assert "wchan" in ended.output or "comm: python" in ended.output
+
+
+def test_without_a_driver_every_question_has_an_answer(tmp_path: Path) -> None:
+    if subprocess.run(["sh", "-c", "ldconfig -p | grep -q libcuda.so.1"], check=False).returncode == 0:
+        pytest.skip("there is a driver here")
+    assert probes.ask("link", tmp_path).startswith("link: FAILED: OSError: libcuda.so.1")
+
+
+def test_a_question_that_hangs_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(probes, "__file__", str(script))
+    monkeypatch.setattr(probes, "SECONDS", 1.0)
+    assert probes.ask("link", tmp_path) == "link: NO ANSWER within 1 s"
+
+
+def test_a_profile_says_where_the_time_goes() -> None:
+    events = [("kernel", 7, 0, 40), ("Memcpy HtoD", 7, 50, 10), ("other", 9, 55, 20), ("kernel", 7, 90, 10)]
+    assert step_profile.union(events) == 75  # overlaps once
+    text = step_profile.table(events, 1, 1e-3)
+    assert "1.00 ms a step without the profiler" in text
+    assert "the card is busy 75% of that" in text
+    assert "stream 7: 3 events a step" in text
+    assert "no events" in step_profile.table([], 1, 1e-3)
