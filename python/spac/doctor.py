@@ -6,6 +6,7 @@ an extra that is not installed, is told and changes nothing.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import importlib.util
@@ -16,19 +17,20 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from spac import __version__, env, host_memory
 from spac.config import EngineConfig
 from spac.errors import SpacError, one_line
+from spac.finding import Finding, State
 from spac.host import missing_features, physical_cores
 from spac.options import Parser, add_config
 from spac.program import add_talk, guarded
+from spac.trial import Trial
 from spac.vram import VramLimit, margin, size
 
-State = Literal["ok", "off", "fault"]
 EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
     "server": (
@@ -43,31 +45,25 @@ EXTRAS = {
 """The modules behind the optional parts, by the name of their extra."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at. `why` says what is off about it, and what to do; empty for "ok"."""
-
-    name: str
-    state: State
-    found: str
-    why: str = ""
-
-
 def missing_modules(extra: str) -> list[str]:
     """Those of an extra's modules that are not installed."""
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 
 
-def examine(target: Path | None = None, vram_limit: VramLimit | None = None) -> Iterator[Finding]:
+def examine(
+    target: Path | None = None, vram_limit: VramLimit | None = None, self_test: bool | None = None
+) -> Iterator[Finding]:
     """Everything, in the order in which it is told. No check stops those after it.
 
     With a `target`, also how much of it would fit on the device, of which `vram_limit` may be taken.
+    `self_test`: whether every mechanism is tried; None: on GPUs, not on the simulated device.
     """
     room = functools.partial(_vram, target, vram_limit)
+    trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python), ("cpu", _cpu),
         ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)), ("folders", _folders),
-        ("extras", _extras), ("demo", _demo),
+        ("extras", _extras), ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
     for name, check in checks:
         try:
@@ -306,6 +302,9 @@ def make_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="as one line of JSON")
     parser.add_argument("--target", "--model", "-m", metavar="FILE", type=Path,
                         help="also tell how much of this model would fit")  # fmt: skip
+    parser.add_argument("--self-test", action=argparse.BooleanOptionalAction, default=None,
+                        help="try every mechanism of the split in a process of its own "
+                             "(default: on GPUs, not on the simulated device)")  # fmt: skip
     add_config(parser, EngineConfig, ("vram_limit",))
     add_talk(parser)
     return parser
@@ -316,7 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     limit = VramLimit.parse(options.vram_limit) if "vram_limit" in options else None
-    return guarded(parser, options, lambda: _tell(options.json, examine(options.target, limit)))
+    return guarded(
+        parser, options, lambda: _tell(options.json, examine(options.target, limit, options.self_test))
+    )
 
 
 def _tell(as_json: bool, found: Iterator[Finding]) -> int:
@@ -325,9 +326,9 @@ def _tell(as_json: bool, found: Iterator[Finding]) -> int:
         findings.append(finding)
         if not as_json:
             mark = {"ok": "  ", "off": "- ", "fault": "! "}[finding.state]
-            print(f"{mark}{finding.name:<18}{finding.found}", flush=True)
+            print(f"{mark}{finding.name:<20}{finding.found}", flush=True)
             if finding.why:
-                print(f"{'':<20}{finding.why}", flush=True)
+                print(f"{'':<22}{finding.why}", flush=True)
     healthy = all(finding.state != "fault" for finding in findings)
     if as_json:
         report: dict[str, Any] = {

@@ -1,0 +1,93 @@
+"""The mechanisms of the split that can be switched off alone: names, switches, and what shows their use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spac import env
+
+if TYPE_CHECKING:
+    from spac._core import DeviceInfo
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One way in which the split is made faster; the plain split does without any."""
+
+    name: str
+    switch: env.Switch | None = None
+    """The variable that switches it; None where an option does."""
+    option: str = ""
+    """What a user gives to a program to switch it off, where `switch` is None."""
+    needs: tuple[str, ...] = ()
+    """The names of mechanisms that have to be on as well."""
+    counter: str = ""
+    """A counter of `Experts.stats` that stays zero unless the mechanism is at work; "" where none tells."""
+    usual_on_stand_in: bool = False
+    """Whether the simulated device has it where a user has not chosen."""
+
+    @property
+    def remedy(self) -> str:
+        """Tell what switches it off."""
+        return f"set {self.switch.name}=0" if self.switch is not None else f"give {self.option}"
+
+    @property
+    def refused(self) -> bool:
+        """Tell whether the user has switched it off."""
+        return self.switch is not None and self.switch.get() is False
+
+    @property
+    def chosen(self) -> bool:
+        """Tell whether the user has switched it on."""
+        return self.switch is not None and self.switch.get() is True
+
+
+MASKS = Mechanism("device masks", env.DEVICE_MASKS, usual_on_stand_in=True)
+AHEAD = Mechanism("launching ahead", env.LAUNCH_AHEAD, needs=(MASKS.name,), counter="ahead_ns")
+IN_PLACE = Mechanism("hand-over in place", env.IN_PLACE)
+PINNED = Mechanism("pinned experts", env.PIN, usual_on_stand_in=True)
+STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
+LOOKAHEAD = Mechanism("looking ahead", env.LOOKAHEAD, counter="foreseen")
+MECHANISMS = (MASKS, AHEAD, IN_PLACE, PINNED, STREAMED, LOOKAHEAD)
+"""All of them, those that others need first."""
+BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
+
+
+def with_needs(mechanism: Mechanism) -> frozenset[str]:
+    """Return the names of a mechanism and of those that it needs."""
+    return frozenset((mechanism.name, *mechanism.needs))
+
+
+def without_orphans(names: Iterable[str]) -> frozenset[str]:
+    """Return the names, but for those of mechanisms that need one that is not among them."""
+    kept = frozenset(names)
+    return frozenset(m.name for m in MECHANISMS if m.name in kept and kept.issuperset(m.needs))
+
+
+def settings_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables of a process in which these mechanisms are on and all others are off."""
+    on = frozenset(names)
+    return {m.switch.name: str(int(m.name in on)) for m in MECHANISMS if m.switch is not None}
+
+
+def there_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
+    """Tell whether a device has what a mechanism needs: not every device's kernels read ids masks."""
+    return device.is_stand_in or device.reads_masks or MASKS.name not in with_needs(mechanism)
+
+
+def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
+    """Tell whether a run on a device uses a mechanism that works there, as things are set now."""
+    if mechanism.refused or any(other.refused for other in MECHANISMS if other.name in mechanism.needs):
+        return False
+    return mechanism.usual_on_stand_in or mechanism.chosen or not device.is_stand_in
+
+
+def why_unused(mechanism: Mechanism) -> str:
+    """Tell in words why a run does not use a mechanism."""
+    for other in MECHANISMS:
+        if other.name in with_needs(mechanism) and other.refused and other.switch is not None:
+            return f"not used: {other.switch.name}=0"
+    choice = f"{mechanism.switch.name}=1" if mechanism.switch is not None else "--stream-batch"
+    return f"not used on the simulated device without {choice}"

@@ -1,0 +1,184 @@
+"""The self-test of the mechanisms: what works, what is wrong, what crashes, and what never answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from spac import _core, doctor, env, selftest
+from spac.finding import Finding
+from spac.mechanisms import AHEAD, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
+from spac.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
+from spac.trial import Trial
+
+NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the tests' environment has switched out of them."""
+    monkeypatch.setattr("spac.pair.choose_device", lambda _: stand_in())
+    for mechanism in MECHANISMS:
+        if mechanism.switch is not None:
+            monkeypatch.delenv(mechanism.switch.name, raising=False)
+    monkeypatch.delenv(env.GATE_TIMEOUT.name, raising=False)
+
+
+def stand_in() -> _core.DeviceInfo:
+    (found,) = (device for device in _core.devices() if device.is_stand_in)
+    return found
+
+
+def results(limit_s: float = 60.0, **faults: str) -> dict[str, Result]:
+    by_name = {name.replace("_", " "): fault for name, fault in faults.items()}
+    return {result.name: result for result in SelfTest(stand_in(), limit_s, by_name).run()}
+
+
+def told(limit_s: float = 60.0, **faults: str) -> tuple[Trial, dict[str, Finding]]:
+    by_name = {name.replace("_", " "): fault for name, fault in faults.items()}
+    trial = Trial(True, lambda device: SelfTest(device, limit_s, by_name))
+    return trial, {finding.name: finding for finding in trial.findings()}
+
+
+def test_all_mechanisms_work_on_the_simulated_device() -> None:
+    test = SelfTest(stand_in(), 60.0)
+    found = list(test.run())
+    found.append(test.together(frozenset(NAMES[1:])))
+    assert [result.name for result in found] == [*NAMES, TOGETHER]
+    assert {result.verdict for result in found} == {"works"}, found
+
+
+def test_a_gate_that_the_device_does_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.GATE_TIMEOUT.name, "0.4")
+    trial, found = told(launching_ahead="stuck-gate")
+    assert found[AHEAD.name].state == "fault"
+    assert found[AHEAD.name].found.startswith("crashed: spac: launching ahead was switched off")
+    assert "within 0.4 s" in found[AHEAD.name].found
+    assert found[AHEAD.name].why == "set SPAC_LAUNCH_AHEAD=0"
+    assert [name for name in found if found[name].state == "fault"] == [AHEAD.name]
+    assert found[TOGETHER].found == "works"  # without it
+
+    # The check behind runs as the finding advises, and leaves the environment as it was.
+    (demo,) = trial.heeded(lambda: iter([Finding("demo", "ok", os.environ["SPAC_LAUNCH_AHEAD"])]))
+    assert demo.found == "0"
+    assert "SPAC_LAUNCH_AHEAD" not in os.environ
+
+
+def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits at its gate for ever, and the limit ends it."""
+    monkeypatch.setenv(env.GATE_TIMEOUT.name, "0")
+    monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD))
+    start = monotonic()
+    found = results(8.0, launching_ahead="stuck-gate")[AHEAD.name]
+    assert (found.verdict, found.found) == ("no answer", "no answer within 8 s")
+    assert monotonic() - start < 40
+
+
+def test_masks_that_are_wrong() -> None:
+    found = results(device_masks="swap-slots")
+    assert found[MASKS.name].verdict == "wrong"
+    assert "off the plain split's" in found[MASKS.name].found
+    assert found[AHEAD.name].verdict == "not tried"
+    others = [found[name].verdict for name in NAMES if name not in (MASKS.name, AHEAD.name)]
+    assert set(others) == {"works"}
+
+
+def test_a_plain_split_that_fails_ends_the_test() -> None:
+    trial = Trial(True, lambda device: SelfTest(device, 60.0, {PLAIN: "no such fault"}))
+    (finding,) = trial.findings()
+    assert (finding.name, finding.state) == (PLAIN, "fault")
+    assert "unknown fault" in finding.found
+    assert finding.why.startswith("give --device cpu")
+    (demo,) = trial.heeded(lambda: pytest.fail("the device must not be used"))
+    assert (demo.name, demo.state) == ("demo", "off")
+
+
+def test_a_process_that_sleeps_is_ended_with_its_children(tmp_path: Path) -> None:
+    code = "import subprocess as s, time; print(s.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    start = monotonic()
+    log = tmp_path / "log"
+    assert run_limited([sys.executable, "-c", code], os.environ, log, 1.5) is None
+    assert monotonic() - start < 20
+    child = Path(f"/proc/{int(log.read_text())}/stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+class Pretended(SelfTest):
+    """Results that were made up, by name; the others work."""
+
+    def __init__(self, made: Mapping[str, Result]) -> None:
+        super().__init__(stand_in())
+        self._made, self.asked = made, frozenset[str]()
+
+    def _try(self, name: str, on: frozenset[str], counter: str = "") -> Result:
+        self.asked = on
+        return self._made.get(name, Result(name, "works", "works"))
+
+
+def pretend(*made: Result) -> tuple[dict[str, Finding], Pretended]:
+    test = Pretended({result.name: result for result in made})
+    return {finding.name: finding for finding in Trial(True, lambda _: test).findings()}, test
+
+
+def test_what_the_user_has_switched_off_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPAC_IN_PLACE", "0")
+    found, test = pretend(Result(IN_PLACE.name, "no answer", "no answer within 15 s"))
+    assert found[IN_PLACE.name].state == "off"
+    assert found[IN_PLACE.name].why == "not used: SPAC_IN_PLACE=0"
+    assert IN_PLACE.name not in test.asked
+    monkeypatch.setenv("SPAC_DEVICE_MASKS", "0")
+    found, test = pretend()
+    assert found[AHEAD.name].why == "not used: SPAC_DEVICE_MASKS=0"  # which it needs
+    assert not {MASKS.name, AHEAD.name, IN_PLACE.name} & test.asked
+
+
+def test_every_failure_says_what_to_do() -> None:
+    found, test = pretend(
+        Result(STREAMED.name, "crashed", "crashed: x"), Result(TOGETHER, "wrong", "wrong: y"),
+        Result(IN_PLACE.name, "idle", "not there"),
+    )  # fmt: skip
+    assert found[STREAMED.name].why == "give --stream-batch 0"
+    assert found[TOGETHER].why.startswith("set SPAC_LAUNCH_AHEAD=0, then")
+    assert found[IN_PLACE.name].state == "off"
+    assert test.asked == frozenset(NAMES[1:]) - {STREAMED.name, IN_PLACE.name}
+    assert all(bool(finding.why) == (finding.state != "ok") for finding in found.values())
+    assert without_orphans([AHEAD.name]) == frozenset()
+
+
+def test_by_default_the_simulated_device_is_not_tried() -> None:
+    assert list(Trial(None, lambda _: pytest.fail("not asked for")).findings()) == []
+    assert list(Trial(False, lambda _: pytest.fail("not asked for")).findings()) == []
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_option_and_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: bool
+) -> None:
+    made = [Result(MASKS.name, "no answer", "no answer within 15 s")] if failing else []
+    monkeypatch.setattr(selftest, "SelfTest", lambda _: Pretended({result.name: result for result in made}))
+    for name in ("_library", "_gpu", "_vram", "_demo", "_memory", "_cpu", "_llama_cpp_python"):
+        monkeypatch.setattr(doctor, name, lambda *_: iter(()))
+    assert doctor.main(["--self-test"]) == int(failing)
+    out = capsys.readouterr().out
+    assert ("device masks        no answer within 15 s" in out) == failing
+    assert ("set SPAC_DEVICE_MASKS=0" in out) == failing
+
+
+def test_the_error_and_the_line_that_tells(tmp_path: Path) -> None:
+    wanted = np.array([[1.0, 2.0, 4.0]], np.float32)
+    assert selftest.error(wanted, wanted) == 0
+    assert selftest.error(np.full_like(wanted, np.nan), wanted) == float("inf")
+    log = tmp_path / "log"
+    for text, line in (
+        ("a\nCUDA error: x\nerror: then y\n", "CUDA error: x"),
+        ("a\nb\n\n", "b"),
+        ("", "it says nothing"),
+    ):
+        log.write_text(text)
+        assert telling_line(log) == line
