@@ -127,8 +127,10 @@ def stand_in() -> dict[str, float]:
 def set_launch_ahead(on: bool | None) -> None: ...
 def set_hand_over_in_place(on: bool | None) -> None:
     """Sets whether a layer's ids, input and rows pass between device and host in pinned memory that kernels
-    read and write themselves, in place of copies; for graphs prepared from now on. None: on GPUs that can, not
-    on the simulated device."""
+    read and write themselves, in place of copies; for graphs prepared from now on.
+
+    None: on GPUs that can, not on the simulated device.
+    """
 
 def set_gate_timeout(seconds: float | None) -> None:
     """Sets how long a thread waits at a gate before the graph fails and launching ahead is switched off; from

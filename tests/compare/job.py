@@ -33,7 +33,7 @@ class Run:
     every step begins settled, and a new plan comes while it is under way. `fault` is one of
     `_core.set_fault`. Batches of `stream_tokens` tokens and more have their experts copied through the
     device. Without `ahead`, nothing is queued behind the host's part of a layer before that is done.
-    `in_place`: kernels write to and read from the host's memory what passes between the sides, without copies.
+    `in_place`: kernels write and read in the host's memory what passes between the sides, without copies.
     `lookahead`: each layer's input is shown to the router of the layer so far behind it.
     """
 
