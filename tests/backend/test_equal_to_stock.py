@@ -76,18 +76,10 @@ RUNS = (
     Run("looking ahead", 0.5, seed=18, lookahead=1),
     Run("looking ahead, moving", 0.5, seed=19, lookahead=1, moving=True),
     Run("looking ahead, not queued ahead", 0.5, seed=20, lookahead=1, ahead=False),
-    Run("in place", 0.25, seed=26, in_place=True),
-    Run("in place, moving, looking ahead", 0.5, seed=27, in_place=True, moving=True, lookahead=1),
-    Run("in place, not ahead", 0.5, seed=28, in_place=True, ahead=False, lookahead=1),
-    Run("in place, none resident", 0.0, in_place=True),
-    Run("in place, all", 1.0, seed=29, in_place=True),
-    Run("in place, compacted", 0.25, seed=30, in_place=True, fault="compact"),
-    Run("in place, prompts streamed", 0.5, seed=31, in_place=True, stream_tokens=17),
 )
 CONTROLS = (
     Run("slots swapped", 0.5, seed=6, fault="swap-slots"),
     Run("join dropped", 0.25, seed=7, fault="drop-join"),
-    Run("join dropped, in place", 0.25, seed=32, fault="drop-join", in_place=True),
     Run("slots swapped, looking ahead", 0.5, seed=21, fault="swap-slots", lookahead=1),
     Run("slots swapped, prompts streamed", 0.5, seed=14, fault="swap-slots", stream_tokens=17),
 )
@@ -305,6 +297,34 @@ def test_partly_pinned_experts(
         pinned, pageable = result.meta[f"{name}|moving"]["host_bytes"]
         assert pinned > 0
         assert pageable > 0
+
+
+def test_hand_overs_in_place(
+    cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Without copies, in every order of things; the negative control leaves the host's rows out."""
+    dropped = Run("in place, join dropped", 0.25, seed=32, fault="drop-join", in_place=True)
+    runs = (
+        Run("in place", 0.25, seed=26, in_place=True),
+        Run("in place, moving, looking ahead", 0.5, seed=27, in_place=True, moving=True, lookahead=1),
+        Run("in place, not ahead", 0.5, seed=28, in_place=True, ahead=False, lookahead=1),
+        Run("in place, none resident", 0.0, in_place=True),
+        Run("in place, all", 1.0, seed=29, in_place=True),
+        Run("in place, compacted", 0.25, seed=30, in_place=True, fault="compact"),
+        Run("in place, prompts streamed", 0.5, seed=31, in_place=True, stream_tokens=17),
+        Run("by copies", 0.25, seed=33),
+        dropped,
+    )
+    names = ("qwen3moe Q4_0", "qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss odd")
+    chosen = [replace(cases[name], runs=runs) for name in names]
+    job = Job(tuple(chosen), stand_in={"delay_us": 20})
+    result = run_worker("spac", job, tmp_path_factory.mktemp("in-place"))
+    for case in chosen:
+        assert {each.run for each in compare(case, result, reference)} == {dropped.name}
+        # graphs are prepared anew where the way changes: so both ways were taken
+        stats = result.meta[f"{case.name}|by copies"]["stats"]
+        assert isinstance(stats, dict)
+        assert stats["graphs_prepared"] > 0
 
 
 def test_models_side_by_side(
