@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +17,7 @@ from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.engine import Engine
 from spac.pair import ModelPair
 from spac.scheduler.belady import belady
+from spac.selftest import decode as logits
 from spac.stats import RunStats
 
 NO_GPU = ("cpu", "stand-in")  # devices that are no GPU
@@ -160,19 +159,3 @@ def likelihoods(job: Job) -> list[float]:
     finally:
         pair.close()
     return found
-
-
-def logits(pair: ModelPair, tokens: Sequence[int], position: int) -> npt.NDArray[np.float32]:
-    """float32 [n, n_vocab] of tokens evaluated as one batch at `position`."""
-    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(pair.target.pointer))
-    context, batch = pair.target_context.pointer, api.llama_batch_init(len(tokens), 0, 1)
-    try:
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 1
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        if status := api.llama_decode(context, batch):
-            raise RuntimeError(f"llama_decode returned {status} at position {position}")
-        return np.ctypeslib.as_array(api.llama_get_logits(context), (len(tokens), n_vocab)).copy()
-    finally:
-        api.llama_batch_free(batch)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_suite import probes, step_profile, watched
+from bench.gpu_suite import layer_phases, probes, step_profile, watched
 
 
 def run(code: str, tmp_path: Path, seconds: float = 30.0) -> watched.Ended:
@@ -75,3 +75,19 @@ def test_a_profile_says_where_the_time_goes() -> None:
     assert "the card is busy 75% of that" in text
     assert "stream 7: 3 events a step" in text
     assert "no events" in step_profile.table([], 1, 1e-3)
+
+
+def test_a_layer_is_taken_apart_by_its_kernels() -> None:
+    """One layer by copies and one in place, on one stream; the copies of experts are on another."""
+    names_and_times = (
+        ("dense", 0, 10), ("Memcpy DtoH", 12, 2), ("Memcpy DtoH", 16, 2), ("Memcpy HtoD", 20, 1),
+        ("k_get_rows_float<int, int>", 22, 1), ("quantize", 23, 1), ("mul", 24, 6), ("Memcpy HtoD", 130, 5),
+        ("k_bin_bcast", 136, 2), ("dense", 140, 10), ("k_get_rows_float<int, int>", 151, 1),
+        ("k_get_rows_float<float, float>", 152, 4), ("Memcpy HtoD", 160, 1),
+        ("k_get_rows_float<int, int>", 162, 1), ("quantize", 163, 1), ("mul", 164, 6),
+        ("k_bin_bcast", 270, 5), ("dense", 280, 1),
+    )  # fmt: skip
+    events = [(name, 1, start * 1000, length * 1000) for name, start, length in names_and_times]
+    events.append(("Memcpy HtoD", 2, 5000, 300_000))
+    found = layer_phases.phases(events)
+    assert list(found.values()) == [[8.0, 6.0], [8.0, 5.0], [100.0, 100.0]]

@@ -1,0 +1,76 @@
+"""Prints what a layer's hand-off takes on the card's side, from a profile that step_profile wrote.
+
+    python -m bench.gpu_suite.layer_phases PROFILE.json.gz …
+
+Times are microseconds between kernels of the compute stream, by layer: from the end of the dense part until
+the host has what it reads, from where the host's rows begin to come until they are joined, and the wait
+between.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median
+
+from bench.gpu_suite.step_profile import Event
+
+LOOKUP = "k_get_rows_float<int, int>"  # of slots by ids, and in place of what the host reads
+JOIN = "k_bin_bcast"
+
+
+def _is_copy(event: Event, way: str = "") -> bool:
+    return event[0].startswith(f"Memcpy {way}")
+
+
+def _end(event: Event) -> int:
+    return event[2] + event[3]
+
+
+def phases(events: list[Event]) -> dict[str, list[float]]:
+    """Return each phase's times in microseconds, one a layer; `events` are sorted by their start."""
+    streams: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        streams[event[1]].append(event)
+    stream = max(streams.values(), key=len)
+    found: dict[str, list[float]] = defaultdict(list)
+    for i, event in enumerate(stream[:-1]):
+        if LOOKUP not in event[0] or "quantize" not in stream[i + 1][0]:
+            continue  # no lookup of slots
+        told = i - 1
+        while told > 0 and _is_copy(stream[told], "HtoD"):
+            told -= 1  # the mask's row
+        dense = told
+        while dense > 0 and (_is_copy(stream[dense]) or "k_get_rows" in stream[dense][0]):
+            dense -= 1
+        join = next((j for j in range(i + 1, len(stream)) if JOIN in stream[j][0]), None)
+        if join is None:
+            break
+        rows = join - 1 if _is_copy(stream[join - 1], "HtoD") else join
+        found["dense part's end → the host has it"].append((_end(stream[told]) - _end(stream[dense])) / 1e3)
+        found["rows begin to come → joined"].append((_end(stream[join]) - stream[rows][2]) / 1e3)
+        found["device part's end → rows begin to come"].append(
+            (stream[rows][2] - _end(stream[rows - 1])) / 1e3
+        )
+    return found
+
+
+def main(paths: list[str]) -> int:
+    """Print a table for each profile; return the exit code."""
+    for path in map(Path, paths):
+        with gzip.open(path, "rt") as file:
+            profile = json.load(file)
+        steps = profile["job"]["steps"]
+        print(f"{path.name}: {profile['seconds'] / steps * 1e3:.1f} ms a step without the profiler")
+        for name, times in phases([tuple(event) for event in profile["events"]]).items():
+            print(
+                f"  {name:<42} median {median(times):7.1f} µs, mean {mean(times):7.1f}, {len(times)} layers"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
