@@ -41,7 +41,7 @@ class Engine:
 
     @property
     def on_gpu_alone(self) -> bool:
-        """Whether it differs from another row beside a GPU alone."""
+        """Tell whether the row differs from another one beside a GPU alone."""
         return not self.graphs or self.no_host
 
     @property

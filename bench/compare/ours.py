@@ -79,7 +79,7 @@ def run(job: Job) -> Result:
 
 
 def memory_of(engine: Engine, stats: RunStats) -> dict[str, Any]:
-    """How the experts lay in host memory, by the names of a result's fields."""
+    """Return how the experts lay in host memory, by the names of a result's fields."""
     experts = engine.experts
     return {
         "paged": stats.paged,

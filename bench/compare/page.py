@@ -100,7 +100,7 @@ def row_of(
 
 
 def _weights(result: Result) -> str:
-    """How spac's experts lay in host memory, and how much of it was pinned where somebody counted."""
+    """Tell how spac's experts lay in host memory, and how much of it was pinned where somebody counted."""
     how = "paged" if result.paged else result.host_memory
     return f"{how}, {_gb(result.pinned_bytes)} pinned" if how and result.pinned_bytes is not None else how
 
@@ -242,7 +242,7 @@ def verdict(rows: list[Row]) -> list[str]:
 
 
 def repeats(rows: list[Row]) -> list[str]:
-    """What cells found that were run again at the end: how far apart two equal cells are."""
+    """Return what the repeated cells found: it shows how far apart two equal cells are."""
     lines = [
         f"{row.engine} {row.decode:.1f} → {row.repeated:.1f} tok/s ({row.repeated / row.decode - 1:+.1%})"
         for row in rows

@@ -29,7 +29,7 @@ class Threads:
 
     @classmethod
     def read(cls, path: Path, candidates: list[int]) -> Threads:
-        """What an earlier call chose of the same numbers."""
+        """Read what an earlier call chose of the same numbers."""
         if path.is_file():
             known = json.loads(path.read_text())
             if known["candidates"] == candidates:

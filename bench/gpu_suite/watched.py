@@ -20,7 +20,7 @@ DEBUGGER_S = 25.0  # seconds that a debugger gets to tell where a process hangs
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. `fault` is empty when it ended well, else one line that says what went wrong."""
+    """The end of a process. `fault` is empty when it ended well, else one line that says what went wrong."""
 
     code: int | None  # None: it was killed, for it was not done in time
     fault: str

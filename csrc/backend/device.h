@@ -81,8 +81,8 @@ std::optional<bool> launch_ahead();
 void   set_gate_timeout(std::optional<double> seconds);
 double gate_timeout();
 
-// Whether a layer's ids, input and rows pass between device and host in pinned memory that kernels read and write
-// themselves, in place of copies. Without a choice: on GPUs that can, not on the stand-in. For graphs prepared from now
+// Switches the hand-over in place: a layer's ids, input and rows pass between device and host in pinned memory that
+// kernels read and write themselves, without copies. Without a choice: on GPUs that can, not on the stand-in. For graphs prepared from now
 // on.
 void                set_hand_over_in_place(std::optional<bool> on);
 std::optional<bool> hand_over_in_place();

@@ -19,7 +19,8 @@ ggml_backend_dev_t first_inner_device();
 
 // Whether its kernels read ids masks, by what has been tried.
 bool masks_tried(ggml_backend_dev_t device);
-// Whether kernels of the device read and write pinned memory of the host by its own address.
+// Tells whether kernels of the device read and write pinned memory of the host by its own address. CUDA's and the
+// stand-in's do: the same devices as above.
 bool kernels_reach_host(ggml_backend_dev_t device);
 
 } // namespace spac

@@ -38,7 +38,7 @@ def threads_advice(threads: int, cores: int, default: int) -> str | None:
     if threads <= cores:
         return None
     where = f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}"
-    return f"{where}: threads that have no core make all others wait; --threads {default} is faster"
+    return f"{where}: threads that have no core make all others wait; try --threads {default}"
 
 
 def missing_features(system_info: str, machine: str = platform.machine()) -> list[str]:

@@ -26,7 +26,7 @@ def limit() -> int | None:
 
 
 def _usual_limit() -> int | None:
-    """What WSL2 pins at most is half of the memory; other systems have no limit of their own."""
+    """Return half of the memory on WSL2, which pins no more. Other systems have no limit of their own."""
     if "microsoft" not in platform.release().lower():
         return None
     try:
@@ -66,7 +66,7 @@ def _reason(why: str, some: bool, device: _core.DeviceInfo) -> str:
 
 
 def registers_read_only(device: str) -> bool:
-    """Whether a CUDA device can register a file's mapping; True where nobody tells."""
+    """Tell whether a CUDA device can register a file's mapping. The answer is True where nobody tells."""
     number = device.removeprefix("CUDA")
     if number == device or not number.isdigit():
         return True
@@ -82,7 +82,7 @@ def registers_read_only(device: str) -> bool:
 
 
 def outlook(devices: list[_core.DeviceInfo]) -> tuple[str, str]:
-    """What is known before a model is loaded: what would be pinned, and why that is less than could be."""
+    """Return what would be pinned, and why that is less than could be, before a model is loaded."""
     if env.PIN.get() is False:
         return "off", f"{env.PIN.name}=0: uploads are slower"
     if devices and not registers_read_only(devices[0].name):

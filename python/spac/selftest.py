@@ -53,7 +53,7 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of trying one mechanism. `found` says it in words."""
+    """The outcome of trying one mechanism. `found` says it in words."""
 
     name: str
     verdict: Verdict
