@@ -82,8 +82,8 @@ void   set_gate_timeout(std::optional<double> seconds);
 double gate_timeout();
 
 // Switches the hand-over in place: a layer's ids, input and rows pass between device and host in pinned memory that
-// kernels read and write themselves, without copies. Without a choice: on GPUs that can, not on the stand-in. For graphs prepared from now
-// on.
+// kernels read and write themselves, without copies. Without a choice: on GPUs that can, not on the stand-in. For
+// graphs prepared from now on.
 void                set_hand_over_in_place(std::optional<bool> on);
 std::optional<bool> hand_over_in_place();
 
