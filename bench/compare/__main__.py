@@ -1,8 +1,8 @@
 """spac and llama.cpp side by side: same files, prompts, threads, draft length, and equal VRAM.
 
     python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|stand-in|cpu] [--budgets SHARE …]
-                                [--contexts N …] [--only TEXT …] [--server PROGRAM] [--seconds 540] [--quick]
-                                [--commit TEXT]
+                                [--contexts N …] [--only TEXT …] [--peer NAME=COMMAND …] [--seconds 540]
+                                [--quick] [--commit TEXT]
 
 Every engine runs in a process of its own; what is done is kept in OUT/cells, and a run that is out of its
 seconds (exit code 3) is called again in the same way. OUT gets compare.md, compare.json and plots. Exit code
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from bench.compare.cells import OUT_OF_TIME, ROOT
 from bench.compare.comparison import Comparison
 from bench.compare.likelihood import perplexity
 from bench.compare.page import breakdowns, plot, repeats, table, verdict
+from bench.compare.peer import NAMES
 from bench.compare.roofline import Bandwidths
 from bench.compare.rows import rows_of
 from bench.gpu_suite.facts import processor_name
@@ -93,6 +95,16 @@ def setting_of(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def peers(comparison: Comparison) -> list[str]:
+    """Return a line for each peer: its command, and how it was asked."""
+    lines = []
+    for engine in comparison.peers:
+        found = [comparison.results.get(cell.key) for cell in comparison.grid if cell.engine == engine]
+        notes = dict.fromkeys(note for result in found if result for note in result.notes)
+        lines.append("; ".join([f"Peer {engine.name}: `{engine.command}`", *notes]) + ".")
+    return lines
+
+
 def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str]) -> str:
     """The results as Markdown."""
     setting = setting_of(comparison)
@@ -109,7 +121,7 @@ def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str
         )
     if not comparison.on_gpu:
         lines.append("There is no GPU in this: it shows that everything runs, and no speed.")
-    lines += ["", *tables, ""]
+    lines += ["", *tables, "", *peers(comparison), ""]
     likeness, wrong = comparison.likeness()
     lines += [*likeness, *(f"WRONG: {line}" for line in wrong)]
     lines += ["", "Not run: " + (str(len(comparison.not_run)) if comparison.not_run else "nothing")]
@@ -136,6 +148,7 @@ def conclude(comparison: Comparison, out: Path) -> None:
         "bandwidths": asdict(bandwidths) if bandwidths else None,
         "perplexity": {name: perplexity(each) for name, each in comparison.likelihoods().items()},
         "rows": [asdict(row) for row in rows],
+        "peers": {engine.name: engine.command for engine in comparison.peers},
         "wrong": comparison.likeness()[1],
         "not_run": comparison.not_run,
     }
@@ -168,7 +181,9 @@ def arguments() -> argparse.ArgumentParser:
         help="of several numbers each side computes with the one that a short run finds best; "
              "by default both have spac's default beside that device")  # fmt: skip
     add("--reference", type=Path, help="folder of the unpatched libllama.so")
-    add("--server", type=Path, help="a llama-server program to compare with as well")
+    add("--peer", action="append", default=[], metavar="NAME=COMMAND",
+        help="a server of OpenAI's completions to compare with as well; in its command, these are filled in: "
+             + " ".join(f"{{{name}}}" for name in NAMES) + "; may be given several times")  # fmt: skip
     add("--seconds", type=float, default=540)
     add("--brief", action="store_true",
         help="the cells alone: no bandwidths, no perplexities, nothing repeated at the end")  # fmt: skip
@@ -203,4 +218,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A peer's server ends with this program, also where it is stopped from outside.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -54,7 +54,7 @@ def breakdown_of(runs: Sequence[Run]) -> Breakdown | None:
     dense = None if verify is None else max(0.0, verify - sum(v or 0.0 for v in (wait, experts, queue)))
     megabytes = {name: sum_of("bytes_moved", name) for name in ("uploads", "downloads", "joins")}
     counts = {
-        "tokens": sum(len(run.tokens) for run in mine) / steps,
+        "tokens": sum(run.n_tokens for run in mine) / steps,
         "drafted": sum(run.drafted for run in mine) / steps,
         "waits": sum_of("host_waits"),
         "uploads": sum_of("uploads"),

@@ -6,17 +6,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.compare.job import Job, Result
+from bench.compare import peer
+from bench.compare.job import TOOK_TOO_LONG, Job, Result
 from bench.compare.vram import VramMeter
 from spac.gguf_header import read_header
 from spac.gguf_info import EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOK_TOO_LONG = "not done within"
 OUT_OF_TIME = "out of time"
 LEAST_S = 20  # nothing is begun with fewer seconds left
 MOST_S = 150  # a cell that takes longer hangs
@@ -25,8 +25,8 @@ NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 
 @dataclass(frozen=True)
 class Engine:
-    """A row of the table. `tuned`: llama.cpp with as many layers' experts on the device as fit into the VRAM
-    that spac took."""
+    """A row of the table. `tuned`: with as many layers' experts on the device as fit into the VRAM that spac
+    took (llama.cpp's --n-cpu-moe)."""
 
     name: str
     kind: str
@@ -38,6 +38,20 @@ class Engine:
     lookahead: int | None = None  # None: spac's default
     graphs: bool = True  # CUDA's; without them only on the first budget and context, and only on CUDA
     no_host: bool = False  # llama.cpp's repacked kernels for what is on the CPU; a GPU hinders them otherwise
+    command: str = ""  # a peer's, with its {names}
+
+    @classmethod
+    def of_peer(cls, name: str, command: str) -> Engine:
+        """Return the row of a peer: what it does follows from what its command takes."""
+        speculates = peer.uses(command, "draft")
+        name += ", draft" if speculates else ""
+        return cls(name, "peer", speculates, tuned=peer.uses(command, "n_cpu_moe"), command=command)
+
+    @property
+    def side(self) -> str:
+        """Return what its number of threads is chosen for: one side's engines share it, each peer has its
+        own."""
+        return f"peer {self.name}" if self.command else self.kind
 
     @property
     def on_gpu_alone(self) -> bool:
@@ -50,29 +64,27 @@ class Engine:
         return self.kind == "spac" or self.tuned
 
 
-def engines(schedulers: list[str], with_server: bool) -> list[Engine]:
+def engines(schedulers: list[str], peers: Sequence[Engine] = ()) -> list[Engine]:
     """All rows, in the order in which they run: those that decide first, each after what it is tuned to. The
     first scheduler is the one that the comparison rests on."""
     first, governed = schedulers[0], [name for name in schedulers[:2] if name in schedulers]
     spac = {name: Engine(f"spac {name}, draft", "spac", True, scheduler=name) for name in schedulers}
-    rows = [spac.pop(first)]
-    kinds = ("llama.cpp", *(("llama-server",) if with_server else ()))
-    for kind in kinds:
-        rows += [
-            Engine(f"{kind}, experts on CPU, draft", kind, True),
-            Engine(f"{kind} --n-cpu-moe, draft", kind, True, tuned=True),
-        ]
+    rows = [
+        spac.pop(first),
+        Engine("llama.cpp, experts on CPU, draft", "llama.cpp", True),
+        Engine("llama.cpp --n-cpu-moe, draft", "llama.cpp", True, tuned=True),
+    ]
     for name in governed:
         rows.append(Engine(f"spac {name}, governor", "spac", True, scheduler=name, governor="roofline"))
         if name == first:
-            for kind in kinds:
-                rows += [
-                    Engine(f"{kind}, experts on CPU", kind, False),
-                    Engine(f"{kind} --n-cpu-moe", kind, False, tuned=True),
-                ]
+            rows += [
+                Engine("llama.cpp, experts on CPU", "llama.cpp", False),
+                Engine("llama.cpp --n-cpu-moe", "llama.cpp", False, tuned=True),
+                *peers,
+            ]
         rows += [spac.pop(name)] if name in spac else []
-    for kind in kinds:  # fewer drafted tokens want fewer experts: llama.cpp's own default length
-        rows.append(Engine(f"{kind} --n-cpu-moe, draft of 3", kind, True, tuned=True, draft_length=3))
+    # Fewer drafted tokens want fewer experts: llama.cpp's own default length.
+    rows.append(Engine("llama.cpp --n-cpu-moe, draft of 3", "llama.cpp", True, tuned=True, draft_length=3))
     for what, speculates in ((", draft", True), ("", False)):
         name = f"llama.cpp --n-cpu-moe --no-host{what}"
         rows.append(Engine(name, "llama.cpp", speculates, tuned=True, no_host=True))
@@ -99,9 +111,12 @@ class Cell:
     @property
     def key(self) -> str:
         budget = self.budget if self.engine.by_budget else "any"
-        return "".join(
-            c if c.isalnum() or c in "-%." else "_" for c in f"{self.engine.name}-{budget}-{self.context}"
-        )
+        return key_of(f"{self.engine.name}-{budget}-{self.context}")
+
+
+def key_of(name: str) -> str:
+    """Return the name as a part of file names."""
+    return "".join(c if c.isalnum() or c in "-%." else "_" for c in name)
 
 
 def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterator[Cell]:
@@ -109,9 +124,10 @@ def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterato
     the first engines, then the rest; those without CUDA's graphs are asked on the first alone."""
     places = [(budget, context) for context in contexts for budget in budgets]
     places.sort(key=lambda place: (budgets.index(place[0]) > 0) + (contexts.index(place[1]) > 0))
-    # What decides: spac with a draft and with the governor; of each other kind two rows with a draft and two
-    # without, for those may be its best.
-    deciding = 2 + 4 * len({row.kind for row in rows if row.kind != "spac"})
+    # What decides: spac with a draft and with the governor; of llama.cpp two rows with a draft and two
+    # without, for those may be its best; and all peers.
+    kinds = [row.kind for row in rows]
+    deciding = 2 + 4 * ("llama.cpp" in kinds) + kinds.count("peer")
     rest = [row for row in rows[deciding:] if row.graphs]
     parts = [(rows, places[:1]), (rows[:deciding], places[1:]), (rest, places[1:])]
     seen: set[str] = set()
@@ -165,12 +181,17 @@ def environment(reference: Path | None, *, graphs: bool = True) -> dict[str, str
 def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: float) -> Result:
     """Runs a job in a process of its own, and keeps its result in the work folder.
 
-    reference: the folder of the unpatched library, for jobs of llama.cpp; None: spac's own library.
+    reference: the folder of the unpatched library, for jobs of llama.cpp; None: spac's own library. A peer
+    has its own program.
     """
     job_path, result_path, log_path = (work / f"{key}.{end}" for end in ("job.json", "json", "log"))
     job.write(job_path)
     library = "spac" if reference is None else "stock"
     result_path.unlink(missing_ok=True)
+    if job.command:
+        result = peer.run(job, log_path, seconds)
+        result.write(result_path)
+        return result
     begun = time.monotonic()
     with VramMeter(job.device) as meter, log_path.open("w") as log:
         command = [sys.executable, "-m", "bench.compare.worker", str(job_path), str(result_path), library]

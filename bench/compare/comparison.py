@@ -7,17 +7,20 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bench.compare import likeness, threads
+from bench.compare import likeness, peer, threads
 from bench.compare.cells import (
     LEAST_S,
     MOST_S,
     OUT_OF_TIME,
     ROOT,
-    TOOK_TOO_LONG,
     Cell,
+    Engine,
     engines,
     environment,
     grid,
@@ -25,15 +28,19 @@ from bench.compare.cells import (
     layers_on_cpu,
     run_cell,
 )
-from bench.compare.job import Job, Result
+from bench.compare.job import TOOK_TOO_LONG, Job, Result
 from bench.compare.likelihood import TOKENS
 from bench.compare.roofline import Bandwidths, Weights
+from bench.compare.server import PeerError
 from spac.config import Slots
 from spac.errors import InputError
 from spac.gguf_check import check_model
 from spac.gguf_header import read_header
 from spac.host import default_threads, physical_cores
 from tests.reference import reference_folder
+
+if TYPE_CHECKING:
+    from spac._llama import Model
 
 BANDWIDTHS_S = 60  # measuring them hangs when it takes longer
 FIRST = 3  # cells before perplexities are measured
@@ -66,15 +73,16 @@ class Comparison:
         for path, role in ((args.target, "target"), (args.draft, "draft")):
             if path is not None:
                 check_model(path, role)
-        rows = engines(args.schedulers, bool(args.server))
+        self.not_run: list[str] = []
+        self.peers = list(self._peers())
+        rows = engines(args.schedulers, self.peers)
         rows = [row for row in rows if args.draft or not row.speculates]
         rows = [row for row in rows if self.on_gpu or not row.on_gpu_alone]
-        if args.only:
-            rows = [row for row in rows if any(text in row.name for text in args.only)]
+        if args.only:  # who names a peer wants it
+            rows = [row for row in rows if row.command or any(text in row.name for text in args.only)]
         self.grid = list(grid(rows, args.budgets, args.contexts))
         self.sizes = layer_bytes(args.target)
         self.target, self.draft = Weights.of(args.target), Weights.of(args.draft) if args.draft else None
-        self.not_run: list[str] = []
         self.results: dict[str, Result] = {}
         self.again: dict[str, Result] = {}  # of the first pair, at the end
         if not args.threads:  # spac's default beside that device, for both sides
@@ -93,6 +101,51 @@ class Comparison:
         """Where that side runs: the stand-in computes on the CPU, and llama.cpp does without it."""
         return "cpu" if kind != "spac" and self.args.device == "stand-in" else self.args.device
 
+    def _peers(self) -> Iterator[Engine]:
+        """Yield the rows of --peer; what cannot be one is not run."""
+        taken = {row.name for row in engines(self.args.schedulers)}
+        for text in self.args.peer:
+            try:
+                engine = Engine.of_peer(*peer.parse(text))
+                if engine.name in taken:
+                    raise PeerError("another row has this name")
+                if engine.speculates and self.args.draft is None:
+                    raise PeerError("its command has {draft}: give --draft FILE")
+            except PeerError as error:
+                self.not_run.append(f"peer {text.partition('=')[0].strip()}: {error}")
+                print(self.not_run[-1], file=sys.stderr, flush=True)
+                continue
+            taken.add(engine.name)
+            yield engine
+
+    @cached_property
+    def _vocabulary(self) -> Model:
+        from spac._llama import Model
+
+        return Model(self.args.target, (), {"vocab_only": True})
+
+    def text_of(self, tokens: list[int]) -> str:
+        """Return tokens as the text that a server answers with."""
+        return b"".join(map(self._vocabulary.piece, tokens)).decode("utf-8", "replace")
+
+    def of_peer(self, engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
+        """Return what the job of a peer has beside what others have; nothing for others."""
+        if not engine.command:
+            return {}
+        chosen = self.threads.of(engine.side) if peer.uses(engine.command, "threads") else 0
+        return {
+            "command": engine.command,
+            "threads": chosen,  # 0: its command does not take it
+            "texts": [self.text_of(prompt) for prompt in prompts],
+            "draft": str(self.args.draft) if engine.speculates else None,
+            "draft_length": self.args.draft_length if engine.speculates else 0,
+        }
+
+    def has(self, key: str, command: str) -> bool:
+        """Tell whether what is kept under this key is of this command; "" for all but peers."""
+        path = self.cells / f"{key}.job.json"
+        return not command or (path.is_file() and Job.read(path).command == command)
+
     def _make_prompts(self, n: int) -> list[list[int]]:
         """Prompts of `n` tokens: stretches of a twin's chain, or of --text."""
         count = self.args.texts
@@ -101,10 +154,7 @@ class Comparison:
             return [[(i * chain // count + j) % chain for j in range(n)] for i in range(count)]
         if self.args.text is None:
             raise InputError(f"{self.args.target} is no twin: give --text FILE to take prompts from")
-        from spac._llama import Model
-
-        text = self.args.text.read_text()
-        tokens = Model(self.args.target, (), {"vocab_only": True}).tokenize(text).tolist()
+        tokens = self._vocabulary.tokenize(self.args.text.read_text()).tolist()
         if len(tokens) < count * n:
             raise InputError(f"{self.args.text}: {len(tokens)} tokens are less than {count} prompts of {n}")
         return [tokens[i * n : (i + 1) * n] for i in range(count)]
@@ -113,13 +163,14 @@ class Comparison:
         """What the cell runs. Raises InputError where something it needs has not run."""
         args, engine = self.args, cell.engine
         n_cpu_moe = self._tuned(cell) if engine.tuned else len(self.sizes) if engine.kind != "spac" else None
-        return Job(
+        prompts = self.prompts[cell.context]
+        job = Job(
             kind=engine.kind,
             target=str(args.target),
-            prompts=self.prompts[cell.context],
+            prompts=prompts,
             n_predict=args.tokens,
             ctx=cell.context + args.tokens + 64,
-            threads=self.threads.of(engine.kind),
+            threads=self.threads.of(engine.side),
             device=self.device(engine.kind),
             draft=str(args.draft) if engine.speculates else None,
             draft_length=(engine.draft_length or args.draft_length) if engine.speculates else 0,
@@ -130,8 +181,8 @@ class Comparison:
             lookahead=engine.lookahead,
             graphs=engine.graphs,
             no_host=engine.no_host,
-            program=str(args.server or ""),
         )
+        return replace(job, **self.of_peer(engine, prompts))
 
     def _vram(self, cell: Cell, kind: str, speculates: bool | None = None) -> int | None:
         """The most VRAM that engines of this kind took on the cell's context: spac's on its budget,
@@ -152,7 +203,7 @@ class Comparison:
         if not self.on_gpu:
             share = Slots.parse(cell.budget).share or 0.0
             return layers_on_cpu(self.sizes, share * sum(self.sizes))
-        taken, bare = self._vram(cell, "spac"), self._vram(cell, cell.engine.kind, cell.engine.speculates)
+        taken, bare = self._vram(cell, "spac"), self._vram(cell, "llama.cpp", cell.engine.speculates)
         if taken is None or bare is None:
             raise NotTunedError(NOT_TUNED)
         return layers_on_cpu(self.sizes, taken - bare)
@@ -226,7 +277,8 @@ class Comparison:
 
     def _run(self, cell: Cell) -> None:
         path = self.cells / f"{cell.key}.json"
-        if path.is_file() and not (done := Result.read(path)).error:
+        kept = path.is_file() and self.has(cell.key, cell.engine.command)
+        if kept and not (done := Result.read(path)).error:
             self.results[cell.key] = done
             self.n_cpu_moe[cell.key] = Job.read(path.with_suffix(".job.json")).n_cpu_moe
             return

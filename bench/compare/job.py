@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+TOOK_TOO_LONG = "not done within"
+
 
 class _Json:
     """Read from and written to a file."""
@@ -29,12 +31,12 @@ class _Json:
 class Job(_Json):
     """One engine on one setting. The first prompt is met cold, the others warm."""
 
-    kind: str  # "llama.cpp", "llama-server", "spac", "likelihoods"; "threads": a sweep over `thread_counts`
+    kind: str  # "llama.cpp", "peer", "spac", "likelihoods"; "threads": a sweep over `thread_counts`
     target: str
     prompts: list[list[int]]
     n_predict: int
     ctx: int
-    threads: int
+    threads: int  # 0: a peer's own
     device: str  # a GPU's name, "stand-in", or "cpu"
     draft: str | None = None
     draft_length: int = 0
@@ -47,7 +49,8 @@ class Job(_Json):
     no_host: bool = False  # llama.cpp: no pinned buffers; the loader takes them before repacked weights
     paging: str = "auto"  # spac
     graphs: bool = True  # CUDA's
-    program: str = ""  # llama-server's path
+    command: str = ""  # a peer's command line, with its {names}
+    texts: list[str] = field(default_factory=list)  # the prompts as text, for a peer
     fault: str = ""  # spac: a fault to switch on, to see that it is noticed
     thread_counts: list[int] = field(default_factory=list)
 
@@ -65,10 +68,17 @@ class Run:
     drafted: int = 0
     accepted: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)  # where the time went; spac's statistics
+    text: str = ""  # a peer's answer, which has no tokens' numbers
+    counted: int | None = None  # tokens of `text`
+
+    @property
+    def n_tokens(self) -> int:
+        """Return the number of generated tokens."""
+        return len(self.tokens) if self.counted is None else self.counted
 
     @property
     def decode_speed(self) -> float:
-        return len(self.tokens) / self.decode_s if self.decode_s else 0.0
+        return self.n_tokens / self.decode_s if self.decode_s else 0.0
 
     @property
     def prefill_speed(self) -> float:

@@ -28,7 +28,7 @@ class Row:
     prefill: float
     first_token_s: float
     acceptance: float | None
-    tokens_per_step: float
+    tokens_per_step: float | None  # of a peer that does not tell what it drafted: None
     hit_rate: float | None
     bound: float | None  # Belady's rate of hits of distinct experts
     hit_rate_distinct: float | None
@@ -44,6 +44,7 @@ class Row:
     breakdown: Breakdown | None
     repairs: dict[str, float]  # tokens per second, by what was as good as can be
     repeated: float | None = None  # `decode` of the same cell, run again at the end
+    kind: str = "spac"  # or "llama.cpp", "peer"
 
 
 def _median(values: Sequence[float]) -> float:
@@ -80,7 +81,7 @@ def row_of(
         prefill=_median([run.prefill_speed for run in measured]),
         first_token_s=_median([run.first_token_s for run in measured]),
         acceptance=sum(run.accepted for run in measured) / drafted if drafted else None,
-        tokens_per_step=sum(len(run.tokens) for run in measured) / max(1, steps),
+        tokens_per_step=sum(run.n_tokens for run in measured) / steps if steps else None,
         hit_rate=_mean_of(figures, "hit_rate"),
         bound=result.bound,
         hit_rate_distinct=_mean_of(figures, "hit_rate_distinct"),
@@ -96,6 +97,7 @@ def row_of(
         breakdown=parts,
         repairs=repaired(parts) if parts else {},
         repeated=_median([run.decode_speed for run in warm(again.each)]) if again else None,
+        kind=cell.engine.kind,
     )
 
 
@@ -140,7 +142,7 @@ def ideal_speed(
     measured = warm(runs)
     steps = max(1, sum(run.steps for run in measured))
     drafted = sum(run.drafted for run in measured) / steps
-    tokens = sum(len(run.tokens) for run in measured) / steps
+    tokens = sum(run.n_tokens for run in measured) / steps
     step_s = ideal_step_s(bandwidths, target, resident, demand.distinct - resident, draft, drafted)
     return tokens / step_s
 
@@ -148,8 +150,7 @@ def ideal_speed(
 def table(rows: list[Row]) -> str:
     """Markdown, a table per context and budget; rows without a budget are in each."""
     return "\n\n".join(
-        f"### {budget} of the experts, prompts of {context} tokens\n\n" + _one(mine)
-        for context, budget, mine in _groups(rows)
+        f"### {_where(budget, context)}\n\n" + _one(mine) for context, budget, mine in _groups(rows)
     )
 
 
@@ -162,7 +163,7 @@ def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) 
         better = repair_table(  # beside the speed of the same steps, which is not the runs' median
             [(row.engine, row.breakdown.speed, row.repairs) for row in mine if row.breakdown and row.repairs]
         )
-        title = f"### Where a step's time goes: {budget} of the experts, prompts of {context} tokens"
+        title = f"### Where a step's time goes: {_where(budget, context)}"
         parts += [part for part in (title, time_table(times), used, better) if part]
     if not parts:
         return ""
@@ -170,12 +171,19 @@ def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) 
 
 
 def _groups(rows: list[Row]) -> Iterator[tuple[int, str, list[Row]]]:
-    """Rows by context and budget; those without a budget are in each."""
+    """Rows by context and budget; those without a budget are in each, or alone where all are such."""
+    budgets = dict.fromkeys(row.budget for row in rows if row.budget != "-") or ["-"]
     for context in dict.fromkeys(row.context for row in rows):
-        for budget in dict.fromkeys(row.budget for row in rows if row.budget != "-"):
+        for budget in budgets:
             mine = [r for r in rows if r.context == context and r.budget in (budget, "-")]
             if any(r.budget == budget for r in mine):
                 yield context, budget, mine
+
+
+def _where(budget: str, context: int) -> str:
+    """Return a group's title."""
+    share = "" if budget == "-" else f"{budget} of the experts, "
+    return f"{share}prompts of {context} tokens"
 
 
 _EXPLAINED = (
@@ -200,7 +208,8 @@ def _one(rows: list[Row]) -> str:
             name, f"{row.decode:.1f}", "–".join(f"{each:.1f}" for each in row.decode_range),
             f"{row.decode_cold:.1f}", f"{row.prefill:.0f}",
             f"{row.first_token_s * 1e3:.0f} ms", f"{row.first_token_cold_s * 1e3:.0f} ms",
-            _percent(row.acceptance), f"{row.tokens_per_step:.2f}", _percent(row.hit_rate),
+            _percent(row.acceptance), "-" if row.tokens_per_step is None else f"{row.tokens_per_step:.2f}",
+            _percent(row.hit_rate),
             _percent(row.hit_rate_distinct), _percent(row.bound),
             "-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms", _gb(row.vram), _gb(row.ram),
             row.weights or "-",
@@ -220,17 +229,20 @@ def _gb(value: int | None) -> str:
 
 
 def verdict(rows: list[Row]) -> list[str]:
-    """spac's best against llama.cpp's, by budget and context, one line each; then what wrote another text."""
+    """spac's best against llama.cpp's and each peer, by budget and context, one line each; then what wrote
+    another text."""
     lines = []
     for context, budget, mine in _groups(rows):
-        ours = [r for r in mine if r.engine.startswith("spac")]
-        theirs = [r for r in mine if not r.engine.startswith("spac")]
-        drafting = [r for r in theirs if ", draft" in r.engine]
+        ours = [r for r in mine if r.kind == "spac"]
+        theirs = [r for r in mine if r.kind != "spac"]
+        stock = [r for r in theirs if r.kind == "llama.cpp"]
+        drafting = [r for r in stock if ", draft" in r.engine]
+        peers = [("peer", [r]) for r in theirs if r.kind == "peer"]
         if not ours or not theirs:
             continue
         best = max(ours, key=lambda r: r.decode)
         line = f"{budget}, {context} tokens: {best.engine} {best.decode:.1f} tok/s"
-        for what, group in (("best llama.cpp", theirs), ("best with a draft", drafting)):
+        for what, group in (("best llama.cpp", stock), ("best with a draft", drafting), *peers):
             if group:
                 other = max(group, key=lambda r: r.decode)
                 line += f"; {what} ({other.engine}) {other.decode:.1f}, {best.decode / other.decode:.2f} ×"
@@ -284,7 +296,8 @@ def plot(rows: list[Row], folder: Path) -> list[Path]:
         )
         axis.set_xticks(range(len(budgets)), budgets)
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7)
+        if axis.lines and budgets:
+            axis.legend(fontsize=7)
         figure.tight_layout()
         made.append(folder / f"decode-{context}.png")
         figure.savefig(made[-1], dpi=120)

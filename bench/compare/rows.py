@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,25 @@ def rows_of(comparison: Comparison, bandwidths: Bandwidths | None) -> list[Row]:
         result = comparison.results.get(cell.key)
         if result is None:
             continue
-        text = texts.setdefault(cell.context, [run.tokens for run in result.each])
-        ideal = None if bandwidths is None else _ideal(comparison, cell, result, bandwidths)
+        is_peer = cell.engine.kind == "peer"
+        if not is_peer:
+            texts.setdefault(cell.context, [run.tokens for run in result.each])
+        ideal = None if bandwidths is None or is_peer else _ideal(comparison, cell, result, bandwidths)
         draft = comparison.draft if cell.engine.speculates else None
         repaired = partial(repairs, result, bandwidths=bandwidths, target=comparison.target, draft=draft)
         n_cpu_moe, again = comparison.n_cpu_moe.get(cell.key), comparison.again.get(cell.key)
-        found.append(row_of(cell, result, n_cpu_moe, ideal, text, repaired, again))
+        text = texts.get(cell.context)
+        row = row_of(cell, result, n_cpu_moe, ideal, None if is_peer else text, repaired, again)
+        if is_peer and text is not None:
+            row = replace(row, same_text=_is_same(comparison, result, text))
+        found.append(row)
     return found
+
+
+def _is_same(comparison: Comparison, result: Result, tokens: list[list[int]]) -> bool:
+    """Tell whether a peer wrote the text of these tokens. Servers differ in blanks at its ends."""
+    expected = [comparison.text_of(each).strip() for each in tokens]
+    return [run.text.strip() for run in result.each] == expected
 
 
 def _ideal(comparison: Comparison, cell: Cell, result: Result, bandwidths: Bandwidths) -> float | None:

@@ -1,97 +1,116 @@
-"""llama.cpp as its users run it: a llama-server program, asked over HTTP; the times are the server's own."""
+"""A server program: its process group, the memory that it takes, and its last words."""
 
 from __future__ import annotations
 
-import json
-import re
+import os
+import signal
 import socket
 import subprocess
+import threading
 import time
-import urllib.error
-import urllib.request
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from bench.compare.job import Job, Result, Run
+POLL_S = 0.5  # between two looks at the processes' memory
+STOP_S = 10  # for a server to end after SIGTERM
+LAST_LINES = 3
 
 
-def _free_port() -> int:
+class PeerError(Exception):
+    """Tells in one line why a peer has no result."""
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
-def command(job: Job, port: int) -> list[str]:
-    """The server's command line."""
-    words = [job.program, "-m", job.target, "--host", "127.0.0.1", "--port", str(port), "-np", "1"]
-    words += ["-c", str(job.ctx), "-t", str(job.threads), "--no-warmup"]
-    if job.device == "cpu":
-        words += ["-ngl", "0"]
-    else:
-        words += ["-ngl", "99", "-sm", "none", "-mg", re.sub(r"\D", "", job.device) or "0"]
-        if job.n_cpu_moe:
-            words += ["--n-cpu-moe", str(job.n_cpu_moe)]
-    if job.draft and job.draft_length:
-        words += [
-            "-md",
-            job.draft,
-            "--spec-type",
-            "draft-simple",
-            "--spec-draft-n-max",
-            str(job.draft_length),
-            "--spec-draft-n-min",
-            "0",
-        ]
-        words += ["-ngld", "0" if job.device == "cpu" else "99"]
-    return words
+class Server:
+    """A program in a session of its own, from its start until `close`. Its output goes to a log."""
 
-
-def _ask(port: int, path: str, body: dict[str, Any] | None = None, timeout: float = 600) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        return json.load(answer)  # type: ignore[no-any-return]
-
-
-def _wait(process: subprocess.Popen[bytes], port: int) -> None:
-    while process.poll() is None:
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        """Start the program. Raises PeerError where it cannot be started."""
+        self._log = log
         try:
-            _ask(port, "/health", timeout=5)
+            with log.open("wb") as out:
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                )
+        except OSError as error:
+            raise PeerError(f"{words[0]} cannot be started: {error.strerror}") from None
+        self._peak_ram = 0
+        self._done = threading.Event()
+        self._meter = threading.Thread(target=self._poll, daemon=True)
+        self._meter.start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def peak_ram(self) -> int:
+        """Return the bytes at the peak: those of all its processes together, mapped files' pages included.
+
+        Memory that processes share counts once for each of them.
+        """
+        self._peak_ram = max(self._peak_ram, sum(map(_peak_of, self._members())))
+        return self._peak_ram
+
+    @property
+    def last_lines(self) -> str:
+        """Return the end of what it printed."""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+        return " / ".join([line for line in lines if line][-LAST_LINES:])[-300:] or "no output"
+
+    def check(self, patience_s: float = 0) -> None:
+        """Raise PeerError if the program has ended; wait so long for its end."""
+        try:
+            status = self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
             return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise RuntimeError(f"llama-server ended with status {process.returncode}")
+        raise PeerError(f"ended with status {status}: {self.last_lines}")
+
+    def close(self) -> None:
+        """End all its processes: with SIGTERM, and those that are left after some time with SIGKILL."""
+        self._done.set()
+        self._meter.join()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self._members():
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+            end = time.monotonic() + STOP_S
+            while self._members() and time.monotonic() < end:
+                time.sleep(0.02)
+        self._process.wait()
+
+    def _poll(self) -> None:
+        while not self._done.wait(POLL_S):
+            _ = self.peak_ram
+
+    def _members(self) -> list[int]:
+        """Return the processes of its session; those that have ended and wait for their parent are none."""
+        self._process.poll()
+        return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if self._has(pid)]
+
+    def _has(self, pid: int) -> bool:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        state, session = fields[0], int(fields[3])
+        return session == self._process.pid and state != "Z"
 
 
-def _complete(port: int, prompt: list[int], n_predict: int) -> Run:
-    body = {
-        "prompt": prompt, "n_predict": n_predict, "temperature": 0, "top_k": 1, "seed": 1, "ignore_eos": True,
-        "cache_prompt": False, "return_tokens": True,
-    }  # fmt: skip
-    answer = _ask(port, "/completion", body)
-    times = answer["timings"]
-    drafted, accepted = int(times.get("draft_n", 0)), int(times.get("draft_n_accepted", 0))
-    n = int(times["predicted_n"])
-    prefill_s = times["prompt_ms"] / 1e3
-    return Run(
-        prompt_tokens=len(prompt), prefill_s=prefill_s, first_token_s=prefill_s,
-        decode_s=times["predicted_ms"] / 1e3, tokens=[int(token) for token in answer["tokens"]],
-        steps=max(1, n - accepted), drafted=drafted, accepted=accepted,
-    )  # fmt: skip
-
-
-def run(job: Job) -> Result:
-    """All prompts, one after another."""
-    port = _free_port()
-    begun = time.perf_counter()
-    process = subprocess.Popen(command(job, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _peak_of(pid: int) -> int:
+    """Return the most bytes that were in memory of a process; 0 where it has ended."""
     try:
-        _wait(process, port)
-        load_s = time.perf_counter() - begun
-        runs = [_complete(port, prompt, job.n_predict) for prompt in job.prompts]
-    finally:
-        process.terminate()
-        process.wait()
-    return Result(runs=[asdict(run) for run in runs], load_s=load_s)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.compare.cells import LEAST_S, MOST_S, OUT_OF_TIME, layers_on_cpu, run_cell
+from bench.compare.cells import LEAST_S, MOST_S, OUT_OF_TIME, Engine, key_of, layers_on_cpu, run_cell
 from bench.compare.job import Job
+from bench.compare.peer import uses
 from spac.config import Slots
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ TOKENS = 32
 
 @dataclass
 class Threads:
-    """The numbers that were asked for, and what was chosen of them by side ("spac", "llama.cpp")."""
+    """The numbers that were asked for, and what was chosen of them by side (`Engine.side`)."""
 
     candidates: list[int]
     chosen: dict[str, int] = field(default_factory=dict)
@@ -46,9 +47,9 @@ class Threads:
         order = sorted(speeds, key=lambda n: (-speeds[n], int(n)))
         self.chosen[side] = int(order[0]) if order else self.candidates[0]
 
-    def of(self, kind: str) -> int:
-        """The number for engines of that kind: llama.cpp's stands for all but spac."""
-        return self.chosen.get("spac" if kind == "spac" else "llama.cpp", self.candidates[0])
+    def of(self, side: str) -> int:
+        """Return the number for engines of that side."""
+        return self.chosen.get(side, self.candidates[0])
 
     @property
     def text(self) -> str:
@@ -62,37 +63,43 @@ class Threads:
         return "; ".join(parts) or f"{self.candidates[0]}, not tuned"
 
 
-def job_of(comparison: Comparison, side: str) -> Job:
-    """The sweep of a side: the shortest context, the first budget, one prompt, no draft.
+def job_of(comparison: Comparison, engine: Engine) -> Job:
+    """The sweep of an engine's side: the shortest context, the first budget, one prompt, no draft.
 
-    N of --n-cpu-moe is what the slots would hold, for nobody knows yet how much VRAM spac takes.
+    A peer whose command takes a draft has one. N of --n-cpu-moe is what the slots would hold, for nobody
+    knows yet how much VRAM spac takes.
     """
     args, context = comparison.args, min(comparison.args.contexts)
     share = Slots.parse(args.budgets[0]).share or 0.0
     on_cpu = layers_on_cpu(comparison.sizes, share * sum(comparison.sizes))
-    return Job(
-        kind="threads", target=str(args.target), prompts=comparison.prompts[context][:1], n_predict=TOKENS,
-        ctx=context + TOKENS + 64, threads=args.threads[0], device=comparison.device(side),
-        n_cpu_moe=None if side == "spac" else on_cpu, slots=args.budgets[0], scheduler=args.schedulers[0],
-        thread_counts=list(args.threads),
+    prompts = comparison.prompts[context][:1]
+    job = Job(
+        kind="threads", target=str(args.target), prompts=prompts, n_predict=TOKENS,
+        ctx=context + TOKENS + 64, threads=args.threads[0], device=comparison.device(engine.kind),
+        n_cpu_moe=None if engine.kind == "spac" else on_cpu, slots=args.budgets[0],
+        scheduler=args.schedulers[0], thread_counts=list(args.threads),
     )  # fmt: skip
+    return replace(job, **comparison.of_peer(engine, prompts))
 
 
 def tune(comparison: Comparison) -> None:
     """Chooses the threads of each side that has rows, once; needs nothing where there is one number."""
     known, path = comparison.threads, comparison.cells / "threads.json"
-    kinds = {cell.engine.kind for cell in comparison.grid}
-    sides = [side for side, wanted in (("spac", "spac" in kinds), ("llama.cpp", kinds - {"spac"})) if wanted]
-    for side in sides if len(known.candidates) > 1 else ():
-        if side in known.chosen:
+    sides: dict[str, Engine] = {}
+    for cell in comparison.grid:
+        if not cell.engine.command or uses(cell.engine.command, "threads"):
+            sides.setdefault(cell.engine.side, cell.engine)
+    for side, engine in sides.items() if len(known.candidates) > 1 else ():
+        key = key_of(f"threads-{side}")
+        if side in known.chosen and comparison.has(key, engine.command):
             continue
-        key, left = f"threads-{side}", comparison.deadline - time.monotonic()
+        left = comparison.deadline - time.monotonic()
         if left < LEAST_S:
             comparison.not_run.append(f"{key}: {OUT_OF_TIME}")
             continue
         print(f"{key} …", file=sys.stderr, flush=True)
         reference = None if side == "spac" else comparison.reference
-        result = run_cell(job_of(comparison, side), comparison.cells, key, reference, min(left, MOST_S))
+        result = run_cell(job_of(comparison, engine), comparison.cells, key, reference, min(left, MOST_S))
         if result.error:
             # The number of the cells that follow is kept too: they are not to be mixed with others.
             comparison.not_run.append(f"{key}: {result.error}")

@@ -64,12 +64,7 @@ def main() -> int:
     job_path, result_path, library = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     job = Job.read(job_path)
     try:
-        if job.kind == "llama-server":
-            from bench.compare import server
-
-            result = server.run(job)
-        else:
-            result = run_spac(job) if library == "spac" else run_stock(job)
+        result = run_spac(job) if library == "spac" else run_stock(job)
     except Exception as error:
         result = Result(error=f"{type(error).__name__}: {error}"[:400])
     usage = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

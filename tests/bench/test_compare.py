@@ -30,7 +30,6 @@ from bench.compare.job import Job, Result, Run
 from bench.compare.likelihood import apart, perplexity, surprises
 from bench.compare.page import Demand, breakdowns, ideal_speed, row_of, table, verdict
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
-from bench.compare.server import command
 from bench.gpu_suite.side_by_side import plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +125,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
     arguments = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "CUDA0"]
     arguments += ["--budgets", "50%", "--contexts", "64", "--schedulers", "lru", "--reference", str(tmp_path)]
+    arguments += ["--peer", "peer=run {target} --port {port} --n-cpu-moe {n_cpu_moe}"]
     found = comparison.Comparison(parser().parse_args(arguments))
     found.sizes = sizes
     found.run()
@@ -139,6 +139,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
         "llama.cpp_--n-cpu-moe_--no-host__draft-50%-64": 2,
         "llama.cpp_--n-cpu-moe_without_CUDA_graphs__draft-50%-64": 2,
     }  # fmt: skip
+    assert found.n_cpu_moe["peer-50%-64"] == 2
     assert all(vram <= limit + comparison.VRAM_NOISE for key, n, vram in seen if n == tuned.get(key))
     # With less to spare the first try is over, and the next one is not.
     again = comparison.Comparison(parser().parse_args(arguments))
@@ -200,7 +201,7 @@ def test_layer_bytes_are_the_experts(twin: tuple[Path, Path]) -> None:
 
 
 def test_every_cell_is_there_once() -> None:
-    rows = engines(["lru", "moe-spac"], True)
+    rows = engines(["lru", "moe-spac"], [Engine("a server", "peer", False, command="run {target}")])
     cells = list(grid(rows, ["10%", "50%"], [512, 4096]))
     assert len({cell.key for cell in cells}) == len(cells)
     once = [row for row in rows if not row.graphs]
@@ -370,24 +371,6 @@ def test_surprise_is_the_negative_log_likelihood() -> None:
     assert apart([1.0, 2.0], [2.0, 1.0]) == 1  # though their perplexities are equal
 
 
-def test_the_server_gets_the_same_setting() -> None:
-    job = Job(
-        kind="llama-server", target="t.gguf", prompts=[[1]], n_predict=4, ctx=512, threads=3, device="CUDA1",
-        draft="d.gguf", draft_length=5, n_cpu_moe=7, program="llama-server",
-    )  # fmt: skip
-    words = " ".join(command(job, 1234))
-    for part in (
-        "-m t.gguf",
-        "-md d.gguf",
-        "--spec-draft-n-max 5",
-        "--n-cpu-moe 7",
-        "-mg 1",
-        "-c 512",
-        "-t 3",
-    ):
-        assert part in words
-
-
 def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -> None:
     """Its cells are among the whole grid's, and the engines that decide are in it."""
     base = ["--target", str(twin[0]), "--draft", str(twin[1]), "--reference", str(tmp_path)]
@@ -402,7 +385,7 @@ def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -
 
 def test_what_decides_comes_first() -> None:
     """Each tuned engine after those that it is tuned to, 17 % and the short context before all else."""
-    cells = list(grid(engines(["logistic", "moe-spac", "lru"], False), ["17%", "50%"], [512, 4096]))
+    cells = list(grid(engines(["logistic", "moe-spac", "lru"]), ["17%", "50%"], [512, 4096]))
     names = [cell.engine.name for cell in cells[:7]]
     assert names == [
         "spac logistic, draft", "llama.cpp, experts on CPU, draft", "llama.cpp --n-cpu-moe, draft",

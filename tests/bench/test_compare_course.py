@@ -87,7 +87,7 @@ def test_without_a_number_both_sides_have_spacs_own(
     monkeypatch.setattr("bench.compare.comparison.physical_cores", lambda: 8)
     subject = comparison_of(twin, tmp_path, "--device", device)
     assert subject.args.threads == [threads]
-    assert [subject.threads.of(kind) for kind in ("spac", "llama.cpp", "llama-server")] == [threads] * 3
+    assert [subject.threads.of(side) for side in ("spac", "llama.cpp", "peer a server")] == [threads] * 3
 
 
 def test_a_sweep_that_fails_is_named(twin: tuple[Path, Path], tmp_path: Path, played: Played) -> None:
@@ -137,9 +137,9 @@ def test_threads_are_chosen_by_speed() -> None:
     threads = Threads([8, 4, 2])
     assert (threads.of("spac"), threads.text) == (8, "8, not tuned")
     threads.choose("spac", {"8": 1.0, "4": 3.0, "2": 3.0})
-    assert (threads.of("spac"), threads.of("llama-server")) == (2, 8)
+    assert (threads.of("spac"), threads.of("llama.cpp")) == (2, 8)
     threads.choose("llama.cpp", {"8": 1.0, "4": 2.0})
-    assert threads.of("llama-server") == 4
+    assert (threads.of("llama.cpp"), threads.of("peer a server")) == (4, 8)
     assert Threads([6]).text == "6"
 
 

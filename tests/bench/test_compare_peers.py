@@ -1,0 +1,334 @@
+"""Peers of the comparison: any server of OpenAI's completions, and all ways in which one can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from bench.compare import comparison, peer, server
+from bench.compare.__main__ import arguments as parser
+from bench.compare.__main__ import main
+from bench.compare.client import Client, _Chunk
+from bench.compare.job import Job, Result, Run
+from bench.compare.server import PeerError, Server
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "python" / "spac" / "demo"
+FAKE = '''
+"""A server of streamed completions. Arguments: how it behaves, its port, its threads."""
+import json, os, signal, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+way, port, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+TOKENS = 6
+if way == "dies":
+    print("loading\\nno such model", flush=True)
+    sys.exit(3)
+if way == "stays":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, data):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+    def do_GET(self):
+        if way == "hangs":
+            time.sleep(60)
+        if self.path == "/health" and way == "plain":
+            return self.answer(404, {})
+        self.answer(503 if way == "loads" else 200, {"data": [{"id": "its name"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] != "its name" or way == "errs":
+            return self.answer(500, {"error": {"message": "out of\\nmemory"}})
+        if way == "plain" and (isinstance(body["prompt"], list) or "ignore_eos" in body):
+            return self.answer(400, {"error": "unknown"})
+        self.send_response(200)
+        self.end_headers()
+        n = 1 if way == "whole" else TOKENS
+        for i in range(n):
+            self.event({"choices": [{"text": f" {body['prompt'][0]}", "finish_reason": None}]})
+            time.sleep(0.04 / threads)
+            if way == "breaks":
+                print("assertion failed", flush=True)
+                os._exit(9)
+            if way == "fails":
+                return self.event({"error": {"message": "the cache is full"}})
+        end = {"choices": [{"text": "", "finish_reason": "length" if way == "plain" else "stop"}]}
+        if way != "plain":
+            end |= {"usage": {"completion_tokens": TOKENS, "prompt_tokens": len(body["prompt"])}}
+        self.event(end)
+        self.wfile.write(b"data: [DONE]\\n\\n")
+
+    def event(self, data):
+        self.wfile.write(b"data: " + json.dumps(data).encode() + b"\\n\\n")
+
+memory = bytearray(b"x" * (64 << 20))
+ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+'''
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script of a server."""
+    path = tmp_path_factory.mktemp("a folder") / "fake.py"  # with a blank in its name
+    path.write_text(FAKE)
+    return path
+
+
+def job_of(fake: Path, way: str, **values: object) -> Job:
+    command = f"{sys.executable} {shlex.quote(str(fake))} {way} {{port}} {{threads}} {{target}}"
+    standard = {"kind": "peer", "target": "a model.gguf", "prompts": [[5, 7], [8, 9, 1]], "n_predict": 6}
+    standard |= {"ctx": 64, "threads": 2, "device": "cpu", "command": command, "texts": ["five", "eight"]}
+    return Job(**{**standard, **values})  # type: ignore[arg-type]
+
+
+def running(fake: Path) -> list[int]:
+    """The processes of that script."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(fake).encode() in words and int(pid) != os.getpid():
+            found.append(int(pid))
+    return found
+
+
+def test_a_server_is_started_asked_measured_and_stopped(fake: Path, tmp_path: Path) -> None:
+    result = peer.run(job_of(fake, "good"), tmp_path / "log", 30)
+    assert result.error == ""
+    first, second = result.each
+    assert (first.text, second.text) == (" 5" * 6, " 8" * 6)  # the tokens were sent
+    assert (first.n_tokens, first.prompt_tokens, second.prompt_tokens) == (6, 2, 3)
+    assert first.decode_speed == pytest.approx(50, rel=0.3)  # 20 ms each, the first token's not among them
+    assert 0 < first.first_token_s < 0.5
+    assert 64 << 20 < result.peak_ram < 1 << 30
+    assert result.load_s > 0
+    assert result.notes == ["prompts sent as tokens", "tokens counted by its usage"]
+    assert running(fake) == []
+
+
+def test_a_server_that_knows_openais_fields_alone(fake: Path, tmp_path: Path) -> None:
+    result = peer.run(job_of(fake, "plain"), tmp_path / "log", 30)
+    assert result.error == ""
+    assert [run.text for run in result.each] == [" f" * 6, " e" * 6]
+    assert result.each[0].n_tokens == 6
+    assert result.notes == [
+        "prompts sent as text, with OpenAI's fields alone",
+        "tokens counted by the limit, which it reached",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("way", "seconds", "said"),
+    [
+        ("dies", 30, "ended with status 3: loading / no such model"),
+        ("breaks", 30, "ended with status 9: assertion failed"),
+        ("errs", 30, "it answered with status 500: out of memory"),
+        ("fails", 30, "it answered with an error: the cache is full"),
+        ("whole", 30, "it answered all in one piece, which has no decoding speed"),
+        ("hangs", 1, "not done within 1 s: no answer at port"),
+        ("loads", 1, "not done within 1 s: status 503 at /health; its last lines: no output"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(fake: Path, tmp_path: Path, way: str, seconds: float, said: str) -> None:
+    result = peer.run(job_of(fake, way), tmp_path / "log", seconds)
+    assert result.error.startswith(said)
+    assert "\n" not in result.error
+    assert result.runs == []
+    assert running(fake) == []
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    result = peer.run(job_of(tmp_path, "", command="./none {target} {port}"), tmp_path / "log", 30)
+    assert result.error == "./none cannot be started: No such file or directory"
+
+
+def test_nobody_else_answers_for_a_server(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port is taken by another server, which says that it is well."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        monkeypatch.setattr(peer, "free_port", lambda: other.server_address[1])
+        monkeypatch.setattr(peer, "ENDING_S", 10)  # longer than a Python takes to begin
+        result = peer.run(job_of(fake, "good"), tmp_path / "log", 30)
+        other.shutdown()
+    assert result.error.startswith("ended with status 1: ")
+    assert "Address already in use" in result.error
+
+
+def test_all_processes_of_a_server_end(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind a shell too, and those that do not want to."""
+    monkeypatch.setattr(server, "STOP_S", 0.3)
+    inner = f"{sys.executable} {shlex.quote(str(fake))} stays $0 1 & wait"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    with Server(["sh", "-c", inner, str(port)], tmp_path / "log") as subject:
+        Client(subject, port, time.monotonic() + 30).wait()
+        assert len(running(fake)) == 2
+        assert subject.peak_ram > 64 << 20  # the shell's child has it
+    assert running(fake) == []
+
+
+def test_threads_are_tried_one_by_one(fake: Path, tmp_path: Path) -> None:
+    job = job_of(fake, "good", kind="threads", thread_counts=[1, 4])
+    result = peer.run(job, tmp_path / "log", 30)
+    assert result.error == ""
+    assert set(result.speeds) == {"1", "4"}
+    assert result.speeds["4"] > 1.5 * result.speeds["1"]
+
+
+def run_of(texts: list[tuple[float, str]], end: dict[str, object], tmp_path: Path) -> tuple[Run, list[str]]:
+    """What a client makes of an answer whose chunks came at these times, asked at 0."""
+    with Server(["true"], tmp_path / "log") as subject:
+        client = Client(subject, 0, 0.0)
+    empty: dict[str, object] = {"usage": {}, "timings": {}, "reason": None}
+    chunks = [_Chunk(time=at, text=text, **empty) for at, text in texts]  # type: ignore[arg-type]
+    chunks.append(_Chunk(time=9.0, text="", **{**empty, **end}))  # type: ignore[arg-type]
+    return client._run(chunks, 0.0, 10, 8), list(client.notes)
+
+
+def test_the_first_step_is_not_in_the_decoding_speed(tmp_path: Path) -> None:
+    """It gives three tokens, and takes as long as the prompt; the next two steps take a second each."""
+    texts = [(2.0, "a"), (2.0, "b"), (2.001, "c"), (3.0, "d"), (3.0, "e"), (4.0, "f")]
+    timings = {"predicted_n": 6, "draft_n": 8, "draft_n_accepted": 3, "predicted_ms": 4000}
+    run, notes = run_of(texts, {"timings": timings}, tmp_path)
+    assert run.first_token_s == 2.0
+    assert run.decode_speed == pytest.approx(3 / 1.999)
+    assert (run.steps, run.drafted, run.accepted) == (3, 8, 3)
+    assert notes == ["tokens counted by its timings", "6 tokens in place of 8"]
+    # Two tokens to a chunk, and nothing said of steps.
+    run, notes = run_of(texts[2:], {"usage": {"completion_tokens": 8, "prompt_tokens": 11}}, tmp_path)
+    assert run.decode_speed == pytest.approx(6 / 1.999)
+    assert run.steps == 0
+    assert notes == ["tokens counted by its usage", "it read 11 tokens for 10"]
+    run, notes = run_of(texts, {"reason": "stop"}, tmp_path)
+    assert notes == ["tokens counted by its chunks", "6 tokens in place of 8"]
+    _, notes = run_of(texts, {"timings": {"predicted_n": 8, "predicted_ms": 1000}}, tmp_path)
+    assert notes[-1] == "its own timings say another speed"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("./server", "NAME=COMMAND"),
+        ("=./server {target} {port}", "NAME=COMMAND"),
+        ("a=", "NAME=COMMAND"),
+        ("a=./server 'x {target} {port}", "No closing quotation"),
+        ("a=./server {model} {port}", "has {model}; what can be filled in is {target}, {draft}, "),
+        ("a=./server {target}", "has no {port}"),
+        ("a=./server {port}", "has no {target}"),
+    ],
+)
+def test_what_is_no_peer_is_refused(text: str, said: str) -> None:
+    with pytest.raises(PeerError) as caught:
+        peer.parse(text)
+    assert said in str(caught.value)
+
+
+def test_a_command_is_filled_in(fake: Path) -> None:
+    name, command = peer.parse("""a b = run -m {target} -c {ctx} -p={port} -j '{"a": {}}' -n {n_cpu_moe}""")
+    assert name == "a b"
+    words = peer.words(job_of(fake, "", command=command, n_cpu_moe=3), 1234)
+    assert words == ["run", "-m", "a model.gguf", "-c", "64", "-p=1234", "-j", '{"a": {}}', "-n", "3"]
+
+
+def comparison_of(
+    twin: tuple[Path, Path], out: Path, *peers: str, draft: bool = True
+) -> comparison.Comparison:
+    words = [str(out), "--target", str(twin[0]), "--device", "stand-in", "--reference", str(out), "--brief"]
+    words += ["--budgets", "50%", "--contexts", "64", "--only", "nothing else", "--threads", "3", "2"]
+    words += ["--draft", str(twin[1])] if draft else []
+    return comparison.Comparison(parser().parse_args([*words, *(f"--peer={each}" for each in peers)]))
+
+
+def test_peers_are_rows_with_threads_of_their_own(
+    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: dict[str, Job] = {}
+
+    def run_cell(job: Job, work: Path, key: str, _reference: Path | None, _seconds: float) -> Result:
+        jobs[key] = job
+        job.write(work / f"{key}.job.json")
+        result = Result(speeds={"3": 1.0, "2": 2.0}, runs=[])
+        result.write(work / f"{key}.json")
+        return result
+
+    monkeypatch.setattr(comparison, "run_cell", run_cell)
+    monkeypatch.setattr("bench.compare.threads.run_cell", run_cell)
+    plain = "plain=run {target} {port}"
+    subject = comparison_of(
+        twin, tmp_path, plain, "both=run {target} {draft} {port} -t {threads}", "plain=again {target} {port}"
+    )
+    subject.run()
+    assert subject.not_run == ["peer plain: another row has this name"]
+    assert list(jobs) == ["threads-peer_both__draft", "plain-any-64", "both__draft-any-64"]
+    assert [jobs[key].threads for key in ("plain-any-64", "both__draft-any-64")] == [0, 2]
+    assert [bool(job.draft) for job in jobs.values()] == [True, False, True]
+    assert jobs["threads-peer_both__draft"].thread_counts == [3, 2]
+    assert all(job.texts == [subject.text_of(prompt) for prompt in job.prompts] for job in jobs.values())
+    # What is done is not done again, but for another command.
+    jobs.clear()
+    comparison_of(twin, tmp_path, plain, "both=walk {target} {draft} {port} -t {threads}").run()
+    assert list(jobs) == ["threads-peer_both__draft", "both__draft-any-64"]
+    alone = comparison_of(twin, tmp_path, "both=run {target} {draft} {port}", draft=False)
+    assert alone.not_run == ["peer both: its command has {draft}: give --draft FILE"]
+
+
+def test_spacs_own_server_is_a_peer(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the bundled pair; what fails beside it is named, and the rest goes on."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
+    )
+    serve = f"{sys.executable} -m spac.serve --target {{target}} --draft {{draft}} --draft-length 3"
+    serve += " --device cpu --threads {threads} --ctx {ctx} --port {port}"
+    words = [str(tmp_path), "--target", str(DEMO / "target.gguf"), "--draft", str(DEMO / "draft.gguf")]
+    words += ["--device", "stand-in", "--quick", "--brief", "--contexts", "24", "--threads", "1"]
+    words += ["--reference", str(tmp_path), "--only", "spac logistic, no draft", "--text", __file__]
+    words += ["--peer", f"serve={serve}", "--peer", f"broken={sys.executable} {shlex.quote(str(fake))} dies"
+              " {port} 1 {target}", "--peer", "nothing"]  # fmt: skip
+    assert main(words) == 1
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert found["not_run"] == [
+        "peer nothing: --peer takes NAME=COMMAND",
+        "broken-any-24: ended with status 3: loading / no such model",
+    ]
+    rows = {row["engine"]: row for row in found["rows"]}
+    assert set(rows) == {"spac logistic, no draft", "serve, draft"}
+    mine = rows["serve, draft"]
+    assert mine["kind"] == "peer"
+    assert mine["same_text"]
+    assert min(mine[name] for name in ("decode", "prefill", "first_token_s", "ram", "load_s")) > 0
+    out = capsys.readouterr().out
+    assert f"Peer serve, draft: `{serve}`; prompts sent as text" in out
+    assert "peer (serve, draft)" in out
