@@ -13,7 +13,7 @@ import pytest
 
 from spac.bench import main
 from spac.bench.candidates import Candidate, combinations
-from spac.bench.figures import best, rivals, rows
+from spac.bench.figures import best, rivals, rows, widest
 from spac.bench.measure import Sample
 from spac.bench.pairs import Pairs
 from spac.bench.table import lines
@@ -58,6 +58,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
         assert all(len(turn["runs"]) == len(found["prompts"]) for turn in each["rounds"])
         assert each["tokens_per_second"]["least"] <= each["tokens_per_second"]["median"]
         assert (each["ratio"] is None) == each["is_baseline"]
+        assert all(run["threads"] == 1 for turn in each["rounds"] for run in turn["runs"])
     assert_ran_as_told(settings)
     table = out.splitlines()
     assert [line[2:].split("  ")[0] for line in table[1 : 1 + len(labels)]] == labels
@@ -183,6 +184,42 @@ def test_ratios_are_of_the_same_round():
     assert winner is table[1]
     assert rivals(table, winner) == 1
     assert "--scheduler lru --slots auto --draft-length 0; the range of 1 other" in list(lines(table, ""))[-1]
+
+
+def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
+    """The CPU alone too, whose own default would be a thread per core."""
+    monkeypatch.setattr("spac.bench.pairs.physical_cores", lambda: 8)
+    for device, given, wanted in (("stand-in", 0, 7), ("stand-in", 2, 2), ("cpu", 0, 8)):
+        base = EngineConfig(target=target, device=device, threads=given, ctx=64)
+        candidates = combinations(base, ["lru"], [Slots(count=4)], [0], splits=True, baseline=True)
+        with closing(Pairs(base, candidates, 1, None)) as shared:
+            assert shared.base.threads == wanted
+            if given:
+                for candidate in candidates:
+                    pair = shared.share(candidate)
+                    assert pair.threads == wanted
+                    pair.close()
+
+
+def test_a_wide_range_is_warned_of():
+    baseline = Candidate("cpu", "", Slots(count=0), 0, True, is_baseline=True)
+    other = Candidate("auto", "lru", Slots(), 0, True)
+
+    def table(*times):
+        theirs = [sample(at, seconds) for at, seconds in enumerate(times)]
+        return rows({baseline: theirs, other: [sample(at, 1.0) for at in range(len(times))]})
+
+    assert widest(table(4.0, 4.4, 5.9)) is None
+    assert widest(table(4.0)) is None
+    assert not any("warning" in line for line in lines(table(4.0, 5.9), ""))
+    wide = table(4.0, 4.0, 9.6)
+    assert widest(wide) is wide[0]
+    assert wide[1].spread == pytest.approx(2.4)  # of its ratios, for its own rounds are equal
+    *_, warning, _ = lines(wide, "")
+    assert warning == (
+        "warning: the rounds of 'the CPU alone, draft 0' differ by up to 2.4 times: stop other programs, and "
+        "run again"
+    )
 
 
 def one_line(err):

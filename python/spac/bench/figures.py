@@ -13,6 +13,9 @@ from spac.bench.measure import Sample
 from spac.stats import ratio
 
 SCHEMA = 1
+WIDE = 1.5
+"""A row's range is wide when its fastest round is so many times as fast as its slowest one, or its largest
+ratio so many times its smallest one."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Spread:
         known = [value for value in values if value is not None]
         return cls(median(known), min(known), max(known)) if known else None
 
+    @property
+    def times(self) -> float:
+        """Return the ratio of the ends."""
+        return self.most / self.least if self.least else 1.0
+
 
 @dataclass(frozen=True)
 class Row:
@@ -44,6 +52,11 @@ class Row:
     bytes_moved_per_step: float | None
     slots: int | None
     n_experts: int
+
+    @property
+    def spread(self) -> float:
+        """Return how many times as large as the smallest the largest of its speeds is, or of its ratios."""
+        return max(each.times if each else 1.0 for each in (self.tokens_per_second, self.ratio))
 
 
 Samples = Mapping[Candidate, Sequence[Sample]]
@@ -100,6 +113,12 @@ def rivals(all_rows: Sequence[Row], winner: Row) -> int:
     )
 
 
+def widest(all_rows: Sequence[Row]) -> Row | None:
+    """Return the row with the widest range, where it is wider than WIDE; else None."""
+    row = max(all_rows, key=lambda each: each.spread, default=None)
+    return row if row is not None and row.spread > WIDE else None
+
+
 def as_json(samples: Samples, about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that was measured, for `json.dumps`; `about` goes in front."""
     table = rows(samples)
@@ -120,6 +139,7 @@ def _setting(row: Row, is_best: bool, samples: Sequence[Sample]) -> dict[str, An
         "options": shlex.join(row.candidate.arguments),
         "is_baseline": row.candidate.is_baseline,
         "is_best": is_best,
+        "is_wide": row.spread > WIDE,
         **figures,
         "rounds": [
             {

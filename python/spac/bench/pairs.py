@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from spac.bench.candidates import Candidate
 from spac.config import EngineConfig
+from spac.host import default_threads, physical_cores
 from spac.host_memory import available
 from spac.pair import LoadProgress, ModelPair, choose_device
 
@@ -43,11 +45,19 @@ class Pairs:
         file_size: int,
         progress: LoadProgress | None,
     ) -> None:
-        """file_size: bytes of the target and the draft. Raises InputError for an unknown device."""
-        self._base, self._candidates, self._progress = base, candidates, progress
+        """file_size: bytes of the target and the draft. Raises InputError for an unknown device.
+
+        All candidates compute with the same number of CPU threads, the CPU alone too: where none is given,
+        with the default beside the device. Its own default would be larger, and ratios would compare threads.
+        """
+        self._candidates, self._progress = candidates, progress
         self._file_size = file_size
         device = choose_device(base.device)
         self.is_stand_in = device is not None and device.is_stand_in
+        on_gpu = device is not None and not self.is_stand_in
+        threads = default_threads(physical_cores(), gpu=on_gpu, simulated=self.is_stand_in)
+        self.base = replace(base, threads=base.threads or threads)
+        """The settings that all candidates share."""
         self._loaded: dict[Key, ModelPair] = {}
 
     def share(self, candidate: Candidate) -> SharedPair:
@@ -63,7 +73,7 @@ class Pairs:
         owner = self._loaded[key]
         if owner.experts is not None:
             owner.experts.attach_slots(0)
-        pair = SharedPair(owner, candidate.config(self._base))
+        pair = SharedPair(owner, candidate.config(self.base))
         pair.notes += notes
         return pair
 
@@ -77,10 +87,10 @@ class Pairs:
             return True, True
         # What fits beside the models differs when one of them is not there.
         counts_memory = candidate.slots.is_auto and not self.is_stand_in
-        return False, bool(candidate.config(self._base).draft_types) or not counts_memory
+        return False, bool(candidate.config(self.base).draft_types) or not counts_memory
 
     def _load(self, key: Key) -> ModelPair:
-        configs = [each.config(self._base) for each in self._candidates if self._key(each) == key]
+        configs = [each.config(self.base) for each in self._candidates if self._key(each) == key]
         self._loaded[key] = pair = ModelPair(max(configs, key=_reach), self._progress, all_rows=False)
         # What a context has computed holds on to the slots of that time: every engine gets its own.
         for context in (pair.draft_context, pair.target_context):

@@ -173,7 +173,7 @@ class Bench:
         from spac.bench.pairs import Pairs
 
         pairs = Pairs(measured.base, measured.candidates, file_size, self._talk.progress)
-        self._is_stand_in = pairs.is_stand_in
+        self._is_stand_in, measured.base = pairs.is_stand_in, pairs.base
         try:
             with interrupt.Interrupt(measured.canceller), closing(pairs):
                 measured.run(pairs)
@@ -190,8 +190,9 @@ class Bench:
         n_prompts = len(measured.prompts)
         n_rounds = max(map(len, measured.samples.values()))
         rounds = (
-            f"{n_rounds} {_plural('round', n_rounds)} of {n_prompts} {_plural('prompt', n_prompts)}, "
-            f"{options.max_tokens} tokens each at most"
+            f"{_counted(n_rounds, 'round')} of {_counted(n_prompts, 'prompt')}, "
+            f"{options.max_tokens} tokens each at most, with {_counted(measured.base.threads, 'thread')} "
+            "on the CPU in every setting"
         )
         text = list(table.lines(figures.rows(measured.samples), rounds))
         if self._is_stand_in:
@@ -222,13 +223,14 @@ class Bench:
             "prompts": list(measured.prompts),
             "max_tokens": measured.max_tokens,
             "repeat": measured.repeat,
+            "threads": base.threads,
             "interrupted": interrupted,
             "left_out": {each.label: why for each, why in measured.left_out.items()},
         }
 
 
-def _plural(noun: str, n: int) -> str:
-    return noun if n == 1 else f"{noun}s"
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:

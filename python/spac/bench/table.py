@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from spac.bench.figures import Row, Spread, best, rivals
+from spac.bench.figures import Row, Spread, best, rivals, widest
 
 _HEAD = (
     "setting", "tokens/s", "[range]", "ratio", "first token", "accepted", "tokens/step", "hit rate",
@@ -29,6 +29,11 @@ def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
     yield f"tokens/s: median [least–most] of {rounds}"
     if any(row.ratio is not None for row in all_rows):
         yield "ratio: to the CPU alone, with the same drafts; the median of the rounds' ratios"
+    if (wide := widest(all_rows)) is not None:
+        yield (
+            f"warning: the rounds of '{wide.candidate.label}' differ by up to {_number(wide.spread)} times: "
+            "stop other programs, and run again"
+        )
     if winner is not None:
         yield _recommendation(all_rows, winner)
 
