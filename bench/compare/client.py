@@ -1,4 +1,4 @@
-"""A client of OpenAI's completions, which takes the times of a streamed answer on its own side."""
+"""Ask a server for OpenAI's completions, and take the times of its streamed answers on our side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers: servers of OpenAI's completions, each started by the command that `--peer NAME=COMMAND` gives."""
+"""Measure peers: servers of OpenAI's completions, started by the commands that `--peer NAME=COMMAND` gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server program: its process group, the memory that it takes, and its last words."""
+"""Run a server program: start it, measure its processes' memory, keep its last words, end it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A program in a session of its own, from its start until `close`. Its output goes to a log."""
+    """Runs a program in a session of its own until `close`. Its output goes to a log."""
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
         """Start the program. Raises PeerError where it cannot be started."""

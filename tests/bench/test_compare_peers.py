@@ -85,7 +85,7 @@ ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The script of a server."""
+    """Write the script of a server; return its path."""
     path = tmp_path_factory.mktemp("a folder") / "fake.py"  # with a blank in its name
     path.write_text(FAKE)
     return path
@@ -99,7 +99,7 @@ def job_of(fake: Path, way: str, **values: object) -> Job:
 
 
 def running(fake: Path) -> list[int]:
-    """The processes of that script."""
+    """Return the processes of that script."""
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -207,7 +207,7 @@ def test_threads_are_tried_one_by_one(fake: Path, tmp_path: Path) -> None:
 
 
 def run_of(texts: list[tuple[float, str]], end: dict[str, object], tmp_path: Path) -> tuple[Run, list[str]]:
-    """What a client makes of an answer whose chunks came at these times, asked at 0."""
+    """Return what a client makes of an answer whose chunks came at these times, asked at 0."""
     with Server(["true"], tmp_path / "log") as subject:
         client = Client(subject, 0, 0.0)
     empty: dict[str, object] = {"usage": {}, "timings": {}, "reason": None}
