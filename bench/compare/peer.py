@@ -1,4 +1,4 @@
-"""Measure peers: servers of OpenAI's completions, started by the commands that `--peer NAME=COMMAND` gives."""
+"""Measure peers: servers of OpenAI's completions, started by the commands of `--peer NAME=COMMAND`."""
 
 from __future__ import annotations
 
