@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/home_process.h"
+#include "core/huge_pages.h"
 #include "core/trace.h"
 
 #include <cstddef>
@@ -166,16 +167,19 @@ class Experts {
 class LoadScope {
   public:
     // `paged`: the experts are more than memory holds: nothing is read of the file before it is needed, or pinned.
-    explicit LoadScope(bool paged = false);
+    // `copies`: what copies the model's files to huge pages; null: they are mapped.
+    explicit LoadScope(bool paged = false, std::shared_ptr<HugeCopies> copies = nullptr);
     ~LoadScope();
     LoadScope(const LoadScope &)             = delete;
     LoadScope & operator=(const LoadScope &) = delete;
 
     std::shared_ptr<Experts> experts() const;
+    HugeCopies *             copies() const { return copies_.get(); }
 
   private:
-    std::shared_ptr<Experts> experts_;
-    LoadScope *              outer_;
+    std::shared_ptr<Experts>    experts_;
+    std::shared_ptr<HugeCopies> copies_;
+    LoadScope *                 outer_;
 };
 
 } // namespace spac

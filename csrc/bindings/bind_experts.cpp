@@ -124,15 +124,16 @@ template <typename Result, typename... Args> auto at_home(Result (Experts::*meth
 
 // A LoadScope between __enter__ and __exit__; the handle stays.
 struct PyLoadScope {
-    bool                           paged = false;
-    std::optional<spac::LoadScope> scope;
-    std::shared_ptr<Experts>       experts;
+    bool                              paged = false;
+    std::shared_ptr<spac::HugeCopies> copies;
+    std::optional<spac::LoadScope>    scope;
+    std::shared_ptr<Experts>          experts;
 
     void enter() {
         if (scope) {
             throw spac::InputError("the LoadScope is entered already: use one for each model");
         }
-        scope.emplace(paged);
+        scope.emplace(paged, copies);
     }
     void exit() {
         experts = get();
@@ -198,12 +199,13 @@ void bind_experts(py::module_ & m) {
 
     py::class_<PyLoadScope>(m, "LoadScope",
                             "Models loaded on this thread in the scope have their experts in `experts`.")
-        .def(py::init([](bool paged) {
-                 auto made   = std::make_unique<PyLoadScope>();
-                 made->paged = paged;
+        .def(py::init([](bool paged, std::shared_ptr<spac::HugeCopies> copies) {
+                 auto made    = std::make_unique<PyLoadScope>();
+                 made->paged  = paged;
+                 made->copies = std::move(copies);
                  return made;
              }),
-             py::arg("paged") = false)
+             py::arg("paged") = false, py::arg("copies") = nullptr)
         .def("__enter__",
              [](py::object self) {
                  self.cast<PyLoadScope &>().enter();

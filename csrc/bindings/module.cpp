@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
     bind_library(m);
     bind_devices(m);
     bind_trace(m);
+    bind_huge_pages(m);
     bind_experts(m);
     bind_tap(m);
     bind_slot_table(m);

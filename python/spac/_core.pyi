@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer
 
 Int32Array = npt.NDArray[np.int32]
 Float64Array = npt.NDArray[np.float64]
@@ -305,13 +306,94 @@ class HostBytes:
     def why(self) -> str:
         """What kept a part from being pinned that could have been: "off", "limit", "refused", or ""."""
 
+HUGE_PAGE: int
+"""The size of a huge page: 2 MB."""
+
+class Region(Buffer):
+    """Read-only memory that begins at a multiple of 2 MB, and is freed with the object."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def huge_bytes(self) -> int:
+        """Bytes that are on huge pages now."""
+
+class HugeCopies:
+    """Copies a model's files to huge pages, with so many threads. The figures are of all files together.
+
+    `drop_cache`: the system's cache of what is copied goes. A copy is given up that would take longer than
+    `most_seconds` (0: no limit) of the threads' processor time. A page's first touch that takes longer than
+    `stall_page_ns` is a stall. The rest goes to small pages when stalls come to more than `stall_total_ns`,
+    and the system has compacted memory `stall_compactions` times meanwhile. `progress` gets the bytes copied
+    so far; when it returns False or raises, the copying stops.
+    """
+
+    def __init__(
+        self,
+        n_threads: int,
+        drop_cache: bool,
+        most_seconds: float,
+        stall_page_ns: int,
+        stall_total_ns: int,
+        stall_compactions: int,
+        progress: Callable[[int], bool] | None = None,
+    ) -> None: ...
+    def copy(self, fd: int, n_bytes: int) -> Region:
+        """Copies the first bytes of a file. The region is empty where that fails."""
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def huge_bytes(self) -> int:
+        """Those that were on huge pages at the end."""
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def stalled(self) -> bool:
+        """Whether the rest went to small pages."""
+    @property
+    def stopped(self) -> bool:
+        """Whether progress stopped it."""
+    @property
+    def failure(self) -> str:
+        """Why a file was not copied; "" where none failed."""
+    @property
+    def error(self) -> BaseException | None:
+        """What progress raised."""
+
+class ReadRates:
+    """How fast a file's mapping and its copy on huge pages are read, in GB/s."""
+
+    @property
+    def mapped_gb_s(self) -> float: ...
+    @property
+    def huge_gb_s(self) -> float: ...
+    @property
+    def gain(self) -> float:
+        """How many times as fast the copy is read."""
+    @property
+    def copy_gb_s(self) -> float:
+        """At which the copy was made."""
+    @property
+    def bytes(self) -> int:
+        """Those that were read each time."""
+    @property
+    def huge_bytes(self) -> int:
+        """What of the copy was on huge pages."""
+
+def measure_read_rates(fd: int, n_bytes: int, n_threads: int) -> ReadRates:
+    """Reads samples of a file of about so many bytes together, in turns. Raises InputError for a file that
+    is too small or cannot be mapped, OutOfMemoryError."""
+
 class LoadScope:
     """Models loaded on this thread in the `with` block have their experts in `experts`.
 
     `paged`: these are more than memory holds: nothing is read of the file before it is needed, or pinned.
+    `copies`: what copies the files to huge pages instead of mapping them; None: they are mapped.
     """
 
-    def __init__(self, paged: bool = False) -> None: ...
+    def __init__(self, paged: bool = False, copies: HugeCopies | None = None) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /

@@ -20,6 +20,7 @@ FLASH_ATTENTION = ("on", "off", "auto")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 """How a file comes to memory; auto is mmap."""
 PAGING = ("auto", "on", "off")
+HUGE_PAGES = ("auto", "on", "off")
 """Whether experts stay in the file until they are needed."""
 ROPE_SCALINGS = ("none", "linear", "yarn")
 _POSITIVE = Range(0, 10**12)  # 0 is the model's, as in llama.cpp
@@ -89,6 +90,11 @@ class ContextConfig(Checked):
         "auto", "leave the target's experts in the file until they are needed: for models larger than "
         "memory; auto: where memory does not hold them", "--paging",
         choices=PAGING, metavar="|".join(PAGING), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    huge_pages: str = option(
+        "auto", "copy models that the CPU computes to memory on pages of 2 MB, which it may read faster than "
+        "a file's mapping; auto: where a measurement says so and memory holds the copy; never with paging",
+        "--huge-pages", choices=HUGE_PAGES, metavar="|".join(HUGE_PAGES), group=CONTEXT_GROUP,
     )  # fmt: skip
     rope_scaling: str | None = option(
         None, f"how positions are scaled: {', '.join(ROPE_SCALINGS)} (default: the model's)",

@@ -62,8 +62,9 @@ def examine(
     trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python), ("cpu", _cpu),
-        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)), ("folders", _folders),
-        ("extras", _extras), ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
+        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)),
+        ("huge pages", functools.partial(_huge_pages, target)), ("folders", _folders), ("extras", _extras),
+        ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
     for name, check in checks:
         try:
@@ -216,6 +217,16 @@ def _memory(target: Path | None = None) -> Iterator[Finding]:
     yield Finding("memory", "ok", f"{_gb(free)} of {_gb(total)} available{bound}; lockable: {lock}")
     if target is not None:
         yield from _paging(target)
+
+
+def _huge_pages(target: Path | None) -> Iterator[Finding]:
+    """Tell what the machine offers, and what a model would gain."""
+    from spac import huge_pages
+    from spac.gguf_check import check_model
+
+    info = check_model(target) if target is not None else None
+    found, why = huge_pages.outlook(info, physical_cores())
+    yield Finding("huge pages", "off" if why else "ok", found, why)
 
 
 def _paging(target: Path) -> Iterator[Finding]:

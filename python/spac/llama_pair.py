@@ -87,10 +87,10 @@ class LentPair(ModelPair):
         del self._lend  # it usually belongs to whoever owns this pair
 
     def _load(self) -> None:
-        config, types, draft = self._config, self._config.draft_types, self._draft_file
+        config, types, draft = self._config, self._config.draft_types, None
         needs_draft = any(name.startswith("draft-") for name in types)
-        if draft is not None:
-            check_model(draft, "draft", config.override_kv)
+        if (draft_file := self._draft_file) is not None:
+            draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
         self.device = choose_device(config.device) if self._info.is_moe else None
         self._note_device()
@@ -105,9 +105,11 @@ class LentPair(ModelPair):
             model_params["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
         context_params = {"n_rs_seq": config.longest_draft if types else 0, **self._target_rows}
         placement = placed(config, self.threads, model_params, context_params, exact=self._exact)
-        with _core.LoadScope(self.paged) as scope, self._room_for_prompts(scope.experts):
+        copying = self._copying(self._info, placement.model_params)
+        with copying.scope(paged=self.paged) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
         self.target = self._keep(LentModel(Path(config.target), model))
+        self._note_copy(self.target, copying)
         self.target_context = self._keep(_LentContext(context))
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None

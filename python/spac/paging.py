@@ -42,7 +42,7 @@ def is_paged(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | N
     room = host_memory.available()
     if room == 0 or _in_memory(info.path):
         return False
-    return info.expert_bytes + _beside(config, info, device) > _SHARE * room
+    return info.expert_bytes + bytes_beside(config, info, device) > _SHARE * room
 
 
 def paging_note(info: ModelInfo) -> str:
@@ -53,9 +53,10 @@ def paging_note(info: ModelInfo) -> str:
     )
 
 
-def _beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo) -> int:
-    """Bytes of host memory that a device without memory of its own takes: dense parts, slots, the draft."""
-    if not device.is_stand_in:
+def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None) -> int:
+    """Return the bytes of host memory that a device without memory of its own takes: dense parts, slots and
+    the draft."""
+    if device is None or not device.is_stand_in:
         return 0
     slots = Slots.parse(config.slots)
     n_experts = max(1, info.n_expert * info.n_expert_layers)

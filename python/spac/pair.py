@@ -17,6 +17,7 @@ from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
 from spac.gguf_info import ModelInfo
 from spac.host import default_threads, missing_features, physical_cores, repacking_pays, threads_advice
+from spac.huge_pages import Copying, choose
 from spac.llama_params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
 from spac.paging import is_paged, paging_note
 from spac.pinning import pinning_note, set_pinning
@@ -50,6 +51,8 @@ class ModelPair:
         """
         self._config, self._progress, self._all_rows = config, progress, all_rows
         self._closing = ExitStack()
+        self.copied: list[Model] = []
+        """Those whose files were copied to memory, and are not mapped."""
         self.notes: list[str] = []
         """What a user should know about how the models run, one line each."""
         try:
@@ -66,8 +69,9 @@ class ModelPair:
         config, target = self._config, Path(self._config.target)
         info = check_model(target, "target", config.override_kv)
         self._has_experts = info.is_moe
-        if (draft := self._draft_file) is not None:
-            check_model(draft, "draft", config.override_kv)
+        draft = None
+        if (draft_file := self._draft_file) is not None:
+            draft = check_model(draft_file, "draft", config.override_kv)
         self.device = choose_device(config.device)
         self._note_device()
         self.paged = is_paged(config, info, self.device)
@@ -75,6 +79,7 @@ class ModelPair:
 
         def unload() -> None:
             self.close()
+            self.copied.clear()
             del self.notes[n_notes:]
 
         load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
@@ -96,9 +101,9 @@ class ModelPair:
         needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
         return Path(self._config.draft) if self._config.draft and needs_draft else None
 
-    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: Path | None) -> None:
+    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: ModelInfo | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
-        self.target, experts = self._open(target, load_mtp="draft-mtp" in types and draft is None)
+        self.target, experts = self._open(info, load_mtp="draft-mtp" in types and draft is None)
         load_adapters(self.target, config.lora)
         self.draft = self._open_draft(draft)
         self._check_pair()
@@ -140,6 +145,8 @@ class ModelPair:
             parts.append("paged")
         elif self.experts is not None and self.experts.host_bytes.why:
             parts.append("not all pinned")
+        if self.target in self.copied:
+            parts.append("2 MB pages")
         if not config.kv_offload:
             parts.append("cache on the CPU")
         if config.gpu_layers_draft not in ("all", "auto"):
@@ -213,27 +220,41 @@ class ModelPair:
             experts.set_stream_tokens(0)  # until it is known from where on it pays
 
     def _open(
-        self, path: Path, *, load_mtp: bool, is_draft: bool = False
+        self, info: ModelInfo, *, load_mtp: bool, is_draft: bool = False
     ) -> tuple[Model, _core.Experts | None]:
-        progress = self._progress
-        report = None if progress is None else lambda done: progress(path, done)
+        path, paged = info.path, self.paged and not is_draft
         values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
         if self.device is None and not is_draft and self._has_experts and not repacking_pays():
             values["use_extra_bufts"] = False
-        if self.paged and not is_draft:
+        if paged:
             values["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
-        if self.device is None:
-            return self._keep(Model(path, (), params, report)), None
-        with _core.LoadScope(self.paged and not is_draft) as scope:
-            model = Model(path, (_core.device_handle(self.device.name),), params, report)
-            return self._keep(model), scope.experts
+        devices = () if self.device is None else (_core.device_handle(self.device.name),)
+        copying = self._copying(info, params, is_draft=is_draft)
+        with copying.scope(paged=paged) as scope:
+            model = self._keep(Model(path, devices, params, copying.loading))
+        self._note_copy(model, copying)
+        return model, None if self.device is None else scope.experts
 
-    def _open_draft(self, path: Path | None) -> Model | None:
-        if path is None:
+    def _copying(self, info: ModelInfo, params: dict[str, Any], *, is_draft: bool = False) -> Copying:
+        choice = choose(
+            self._config, info, params, self.device, paged=self.paged and not is_draft, is_draft=is_draft,
+            n_threads=self.threads,
+        )  # fmt: skip
+        progress = self._progress
+        report = None if progress is None else lambda done: progress(info.path, done)
+        return Copying(info, choice, report)
+
+    def _note_copy(self, model: Model, copying: Copying) -> None:
+        self.notes += copying.notes()
+        if copying.n_bytes:
+            self.copied.append(model)
+
+    def _open_draft(self, info: ModelInfo | None) -> Model | None:
+        if info is None:
             return None
         draft, self.draft_experts = self._open(
-            path, load_mtp="draft-mtp" in self._config.draft_types, is_draft=True
+            info, load_mtp="draft-mtp" in self._config.draft_types, is_draft=True
         )
         if self.draft_experts is not None:
             self.draft_experts.set_counting(False)

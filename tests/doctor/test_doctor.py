@@ -75,6 +75,15 @@ def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
     assert len(list(doctor._memory(tiny_model("qwen3")))) == 1
 
 
+def test_what_huge_pages_would_gain(findings, tiny_model, monkeypatch):
+    found = findings["huge pages"]
+    assert (found.state == "ok") == (found.found == "pages of 2 MB")
+    monkeypatch.setattr("spac.huge_pages.outlook", lambda info, _: (info.path.name, "no gain"))
+    target = tiny_model("qwen3")
+    [found] = doctor._huge_pages(target)
+    assert (found.state, found.found, found.why) == ("off", target.name, "no gain")
+
+
 def test_a_fault_is_exit_code_1(capsys, monkeypatch):
     def broken():
         raise ImportError("spac is not built: run `pip install .`")

@@ -1,0 +1,93 @@
+// Copies of files in anonymous memory on huge pages (2 MB). A processor reads them faster than the 4 KB pages of a
+// file's mapping: hardware prefetchers stop where a page ends, and a virtual machine translates every page twice.
+//
+// The system looks for a huge page when a page is touched for the first time, and may compact memory for it. These
+// stalls are measured, and when their budget is spent, the rest of the copy goes to small pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace spac {
+
+constexpr size_t huge_page_bytes = size_t{2} << 20;
+
+// Anonymous memory that begins at a multiple of 2 MB. The object owns it.
+class Region {
+  public:
+    Region() = default;
+    // Takes whole small pages for `bytes`; on huge pages as far as the system has them, or on small pages alone. Stays
+    // empty where the system refuses, with the reason in errno.
+    Region(size_t bytes, bool huge);
+    Region(Region && other) noexcept;
+    Region & operator=(Region && other) noexcept;
+    Region(const Region &)             = delete;
+    Region & operator=(const Region &) = delete;
+    ~Region();
+
+    char * data() const { return data_; }
+    size_t size() const { return size_; }
+    // Bytes that are on huge pages now, as the system tells.
+    size_t huge_bytes() const;
+    // The caller owns the memory from then on, and gives it back with munmap.
+    char * release();
+
+  private:
+    char * data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// How long the system may look for huge pages.
+struct StallBudget {
+    // The first touch of a page may take so long: the page is cleared, and a hypervisor may have to find its memory.
+    int64_t page_ns = 2'000'000;
+    // What first touches take beyond that, in all threads together.
+    int64_t total_ns = 2'000'000'000;
+    // The system must have compacted memory so many times meanwhile, for any process. Without that, something else is
+    // slow (a hypervisor that finds memory of its own), and small pages are no faster.
+    int64_t compactions = 1;
+};
+
+struct CopySettings {
+    int         n_threads  = 1;
+    bool        drop_cache = false; // the system's cache of what has been copied
+    StallBudget stalls     = {};
+    // A copy is given up that would take longer, by the processor time of its threads so far: waiting for a disk does
+    // not count, for a mapping waits too. 0: no limit.
+    double most_seconds = 0;
+};
+
+// What was copied, of all files together.
+struct CopyReport {
+    size_t      bytes      = 0;
+    size_t      huge_bytes = 0;
+    double      seconds    = 0;
+    bool        stalled    = false; // the budget was spent
+    bool        stopped    = false; // by the progress function
+    std::string failure;            // why a file was not copied; of the first one
+};
+
+// Copies the files of one model, one after another. Used by one thread; the threads that copy are its own.
+class HugeCopies {
+  public:
+    // Called on the thread that calls copy(), some 20 times a second, with the bytes copied so far, of all files; false
+    // stops. It must not throw.
+    using Progress = std::function<bool(size_t)>;
+
+    explicit HugeCopies(const CopySettings & settings, Progress progress = {})
+        : settings_(settings), progress_(std::move(progress)) {}
+
+    // The first `bytes` of the file, read-only, and zeros up to the end of the last page. An empty region where memory,
+    // threads or the file are not as they have to be, or progress says stop: the report tells which.
+    Region             copy(int fd, size_t bytes);
+    const CopyReport & report() const { return report_; }
+
+  private:
+    CopySettings settings_;
+    Progress     progress_;
+    CopyReport   report_;
+};
+
+} // namespace spac
