@@ -2,8 +2,10 @@
 
 mul_mat_id over eight experts of 768 x 2048, each wanted by 1 to 8 tokens, from memory (the experts change
 from run to run; all 128 of them hardly fit into a cache): with spac's kernels (csrc/kernels) and with
-ggml's own, in turns, in one process. Times are medians; the ratio is the median of the pairs' ratios. --kinds
-names types, --threads how many threads compute, --out writes the figures as JSON.
+ggml's own, in turns, in one process. spac computes with the ways that it has measured to be the fastest on
+this machine (spac.kernels), unless SPAC_CPU_KERNELS fixes one. Times are medians; the ratio is the median
+of the pairs' ratios. --kinds names types, --threads how many threads compute, --out writes the figures as
+JSON.
 """
 
 from __future__ import annotations
@@ -11,21 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spac import _core, _library
-from spac.doctor import cpu_name
+from bench.provenance import commit, processor, where
+from spac import _core, _library, kernels
 from spac.host import physical_cores
 from tests.patches.ggml import Ggml
 from tests.patches.operators import Ids, Operator, Shape, operator, weights_on
 
-ROOT = Path(__file__).resolve().parents[1]
-TOKENS = (1, 2, 3, 4, 6, 8)
+TOKENS = tuple(range(1, 9))
 N_USED, N_EXPERT = 8, 128
 
 
@@ -100,18 +100,15 @@ def main() -> None:
     given = parser.parse_args()
     if not given.kinds:
         sys.exit("bench.expert_rows: this build has no CPU kernels of spac's (spac doctor says why)")
+    ways = kernels.choose(given.kinds, given.threads)
     found = measure(given.kinds, given.threads, given.pairs)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    where = f"{cpu_name()}, threads: {given.threads}, {commit}"
-    print(f"microseconds per expert, ggml's kernels → spac's: ratio. {where}\n")
+    print(f"microseconds per expert, ggml's kernels → spac's: ratio. {where()}, threads: {given.threads}\n")
     print(table(found))
     if given.out:
         command = " ".join(["python -m bench.expert_rows", *sys.argv[1:]])
         page = {
-            "command": command, "machine": cpu_name(), "build": _core.system_info().strip(), "commit": commit,
-            "rows": found,
+            "command": command, "processor": processor(), "build": _core.system_info().strip(),
+            "commit": commit(), "ways": ways, "rows": found,
         }  # fmt: skip
         given.out.write_text(json.dumps(page, indent=1) + "\n")
 

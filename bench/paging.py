@@ -32,8 +32,7 @@ from bench.compare.cells import run_cell
 from bench.compare.job import Job
 from spac import host_memory
 from spac._llama import Model
-from spac.doctor import cpu_name
-from spac.host import physical_cores
+from spac.host import cpu_name, physical_cores
 from spac.vram import VramLimit, size
 from tests.reference import reference_folder
 

@@ -7,9 +7,6 @@
 #include "ggml.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <new>
 
 extern "C" {
@@ -23,13 +20,6 @@ namespace spac::kernels {
 namespace {
 
 constexpr int64_t at_once = 16; // rows of input
-
-bool wanted() {
-    const char * choice = std::getenv("SPAC_CPU_KERNELS"); // spac/env.py
-    return choice == nullptr || std::strcmp(choice, "0") != 0;
-}
-
-std::atomic<bool> on{wanted()};
 
 struct Place {
     const char * input;
@@ -69,13 +59,19 @@ bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const
               int64_t ir0_start, int64_t ir0_end, int64_t ir1_start, int64_t ir1_end) {
     const ggml_tensor * weights = dst->src[0];
     const bool          plane   = dst->ne[2] == 1 && dst->ne[3] == 1;
-    if (!on.load(std::memory_order_relaxed) || wdata == dst->src[1]->data || (expert_rows == nullptr && !plane)) {
+    if (!enabled() || wdata == dst->src[1]->data || (expert_rows == nullptr && !plane)) {
         return false;
     }
     try {
         const Kernel & kernel = trusted_kernel(weights->type);
-        if (kernel.dot == nullptr || weights->ne[0] % kernel.block != 0 || ir1_end - ir1_start < kernel.min_inputs) {
+        if (kernel.block == 0 || weights->ne[0] % kernel.block != 0 || ir1_end <= ir1_start) {
             return false;
+        }
+        const int64_t row_count = std::min<int64_t>(ir1_end - ir1_start, max_inputs);
+        const Way     way       = ways(weights->type)[static_cast<size_t>(row_count - 1)];
+        const Dot     dot       = kernel.dot[static_cast<size_t>(way)];
+        if (dot == nullptr) {
+            return false; // ggml's own
         }
         const Inputs inputs(dst, wdata, expert_rows);
         const char * data = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2] +
@@ -89,7 +85,7 @@ bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const
                 input[k]          = place.input;
                 result[k]         = place.result + ir0_start;
             }
-            if (!kernel.dot({weights->ne[0], data, weights->nb[1], ir0_end - ir0_start, input, result, n})) {
+            if (!dot({weights->ne[0], data, weights->nb[1], ir0_end - ir0_start, input, result, n})) {
                 return false;
             }
         }
@@ -101,7 +97,7 @@ bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const
 
 bool can_quantize() {
     try {
-        return on.load(std::memory_order_relaxed) && quantization_is_trusted();
+        return enabled() && quantization_is_trusted();
     } catch (const std::bad_alloc &) {
         return false;
     }
@@ -123,8 +119,5 @@ const bool registered = [] {
 }();
 
 } // namespace
-
-void enable(bool yes) { on = yes; }
-bool enabled() { return on; }
 
 } // namespace spac::kernels

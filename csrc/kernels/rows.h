@@ -4,6 +4,7 @@
 // same order on every lane.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -22,21 +23,38 @@ struct Rows {
     int64_t              n_inputs;
 };
 
+// Computes them. Returns false where an input is none that ggml's quantization makes of numbers: then results are
+// ggml's to compute.
+using Dot = bool (*)(const Rows & rows);
+
+// How rows are multiplied: by ggml's own functions, by vectors of 256 bits that hold one row of weights, or by vectors
+// of 512 bits that hold two rows.
+enum class Way : uint8_t { ggml, one, two };
+constexpr int n_ways = 3;
+
 struct Kernel {
-    // False where an input is none that ggml's quantization makes of numbers: then results are ggml's to compute.
-    bool (*dot)(const Rows & rows) = nullptr;
-    int block                      = 0; // n is a multiple of it
-    int min_inputs                 = 1; // below, ggml's own is as fast
+    std::array<Dot, n_ways> dot{};     // of each way; null where there is none
+    int                     block = 0; // n is a multiple of it
 };
 
-// Of a ggml_type; `dot` is null where there is none, or where its results are not ggml's on this machine: each is
-// compared with ggml's own before it is used for the first time.
+// Of a ggml_type. A way is null where there is none, or where its results are not ggml's on this machine: each is
+// compared with ggml's own before it is used for the first time. `block` is 0 where all are.
 const Kernel & trusted_kernel(int type);
 bool           quantization_is_trusted(); // of quantize.h, likewise
 
 // All that is there for this processor, and those of it that are used, by ggml's names.
 std::vector<std::string> kernel_names();
 std::vector<std::string> trusted_kernel_names();
+// The ggml_type of a name; -1 where there is no kernel for it.
+int type_named(const std::string & name);
+
+// Which way is the fastest depends on the processor, on the type of weights and on the number of rows of input: 1 to 8;
+// more are like 8. Choices hold for the whole process. Until a choice is made for a type, the widest way is used, and
+// ggml's for one row of input where the widest has 256 bits.
+constexpr int max_inputs = 8;
+using Ways               = std::array<Way, max_inputs>; // of 1 to max_inputs rows of input
+Ways ways(int type);
+void choose(int type, const Ways & ways); // a way that is not trusted is ggml's
 
 // For the whole process; at first as SPAC_CPU_KERNELS says, on where it says nothing. Off, every pair is computed by
 // ggml's own.

@@ -103,7 +103,7 @@ void * scratch(size_t n_bytes);
 // So many inputs are unpacked at a time that they stay in a processor's cache.
 constexpr int64_t at_a_time = 16;
 
-template <template <class> class K> bool unpack_and_dot(const Rows & rows) {
+template <template <class> class K, class Lanes> bool unpack_and_dot(const Rows & rows) {
     using Input    = typename K<One>::Input;
     using Unpacked = std::remove_reference_t<decltype(Input().of[0])>;
     static_assert(sizeof(Input) == K<One>::block / 32 * sizeof(Unpacked));
@@ -130,13 +130,18 @@ template <template <class> class K> bool unpack_and_dot(const Rows & rows) {
         if (_mm256_movemask_epi8(not_ggmls) != 0) {
             return false;
         }
-        dot<K>(part);
+        dot<K, Lanes>(part);
     }
     return true;
 }
 
-// Faster than ggml's even with one row of weights and one of input.
-template <template <class> class K> constexpr Kernel unpacking() { return {&unpack_and_dot<K>, K<One>::block, 1}; }
+template <template <class> class K> constexpr Kernel unpacking() {
+#ifdef SPAC_LANES_TWO
+    return {{nullptr, &unpack_and_dot<K, One>, &unpack_and_dot<K, Two>}, K<One>::block};
+#else
+    return {{nullptr, &unpack_and_dot<K, One>, nullptr}, K<One>::block};
+#endif
+}
 
 } // namespace spac::kernels
 

@@ -85,13 +85,14 @@ template <class K, int rows> void strip(const Rows & it, int64_t row) {
     }
 }
 
-template <template <class> class K> bool dot(const Rows & it) {
+// `Lanes` says how many rows of weights at once; those that are left over are computed one by one.
+template <template <class> class K, class Lanes> bool dot(const Rows & it) {
     int64_t row = 0;
-#ifdef SPAC_LANES_TWO
-    for (; row + 2 <= it.n_weights; row += 2) {
-        strip<K<Two>, 2>(it, row);
+    if constexpr (Lanes::rows > 1) {
+        for (; row + Lanes::rows <= it.n_weights; row += Lanes::rows) {
+            strip<K<Lanes>, Lanes::rows>(it, row);
+        }
     }
-#endif
     for (; row < it.n_weights; row++) {
         strip<K<One>, 1>(it, row);
     }
@@ -100,9 +101,9 @@ template <template <class> class K> bool dot(const Rows & it) {
 
 template <template <class> class K> constexpr Kernel kernel() {
 #ifdef SPAC_LANES_TWO
-    return {&dot<K>, K<One>::block, 1};
+    return {{nullptr, &dot<K, One>, &dot<K, Two>}, K<One>::block};
 #else
-    return {&dot<K>, K<One>::block, 2}; // one row of weights and one of input: that is ggml's
+    return {{nullptr, &dot<K, One>, nullptr}, K<One>::block};
 #endif
 }
 

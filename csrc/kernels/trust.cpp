@@ -20,9 +20,9 @@ namespace {
 bool same(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0 || (std::isnan(a) && std::isnan(b)); }
 
 // Any bytes are weights; some have no finite scale, and give what they give.
-bool gives_what_ggml_gives(const Kernel & kernel, ggml_type type) {
+bool gives_what_ggml_gives(Dot dot, int block, ggml_type type) {
     constexpr int      n_weights = 67, n_inputs = 7;
-    const int64_t      n         = 2 * kernel.block;
+    const int64_t      n         = 2 * block;
     const auto *       traits    = ggml_get_type_traits_cpu(type);
     const size_t       stride    = ggml_row_size(type, n);
     const size_t       input_row = ggml_row_size(traits->vec_dot_type, n);
@@ -43,7 +43,7 @@ bool gives_what_ggml_gives(const Kernel & kernel, ggml_type type) {
         ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(row.data(), inputs.data() + i * input_row, n);
     }
     for (int count = 1; count <= n_inputs; count++) {
-        if (!kernel.dot({n, weights.data(), stride, n_weights, input, result, count})) {
+        if (!dot({n, weights.data(), stride, n_weights, input, result, count})) {
             return false;
         }
         for (int i = 0; i < count; i++) {
@@ -86,8 +86,12 @@ Table trusted() {
     ggml_cpu_init(); // its tables
     Table table{};
     for (const auto & [type, kernel] : candidates()) {
-        if (gives_what_ggml_gives(kernel, type)) {
-            table[static_cast<size_t>(type)] = kernel;
+        Kernel & trusted = table[static_cast<size_t>(type)];
+        for (size_t way = 0; way < n_ways; way++) {
+            if (kernel.dot[way] != nullptr && gives_what_ggml_gives(kernel.dot[way], kernel.block, type)) {
+                trusted.dot[way] = kernel.dot[way];
+                trusted.block    = kernel.block;
+            }
         }
     }
     return table;
@@ -130,6 +134,15 @@ bool quantization_is_trusted() {
     return trusted;
 }
 
+int type_named(const std::string & name) {
+    for (const Candidate & it : candidates()) {
+        if (name == ggml_type_name(it.type)) {
+            return it.type;
+        }
+    }
+    return -1;
+}
+
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
     for (const Candidate & it : candidates()) {
@@ -141,7 +154,7 @@ std::vector<std::string> kernel_names() {
 std::vector<std::string> trusted_kernel_names() {
     std::vector<std::string> names;
     for (const Candidate & it : candidates()) {
-        if (trusted_kernel(it.type).dot != nullptr) {
+        if (trusted_kernel(it.type).block != 0) {
             names.emplace_back(ggml_type_name(it.type));
         }
     }

@@ -34,6 +34,25 @@ def cpu_kernels_enabled() -> bool:
 def set_cpu_kernels(on: bool) -> None:
     """Whether the CPU computes with them, for the whole process; else with ggml's own."""
 
+def time_cpu_kernels(types: list[str], threads: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Measures the ways to compute with weights of these types, in turns, with so many threads at once.
+
+    The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector); one
+    that this CPU lacks or whose results are not ggml's is missing. By type and way it returns the seconds
+    (medians) that a thread takes for the same weights with 1 to 8 rows of input. A type takes about
+    `seconds`. Raises InputError for a type that has no kernels.
+    """
+
+def choose_cpu_kernels(type: str, ways: list[str]) -> None:
+    """Fixes the way to compute for 1 to 8 rows of input, for the whole process; more rows are like 8.
+
+    A way that is missing is ggml's. SPAC_CPU_KERNELS=256 and 512 go before it. Raises InputError for unknown
+    names and for another number of ways than 8.
+    """
+
+def chosen_cpu_kernels(type: str) -> list[str]:
+    """The way to compute for 1 to 8 rows of input. Raises InputError for a type that has no kernels."""
+
 def system_info() -> str:
     """llama.cpp's line on instruction sets and backends compiled in."""
 

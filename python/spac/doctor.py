@@ -25,7 +25,7 @@ from spac import __version__, env, host_memory
 from spac.config import EngineConfig
 from spac.errors import SpacError, one_line
 from spac.finding import Finding, State
-from spac.host import missing_features, physical_cores
+from spac.host import cpu_name, missing_features, physical_cores
 from spac.options import Parser, add_config
 from spac.program import add_talk, guarded
 from spac.trial import Trial
@@ -61,7 +61,8 @@ def examine(
     room = functools.partial(_vram, target, vram_limit)
     trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python), ("cpu", _cpu),
+        ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python),
+        ("cpu", functools.partial(_cpu, target)),
         ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)),
         ("huge pages", functools.partial(_huge_pages, target)), ("folders", _folders), ("extras", _extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
@@ -96,7 +97,7 @@ def _llama_cpp_python() -> Iterator[Finding]:
     yield Finding(name, "ok", f"{llama_cpp.__version__}, on spac's library")
 
 
-def _cpu() -> Iterator[Finding]:
+def _cpu(target: Path | None) -> Iterator[Finding]:
     from spac import _core
 
     info = _core.system_info()
@@ -104,11 +105,13 @@ def _cpu() -> Iterator[Finding]:
     why = "; ".join(missing_features(info))
     cores = f"{physical_cores()} cores of {os.cpu_count()} CPUs"
     yield Finding("cpu", "off" if why else "ok", f"{cpu_name()}, {cores}; {features}", why)
-    yield _kernels()
+    yield _kernels(target)
 
 
-def _kernels() -> Finding:
-    from spac import _core
+def _kernels(target: Path | None) -> Finding:
+    """Tell which kernels there are, and which of them the CPU computes with."""
+    from spac import _core, kernels
+    from spac.gguf_check import check_model
 
     there, used = _core.cpu_kernels(), _core.trusted_cpu_kernels()
     name = "cpu kernels"
@@ -116,19 +119,15 @@ def _kernels() -> Finding:
         return Finding(name, "off", "none", "this build has no AVX2, FMA and F16C: llama.cpp's own are used")
     if not _core.cpu_kernels_enabled():
         return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
+    threads = physical_cores()
+    types = kernels.kept(threads) if target is None else check_model(target).types
+    chosen = kernels.described(kernels.choose(types, threads))
+    measured = chosen or "none measured yet: a run measures the types of its models"
     unequal = [kind for kind in there if kind not in used]
     why = (
         f"{', '.join(unequal)}: not llama.cpp's results in this build, so its own are used" if unequal else ""
     )
-    return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types: {' '.join(used)}", why)
-
-
-def cpu_name() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match[1] if match else platform.machine()
+    return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types; {measured}", why)
 
 
 def _gpu() -> Iterator[Finding]:

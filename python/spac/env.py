@@ -84,6 +84,22 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A variable that is one of some words; unset and empty are the same."""
+
+    name: str
+    words: tuple[str, ...]
+    doc: str
+
+    def get(self) -> str | None:
+        """Return the word; None when it is not set. Raises InputError for any other value."""
+        value = os.environ.get(self.name, "")
+        if value and value not in self.words:
+            raise InputError(f"{self.name}: '{value}' is none of {', '.join(self.words)}")
+        return value or None
+
+
+@dataclass(frozen=True)
 class Number:
     """A variable that is a number from 0 on; unset and empty are the same."""
 
@@ -192,10 +208,12 @@ PIN_LIMIT = Size(
     "How much of the experts may be pinned, of all models of the process together, such as 64G; what is more "
     "is treated as with SPAC_PIN=0. Not set: all, and under WSL2, which pins no more, half of the memory.",
 )
-CPU_KERNELS = Switch(
+CPU_KERNELS = Choice(
     "SPAC_CPU_KERNELS",
-    "Whether the CPU computes with spac's kernels, which give llama.cpp's results faster, above all where "
-    "several tokens want one expert. Not set: for all types for which they do here. 0 is for comparisons.",
+    ("0", "1", "256", "512"),
+    "What the CPU computes with. Not set, and 1: for each type of weights and number of tokens, the fastest "
+    "of llama.cpp's functions and spac's kernels of 256 and 512 bits, which is measured once per machine. "
+    "256 and 512 fix spac's kernels of that width; 0 fixes llama.cpp's functions. The results are the same.",
 )
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",

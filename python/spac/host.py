@@ -19,6 +19,29 @@ def physical_cores() -> int:
     return max(1, len(cores))
 
 
+def cpu_name() -> str:
+    """Return the processor's name as the system tells it."""
+    facts = _cpu_facts()
+    return facts.get("model name") or facts.get("cpu model") or facts.get("cpu part") or platform.machine()
+
+
+def cpu_description() -> str:
+    """Return what sets this processor apart from others that may have its name, with the cores to be used."""
+    facts = _cpu_facts()
+    numbers = [f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping") if name in facts]
+    return ", ".join([platform.machine(), cpu_name(), *numbers, f"{physical_cores()} cores"])
+
+
+def _cpu_facts() -> dict[str, str]:
+    """Return what Linux tells about the first CPU."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
 def default_threads(cores: int, *, gpu: bool = False, simulated: bool = False) -> int:
     """Returns how many CPU threads compute if the user does not say: one per core, less the cores of others.
 

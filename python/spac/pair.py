@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spac import _core, env
+from spac import _core, env, kernels
 from spac._llama import MTP, Context, Model
 from spac.adapters import Adapter, apply_adapters, load_adapters
 from spac.config import EngineConfig
@@ -74,6 +74,7 @@ class ModelPair:
             draft = check_model(draft_file, "draft", config.override_kv)
         self.device = choose_device(config.device)
         self._note_device()
+        kernels.choose([*info.types, *(draft.types if draft is not None else ())], self.threads)
         self.paged = is_paged(config, info, self.device)
         n_notes = len(self.notes)
 
@@ -179,7 +180,6 @@ class ModelPair:
         _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         set_pinning()
-        env.CPU_KERNELS.get()  # the library has read it when it was loaded; a wrong value is told here
         if device is not None and device.is_stand_in:
             if self._config.device == "auto":
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")

@@ -45,7 +45,8 @@ _ffi = FFI()
 _ffi.cdef("""
 const char * kernel_names(int trusted);
 int          kernel_block(int type);
-int          kernel_dot(int type, int64_t n, const char * weights, size_t stride, int64_t n_weights,
+int          kernel_has(int type, int way);
+int          kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride, int64_t n_weights,
                         const char * inputs, size_t input_bytes, float * results, int64_t n_inputs);
 int          quantization_is_trusted(void);
 void         quantize(const float * x, void * y, int64_t n);
@@ -103,15 +104,19 @@ class Kernels:
             vec_dot(n, out + i, 0, x + r * stride, 0, y + at * row, 0, 1)
         return results
 
+    def ways(self, kind: str) -> list[int]:
+        """1 for 256 bits, 2 for 512 bits, as far as they are used."""
+        return [way for way in (1, 2) if self.c.kernel_has(self.types[kind], way)]
+
     def ours(
-        self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int
+        self, kind: str, way: int, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int
     ) -> Float32 | None:
         """The same by our kernel; None where it leaves these inputs to ggml."""
         n_weight = len(weights) // stride
         results = np.full((n_input + 1, n_weight), 7, np.float32)  # a row behind, which nobody may write
         out = _ffi.from_buffer("float[]", results, require_writable=True)
         done = self.c.kernel_dot(
-            self.types[kind], n, _ffi.from_buffer(weights), stride, n_weight, _ffi.from_buffer(inputs),
+            self.types[kind], way, n, _ffi.from_buffer(weights), stride, n_weight, _ffi.from_buffer(inputs),
             len(inputs) // n_input, out, n_input,
         )  # fmt: skip
         assert np.all(results[-1] == 7)
@@ -161,6 +166,7 @@ def kernels(request: pytest.FixtureRequest, libraries: dict[str, Path]) -> Kerne
 def test_all_types_have_kernels_that_are_used(kernels: Kernels) -> None:
     assert sorted(kernels.names(False)) == sorted(KINDS)
     assert kernels.names(True) == kernels.names(False)
+    assert {tuple(kernels.ways(kind)) for kind in KINDS} in ({(1,)}, {(1, 2)})
 
 
 def test_the_library_uses_them() -> None:
@@ -192,9 +198,10 @@ def test_operators_ask_for_them() -> None:
     with ggml.backend(device) as backend, weights_on(ggml, backend, device, shape) as weights:
         assert weights is not None
         with operator(ggml, backend, shape, weights) as it:
-            kept = library.ggml_cpu_mul_rows
+            kept, ways = library.ggml_cpu_mul_rows, _core.chosen_cpu_kernels("q4_K")
             try:
                 library.ggml_cpu_mul_rows = ask
+                _core.choose_cpu_kernels("q4_K", ["ggml", *["256"] * 7])
                 (ours,) = it.run(shape.ids())
                 n_asked = len(asked)
                 _core.set_cpu_kernels(False)
@@ -202,11 +209,13 @@ def test_operators_ask_for_them() -> None:
             finally:
                 library.ggml_cpu_mul_rows = kept
                 _core.set_cpu_kernels(True)
+                _core.choose_cpu_kernels("q4_K", ways)
     chosen = np.bincount(shape.ids().ravel())
     assert {expert for expert, _, _ in asked} == set(np.flatnonzero(chosen))
     assert sum(rows * inputs for _, rows, inputs in asked[:n_asked]) == shape.n_out * chosen.sum()
-    assert all(done or inputs == 1 for done, (_, _, inputs) in zip(computed, asked[:n_asked], strict=False))
+    assert all(done == (inputs > 1) for done, (_, _, inputs) in zip(computed, asked[:n_asked], strict=False))
     assert any(computed)
+    assert not all(computed[:n_asked])
     assert not any(computed[n_asked:])
     assert library.ggml_cpu_quantize_q8_K != _ffi.NULL
     assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
@@ -266,9 +275,10 @@ def test_results_are_ggmls(kernels: Kernels, kind: str, data: st.DataObject) -> 
     traits = kernels.ggml.ggml_get_type_traits_cpu(kernels.types[kind])
     quantized = kernels.quantized(traits.vec_dot_type, inputs)
     theirs = kernels.theirs(kind, n, weights, quantized, n_input, stride)
-    ours = kernels.ours(kind, n, weights, quantized, n_input, stride)
-    assert ours is not None
-    assert_same(ours, theirs)
+    for way in kernels.ways(kind):
+        ours = kernels.ours(kind, way, n, weights, quantized, n_input, stride)
+        assert ours is not None
+        assert_same(ours, theirs)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -283,9 +293,11 @@ def test_inputs_that_are_no_numbers(kernels: Kernels, kind: str, seed: int) -> N
     inputs[rng.random(inputs.shape) < 0.05] = rng.choice([np.nan, np.inf, -np.inf])
     traits = kernels.ggml.ggml_get_type_traits_cpu(kernels.types[kind])
     quantized = kernels.quantized(traits.vec_dot_type, inputs)
-    ours = kernels.ours(kind, n, weights, quantized, n_input, stride)
-    if ours is not None:
-        assert_same(ours, kernels.theirs(kind, n, weights, quantized, n_input, stride))
+    theirs = kernels.theirs(kind, n, weights, quantized, n_input, stride)
+    for way in kernels.ways(kind):
+        ours = kernels.ours(kind, way, n, weights, quantized, n_input, stride)
+        if ours is not None:
+            assert_same(ours, theirs)
 
 
 ODD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38], np.float32)

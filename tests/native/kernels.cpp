@@ -43,8 +43,11 @@ void multiply(ggml_type type, int64_t n, int64_t n_weights, int64_t n_inputs) {
         input.push_back(inputs[static_cast<size_t>(i)].data());
         result.push_back(results[static_cast<size_t>(i)].data());
     }
-    spac::kernels::trusted_kernel(type).dot(
-        {n, weights.data(), stride, n_weights, input.data(), result.data(), n_inputs});
+    for (const auto dot : spac::kernels::trusted_kernel(type).dot) {
+        if (dot != nullptr) {
+            dot({n, weights.data(), stride, n_weights, input.data(), result.data(), n_inputs});
+        }
+    }
 }
 
 } // namespace
@@ -53,7 +56,7 @@ int main() {
     int n_kernels = 0;
     for (int type = 0; type < GGML_TYPE_COUNT; type++) {
         const auto & kernel = spac::kernels::trusted_kernel(type);
-        if (kernel.dot == nullptr) {
+        if (kernel.block == 0) {
             continue;
         }
         n_kernels++;

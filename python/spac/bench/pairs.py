@@ -24,7 +24,7 @@ class SharedPair(ModelPair):
         self._config, self._closing, self._all_rows = config, ExitStack(), False
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
-        self.paged = owner.paged
+        self.paged, self.copied = owner.paged, owner.copied
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None
         try:

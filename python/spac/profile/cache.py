@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from spac import _core, env
 from spac.costs import Costs
 from spac.errors import InputError
 from spac.files import check_writable, write_atomically
-from spac.host import physical_cores
+from spac.host import cpu_description
 from spac.pair import ModelPair
 
 _READ = 1 << 20  # of a model's file, from each end: its header, and some of its weights
@@ -40,7 +39,7 @@ class Key:
                 settings = sorted(_core.stand_in().items())
                 device += "".join(f", {name} {value:g}" for name, value in settings if value)
         return cls(
-            cpu=f"{_cpu()}, {physical_cores()} cores",
+            cpu=cpu_description(),
             threads=pair.threads,
             device=device + pair.setup,
             target=fingerprint(pair.target.path),
@@ -58,7 +57,7 @@ class Key:
 def _kernels() -> str:
     """The kernels that experts on the CPU are computed with."""
     n_ours = len(_core.trusted_cpu_kernels()) if _core.cpu_kernels_enabled() else 0
-    return f"{n_ours} CPU kernels"
+    return f"{n_ours} CPU kernels {env.CPU_KERNELS.get() or ''}".strip()
 
 
 def fingerprint(path: Path) -> str:
@@ -103,14 +102,3 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be made: {error.strerror}") from None
-
-
-def _cpu() -> str:
-    """The processor's name and the system's kind."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith(("model name", "cpu model", "cpu part")):
-                return f"{platform.machine()}, {line.partition(':')[2].strip()}"
-    except OSError:
-        pass
-    return f"{platform.machine()}, {platform.processor() or 'unknown'}"

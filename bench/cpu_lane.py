@@ -1,0 +1,196 @@
+"""The CPU alone, one whole model: `python -m bench.cpu_lane --model FILE … [--peer NAME=LLAMA_BENCH …]`.
+
+It measures decoding of one token, verification of four tokens in one batch, and a prompt of 256 tokens, in
+tokens per second, with spac's library, with the unpatched library at its best setting (weights repacked, and
+not), and with the llama-bench programs of other engines. Every measurement is a process of its own; all of
+them run in turns, --rounds times. The table has medians and ranges. --out writes all figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.compare.cells import environment
+from bench.provenance import commit, processor, where
+from spac.host import physical_cores
+from tests.reference import reference_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT, VERIFIED, DECODED = 256, 4, 32
+KINDS = ("tg", f"pp{VERIFIED}", f"pp{PROMPT}")
+NAMES = {"tg": "1 token", f"pp{VERIFIED}": f"{VERIFIED} tokens", f"pp{PROMPT}": f"prompt of {PROMPT}"}
+TOKENS = np.random.default_rng(1)
+
+
+def tokens(n: int, n_vocab: int) -> list[int]:
+    """Random tokens, as llama-bench has them."""
+    return [int(token) for token in TOKENS.integers(0, n_vocab, n)]
+
+
+def measure(decode: Callable[[list[int], int], object], n_vocab: int) -> dict[str, float]:
+    """Return tokens per second of each kind. `decode` evaluates tokens from a position on."""
+    position = 0
+
+    def speed(batches: int, size: int) -> float:
+        nonlocal position
+        waiting = [tokens(size, n_vocab) for _ in range(batches)]
+        start = time.perf_counter()
+        for batch in waiting:
+            decode(batch, position)
+            position += size
+        return batches * size / (time.perf_counter() - start)
+
+    speed(2, 1)
+    prompt = speed(1, PROMPT)
+    return {KINDS[0]: speed(DECODED, 1), KINDS[1]: speed(DECODED // VERIFIED, VERIFIED), KINDS[2]: prompt}
+
+
+def worker(engine: str, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of one measurement, which runs in this process. `options`: spac's configuration."""
+    start = time.perf_counter()
+    if engine == "spac":
+        from spac.config import EngineConfig
+        from spac.pair import ModelPair
+
+        pair = ModelPair(EngineConfig(target=model, device="cpu", ctx=512, threads=threads, **options), None)
+        context, notes = pair.target_context.pointer, pair.notes
+        decode, n_vocab = decoder_of(context, pair.target.pointer)
+    else:
+        from bench.compare import stock
+        from bench.compare.job import Job
+        from bench.compare.pool import ThreadPool
+
+        stock.start()
+        job = Job("speed", model, [], 0, 512, threads, "cpu", draft_length=VERIFIED, repack=engine != "plain")
+        theirs, notes = stock.Decoder(model, job, ThreadPool(threads)), []
+        decode, n_vocab = decoder_of(theirs.context, theirs.model)
+    loaded = time.perf_counter() - start
+    return {**measure(decode, n_vocab), "load_s": loaded, "notes": notes}
+
+
+def decoder_of(context: Any, model: Any) -> tuple[Callable[[list[int], int], object], int]:
+    """Return a function that evaluates tokens from a position on, and the size of the vocabulary."""
+    import llama_cpp.llama_cpp as api
+
+    batch = api.llama_batch_init(PROMPT, 0, 1)
+
+    def decode(given: list[int], position: int) -> None:
+        batch.n_tokens = len(given)
+        for i, token in enumerate(given):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, position + i, 1, 0
+            batch.logits[i] = i + 1 == len(given) or len(given) <= VERIFIED
+        if status := api.llama_decode(context, batch):
+            raise RuntimeError(f"llama_decode returned {status} at position {position}")
+        api.llama_synchronize(context)
+
+    return decode, api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+
+
+def llama_bench(program: str, model: str, threads: int) -> dict[str, float]:
+    """What another engine's llama-bench prints."""
+    command = [
+        *program.split(), "-m", model, "-t", str(threads), "-p", f"{VERIFIED},{PROMPT}",
+        "-n", str(DECODED), "-r", "2", "-o", "json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout[done.stdout.index("[") :])
+    by_kind = {(row["n_prompt"], row["n_gen"]): float(row["avg_ts"]) for row in rows}
+    return {
+        KINDS[0]: by_kind[0, DECODED],
+        KINDS[1]: by_kind[VERIFIED, 0],
+        KINDS[2]: by_kind[PROMPT, 0],
+    }
+
+
+def run(engine: str, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of one measurement in a process of its own."""
+    reference = None if engine == "spac" else Path(reference_folder() or "")
+    words = ["--worker", engine, "--model", model, "--threads", str(threads)]
+    words += ["--options", json.dumps(options)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.cpu_lane", *words], cwd=ROOT, env=environment(reference),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"bench.cpu_lane: {engine} failed: {done.stderr.strip().splitlines()[-1:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Return one row an engine: medians, with ranges, in tokens per second."""
+    lines = ["| | " + " | ".join(NAMES[kind] for kind in KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
+    for engine, runs in found.items():
+        cells = []
+        for kind in KINDS:
+            speeds = [run[kind] for run in runs]
+            cells.append(f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})")
+        lines.append(f"| {engine} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def ratios(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Return spac's speed over that of the best other engine: the median of the rounds' ratios."""
+    words = []
+    for kind in KINDS:
+        best = max(
+            (engine for engine in found if not engine.startswith("spac")),
+            key=lambda engine: statistics.median(run[kind] for run in found[engine]),
+        )
+        pairs = zip(found["spac"], found[best], strict=True)
+        words.append(f"{NAMES[kind]} {statistics.median(a[kind] / b[kind] for a, b in pairs):.2f} ({best})")
+    return "spac / best other: " + ", ".join(words)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM", help="a llama-bench")
+    parser.add_argument("--options", type=json.loads, default={}, help="spac's configuration, as JSON")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="NAME=JSON", help="spac with other options"
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        print(json.dumps(worker(given.worker, given.model, given.threads, given.options)))
+        return
+    variants = {name: json.loads(text) for name, _, text in (item.partition("=") for item in given.variant)}
+    peers = dict(item.split("=", 1) for item in given.peer)
+    found: dict[str, list[dict[str, Any]]] = {}
+    engines = ("spac", *(f"spac {name}" for name in variants), "llama.cpp, repacked", "llama.cpp, plain")
+    for _ in range(given.rounds):
+        for engine in engines:
+            kind = "spac" if engine.startswith("spac") else "plain" if "plain" in engine else "repacked"
+            options = variants.get(engine.removeprefix("spac "), given.options)
+            found.setdefault(engine, []).append(run(kind, given.model, given.threads, options))
+        for name, program in peers.items():
+            found.setdefault(name, []).append(llama_bench(program, given.model, given.threads))
+    title = f"{Path(given.model).name}, tokens per second, {given.threads} threads. {where()}"
+    print(f"{title}\n\n{table(found)}\n\n{ratios(found)}")
+    if given.out:
+        command = " ".join(["python -m bench.cpu_lane", *sys.argv[1:]])
+        page = {
+            "command": command.replace(given.model, Path(given.model).name),
+            "machine": processor(), "commit": commit(), "runs": found,
+        }  # fmt: skip
+        given.out.write_text(json.dumps(page, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What a figure belongs to: the commit, and the CPU with its family, model and instruction sets."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from spac.host import physical_cores
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8")
+"""Those that kernels differ by, as Linux names them."""
+
+
+def commit() -> str:
+    """Return the commit that was measured, with + where files were changed; "unknown" outside of git."""
+    call = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=7"]
+    return subprocess.run(call, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def processor() -> dict[str, Any]:
+    """Return the first CPU's name, family, model and flags, and how many cores this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    there = facts.get("flags", "").split()
+    return {
+        "name": facts.get("model name", platform.machine()),
+        "family": facts.get("cpu family", "?"),
+        "model": facts.get("model", "?"),
+        "flags": [flag for flag in FLAGS if flag in there],
+        "cores": physical_cores(),
+    }
+
+
+def where() -> str:
+    """Return one line for a page: the CPU and the commit."""
+    cpu = processor()
+    return f"{cpu['name']} (family {cpu['family']}, model {cpu['model']}, {cpu['cores']} cores), {commit()}"

@@ -1,0 +1,96 @@
+// The CPU's kernels (csrc/kernels): which there are, how long each way takes, and which way is used.
+#include "bindings/bindings.h"
+#include "kernels/rows.h"
+#include "kernels/way_times.h"
+
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace {
+
+using namespace spac::kernels;
+
+constexpr const char * way_names[n_ways] = {"ggml", "256", "512"};
+
+int checked_type(const std::string & name) {
+    const int type = type_named(name);
+    if (type < 0) {
+        throw spac::InputError(name + ": no type that this build has CPU kernels for");
+    }
+    return type;
+}
+
+Way checked_way(const std::string & name) {
+    for (size_t i = 0; i < n_ways; i++) {
+        if (name == way_names[i]) {
+            return static_cast<Way>(i);
+        }
+    }
+    throw spac::InputError(name + ": no way to compute; expected ggml, 256 or 512");
+}
+
+std::vector<std::string> chosen_ways(const std::string & type) {
+    std::vector<std::string> names;
+    for (const Way way : ways(checked_type(type))) {
+        names.emplace_back(way_names[static_cast<size_t>(way)]);
+    }
+    return names;
+}
+
+void choose_ways(const std::string & type, const std::vector<std::string> & names) {
+    Ways chosen;
+    if (names.size() != chosen.size()) {
+        throw spac::InputError(std::to_string(names.size()) + " ways, expected " + std::to_string(chosen.size()));
+    }
+    for (size_t i = 0; i < chosen.size(); i++) {
+        chosen[i] = checked_way(names[i]);
+    }
+    choose(checked_type(type), chosen);
+}
+
+py::dict times(const std::vector<std::string> & types, int threads, double seconds) {
+    std::vector<int> checked;
+    for (const std::string & type : types) {
+        checked.push_back(checked_type(type));
+    }
+    if (threads < 1) {
+        throw spac::InputError(std::to_string(threads) + " threads, expected 1 or more");
+    }
+    std::vector<WayTimes> found;
+    {
+        const py::gil_scoped_release others_run;
+        found = time_ways(checked, threads, seconds);
+    }
+    py::dict by_type;
+    for (size_t i = 0; i < found.size(); i++) {
+        py::dict by_way;
+        for (size_t way = 0; way < n_ways; way++) {
+            std::vector<double> of_rows;
+            for (const auto & times : found[i]) {
+                of_rows.push_back(times[way]);
+            }
+            if (of_rows[0] > 0) {
+                by_way[way_names[way]] = of_rows;
+            }
+        }
+        by_type[py::str(types[i])] = by_way;
+    }
+    return by_type;
+}
+
+} // namespace
+
+void bind_kernels(py::module_ & m) {
+    m.def("cpu_kernels", &kernel_names, "Types of weights that this build has kernels for (csrc/kernels).");
+    m.def("trusted_cpu_kernels", &trusted_kernel_names,
+          "Those of them that are used: their results are ggml's on this machine, bit for bit.");
+    m.def("cpu_kernels_enabled", &enabled, "Whether the CPU computes with them.");
+    m.def("set_cpu_kernels", &enable, py::arg("on"),
+          "Whether the CPU computes with them, for the whole process; else with ggml's own.");
+    m.def("time_cpu_kernels", &times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
+          "Measures the ways to compute with weights of these types.");
+    m.def("choose_cpu_kernels", &choose_ways, py::arg("type"), py::arg("ways"),
+          "Fixes the way to compute for 1 to 8 rows of input, for the whole process.");
+    m.def("chosen_cpu_kernels", &chosen_ways, py::arg("type"), "The way to compute for 1 to 8 rows of input.");
+}

@@ -1,0 +1,273 @@
+#include "kernels/way_times.h"
+
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <random>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+namespace spac::kernels {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Half of a trial's weights have long rows, as a layer's first matrices have, half have short ones, as its last has.
+struct Shape {
+    int64_t n, n_weights;
+};
+constexpr Shape shapes[] = {{2048, 384}, {768, 1024}};
+
+constexpr int    min_rounds = 3, max_rounds = 15;
+constexpr size_t least_memory = size_t{16} << 20; // of a thread: more than a core's own caches
+
+size_t trial_bytes(ggml_type type) {
+    size_t sum = 0;
+    for (const Shape & it : shapes) {
+        sum += ggml_row_size(type, it.n) * static_cast<size_t>(it.n_weights);
+    }
+    return sum;
+}
+
+// Of each thread: all of them together are more than the cache that they share.
+size_t memory_of_thread(int n_threads) {
+    const long shared = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return std::max(least_memory, 2 * static_cast<size_t>(std::max(0L, shared)) / static_cast<size_t>(n_threads));
+}
+
+// Blocks of random bytes whose weights are numbers that a model has: what is not finite or subnormal takes other times.
+std::vector<char> some_blocks(ggml_type type) {
+    constexpr int      wanted = 64, tries = 100000;
+    const size_t       size   = ggml_type_size(type);
+    const auto *       traits = ggml_get_type_traits(type);
+    std::minstd_rand   random(type + 1);
+    std::vector<char>  blocks, block(size);
+    std::vector<float> values(static_cast<size_t>(ggml_blck_size(type)));
+    for (int i = 0; i < tries && blocks.size() < wanted * size; i++) {
+        for (char & byte : block) {
+            byte = static_cast<char>(random() >> 8);
+        }
+        traits->to_float(block.data(), values.data(), ggml_blck_size(type));
+        const bool usual = std::all_of(values.begin(), values.end(), [](float x) {
+            return x == 0 || (std::fabs(x) > 1e-12F && std::fabs(x) < 1e12F);
+        });
+        if (usual) {
+            blocks.insert(blocks.end(), block.begin(), block.end());
+        }
+    }
+    if (blocks.empty()) {
+        blocks.assign(size, 0);
+    }
+    return blocks;
+}
+
+// What all threads read: rows of input of either shape, quantized to what the type is multiplied with.
+struct Inputs {
+    std::vector<std::vector<char>> rows[std::size(shapes)];
+
+    explicit Inputs(ggml_type type) {
+        const ggml_type  to = ggml_get_type_traits_cpu(type)->vec_dot_type;
+        std::minstd_rand random(1);
+        for (size_t k = 0; k < std::size(shapes); k++) {
+            std::vector<float> row(static_cast<size_t>(shapes[k].n));
+            for (int i = 0; i < max_inputs; i++) {
+                for (float & x : row) {
+                    x = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * .003F;
+                }
+                rows[k].emplace_back(ggml_row_size(to, shapes[k].n));
+                ggml_get_type_traits_cpu(to)->from_float(row.data(), rows[k].back().data(), shapes[k].n);
+            }
+        }
+    }
+};
+
+// As ggml's operators do it: all rows of a chunk with one row of input, then with the next.
+void multiply_by_pairs(const Rows & it, ggml_vec_dot_t vec_dot) {
+    constexpr int64_t chunk = 16;
+    for (int64_t first = 0; first < it.n_weights; first += chunk) {
+        for (int64_t i = 0; i < it.n_inputs; i++) {
+            for (int64_t row = first; row < std::min(first + chunk, it.n_weights); row++) {
+                vec_dot(static_cast<int>(it.n), it.results[i] + row, 0,
+                        it.weights + static_cast<size_t>(row) * it.stride, 0, it.inputs[i], 0, 1);
+            }
+        }
+    }
+}
+
+// One thread's weights of one type, and its results.
+class Worker {
+  public:
+    Worker(ggml_type type, const Inputs & inputs, std::vector<char> & memory)
+        : type_(type), inputs_(inputs), memory_(memory), results_(max_inputs, std::vector<float>(1024)) {
+        const std::vector<char> blocks = some_blocks(type);
+        for (size_t at = 0; at < memory_.size(); at += blocks.size()) {
+            std::memcpy(memory_.data() + at, blocks.data(), std::min(blocks.size(), memory_.size() - at));
+        }
+    }
+
+    // Seconds of one trial, with weights that were not read lately.
+    double run(const Kernel & kernel, Way way, int n_inputs) {
+        if (at_ + trial_bytes(type_) > memory_.size()) {
+            at_ = 0;
+        }
+        const auto start = Clock::now();
+        for (size_t k = 0; k < std::size(shapes); k++) {
+            multiply(kernel, way, n_inputs, shapes[k], inputs_.rows[k]);
+        }
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    }
+
+  private:
+    void multiply(const Kernel & kernel, Way way, int n_inputs, Shape shape,
+                  const std::vector<std::vector<char>> & rows) {
+        constexpr int64_t chunk  = 64; // as the operators hand them out
+        const size_t      stride = ggml_row_size(type_, shape.n);
+        const void *      input[max_inputs];
+        float *           result[max_inputs];
+        for (int64_t first = 0; first < shape.n_weights; first += chunk) {
+            for (size_t i = 0; i < static_cast<size_t>(n_inputs); i++) {
+                input[i]  = rows[i].data();
+                result[i] = results_[i].data() + first;
+            }
+            const Rows it = {shape.n, memory_.data() + at_, stride, chunk, input, result, n_inputs};
+            if (way == Way::ggml) {
+                multiply_by_pairs(it, ggml_get_type_traits_cpu(type_)->vec_dot);
+            } else {
+                kernel.dot[static_cast<size_t>(way)](it);
+            }
+            at_ += stride * static_cast<size_t>(chunk);
+        }
+    }
+
+    ggml_type                       type_;
+    const Inputs &                  inputs_;
+    std::vector<char> &             memory_;
+    std::vector<std::vector<float>> results_;
+    size_t                          at_ = 0;
+};
+
+double median(std::vector<double> x) {
+    if (x.empty()) {
+        return 0;
+    }
+    const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
+    std::nth_element(x.begin(), middle, x.end());
+    return *middle;
+}
+
+// The trials of one type and one number of rows of input, of all threads. A way is compared with ggml's in the same
+// round: other programs slow both.
+struct Trials {
+    std::vector<double> seconds;        // ggml's
+    std::vector<double> ratios[n_ways]; // of each other way's seconds to ggml's
+
+    double median_of(size_t way) const { return median(seconds) * (way == 0 ? 1 : median(ratios[way])); }
+};
+
+// What all threads work on.
+class Race {
+  public:
+    Race(const std::vector<int> & types, int n_threads, double seconds)
+        : n_threads_(n_threads), seconds_(seconds), trials_(types.size()) {
+        for (const int type : types) {
+            types_.push_back(static_cast<ggml_type>(type));
+            inputs_.emplace_back(types_.back());
+        }
+    }
+
+    // One thread's part.
+    void run() {
+        try {
+            std::vector<char> memory(memory_of_thread(n_threads_));
+            for (size_t i = 0; i < types_.size(); i++) {
+                run_rounds(i, memory);
+            }
+        } catch (...) {
+            const std::lock_guard lock(mutex_);
+            fault_ = std::current_exception();
+        }
+    }
+
+    std::vector<WayTimes> found() {
+        if (fault_) {
+            std::rethrow_exception(fault_);
+        }
+        std::vector<WayTimes> all(trials_.size());
+        for (size_t i = 0; i < all.size(); i++) {
+            for (size_t n = 0; n < max_inputs; n++) {
+                for (size_t way = 0; way < n_ways; way++) {
+                    all[i][n][way] = trials_[i][n].median_of(way);
+                }
+            }
+        }
+        return all;
+    }
+
+  private:
+    // Every number of rows of input in turns, for each of them every way in turns.
+    void run_rounds(size_t i, std::vector<char> & memory) {
+        Worker     worker(types_[i], inputs_[i], memory);
+        const auto end = Clock::now() + std::chrono::duration<double>(seconds_);
+        for (int round = 0; round <= min_rounds || (round <= max_rounds && Clock::now() < end); round++) {
+            for (int n = 1; n <= max_inputs; n++) {
+                run_round(worker, trusted_kernel(types_[i]), n, round == 0 ? nullptr : &trials_[i][n - 1]);
+            }
+        }
+    }
+
+    // The first round has everything to learn, and is not noted.
+    void run_round(Worker & worker, const Kernel & kernel, int n, Trials * noted) {
+        const double ggml = worker.run(kernel, Way::ggml, n);
+        for (size_t way = 1; way < n_ways; way++) {
+            if (kernel.dot[way] == nullptr) {
+                continue;
+            }
+            const double took = worker.run(kernel, static_cast<Way>(way), n);
+            if (noted != nullptr) {
+                const std::lock_guard lock(mutex_);
+                noted->ratios[way].push_back(took / ggml);
+            }
+        }
+        if (noted != nullptr) {
+            const std::lock_guard lock(mutex_);
+            noted->seconds.push_back(ggml);
+        }
+    }
+
+    int                                         n_threads_;
+    double                                      seconds_;
+    std::vector<ggml_type>                      types_;
+    std::vector<Inputs>                         inputs_;
+    std::exception_ptr                          fault_;
+    std::mutex                                  mutex_; // of all that threads write
+    std::vector<std::array<Trials, max_inputs>> trials_;
+};
+
+} // namespace
+
+std::vector<WayTimes> time_ways(const std::vector<int> & types, int n_threads, double seconds) {
+    Race                     race(types, n_threads, seconds);
+    std::vector<std::thread> threads;
+    try {
+        for (int i = 1; i < n_threads; i++) {
+            threads.emplace_back([&] { race.run(); });
+        }
+    } catch (const std::system_error &) { // no more threads: those that there are will do
+    }
+    race.run();
+    for (std::thread & it : threads) {
+        it.join();
+    }
+    return race.found();
+}
+
+} // namespace spac::kernels

@@ -1,0 +1,16 @@
+// How long each way takes on this machine (rows.h).
+#pragma once
+
+#include "kernels/rows.h"
+
+namespace spac::kernels {
+
+// Seconds that one thread takes for the rows of one trial; 0 where the way is not there or not trusted.
+using WayTimes = std::array<std::array<double, n_ways>, max_inputs>; // [rows of input - 1][way]
+
+// Measures the ways of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of its
+// own that no cache holds. Medians of several rounds; a type ends after `seconds`, but not before its third round.
+// Throws std::bad_alloc where memory is lacking.
+std::vector<WayTimes> time_ways(const std::vector<int> & types, int n_threads, double seconds);
+
+} // namespace spac::kernels

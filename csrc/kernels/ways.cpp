@@ -1,0 +1,106 @@
+// The ways that were chosen, for the whole process.
+#include "kernels/rows.h"
+
+#include "ggml.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace spac::kernels {
+namespace {
+
+// SPAC_CPU_KERNELS (spac/env.py), which is read once.
+std::string setting() {
+    const char * choice = std::getenv("SPAC_CPU_KERNELS");
+    return choice == nullptr ? "" : choice;
+}
+
+std::atomic<bool> on{setting() != "0"};
+
+// A width that the user has fixed.
+const Dot * fixed(const Kernel & kernel) {
+    static const std::string text = setting();
+    if (text == "256") {
+        return &kernel.dot[static_cast<size_t>(Way::one)];
+    }
+    return text == "512" ? &kernel.dot[static_cast<size_t>(Way::two)] : nullptr;
+}
+
+bool has(const Kernel & kernel, Way way) { return way == Way::ggml || kernel.dot[static_cast<size_t>(way)] != nullptr; }
+
+Ways before_any_choice(const Kernel & kernel) {
+    Ways ways;
+    ways.fill(has(kernel, Way::two) ? Way::two : has(kernel, Way::one) ? Way::one : Way::ggml);
+    if (ways[0] == Way::one) {
+        ways[0] = Way::ggml;
+    }
+    return ways;
+}
+
+// The ways of one type, two bits each: threads that compute read them in one go.
+constexpr uint32_t none = ~0U;
+
+uint32_t packed(const Ways & ways) {
+    uint32_t bits = 0;
+    for (size_t i = 0; i < ways.size(); i++) {
+        bits |= static_cast<uint32_t>(ways[i]) << (2 * i);
+    }
+    return bits;
+}
+
+Ways unpacked(uint32_t bits) {
+    Ways ways;
+    for (size_t i = 0; i < ways.size(); i++) {
+        ways[i] = static_cast<Way>(bits >> (2 * i) & 3);
+    }
+    return ways;
+}
+
+struct Table {
+    std::array<std::atomic<uint32_t>, GGML_TYPE_COUNT> of;
+    Table() {
+        for (auto & bits : of) {
+            bits = none;
+        }
+    }
+};
+
+Table & table() {
+    static Table all;
+    return all;
+}
+
+} // namespace
+
+Ways ways(int type) {
+    const uint32_t bits = table().of[static_cast<size_t>(type)].load(std::memory_order_relaxed);
+    if (bits != none) {
+        return unpacked(bits);
+    }
+    const Kernel & kernel = trusted_kernel(type);
+    Ways           first  = before_any_choice(kernel);
+    if (const Dot * only = fixed(kernel)) {
+        first.fill(*only == nullptr ? Way::ggml : static_cast<Way>(only - kernel.dot.data()));
+    }
+    table().of[static_cast<size_t>(type)].store(packed(first), std::memory_order_relaxed);
+    return first;
+}
+
+void choose(int type, const Ways & wanted) {
+    const Kernel & kernel = trusted_kernel(type);
+    if (fixed(kernel) != nullptr) {
+        return;
+    }
+    Ways ways = wanted;
+    for (Way & way : ways) {
+        way = has(kernel, way) ? way : Way::ggml;
+    }
+    table().of[static_cast<size_t>(type)].store(packed(ways), std::memory_order_relaxed);
+}
+
+void enable(bool yes) { on = yes; }
+bool enabled() { return on.load(std::memory_order_relaxed); }
+
+} // namespace spac::kernels

@@ -1,0 +1,131 @@
+"""Which of its ways the CPU computes with, for each type of weights: measured once per machine, and kept.
+
+A product of quantized weights with 1 to 8 rows of input can be computed in up to three ways: by llama.cpp's
+own functions ("ggml"), or by spac's kernels with vectors of 256 or of 512 bits. All give the same results,
+bit for bit. Which one is the fastest depends on the CPU, on the type and on the number of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spac import _core, _library, env
+from spac.errors import InputError
+from spac.files import write_atomically
+from spac.host import cpu_description
+
+SECONDS = 0.1  # of measurement for each type
+Times = Mapping[str, list[float]]
+"""By way: seconds for the same weights with 1 to 8 rows of input."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the times depend on."""
+
+    cpu: str
+    threads: int
+    library: str
+
+    @classmethod
+    def of(cls, threads: int) -> Key:
+        """Return the key of this machine and this build."""
+        file = _library.library_path().stat()
+        build = (
+            f"{_core.__version__}, {_core.system_info().strip()}, {file.st_size} bytes, {file.st_mtime_ns}"
+        )
+        return cls(cpu_description(), threads, build)
+
+    @property
+    def path(self) -> Path:
+        """The file of this key; it may not exist."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return env.cache_folder() / "kernels" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
+    """Make the CPU compute with the fastest way for these types, and return the ways for 1 to 8 rows.
+
+    The types' names may be in upper case. Types that no measurement is kept of are measured with so many
+    threads, which takes about a quarter of a second each. Types that have no kernels are left out. Nothing is
+    measured where SPAC_CPU_KERNELS fixes a way.
+    """
+    names = {kind.lower() for kind in types}
+    wanted = [kind for kind in _core.trusted_cpu_kernels() if kind.lower() in names]
+    if env.CPU_KERNELS.get() in (None, "1"):
+        for kind, times in measured(wanted, threads).items():
+            _core.choose_cpu_kernels(kind, fastest(times))
+    return {kind: _core.chosen_cpu_kernels(kind) for kind in wanted}
+
+
+def fastest(times: Times) -> list[str]:
+    """Return the fastest way for each number of rows."""
+    n_rows = min(len(row) for row in times.values())
+    return [min(times, key=lambda way: times[way][i]) for i in range(n_rows)]
+
+
+def measured(types: list[str], threads: int) -> dict[str, Times]:
+    """Return the times of these types, of which those that are not in the cache are measured and kept."""
+    key = Key.of(threads)
+    known = load(key)
+    if missing := [kind for kind in types if kind not in known]:
+        known |= _core.time_cpu_kernels(missing, threads, SECONDS)
+        store(key, known)
+    return {kind: known[kind] for kind in types}
+
+
+def kept(threads: int) -> list[str]:
+    """Return the types that a measurement with so many threads is kept of."""
+    return list(load(Key.of(threads)))
+
+
+def load(key: Key) -> dict[str, Times]:
+    """Return what is kept for this key; nothing where there is nothing that can be used."""
+    try:
+        stored: Any = json.loads(key.path.read_text())
+        if stored["key"] != asdict(key):
+            return {}
+        return {kind: times for kind, times in stored["times"].items() if _is_times(times)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _is_times(times: Any) -> bool:
+    return (
+        isinstance(times, dict)
+        and "ggml" in times
+        and set(times) <= {"ggml", "256", "512"}
+        and all(isinstance(row, list) and len(row) == 8 for row in times.values())
+        and all(isinstance(x, float) and x > 0 for row in times.values() for x in row)
+    )
+
+
+def store(key: Key, times: Mapping[str, Times]) -> None:
+    """Keep times for the next run, where the cache folder can be written."""
+    page = {"key": asdict(key), "times": dict(times)}
+    try:
+        key.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(key.path, json.dumps(page, indent=1).encode())
+    except (OSError, InputError):
+        pass  # they are measured again
+
+
+def described(ways: Mapping[str, list[str]]) -> str:
+    """Return the ways of each type in words, such as "q4_K 512; q6_K ggml for 1 row, 512 for more"."""
+    return "; ".join(f"{kind} {_runs(row)}" for kind, row in ways.items())
+
+
+def _runs(row: list[str]) -> str:
+    """Return runs of equal ways, with the rows they begin and end at."""
+    parts, start = [], 0
+    for i in range(1, len(row) + 1):
+        if i == len(row) or row[i] != row[start]:
+            rows = f"{start + 1}" if i == start + 1 else f"{start + 1}-{i}"
+            parts.append(row[start] if i - start == len(row) else f"{row[start]} for {rows}")
+            start = i
+    return ", ".join(parts)

@@ -1,0 +1,137 @@
+"""The way that the CPU computes with is measured once per machine, kept, shown, and can be fixed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac import _core, kernels
+from spac.errors import InputError
+
+WAYS = ("ggml", "256", "512")
+times = st.dictionaries(
+    st.sampled_from(WAYS[1:]), st.lists(st.floats(1e-6, 1), min_size=8, max_size=8), max_size=2
+).flatmap(
+    lambda ours: st.lists(st.floats(1e-6, 1), min_size=8, max_size=8).map(lambda row: {"ggml": row, **ours})
+)
+
+
+@pytest.fixture
+def kind() -> Iterator[str]:
+    """A type that has kernels in this build; its ways are put back."""
+    if not (names := _core.trusted_cpu_kernels()):
+        pytest.skip("this build has no kernels")
+    before = _core.chosen_cpu_kernels(names[0])
+    yield names[0]
+    _core.choose_cpu_kernels(names[0], before)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "spac" / "kernels"
+
+
+def test_every_way_that_is_there_is_measured(kind: str) -> None:
+    found = _core.time_cpu_kernels([kind], 2, 0.0)
+    assert list(found) == [kind]
+    assert next(iter(found[kind])) == "ggml"
+    assert set(found[kind]) <= set(WAYS)
+    assert all(len(row) == 8 and min(row) > 0 for row in found[kind].values())
+
+
+@given(found=times)
+def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
+    for i, way in enumerate(kernels.fastest(found)):
+        assert found[way][i] == min(row[i] for row in found.values())
+
+
+def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = kernels.choose([kind.upper(), "F32"], 1)
+    assert list(chosen) == [kind]
+    assert _core.chosen_cpu_kernels(kind) == chosen[kind]
+    (file,) = cache.iterdir()
+    stored = json.loads(file.read_text())
+    assert chosen[kind] == kernels.fastest(stored["times"][kind])
+    assert kernels.kept(1) == [kind]
+    assert kernels.kept(2) == []  # of another number of threads
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(_core, "time_cpu_kernels", unwanted)
+    stored["times"][kind] = {"ggml": [1e-6] * 8, "256": [2e-6] * 8}
+    file.write_text(json.dumps(stored))
+    assert kernels.choose([kind], 1)[kind] == ["ggml"] * 8
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"key": 1}', '{"times": {"q4_K": {"ggml": [1]}}}', '{"times": {"q4_K": 7}}']
+)
+def test_a_cache_that_cannot_be_used_is_measured_anew(text: str, kind: str, cache: Path) -> None:
+    key = kernels.Key.of(1)
+    key.path.parent.mkdir(parents=True)
+    whole = text.replace('{"times"', f'{{"key": {json.dumps(vars(key))}, "times"').replace("q4_K", kind)
+    key.path.write_text(whole)
+    assert kernels.load(key) == {}
+    assert kernels.choose([kind], 1)[kind]
+    assert kind in kernels.load(key)
+
+
+def test_a_cache_that_cannot_be_written_loses_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert kernels.choose([kind], 1)[kind]
+
+
+def test_wrong_names_are_told(kind: str) -> None:
+    with pytest.raises(InputError, match="f99: no type"):
+        _core.time_cpu_kernels(["f99"], 1, 0.0)
+    with pytest.raises(InputError, match="0 threads"):
+        _core.time_cpu_kernels([kind], 0, 0.0)
+    with pytest.raises(InputError, match="3 ways, expected 8"):
+        _core.choose_cpu_kernels(kind, ["ggml"] * 3)
+    with pytest.raises(InputError, match="128: no way"):
+        _core.choose_cpu_kernels(kind, ["128"] * 8)
+
+
+def test_words() -> None:
+    ways = {"q4_K": ["512"] * 8, "q6_K": ["ggml", *["512"] * 6, "256"]}
+    assert kernels.described(ways) == "q4_K 512; q6_K ggml for 1, 512 for 2-7, 256 for 8"
+
+
+FIXED = """
+from spac import _core, kernels
+kind = _core.trusted_cpu_kernels()[0]
+_core.choose_cpu_kernels(kind, ["ggml"] * 8)
+print(" ".join(kernels.choose([kind], 1)[kind]))
+"""
+
+
+@pytest.mark.parametrize("width", ["256", "512"])
+def test_a_width_can_be_fixed(width: str, kind: str, cache: Path) -> None:
+    there = width in _core.time_cpu_kernels([kind], 1, 0.0)[kind]
+    env = {**os.environ, "SPAC_CPU_KERNELS": width}
+    done = subprocess.run([sys.executable, "-c", FIXED], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [width if there else "ggml"] * 8
+    assert not cache.exists()
+
+
+def test_a_wrong_setting_is_one_line(cache: Path) -> None:
+    env = {**os.environ, "SPAC_CPU_KERNELS": "fast"}
+    done = subprocess.run(
+        [sys.executable, "-m", "spac.run"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "SPAC_CPU_KERNELS: 'fast' is none of 0, 1, 256, 512" in done.stderr
+    assert "Traceback" not in done.stderr
