@@ -111,6 +111,27 @@ def test_logits_are_equal(device: str) -> None:
     assert copies.bytes == demo.TARGET.stat().st_size
 
 
+@pytest.mark.parametrize("gpu_layers", ["all", 3])
+def test_the_copy_is_pinned_like_a_mapping(gpu_layers: str | int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPAC_STAND_IN", "pin_limit_mb=64")
+    found = []
+    try:
+        for wanted in ("off", "on"):
+            options: dict[str, Any] = {"device": "stand-in", "gpu_layers": gpu_layers, "stream_batch": 32}
+            with Engine(config(**options, huge_pages=wanted)) as engine:
+                assert engine.experts is not None
+                generation = engine.generate("def add(a, b):\n" * 8, 24)
+                found.append(
+                    ("".join(generation), engine.experts.host_memory, engine.experts.host_bytes.pinned)
+                )
+                assert generation.stats.uploads > 0
+                assert generation.stats.bytes_moved["prompt_uploads"] > 0
+    finally:
+        _core.set_stand_in()
+    assert found[0] == found[1]
+    assert found[0][1] == "pinned mapping"
+
+
 def test_parts_are_copied_one_by_one(tmp_path: Path) -> None:
     parts = split(demo.TARGET, tmp_path, "model")
     with Engine(config(huge_pages="off")) as engine:
