@@ -1,97 +1,211 @@
 // What ggml's mul_mat and mul_mat_id ask (patches/0005-cpu-share-unpacking.patch): finds the rows in the operator's
-// tensors.
+// tensors, and shares them out among the threads.
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
+#include "kernels/shares.h"
 
 #include "ggml-cpu.h"
 #include "ggml.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
 #include <new>
 
+#if defined(__SSE__)
+#include <immintrin.h>
+#endif
+
 extern "C" {
-extern bool (*ggml_cpu_mul_rows)(const ggml_tensor * dst, const void * wdata, int64_t expert,
-                                 const int32_t * expert_rows, int64_t ir0_start, int64_t ir0_end, int64_t ir1_start,
-                                 int64_t ir1_end);
+extern int64_t (*ggml_cpu_mul_mat_id)(int ith, int nth, const ggml_tensor * dst, const void * wdata,
+                                      const int64_t * counts, const int32_t * rows, void * counter);
+extern bool (*ggml_cpu_mul_mat)(int ith, int nth, const ggml_tensor * dst, const void * wdata, void * counter);
 extern ggml_from_float_t ggml_cpu_quantize_q8_K;
 }
 
 namespace spac::kernels {
 namespace {
 
-constexpr int64_t at_once = 16; // rows of input
+constexpr int64_t at_once = 16;   // rows of input
+constexpr int64_t cached  = 64;   // rows of weights that more of them than that are multiplied with
+constexpr int64_t last    = 16;   // rows of weights of a run, before which the next run's beginning is fetched
+constexpr int     fetched = 8192; // bytes of that; what a kernel itself fetches ahead (tile.h)
 
-struct Place {
-    const char * input;
-    float *      result;
-};
-
-// Where row i of an operator's quantized input lies, and its result.
-class Inputs {
+// An operator's weights: one matrix for each expert of mul_mat_id, or for each plane of mul_mat.
+class Operator {
   public:
-    Inputs(const ggml_tensor * dst, const void * wdata, const int32_t * expert_rows)
-        : dst_(dst), data_(static_cast<const char *>(wdata)), expert_rows_(expert_rows) {
-        const ggml_tensor * input = dst->src[1];
-        n_                        = input->ne[1];
-        row_   = ggml_row_size(ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type, input->ne[0]);
-        plane_ = row_ * static_cast<size_t>(n_);
+    Operator(const ggml_tensor * dst, const void * wdata)
+        : dst_(dst), weights_(dst->src[0]), data_(static_cast<const char *>(wdata)),
+          row_(ggml_row_size(ggml_get_type_traits_cpu(weights_->type)->vec_dot_type, dst->src[1]->ne[0])) {}
+    virtual ~Operator() = default;
+
+    // Whether there are kernels for these weights, and the rows of input have been quantized.
+    bool has_kernels(const void * wdata) const {
+        const Kernel & kernel = trusted_kernel(weights_->type);
+        return wdata != dst_->src[1]->data && kernel.block != 0 && weights_->ne[0] % kernel.block == 0;
     }
 
-    Place operator[](int64_t i) const {
-        // An expert's table has pairs (place of the expert among the token's, token).
-        const int64_t i1     = expert_rows_ ? expert_rows_[2 * i] : i;
-        const int64_t i2     = expert_rows_ ? expert_rows_[2 * i + 1] : 0;
-        char *        result = static_cast<char *>(dst_->data) + static_cast<size_t>(i1) * dst_->nb[1] +
-                        static_cast<size_t>(i2) * dst_->nb[2];
-        return {data_ + static_cast<size_t>(i1 % n_) * row_ + static_cast<size_t>(i2) * plane_,
-                reinterpret_cast<float *>(result)};
+    virtual int64_t      n_matrices() const                      = 0;
+    virtual int64_t      n_inputs(int64_t matrix) const          = 0; // rows of input; 0: nothing to compute
+    virtual const char * weights(int64_t matrix) const           = 0;
+    virtual const char * input(int64_t matrix, int64_t i) const  = 0;
+    virtual char *       result(int64_t matrix, int64_t i) const = 0;
+
+    int64_t n_rows() const { return weights_->ne[1]; } // of a matrix
+    size_t  stride() const { return weights_->nb[1]; }
+    int64_t n() const { return weights_->ne[0]; }
+    int     type() const { return weights_->type; }
+
+  protected:
+    const ggml_tensor * dst_;
+    const ggml_tensor * weights_;
+    const char *        data_; // quantized rows of input, without gaps
+    size_t              row_;
+};
+
+class Experts : public Operator {
+  public:
+    // `counts`: pairs (place of the expert among the token's, token) of each expert; `rows` has them, n_pairs for each.
+    // Experts with `too_many` or more are not computed.
+    Experts(const ggml_tensor * dst, const void * wdata, const int64_t * counts, const int32_t * rows, int64_t too_many)
+        : Operator(dst, wdata), counts_(counts), rows_(rows), n_pairs_(dst->src[2]->ne[0] * dst->src[2]->ne[1]),
+          n_places_(dst->src[1]->ne[1]), too_many_(too_many) {}
+
+    int64_t      n_matrices() const override { return weights_->ne[2]; }
+    int64_t      n_inputs(int64_t expert) const override { return counts_[expert] < too_many_ ? counts_[expert] : 0; }
+    const char * weights(int64_t expert) const override {
+        return static_cast<const char *>(weights_->data) + static_cast<size_t>(expert) * weights_->nb[2];
+    }
+    const char * input(int64_t expert, int64_t i) const override {
+        const int32_t * pair = rows_ + 2 * (expert * n_pairs_ + i);
+        return data_ + static_cast<size_t>(pair[0] % n_places_ + pair[1] * n_places_) * row_;
+    }
+    char * result(int64_t expert, int64_t i) const override {
+        const int32_t * pair = rows_ + 2 * (expert * n_pairs_ + i);
+        return static_cast<char *>(dst_->data) + static_cast<size_t>(pair[0]) * dst_->nb[1] +
+               static_cast<size_t>(pair[1]) * dst_->nb[2];
     }
 
   private:
-    const ggml_tensor * dst_;
-    const char *        data_;
-    const int32_t *     expert_rows_;
-    int64_t             n_;
-    size_t              row_, plane_;
+    const int64_t * counts_;
+    const int32_t * rows_;
+    int64_t         n_pairs_, n_places_, too_many_;
 };
 
-bool mul_rows(const ggml_tensor * dst, const void * wdata, int64_t expert, const int32_t * expert_rows,
-              int64_t ir0_start, int64_t ir0_end, int64_t ir1_start, int64_t ir1_end) {
-    const ggml_tensor * weights = dst->src[0];
-    const bool          plane   = dst->ne[2] == 1 && dst->ne[3] == 1;
-    if (!enabled() || wdata == dst->src[1]->data || (expert_rows == nullptr && !plane)) {
-        return false;
+class Planes : public Operator {
+  public:
+    using Operator::Operator;
+
+    int64_t      n_matrices() const override { return dst_->ne[2] * dst_->ne[3]; }
+    int64_t      n_inputs(int64_t) const override { return dst_->ne[1]; }
+    const char * weights(int64_t plane) const override {
+        const int64_t i2 = plane % dst_->ne[2] / (dst_->ne[2] / weights_->ne[2]);
+        const int64_t i3 = plane / dst_->ne[2] / (dst_->ne[3] / weights_->ne[3]);
+        return static_cast<const char *>(weights_->data) + static_cast<size_t>(i2) * weights_->nb[2] +
+               static_cast<size_t>(i3) * weights_->nb[3];
     }
+    const char * input(int64_t plane, int64_t i) const override {
+        return data_ + static_cast<size_t>(plane * dst_->ne[1] + i) * row_;
+    }
+    char * result(int64_t plane, int64_t i) const override {
+        return static_cast<char *>(dst_->data) + static_cast<size_t>(i) * dst_->nb[1] +
+               static_cast<size_t>(plane % dst_->ne[2]) * dst_->nb[2] +
+               static_cast<size_t>(plane / dst_->ne[2]) * dst_->nb[3];
+    }
+};
+
+bool computes(Dot dot, const Rows & rows) {
     try {
-        const Kernel & kernel = trusted_kernel(weights->type);
-        if (kernel.block == 0 || weights->ne[0] % kernel.block != 0 || ir1_end <= ir1_start) {
-            return false;
-        }
-        const int64_t row_count = std::min<int64_t>(ir1_end - ir1_start, max_inputs);
-        const Way     way       = ways(weights->type)[static_cast<size_t>(row_count - 1)];
-        const Dot     dot       = kernel.dot[static_cast<size_t>(way)];
-        if (dot == nullptr) {
-            return false; // ggml's own
-        }
-        const Inputs inputs(dst, wdata, expert_rows);
-        const char * data = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2] +
-                            static_cast<size_t>(ir0_start) * weights->nb[1];
-        for (int64_t i = ir1_start; i < ir1_end; i += at_once) {
-            const int64_t n = std::min(at_once, ir1_end - i);
-            const void *  input[at_once];
-            float *       result[at_once];
-            for (int64_t k = 0; k < n; k++) {
-                const Place place = inputs[i + k];
-                input[k]          = place.input;
-                result[k]         = place.result + ir0_start;
-            }
-            if (!dot({weights->ne[0], data, weights->nb[1], ir0_end - ir0_start, input, result, n})) {
-                return false;
-            }
-        }
+        return dot != nullptr && dot(rows);
     } catch (const std::bad_alloc &) {
         return false; // ggml's own need no memory
     }
+}
+
+// Rows `begin` to `end` of one matrix with all of its rows of input.
+void multiply(const Operator & it, int64_t matrix, int64_t begin, int64_t end) {
+    const int64_t  n_inputs = it.n_inputs(matrix);
+    const int64_t  block    = n_inputs > at_once ? cached : end - begin;
+    const Kernel & kernel   = trusted_kernel(it.type());
+    const Ways     chosen   = ways(it.type());
+    for (int64_t row = begin; row < end; row += block) {
+        for (int64_t first = 0; first < n_inputs; first += at_once) {
+            const int64_t n = std::min(at_once, n_inputs - first);
+            const void *  input[at_once];
+            float *       result[at_once];
+            for (int64_t k = 0; k < n; k++) {
+                input[k]  = it.input(matrix, first + k);
+                result[k] = reinterpret_cast<float *>(it.result(matrix, first + k)) + row;
+            }
+            const Rows rows = {it.n(),
+                               it.weights(matrix) + static_cast<size_t>(row) * it.stride(),
+                               it.stride(),
+                               std::min(block, end - row),
+                               input,
+                               result,
+                               n};
+            const Dot  dot =
+                kernel.dot[static_cast<size_t>(chosen[static_cast<size_t>(std::min<int64_t>(n, max_inputs) - 1)])];
+            if (!computes(dot, rows)) {
+                multiply_by_pairs(rows, it.type());
+            }
+        }
+    }
+}
+
+void fetch([[maybe_unused]] const char * address, [[maybe_unused]] size_t n_bytes) {
+#if defined(__SSE__)
+    for (size_t i = 0; i < n_bytes; i += 64) {
+        _mm_prefetch(address + i, _MM_HINT_T0);
+    }
+#endif
+}
+
+// One thread's part.
+void compute(const Operator & it, int ith, int nth, std::atomic<int> & counter) {
+    Shares shares(it.n_matrices(), it.n_rows(), ith, nth, counter, [&](int64_t matrix) { return it.n_inputs(matrix); });
+    Run    run;
+    bool   more = shares.next(run);
+    while (more) {
+        const Run     now  = run;
+        const int64_t tail = std::max(now.begin, now.end - last);
+        multiply(it, now.matrix, now.begin, tail);
+        more = shares.next(run);
+        if (more) {
+            const size_t n_bytes = static_cast<size_t>(run.end - run.begin) * it.stride();
+            fetch(it.weights(run.matrix) + static_cast<size_t>(run.begin) * it.stride(),
+                  std::min<size_t>(fetched, n_bytes));
+        }
+        multiply(it, now.matrix, tail, now.end);
+    }
+}
+
+std::atomic<int> & atomic_at(void * counter) { return *static_cast<std::atomic<int> *>(counter); }
+static_assert(sizeof(std::atomic<int>) == sizeof(int));
+
+// All threads have to come to the same answer: it goes by what they share.
+int64_t mul_mat_id(int ith, int nth, const ggml_tensor * dst, const void * wdata, const int64_t * counts,
+                   const int32_t * rows, void * counter) {
+    // ggml's tiled path adds up in another order. It begins at so many rows, or at one for tests (ggml-cpu/tiled).
+    static const char * const forced   = std::getenv("GGML_CPU_TILED_MM_FORCE");
+    static const int64_t      tiled    = forced != nullptr && std::atoi(forced) == 1 ? 1 : 8;
+    const bool                is_tiled = ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type == GGML_TYPE_Q8_K;
+    const int64_t             too_many = is_tiled ? tiled : INT64_MAX;
+    const Experts             experts(dst, wdata, counts, rows, too_many);
+    if (!enabled() || !experts.has_kernels(wdata)) {
+        return 0;
+    }
+    compute(experts, ith, nth, atomic_at(counter));
+    return too_many;
+}
+
+bool mul_mat(int ith, int nth, const ggml_tensor * dst, const void * wdata, void * counter) {
+    const Planes planes(dst, wdata);
+    if (!enabled() || !planes.has_kernels(wdata)) {
+        return false;
+    }
+    compute(planes, ith, nth, atomic_at(counter));
     return true;
 }
 
@@ -113,11 +227,11 @@ void quantize(const float * x, void * y, int64_t n) {
 
 // Static initialization, like the device's registration (backend/device.cpp): the library is linked whole.
 const bool registered = [] {
-    ggml_cpu_mul_rows      = &mul_rows;
+    ggml_cpu_mul_mat_id    = &mul_mat_id;
+    ggml_cpu_mul_mat       = &mul_mat;
     ggml_cpu_quantize_q8_K = &quantize;
     return true;
 }();
 
 } // namespace
-
 } // namespace spac::kernels

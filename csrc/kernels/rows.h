@@ -32,6 +32,9 @@ using Dot = bool (*)(const Rows & rows);
 enum class Way : uint8_t { ggml, one, two };
 constexpr int n_ways = 3;
 
+// The same by ggml's own functions: each of a chunk's rows of weights with one row of input, then with the next one.
+void multiply_by_pairs(const Rows & rows, int type);
+
 struct Kernel {
     std::array<Dot, n_ways> dot{};     // of each way; null where there is none
     int                     block = 0; // n is a multiple of it

@@ -90,19 +90,6 @@ struct Inputs {
     }
 };
 
-// As ggml's operators do it: all rows of a chunk with one row of input, then with the next.
-void multiply_by_pairs(const Rows & it, ggml_vec_dot_t vec_dot) {
-    constexpr int64_t chunk = 16;
-    for (int64_t first = 0; first < it.n_weights; first += chunk) {
-        for (int64_t i = 0; i < it.n_inputs; i++) {
-            for (int64_t row = first; row < std::min(first + chunk, it.n_weights); row++) {
-                vec_dot(static_cast<int>(it.n), it.results[i] + row, 0,
-                        it.weights + static_cast<size_t>(row) * it.stride, 0, it.inputs[i], 0, 1);
-            }
-        }
-    }
-}
-
 // One thread's weights of one type, and its results.
 class Worker {
   public:
@@ -140,7 +127,7 @@ class Worker {
             }
             const Rows it = {shape.n, memory_.data() + at_, stride, chunk, input, result, n_inputs};
             if (way == Way::ggml) {
-                multiply_by_pairs(it, ggml_get_type_traits_cpu(type_)->vec_dot);
+                multiply_by_pairs(it, type_);
             } else {
                 kernel.dot[static_cast<size_t>(way)](it);
             }

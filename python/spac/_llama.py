@@ -5,9 +5,11 @@ Every object closes what it owns once, in `close()`; a context must be closed be
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,11 +37,20 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 _recent_errors: deque[str] = deque(maxlen=8)
 _notices: deque[str] = deque(maxlen=32)
 _echo: Callable[[int, bytes, object], object] | None = None
+_AGAIN_S = 0.01  # until a Ctrl-C that was held back comes again
 _OURS = "spac: "  # how lines begin that spac's part of the library logs
 
 
 @api.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _user_data: object) -> None:
+    """Pass the library's log on. No exception leaves a callback: a Ctrl-C that meets one comes again."""
+    try:
+        _note(level, text)
+    except KeyboardInterrupt:
+        threading.Timer(_AGAIN_S, _thread.interrupt_main).start()
+
+
+def _note(level: int, text: bytes) -> None:
     """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next,
     and spac's own warnings for whoever shows notes."""
     if _echo is not None:

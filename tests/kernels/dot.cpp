@@ -1,8 +1,11 @@
 // csrc/kernels behind a C interface, compiled by test_kernels.py for an instruction set of its choice.
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
+#include "kernels/shares.h"
 
 #include <cstring>
+#include <memory>
+#include <random>
 
 extern "C" {
 
@@ -27,8 +30,8 @@ int kernel_has(int type, int way) {
 
 // results [n_inputs, n_weights], inputs packed.
 // 0 where these inputs are left to ggml.
-int kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride, int64_t n_weights, const char * inputs,
-               size_t input_bytes, float * results, int64_t n_inputs) {
+int kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride, int64_t n_weights,
+               const char * inputs, size_t input_bytes, float * results, int64_t n_inputs) {
     std::vector<const void *> input;
     std::vector<float *>      result;
     for (int64_t i = 0; i < n_inputs; i++) {
@@ -37,6 +40,36 @@ int kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride
     }
     const auto dot = spac::kernels::trusted_kernel(type).dot[static_cast<size_t>(way)];
     return dot({n, weights, stride, n_weights, input.data(), result.data(), n_inputs}) ? 1 : 0;
+}
+
+// How often each row of each matrix is in a run of some thread: times [n_matrices, n_rows]. Threads come in random
+// order. Returns the number of runs, or -1 where a run is none.
+int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed, int32_t * times) {
+    std::atomic<int> counter{nth};
+    const auto       inputs = [&](int64_t matrix) { return n_inputs[matrix]; };
+    using Shares            = spac::kernels::Shares<decltype(inputs)>;
+    std::vector<std::unique_ptr<Shares>> waiting;
+    for (int i = 0; i < nth; i++) {
+        waiting.push_back(std::make_unique<Shares>(n_matrices, n_rows, i, nth, counter, inputs));
+    }
+    std::minstd_rand   random(seed);
+    spac::kernels::Run run;
+    int                n_runs = 0;
+    while (!waiting.empty()) {
+        const size_t i = random() % waiting.size();
+        if (!waiting[i]->next(run)) {
+            waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
+            continue;
+        }
+        if (run.matrix < 0 || run.matrix >= n_matrices || run.begin < 0 || run.begin >= run.end || run.end > n_rows) {
+            return -1;
+        }
+        n_runs++;
+        for (int64_t row = run.begin; row < run.end; row++) {
+            times[run.matrix * n_rows + row]++;
+        }
+    }
+    return n_runs;
 }
 
 int  quantization_is_trusted() { return spac::kernels::quantization_is_trusted() ? 1 : 0; }

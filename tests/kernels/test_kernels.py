@@ -58,8 +58,11 @@ struct ggml_type_traits_cpu {
 };
 const struct ggml_type_traits_cpu * ggml_get_type_traits_cpu(int type);
 size_t ggml_row_size(int type, int64_t ne);
-extern bool (*ggml_cpu_mul_rows)(const void * dst, const void * wdata, int64_t expert, const int32_t * rows,
-                                 int64_t ir0_start, int64_t ir0_end, int64_t ir1_start, int64_t ir1_end);
+int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed,
+          int32_t * times);
+extern int64_t (*ggml_cpu_mul_mat_id)(int ith, int nth, const void * dst, const void * wdata,
+                                      const int64_t * counts, const int32_t * rows, void * counter);
+extern bool (*ggml_cpu_mul_mat)(int ith, int nth, const void * dst, const void * wdata, void * counter);
 extern ggml_from_float_t ggml_cpu_quantize_q8_K;
 """)
 Q8_K = 15  # the type that k-quants are multiplied with
@@ -175,50 +178,69 @@ def test_the_library_uses_them() -> None:
     assert sorted(_core.trusted_cpu_kernels()) == sorted(_core.cpu_kernels()) == sorted(KINDS)
 
 
-def test_operators_ask_for_them() -> None:
-    """mul_mat_id asks for each expert that was chosen, and computes by itself what is not computed for it."""
+@pytest.mark.parametrize("way", ["ggml", "256"])
+@pytest.mark.parametrize(("n_tokens", "limit"), [(1, 8), (5, 8), (40, 8)])
+def test_operators_ask_for_them(n_tokens: int, limit: int, way: str) -> None:
+    """mul_mat_id asks once for all experts, and computes those that have too many rows by itself."""
     if "q4_K" not in _core.trusted_cpu_kernels():
         pytest.skip("this build has no kernel for q4_K")
-    shape = Shape("q4_K", 5, "mul_mat_id", broadcast=True)
-    asked: list[tuple[int, int, int]] = []
-    computed: list[bool] = []
+    shape = Shape("q4_K", n_tokens, "mul_mat_id", broadcast=True)
+    answers: list[int] = []
     ggml = Ggml(_library.library_path())
     device = ggml.device("CPU")
     library = _ffi.dlopen(str(_library.library_path()))
 
-    @_ffi.callback(
-        "bool(const void *, const void *, int64_t, const int32_t *, int64_t, int64_t, int64_t, int64_t)"
-    )  # type: ignore[untyped-decorator]
+    @_ffi.callback("int64_t(int, int, const void *, const void *, const int64_t *, const int32_t *, void *)")  # type: ignore[untyped-decorator]
     def ask(*operands):  # type: ignore[no-untyped-def]
-        _, _, expert, _, ir0_start, ir0_end, ir1_start, ir1_end = operands
-        asked.append((expert, ir0_end - ir0_start, ir1_end - ir1_start))
-        computed.append(kept(*operands))
-        return computed[-1]
+        answers.append(kept(*operands))
+        return answers[-1]
 
     with ggml.backend(device) as backend, weights_on(ggml, backend, device, shape) as weights:
         assert weights is not None
         with operator(ggml, backend, shape, weights) as it:
-            kept, ways = library.ggml_cpu_mul_rows, _core.chosen_cpu_kernels("q4_K")
+            kept, ways = library.ggml_cpu_mul_mat_id, _core.chosen_cpu_kernels("q4_K")
             try:
-                library.ggml_cpu_mul_rows = ask
-                _core.choose_cpu_kernels("q4_K", ["ggml", *["256"] * 7])
+                library.ggml_cpu_mul_mat_id = ask
+                _core.choose_cpu_kernels("q4_K", [way] * 8)
                 (ours,) = it.run(shape.ids())
-                n_asked = len(asked)
                 _core.set_cpu_kernels(False)
                 (theirs,) = it.run(shape.ids())
             finally:
-                library.ggml_cpu_mul_rows = kept
+                library.ggml_cpu_mul_mat_id = kept
                 _core.set_cpu_kernels(True)
                 _core.choose_cpu_kernels("q4_K", ways)
-    chosen = np.bincount(shape.ids().ravel())
-    assert {expert for expert, _, _ in asked} == set(np.flatnonzero(chosen))
-    assert sum(rows * inputs for _, rows, inputs in asked[:n_asked]) == shape.n_out * chosen.sum()
-    assert all(done == (inputs > 1) for done, (_, _, inputs) in zip(computed, asked[:n_asked], strict=False))
-    assert any(computed)
-    assert not all(computed[:n_asked])
-    assert not any(computed[n_asked:])
+    n_thread = len(answers) // 2
+    assert answers == [limit] * n_thread + [0] * n_thread
     assert library.ggml_cpu_quantize_q8_K != _ffi.NULL
+    assert library.ggml_cpu_mul_mat != _ffi.NULL
     assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+def test_every_row_is_shared_out_once(kernels: Kernels, data: st.DataObject) -> None:
+    """Whatever the threads' speeds: no row of a matrix that has rows of input is left out or done twice."""
+    n_matrix, n_row = data.draw(st.integers(1, 20), "matrices"), data.draw(st.integers(1, 3000), "rows")
+    few = st.sampled_from([0, 0, 1, 1, 2, 3, 7, 500])
+    n_input = np.array(data.draw(st.lists(few, min_size=n_matrix, max_size=n_matrix), "inputs"), np.int64)
+    times = np.zeros((n_matrix, n_row), np.int32)
+    n_run = kernels.c.share(
+        n_matrix, n_row, _ffi.from_buffer("int64_t[]", n_input), data.draw(st.integers(1, 70), "threads"),
+        data.draw(st.integers(0, 2**31), "order"),
+        _ffi.from_buffer("int32_t[]", times, require_writable=True),
+    )  # fmt: skip
+    assert n_run >= 0
+    assert np.array_equal(times, np.broadcast_to((n_input > 0)[:, None], times.shape))
+
+
+def test_most_of_a_thread_s_rows_lie_together(kernels: Kernels) -> None:
+    """Two threads and six experts of 1,408 rows: three experts for each, of which a sixth goes in pieces."""
+    n_input, times = np.ones(6, np.int64), np.zeros((6, 1408), np.int32)
+    n_run = kernels.c.share(
+        6, 1408, _ffi.from_buffer("int64_t[]", n_input), 2, 1,
+        _ffi.from_buffer("int32_t[]", times, require_writable=True),
+    )  # fmt: skip
+    assert n_run <= 2 * (3 + 4)
 
 
 def assert_same(ours: Float32, theirs: Float32) -> None:

@@ -1,0 +1,94 @@
+// How the rows of an operator's matrices are shared out among threads.
+//
+// A processor reads fast what lies in one piece. So the rows of all matrices, one matrix after another, are cut into as
+// many stretches as there are threads, and a thread goes through most of its own from the beginning. What is left of
+// all stretches goes in small pieces to whoever has time: threads are not equally fast.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace spac::kernels {
+
+// Rows `begin` to `end` of one matrix.
+struct Run {
+    int64_t matrix, begin, end;
+};
+
+// One thread's runs. `n_inputs(matrix)`: rows of input; a matrix with none is left out, one with more is more work. The
+// counter is the same of all threads, and counts from `nth` on what has been taken of the rest.
+template <class Inputs> class Shares {
+  public:
+    Shares(int64_t n_matrices, int64_t n_rows, int ith, int nth, std::atomic<int> & counter, const Inputs & n_inputs)
+        : n_rows_(n_rows), nth_(nth), counter_(counter), n_inputs_(n_inputs) {
+        for (int64_t i = 0; i < n_matrices; i++) {
+            total_ += work(i);
+        }
+        at_  = begin_of(ith);
+        end_ = own_end(ith);
+    }
+
+    // The next run; false where all rows are taken.
+    bool next(Run & run) {
+        while (at_ >= end_) {
+            if (!take()) {
+                return false;
+            }
+        }
+        // Work that begins here belongs to the matrix in which it lies.
+        while (at_ >= matrix_begin_ + work(matrix_)) {
+            matrix_begin_ += work(matrix_++);
+        }
+        const int64_t stop = std::min(end_, matrix_begin_ + work(matrix_));
+        run                = {matrix_, row_at(at_), row_at(stop)};
+        at_                = stop;
+        return run.begin < run.end || next(run);
+    }
+
+  private:
+    static constexpr int64_t rest_share = 6; // a stretch's rest is one part in so many
+    static constexpr int64_t pieces     = 4; // of a rest
+    static constexpr int64_t together   = 8; // rows that are not parted: kernels compute two at once
+
+    // Reading a row of weights costs about as much as multiplying it with three rows of input.
+    int64_t work(int64_t matrix) const {
+        const int64_t n = n_inputs_(matrix);
+        return n == 0 ? 0 : n_rows_ * (3 + n);
+    }
+    // Of the current matrix. What is between two places of work is between their rows.
+    int64_t row_at(int64_t place) const {
+        const int64_t of_rows = (place - matrix_begin_) * n_rows_;
+        const int64_t unit    = work(matrix_) * together;
+        return std::min(n_rows_, (of_rows + unit - 1) / unit * together);
+    }
+    int64_t begin_of(int64_t i) const { return total_ * i / nth_; }
+    int64_t rest_of(int64_t i) const {
+        const int64_t stretch = begin_of(i + 1) - begin_of(i);
+        return nth_ == 1 ? 0 : stretch / rest_share;
+    }
+    int64_t own_end(int64_t i) const { return begin_of(i + 1) - rest_of(i); }
+
+    // Takes a piece of some thread's rest: the first ones of all, then the second ones.
+    bool take() {
+        const int64_t n = nth_ == 1 ? pieces : counter_.fetch_add(1, std::memory_order_relaxed) - nth_;
+        if (n >= pieces * nth_) {
+            return false;
+        }
+        const int64_t i = n % nth_, k = n / nth_, rest = rest_of(i);
+        at_  = own_end(i) + rest * k / pieces;
+        end_ = own_end(i) + rest * (k + 1) / pieces;
+        if (at_ < matrix_begin_) {
+            matrix_ = matrix_begin_ = 0;
+        }
+        return true;
+    }
+
+    int64_t            n_rows_, nth_;
+    std::atomic<int> & counter_;
+    Inputs             n_inputs_;
+    int64_t            total_ = 0, at_ = 0, end_ = 0;
+    int64_t            matrix_ = 0, matrix_begin_ = 0; // the matrix of `at_`, and where its work begins
+};
+
+} // namespace spac::kernels
