@@ -2,8 +2,10 @@
 
 It measures decoding of one token, verification of four tokens in one batch, and a prompt of 256 tokens, in
 tokens per second, with spac's library, with the unpatched library at its best setting (weights repacked, and
-not), and with the llama-bench programs of other engines. Every measurement is a process of its own; all of
-them run in turns, --rounds times. The table has medians and ranges. --out writes all figures as JSON.
+not), and with the llama-bench programs of other engines. Every measurement is a process of its own, for
+which the file is read into memory first; all of them run in turns, --rounds times. The table has medians and
+ranges, and what a token's weights make of the rate at which the machine reads memory in the same round.
+--out writes all figures as JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ import numpy as np
 
 from bench.compare.cells import environment
 from bench.provenance import commit, processor, where
+from spac.gguf_check import check_model
+from spac.gguf_header import read_header
+from spac.gguf_info import ModelInfo
 from spac.host import physical_cores
+from spac.huge_pages import read_rates
 from tests.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT, VERIFIED, DECODED = 256, 4, 32
 KINDS = ("tg", f"pp{VERIFIED}", f"pp{PROMPT}")
 NAMES = {"tg": "1 token", f"pp{VERIFIED}": f"{VERIFIED} tokens", f"pp{PROMPT}": f"prompt of {PROMPT}"}
+BUFFER = bytearray(1 << 24)
 TOKENS = np.random.default_rng(1)
 
 
@@ -50,7 +57,8 @@ def measure(decode: Callable[[list[int], int], object], n_vocab: int) -> dict[st
             position += size
         return batches * size / (time.perf_counter() - start)
 
-    speed(2, 1)
+    speed(1, PROMPT // 2)  # every page is touched once
+    speed(4, 1)
     prompt = speed(1, PROMPT)
     return {KINDS[0]: speed(DECODED, 1), KINDS[1]: speed(DECODED // VERIFIED, VERIFIED), KINDS[2]: prompt}
 
@@ -62,7 +70,7 @@ def worker(engine: str, model: str, threads: int, options: dict[str, Any]) -> di
         from spac.config import EngineConfig
         from spac.pair import ModelPair
 
-        pair = ModelPair(EngineConfig(target=model, device="cpu", ctx=512, threads=threads, **options), None)
+        pair = ModelPair(EngineConfig(target=model, device="cpu", ctx=1024, threads=threads, **options), None)
         context, notes = pair.target_context.pointer, pair.notes
         decode, n_vocab = decoder_of(context, pair.target.pointer)
     else:
@@ -71,7 +79,9 @@ def worker(engine: str, model: str, threads: int, options: dict[str, Any]) -> di
         from bench.compare.pool import ThreadPool
 
         stock.start()
-        job = Job("speed", model, [], 0, 512, threads, "cpu", draft_length=VERIFIED, repack=engine != "plain")
+        job = Job(
+            "speed", model, [], 0, 1024, threads, "cpu", draft_length=VERIFIED, repack=engine != "plain"
+        )
         theirs, notes = stock.Decoder(model, job, ThreadPool(threads)), []
         decode, n_vocab = decoder_of(theirs.context, theirs.model)
     loaded = time.perf_counter() - start
@@ -115,6 +125,7 @@ def llama_bench(program: str, model: str, threads: int) -> dict[str, float]:
 def run(engine: str, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one measurement in a process of its own."""
     reference = None if engine == "spac" else Path(reference_folder() or "")
+    read_file(Path(model))
     words = ["--worker", engine, "--model", model, "--threads", str(threads)]
     words += ["--options", json.dumps(options)]
     done = subprocess.run(
@@ -137,6 +148,36 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
             cells.append(f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})")
         lines.append(f"| {engine} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def read_file(path: Path) -> None:
+    """Read a file, so that it lies in the system's cache."""
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(BUFFER):
+            pass
+
+
+def token_bytes(info: ModelInfo) -> float:
+    """Return the bytes of weights that one token reads: not the embeddings, and the experts that it uses."""
+    tensors = read_header(info.path).tensors
+    embeddings = sum(t.n_bytes for t in tensors if t.name == "token_embd.weight")
+    dense = sum(t.n_bytes for t in tensors) - info.expert_bytes - embeddings
+    return dense + info.expert_bytes * info.n_expert_used / max(1, info.n_expert)
+
+
+def bandwidths(found: dict[str, list[dict[str, Any]]], rates: list[dict[str, float]], n_bytes: float) -> str:
+    """Return what the machine reads, and what each engine reads while it decodes one token at a time."""
+    rate = {name: statistics.median(each[name] for each in rates) for name in ("mapped", "copied")}
+    best = max(rate.values())
+    parts = []
+    for engine, runs in found.items():
+        gb_s = statistics.median(run[KINDS[0]] for run in runs) * n_bytes / 1e9
+        parts.append(f"{engine} {gb_s:.1f} ({gb_s / best:.0%})")
+    return (
+        f"The machine reads {rate['mapped']:.1f} GB/s from a file's mapping and {rate['copied']:.1f} from "
+        f"pages of 2 MB. A token's weights are {n_bytes / 1e9:.2f} GB. Decoding reads, in GB/s: "
+        f"{', '.join(parts)}."
+    )
 
 
 def ratios(found: dict[str, list[dict[str, Any]]]) -> str:
@@ -174,20 +215,26 @@ def main() -> None:
     peers = dict(item.split("=", 1) for item in given.peer)
     found: dict[str, list[dict[str, Any]]] = {}
     engines = ("spac", *(f"spac {name}" for name in variants), "llama.cpp, repacked", "llama.cpp, plain")
+    rates = []
     for _ in range(given.rounds):
+        rate = read_rates(Path(given.model), given.threads)
+        rates.append({"mapped": rate.mapped_gb_s, "copied": rate.huge_gb_s})
         for engine in engines:
             kind = "spac" if engine.startswith("spac") else "plain" if "plain" in engine else "repacked"
             options = variants.get(engine.removeprefix("spac "), given.options)
             found.setdefault(engine, []).append(run(kind, given.model, given.threads, options))
         for name, program in peers.items():
+            read_file(Path(given.model))
             found.setdefault(name, []).append(llama_bench(program, given.model, given.threads))
     title = f"{Path(given.model).name}, tokens per second, {given.threads} threads. {where()}"
-    print(f"{title}\n\n{table(found)}\n\n{ratios(found)}")
+    n_bytes = token_bytes(check_model(Path(given.model)))
+    print(f"{title}\n\n{table(found)}\n\n{ratios(found)}\n\n{bandwidths(found, rates, n_bytes)}")
     if given.out:
         command = " ".join(["python -m bench.cpu_lane", *sys.argv[1:]])
         page = {
             "command": command.replace(given.model, Path(given.model).name),
-            "machine": processor(), "commit": commit(), "runs": found,
+            "machine": processor(), "commit": commit(), "runs": found, "read_gb_s": rates,
+            "token_gb": n_bytes / 1e9,
         }  # fmt: skip
         given.out.write_text(json.dumps(page, indent=1) + "\n")
 

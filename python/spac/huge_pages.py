@@ -25,7 +25,7 @@ from spac.vram import size
 
 LEAST = 256 << 20
 """Bytes of weights. `auto` leaves smaller models mapped: their copy gains little."""
-LEAST_GAIN = 1.05
+LEAST_GAIN = 1.1
 """`auto` copies where the copy is read this much faster than the mapping."""
 LONGEST_PAYBACK = 120.0
 """Seconds of decoding. `auto` gives up a copy whose time would not be saved again within them."""
