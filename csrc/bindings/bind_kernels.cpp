@@ -49,7 +49,7 @@ void choose_ways(const std::string & type, const std::vector<std::string> & name
     choose(checked_type(type), chosen);
 }
 
-py::dict times(const std::vector<std::string> & types, int threads, double seconds) {
+py::tuple times(const std::vector<std::string> & types, int threads, double seconds) {
     std::vector<int> checked;
     for (const std::string & type : types) {
         checked.push_back(checked_type(type));
@@ -57,12 +57,13 @@ py::dict times(const std::vector<std::string> & types, int threads, double secon
     if (threads < 1) {
         throw spac::InputError(std::to_string(threads) + " threads, expected 1 or more");
     }
-    std::vector<WayTimes> found;
+    Measured measured;
     {
         const py::gil_scoped_release others_run;
-        found = time_ways(checked, threads, seconds);
+        measured = time_ways(checked, threads, seconds);
     }
-    py::dict by_type;
+    const std::vector<WayTimes> & found = measured.times;
+    py::dict                      by_type;
     for (size_t i = 0; i < found.size(); i++) {
         py::dict by_way;
         for (size_t way = 0; way < n_ways; way++) {
@@ -76,7 +77,7 @@ py::dict times(const std::vector<std::string> & types, int threads, double secon
         }
         by_type[py::str(types[i])] = by_way;
     }
-    return by_type;
+    return py::make_tuple(by_type, measured.running);
 }
 
 } // namespace

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <mutex>
 #include <random>
@@ -142,6 +143,13 @@ class Worker {
     size_t                          at_ = 0;
 };
 
+// Of this thread.
+double cpu_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
 double median(std::vector<double> x) {
     if (x.empty()) {
         return 0;
@@ -175,20 +183,26 @@ class Race {
     void run() {
         try {
             std::vector<char> memory(memory_of_thread(n_threads_));
+            const auto        start = Clock::now();
+            const double      cpu   = cpu_seconds();
             for (size_t i = 0; i < types_.size(); i++) {
                 run_rounds(i, memory);
             }
+            const double          wall = std::chrono::duration<double>(Clock::now() - start).count();
+            const std::lock_guard lock(mutex_);
+            running_ = std::min(running_, (cpu_seconds() - cpu) / wall);
         } catch (...) {
             const std::lock_guard lock(mutex_);
             fault_ = std::current_exception();
         }
     }
 
-    std::vector<WayTimes> found() {
+    Measured found() {
         if (fault_) {
             std::rethrow_exception(fault_);
         }
-        std::vector<WayTimes> all(trials_.size());
+        Measured                measured{std::vector<WayTimes>(trials_.size()), running_};
+        std::vector<WayTimes> & all = measured.times;
         for (size_t i = 0; i < all.size(); i++) {
             for (size_t n = 0; n < max_inputs; n++) {
                 for (size_t way = 0; way < n_ways; way++) {
@@ -196,7 +210,7 @@ class Race {
                 }
             }
         }
-        return all;
+        return measured;
     }
 
   private:
@@ -234,6 +248,7 @@ class Race {
     double                                      seconds_;
     std::vector<ggml_type>                      types_;
     std::vector<Inputs>                         inputs_;
+    double                                      running_ = 1;
     std::exception_ptr                          fault_;
     std::mutex                                  mutex_; // of all that threads write
     std::vector<std::array<Trials, max_inputs>> trials_;
@@ -241,7 +256,7 @@ class Race {
 
 } // namespace
 
-std::vector<WayTimes> time_ways(const std::vector<int> & types, int n_threads, double seconds) {
+Measured time_ways(const std::vector<int> & types, int n_threads, double seconds) {
     Race                     race(types, n_threads, seconds);
     std::vector<std::thread> threads;
     try {

@@ -11,6 +11,10 @@ using WayTimes = std::array<std::array<double, n_ways>, max_inputs>; // [rows of
 // Measures the ways of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of its
 // own that no cache holds. Medians of several rounds; a type ends after `seconds`, but not before its third round.
 // Throws std::bad_alloc where memory is lacking.
-std::vector<WayTimes> time_ways(const std::vector<int> & types, int n_threads, double seconds);
+struct Measured {
+    std::vector<WayTimes> times; // of each type
+    double running; // the share of its time for which the least favoured thread ran: other programs took the rest
+};
+Measured time_ways(const std::vector<int> & types, int n_threads, double seconds);
 
 } // namespace spac::kernels

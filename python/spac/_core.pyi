@@ -34,13 +34,16 @@ def cpu_kernels_enabled() -> bool:
 def set_cpu_kernels(on: bool) -> None:
     """Whether the CPU computes with them, for the whole process; else with ggml's own."""
 
-def time_cpu_kernels(types: list[str], threads: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+def time_cpu_kernels(
+    types: list[str], threads: int, seconds: float
+) -> tuple[dict[str, dict[str, list[float]]], float]:
     """Measures the ways to compute with weights of these types, in turns, with so many threads at once.
 
     The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector); one
     that this CPU lacks or whose results are not ggml's is missing. By type and way it returns the seconds
-    (medians) that a thread takes for the same weights with 1 to 8 rows of input. A type takes about
-    `seconds`. Raises InputError for a type that has no kernels.
+    (medians) that a thread takes for the same weights with 1 to 8 rows of input. The second item is the
+    share of the time for which the threads really ran: less than 1 where other programs had the cores. A type
+    takes about `seconds`. Raises InputError for a type that has no kernels.
     """
 
 def choose_cpu_kernels(type: str, ways: list[str]) -> None:

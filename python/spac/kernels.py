@@ -20,6 +20,8 @@ from spac.files import write_atomically
 from spac.host import cpu_description
 
 SECONDS = 0.1  # of measurement for each type
+UNDISTURBED = 0.9
+"""The share of the time for which threads must have had their cores; of less, a measurement is not kept."""
 Times = Mapping[str, list[float]]
 """By way: seconds for the same weights with 1 to 8 rows of input."""
 
@@ -70,12 +72,17 @@ def fastest(times: Times) -> list[str]:
 
 
 def measured(types: list[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, of which those that are not in the cache are measured and kept."""
+    """Return the times of these types, of which those that are not in the cache are measured.
+
+    They are kept, unless other programs took so much of the cores that the next run had better measure again.
+    """
     key = Key.of(threads)
     known = load(key)
     if missing := [kind for kind in types if kind not in known]:
-        known |= _core.time_cpu_kernels(missing, threads, SECONDS)
-        store(key, known)
+        times, running = _core.time_cpu_kernels(missing, threads, SECONDS)
+        known |= times
+        if running >= UNDISTURBED:
+            store(key, known)
     return {kind: known[kind] for kind in types}
 
 

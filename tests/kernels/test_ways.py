@@ -37,11 +37,13 @@ def kind() -> Iterator[str]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "UNDISTURBED", 0)
     return tmp_path / "spac" / "kernels"
 
 
 def test_every_way_that_is_there_is_measured(kind: str) -> None:
-    found = _core.time_cpu_kernels([kind], 2, 0.0)
+    found, running = _core.time_cpu_kernels([kind], 2, 0.0)
+    assert 0 < running < 1.01  # two clocks
     assert list(found) == [kind]
     assert next(iter(found[kind])) == "ggml"
     assert set(found[kind]) <= set(WAYS)
@@ -71,6 +73,17 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     stored["times"][kind] = {"ggml": [1e-6] * 8, "256": [2e-6] * 8}
     file.write_text(json.dumps(stored))
     assert kernels.choose([kind], 1)[kind] == ["ggml"] * 8
+
+
+def test_a_disturbed_measurement_is_used_and_not_kept(
+    kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "UNDISTURBED", 0.9)
+    found = {"ggml": [2e-6] * 8, "256": [1e-6] * 8}
+    for running, kept in ((0.89, []), (0.9, [kind])):
+        monkeypatch.setattr(_core, "time_cpu_kernels", lambda *_, share=running: ({kind: found}, share))
+        assert kernels.choose([kind], 1)[kind] == ["256"] * 8
+        assert kernels.kept(1) == kept
 
 
 @pytest.mark.parametrize(
@@ -120,7 +133,7 @@ print(" ".join(kernels.choose([kind], 1)[kind]))
 
 @pytest.mark.parametrize("width", ["256", "512"])
 def test_a_width_can_be_fixed(width: str, kind: str, cache: Path) -> None:
-    there = width in _core.time_cpu_kernels([kind], 1, 0.0)[kind]
+    there = width in _core.time_cpu_kernels([kind], 1, 0.0)[0][kind]
     env = {**os.environ, "SPAC_CPU_KERNELS": width}
     done = subprocess.run([sys.executable, "-c", FIXED], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [width if there else "ggml"] * 8
