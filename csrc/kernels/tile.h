@@ -45,19 +45,19 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
         const auto       of   = [&](int r) -> const Weights & { return x[r][b]; };
         const auto       head = K::head(of);
         typename K::V::I s[N];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
             s[i] = K::V::no_ints();
         }
 #pragma GCC unroll 8
         for (int j = 0; j < K::parts; j++) {
             const auto part = K::part(of, head, j);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
                 s[i] = K::dot(s[i], part, y[i][b], j);
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
             K::add(sum[i], head, s[i], y[i][b]);
         }
@@ -72,6 +72,13 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
 // Rows of weights from `row`, as many as a vector holds, times all rows of input.
 template <class K, int rows> void strip(const Rows & it, int64_t row) {
     int64_t i = 0;
+#ifdef SPAC_LANES_TWO // which comes with 32 registers
+    if constexpr (K::parts == 0) { // of types that ggml has no tiled kernels for
+        for (; i + 8 <= it.n_inputs; i += 8) {
+            tile<K, rows, 8>(it, row, i);
+        }
+    }
+#endif
     for (; i + 4 <= it.n_inputs; i += 4) {
         tile<K, rows, 4>(it, row, i);
     }

@@ -22,7 +22,7 @@ bool same(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0 || (std
 
 // Any bytes are weights; some have no finite scale, and give what they give.
 bool gives_what_ggml_gives(Dot dot, int block, ggml_type type) {
-    constexpr int      n_weights = 67, n_inputs = 7;
+    constexpr int      n_weights = 67, n_inputs = 9;
     const int64_t      n         = 2 * block;
     const auto *       traits    = ggml_get_type_traits_cpu(type);
     const size_t       stride    = ggml_row_size(type, n);
