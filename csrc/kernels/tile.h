@@ -72,7 +72,7 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
 // Rows of weights from `row`, as many as a vector holds, times all rows of input.
 template <class K, int rows> void strip(const Rows & it, int64_t row) {
     int64_t i = 0;
-#ifdef SPAC_LANES_TWO // which comes with 32 registers
+#ifdef SPAC_LANES_TWO              // which comes with 32 registers
     if constexpr (K::parts == 0) { // of types that ggml has no tiled kernels for
         for (; i + 8 <= it.n_inputs; i += 8) {
             tile<K, rows, 8>(it, row, i);
