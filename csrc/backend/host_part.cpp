@@ -27,27 +27,15 @@ HostPart::HostPart(bool share_cores) : share_cores_(share_cores), cpu_(ggml_back
     }
 }
 
-HostPart::~HostPart() {
-    if (pool_ != nullptr) {
-        ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
-        ggml_threadpool_free(pool_);
-    }
-}
-
 void HostPart::set_n_threads(int n_threads) { n_threads_ = std::max(1, n_threads); }
 
 void HostPart::start() {
-    if (n_threads_ > pool_size_) {
-        if (pool_ != nullptr) {
-            ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
-            ggml_threadpool_free(pool_);
-        }
-        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads_);
+    if (pool_ == nullptr || n_threads_ > pool_->n_threads()) {
+        ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
+        pool_.reset(); // first: the threads of both would need cores
         // waiting threads spin for some microseconds between layers
-        params.poll = share_cores_ ? 0 : 1;
-        pool_       = ggml_threadpool_new(&params);
-        pool_size_  = n_threads_;
-        ggml_backend_cpu_set_threadpool(cpu_.get(), pool_);
+        pool_ = std::make_unique<ThreadPool>(n_threads_, share_cores_ ? 0 : 1);
+        ggml_backend_cpu_set_threadpool(cpu_.get(), pool_->get());
     }
     ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);
 }

@@ -6,9 +6,11 @@
 
 #include "backend/ggml_internals.h"
 #include "backend/split_graph.h"
+#include "backend/thread_pool.h"
 #include "core/mask.h"
 
 #include <cstdint>
+#include <memory>
 
 namespace spac {
 
@@ -16,7 +18,6 @@ class HostPart {
   public:
     // `share_cores`: the device computes on the same cores, so that waiting threads leave them at once.
     explicit HostPart(bool share_cores);
-    ~HostPart();
     HostPart(const HostPart &)             = delete;
     HostPart & operator=(const HostPart &) = delete;
 
@@ -39,11 +40,10 @@ class HostPart {
   private:
     static int select(const SplitBlock & b, const Staging & s, const Mask * mask);
 
-    bool              share_cores_;
-    ggml_backend_ptr  cpu_;
-    ggml_threadpool * pool_      = nullptr;
-    int               pool_size_ = 0;
-    int               n_threads_ = 1;
+    bool                        share_cores_;
+    std::unique_ptr<ThreadPool> pool_; // outlives the backend that computes with it
+    ggml_backend_ptr            cpu_;
+    int                         n_threads_ = 1;
 };
 
 } // namespace spac

@@ -17,6 +17,7 @@ void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);
 void bind_trace(pybind11::module_ & m);
 void bind_huge_pages(pybind11::module_ & m);
+void bind_threads(pybind11::module_ & m);
 void bind_experts(pybind11::module_ & m);
 void bind_tap(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, m) {
     bind_devices(m);
     bind_trace(m);
     bind_huge_pages(m);
+    bind_threads(m);
     bind_experts(m);
     bind_tap(m);
     bind_slot_table(m);

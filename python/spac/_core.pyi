@@ -114,6 +114,32 @@ class DeviceInfo:
 def devices() -> list[DeviceInfo]:
     """All devices that can be chosen, real ones first. Never raises: a missing driver yields no device."""
 
+class ThreadPool:
+    """Threads that stay, for the graphs of contexts on the CPU; without, ggml makes and ends them every time.
+
+    Contexts that compute in turns share one. The CPUs of the thread that makes it stay as they are.
+    """
+
+    def __init__(self, n_threads: int, poll: int) -> None:
+        """Make a pool for so many threads, the one that decodes included.
+
+        `poll` says how long they look for the next graph before they sleep, from 0 (not at all) to 100.
+        Raises InputError for other numbers, OutOfMemoryError.
+        """
+
+    def attach(self, context: int) -> None:
+        """Have the context at this address compute with it; the context must be freed first.
+
+        Raises InputError when the pool is closed.
+        """
+
+    def close(self) -> None:
+        """End the threads, once all contexts are freed. Calling it again does nothing."""
+
+def set_placing(cpus: list[int], strict: bool) -> None:
+    """Set the CPUs that threads of pools run on, for pools made from now on; an empty list leaves it to the
+    system. `strict`: each thread has one CPU for itself. The thread that decodes is never bound."""
+
 def device_handle(name: str) -> int:
     """The ggml_backend_dev_t for llama_model_params.devices. Raises InputError naming the known devices."""
 

@@ -309,6 +309,11 @@ class Context(_Owned):
         return int(api.llama_n_ctx(self.pointer))
 
     @property
+    def threads(self) -> int:
+        """CPU threads that a graph computes with, of a prompt or of a token, whichever are more."""
+        return int(max(api.llama_n_threads(self.pointer), api.llama_n_threads_batch(self.pointer)))
+
+    @property
     def graph_tokens(self) -> int:
         """Tokens of one graph at most."""
         return int(api.llama_n_ubatch(self.pointer))

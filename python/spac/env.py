@@ -215,6 +215,14 @@ CPU_KERNELS = Choice(
     "of llama.cpp's functions and spac's kernels of 256 and 512 bits, which is measured once per machine. "
     "256 and 512 fix spac's kernels of that width; 0 fixes llama.cpp's functions. The results are the same.",
 )
+PIN_THREADS = Switch(
+    "SPAC_PIN_THREADS",
+    "Whether threads that compute are bound to CPUs: 1 gives each the next best CPU for itself, first "
+    "threads of cores first, performance cores before others; 0 leaves it to the system. Not set: with two "
+    "kinds of cores or several NUMA nodes, all threads share the best CPUs, as many as there are threads; "
+    "elsewhere as 0, because a bound thread waits where another program runs. The thread that decodes is "
+    "the application's own, and never bound.",
+)
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",
     "The user's folder for what can be made again. Not set: ~/.cache. spac's is spac/ in it.",

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
+from spac.topology import n_cores, read_cpus
+
 
 def physical_cores() -> int:
-    """Cores that this process may use; hyperthreads of one core count once, where the system tells."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-        except OSError:
-            siblings = str(cpu)
-        cores.add(siblings.strip())
-    return max(1, len(cores))
+    """Return how many cores this process may use; hyperthreads of one core count once."""
+    return n_cores(read_cpus())
 
 
 def cpu_name() -> str:

@@ -37,12 +37,13 @@ from spac.fitting import load_what_fits
 from spac.gguf_check import ModelInfo, check_model
 from spac.llama_logprobs import Logprobs, n_alternatives, with_logprobs
 from spac.llama_options import OPTIONS, check_names, engine_config, llama_keywords
-from spac.llama_pair import LentModel, LentPair, Placement, adapt, placed
+from spac.llama_pair import LentModel, LentPair, Placement, adapt, placed, with_pool
 from spac.llama_run import LoopRun, TokenRun, plain_setting
 from spac.llama_sampling import ChatGrammar, LogitBias, Sampling
 from spac.llama_text import Detokenizer
 from spac.scheduler import Event
 from spac.stats import RunStats, Setting
+from spac.thread_pool import SharedPool
 
 __all__ = ["OPTIONS", "Llama"]
 
@@ -81,6 +82,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _engine: Engine | None = None
     _run: TokenRun | LoopRun | None = None
     _placement: Placement | None = None
+    _pool: SharedPool | None = None
     _turn = 0  # of generations: who was interrupted by another one finds a changed context
 
     def __init__(self, model_path: str, **options: Any) -> None:
@@ -117,6 +119,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if not config.draft_types and not (info.is_moe and config.device.lower() != "cpu"):
             self._placement = placed(config, config.threads, {}, {}, exact=exact)
             self._load_target(config, options)
+            self._pool = with_pool(self.ctx)
             adapt(config, self.model, self.ctx)
             return
 
@@ -146,6 +149,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         load_what_fits(config, info.n_layer, open_pair, unload)
         [pair] = pairs
+        self._pool = pair.pool
         self._stack.callback(pair.close)
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
@@ -174,6 +178,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Free everything, in order."""
         if "_stack" in self.__dict__:  # not when the file was refused before anything was made
             super().close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _check_open(self) -> None:
         if self.model is None:

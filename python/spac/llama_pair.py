@@ -18,6 +18,7 @@ from spac.gguf_info import ModelInfo
 from spac.llama_params import LOAD_MODES, context_values, model_values
 from spac.paging import is_paged
 from spac.pair import ModelPair, choose_device
+from spac.thread_pool import SharedPool, place
 
 
 class LentModel(Model):
@@ -59,6 +60,14 @@ def placed(
         model = {**model_values(config, is_draft=False, on_device="devices" in model), **model}
         context = {**context_values(config, is_draft=False), **context}
     return Placement({**model, **config.model_params}, {**context, **config.context_params}, threads)
+
+
+def with_pool(context: Any) -> SharedPool:
+    """Return a pool that a context of somebody else's computes with; to be closed after the context."""
+    lent, pool = _LentContext(context), SharedPool(cpu_alone=True)
+    place(lent.threads)
+    pool.attach(lent)
+    return pool
 
 
 def adapt(config: EngineConfig, model: Any, context: Any) -> None:
@@ -111,6 +120,9 @@ class LentPair(ModelPair):
         self.target = self._keep(LentModel(Path(config.target), model))
         self._note_copy(self.target, copying)
         self.target_context = self._keep(_LentContext(context))
+        self.pool = self._new_pool()  # closed by whoever has lent the context, which computes with it
+        if self.pool is not None:
+            self.pool.attach(self.target_context)
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         adapt(config, model, context)

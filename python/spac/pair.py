@@ -22,6 +22,8 @@ from spac.llama_params import LOAD_MODES, context_values, draft_rows, model_valu
 from spac.paging import is_paged, paging_note
 from spac.pinning import pinning_note, set_pinning
 from spac.stream_batch import LEAST, StreamBatch
+from spac.thread_pool import SharedPool, place
+from spac.topology import numa_advice
 from spac.vram import VramLimit, size
 
 LoadProgress = Callable[[Path, float], bool]
@@ -39,6 +41,9 @@ class ModelPair:
     """Those of a draft model of its own; None where it has none, or runs on the CPU."""
     draft_tap: _core.Tap | None = None
     """Of the draft's context, off until somebody wants its states; None without a draft model of its own."""
+
+    pool: SharedPool | None = None
+    """Threads for what contexts compute on the CPU outside the split; None where that is nothing."""
 
     paged: bool = False
     """Whether the target's experts are more than memory holds, and read as they are needed."""
@@ -189,8 +194,13 @@ class ModelPair:
         if device is not None:
             self._limit_memory()
         self.notes += missing_features(_core.system_info())
-        advice = threads_advice(self.threads, physical_cores(), self._default_threads)
-        self.notes += [advice] if advice else []
+        self._place_threads()
+
+    def _place_threads(self) -> None:
+        """Choose the CPUs of threads that are made from now on, and note what a user should change."""
+        cpus = place(max(self.threads, self._config.threads_batch))
+        advice = (threads_advice(self.threads, physical_cores(), self._default_threads), numa_advice(cpus))
+        self.notes += [line for line in advice if line is not None]
 
     def _limit_memory(self) -> None:
         """The device's limit is this configuration's from now on, whatever others have set."""
@@ -291,12 +301,23 @@ class ModelPair:
         config, types = self._config, self._config.draft_types
         # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
         size = self._context_size()
+        self.pool = self._new_pool()
+        if self.pool is not None:
+            self._closing.callback(self.pool.close)  # after the contexts, which are closed first
         self.target_context = self._context(
             self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows
         )
         apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
         self.draft_context = self._open_draft_context() if needs_draft else None
+
+    def _new_pool(self) -> SharedPool | None:
+        """Return a pool for what contexts compute on the CPU, None where all of that is the split's."""
+        config = self._config
+        whole = self.device is not None and self.layers_on_device == self.target.n_layer
+        if whole and config.kv_offload and config.gpu_layers_draft in ("all", "auto"):
+            return None
+        return SharedPool(cpu_alone=self.device is None)
 
     @property
     def _target_rows(self) -> dict[str, Any]:
@@ -325,7 +346,9 @@ class ModelPair:
         is_draft = model is not self.target or "ctx_type" in params
         values = context_values(self._config, is_draft=is_draft)
         try:
-            return self._keep(Context(model, {**values, **common, **params, **self._config.context_params}))
+            context = self._keep(
+                Context(model, {**values, **common, **params, **self._config.context_params})
+            )
         except InputError as error:
             kind = self._config.cache_type_k_draft if is_draft else self._config.cache_type_k
             if "GGML_ASSERT" not in str(error) or kind in WHOLE_TYPES:
@@ -334,6 +357,9 @@ class ModelPair:
                 f"{model.path}: its heads are no multiple of the blocks of a K cache of type {kind}: "
                 "give another type"
             ) from None
+        if self.pool is not None:
+            self.pool.attach(context)
+        return context
 
     @property
     def threads(self) -> int:
