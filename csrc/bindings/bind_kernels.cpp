@@ -1,7 +1,11 @@
 // The CPU's kernels (csrc/kernels): which there are, how long each way takes, and which way is used.
 #include "bindings/bindings.h"
+#include "kernels/repack_times.h"
 #include "kernels/rows.h"
 #include "kernels/way_times.h"
+
+#include <algorithm>
+#include <iterator>
 
 #include <pybind11/stl.h>
 
@@ -49,14 +53,18 @@ void choose_ways(const std::string & type, const std::vector<std::string> & name
     choose(checked_type(type), chosen);
 }
 
+void check_threads(int threads) {
+    if (threads < 1) {
+        throw spac::InputError(std::to_string(threads) + " threads, expected 1 or more");
+    }
+}
+
 py::tuple times(const std::vector<std::string> & types, int threads, double seconds) {
     std::vector<int> checked;
     for (const std::string & type : types) {
         checked.push_back(checked_type(type));
     }
-    if (threads < 1) {
-        throw spac::InputError(std::to_string(threads) + " threads, expected 1 or more");
-    }
+    check_threads(threads);
     Measured measured;
     {
         const py::gil_scoped_release others_run;
@@ -80,6 +88,51 @@ py::tuple times(const std::vector<std::string> & types, int threads, double seco
     return py::make_tuple(by_type, measured.running);
 }
 
+std::vector<std::string> repackable(const std::vector<std::string> & types) {
+    std::vector<std::string> found;
+    for (const std::string & name : types) {
+        const int type = quantized_type(name);
+        if (type >= 0 && can_repack(type)) {
+            found.push_back(name);
+        }
+    }
+    return found;
+}
+
+std::vector<std::string> quantized(const std::vector<std::string> & types) {
+    std::vector<std::string> found;
+    std::copy_if(types.begin(), types.end(), std::back_inserter(found),
+                 [](const std::string & name) { return quantized_type(name) >= 0; });
+    return found;
+}
+
+py::tuple repack_times(const std::vector<std::string> & types, int threads, double seconds) {
+    std::vector<int> checked;
+    for (const std::string & name : types) {
+        checked.push_back(quantized_type(name));
+        if (checked.back() < 0) {
+            throw spac::InputError(name + ": no quantized type that the CPU computes with");
+        }
+    }
+    check_threads(threads);
+    MeasuredForms measured;
+    {
+        const py::gil_scoped_release others_run;
+        measured = time_forms(checked, threads, seconds);
+    }
+    const std::vector<FormTimes> & found = measured.times;
+    py::dict                       by_type;
+    for (size_t i = 0; i < found.size(); i++) {
+        py::dict by_form;
+        by_form["plain"] = found[i].plain;
+        if (found[i].can_repack) {
+            by_form["repacked"] = found[i].repacked;
+        }
+        by_type[py::str(types[i])] = by_form;
+    }
+    return py::make_tuple(by_type, measured.running);
+}
+
 } // namespace
 
 void bind_kernels(py::module_ & m) {
@@ -94,4 +147,10 @@ void bind_kernels(py::module_ & m) {
     m.def("choose_cpu_kernels", &choose_ways, py::arg("type"), py::arg("ways"),
           "Fixes the way to compute for 1 to 8 rows of input, for the whole process.");
     m.def("chosen_cpu_kernels", &chosen_ways, py::arg("type"), "The way to compute for 1 to 8 rows of input.");
+    m.def("repackable_cpu_types", &repackable, py::arg("types"),
+          "Returns those of the types that llama.cpp has repacked kernels for on this CPU.");
+    m.def("quantized_cpu_types", &quantized, py::arg("types"),
+          "Returns those of the types that time_repacking can measure.");
+    m.def("time_repacking", &repack_times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
+          "Measures plain and repacked weights of these types.");
 }

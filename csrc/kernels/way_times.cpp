@@ -1,12 +1,12 @@
 #include "kernels/way_times.h"
 
+#include "kernels/measuring.h"
+
 #include "ggml-cpu.h"
 #include "ggml.h"
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstring>
 #include <ctime>
 #include <exception>
 #include <mutex>
@@ -14,8 +14,6 @@
 #include <system_error>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 namespace spac::kernels {
 namespace {
@@ -41,34 +39,7 @@ size_t trial_bytes(ggml_type type) {
 
 // Of each thread: all of them together are more than the cache that they share.
 size_t memory_of_thread(int n_threads) {
-    const long shared = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return std::max(least_memory, 2 * static_cast<size_t>(std::max(0L, shared)) / static_cast<size_t>(n_threads));
-}
-
-// Blocks of random bytes whose weights are numbers that a model has: what is not finite or subnormal takes other times.
-std::vector<char> some_blocks(ggml_type type) {
-    constexpr int      wanted = 64, tries = 100000;
-    const size_t       size   = ggml_type_size(type);
-    const auto *       traits = ggml_get_type_traits(type);
-    std::minstd_rand   random(type + 1);
-    std::vector<char>  blocks, block(size);
-    std::vector<float> values(static_cast<size_t>(ggml_blck_size(type)));
-    for (int i = 0; i < tries && blocks.size() < wanted * size; i++) {
-        for (char & byte : block) {
-            byte = static_cast<char>(random() >> 8);
-        }
-        traits->to_float(block.data(), values.data(), ggml_blck_size(type));
-        const bool usual = std::all_of(values.begin(), values.end(), [](float x) {
-            return x == 0 || (std::fabs(x) > 1e-12F && std::fabs(x) < 1e12F);
-        });
-        if (usual) {
-            blocks.insert(blocks.end(), block.begin(), block.end());
-        }
-    }
-    if (blocks.empty()) {
-        blocks.assign(size, 0);
-    }
-    return blocks;
+    return std::max(least_memory, 2 * shared_cache() / static_cast<size_t>(n_threads));
 }
 
 // What all threads read: rows of input of either shape, quantized to what the type is multiplied with.
@@ -96,10 +67,7 @@ class Worker {
   public:
     Worker(ggml_type type, const Inputs & inputs, std::vector<char> & memory)
         : type_(type), inputs_(inputs), memory_(memory), results_(max_inputs, std::vector<float>(1024)) {
-        const std::vector<char> blocks = some_blocks(type);
-        for (size_t at = 0; at < memory_.size(); at += blocks.size()) {
-            std::memcpy(memory_.data() + at, blocks.data(), std::min(blocks.size(), memory_.size() - at));
-        }
+        fill(memory_.data(), memory_.size(), some_blocks(type));
     }
 
     // Seconds of one trial, with weights that were not read lately.
@@ -148,15 +116,6 @@ double cpu_seconds() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-double median(std::vector<double> x) {
-    if (x.empty()) {
-        return 0;
-    }
-    const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
-    std::nth_element(x.begin(), middle, x.end());
-    return *middle;
 }
 
 // The trials of one type and one number of rows of input, of all threads. A way is compared with ggml's in the same

@@ -56,6 +56,25 @@ def choose_cpu_kernels(type: str, ways: list[str]) -> None:
 def chosen_cpu_kernels(type: str) -> list[str]:
     """The way to compute for 1 to 8 rows of input. Raises InputError for a type that has no kernels."""
 
+def repackable_cpu_types(types: list[str]) -> list[str]:
+    """Return those of the types that llama.cpp has repacked kernels for on this CPU."""
+
+def quantized_cpu_types(types: list[str]) -> list[str]:
+    """Return those of the types that `time_repacking` can measure."""
+
+def time_repacking(
+    types: list[str], threads: int, seconds: float
+) -> tuple[dict[str, dict[str, list[float]]], float]:
+    """Measure llama.cpp's CPU backend with plain and with repacked weights of these types, in turns.
+
+    By type and form ("plain", and "repacked" where llama.cpp can repack the type on this CPU) it returns four
+    numbers: seconds (medians) for each token and each gigabyte (1e9 bytes) of weights that it is multiplied
+    with. They are those of experts for one token, of experts for a prompt of 64 tokens, of dense matrices for
+    one token, and of dense matrices for such a prompt. The second item is the share of the time for which the
+    threads really ran. A type takes about `seconds`, and the time to make and to repack some 100 MB of
+    weights. Raises InputError for a type that is not quantized.
+    """
+
 def system_info() -> str:
     """llama.cpp's line on instruction sets and backends compiled in."""
 

@@ -62,7 +62,7 @@ def examine(
     trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python),
-        ("cpu", functools.partial(_cpu, target)),
+        ("cpu", functools.partial(_cpu, target)), ("repacking", functools.partial(_repacking, target)),
         ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)),
         ("huge pages", functools.partial(_huge_pages, target)), ("folders", _folders), ("extras", _extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
@@ -128,6 +128,22 @@ def _kernels(target: Path | None) -> Finding:
         f"{', '.join(unequal)}: not llama.cpp's results in this build, so its own are used" if unequal else ""
     )
     return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types; {measured}", why)
+
+
+def _repacking(target: Path | None) -> Iterator[Finding]:
+    """Tell whether llama.cpp repacks a model's weights on the CPU alone, and what that gains."""
+    from spac import _core, kernels, repacking
+    from spac.gguf_check import check_model
+
+    info = check_model(target) if target is not None else None
+    if info is None or not info.is_moe or not _core.cpu_kernels_enabled():
+        return
+    threads = physical_cores()
+    kernels.choose(info.types, threads)
+    gain = repacking.gain(info, threads)
+    choice = "repacked" if gain > repacking.LEAST_GAIN else "as the file has them"
+    ratio = f"repacked they are {gain:.2f} times as fast" if gain != 1.0 else "llama.cpp repacks none of them"
+    yield Finding("repacking", "ok", f"weights of {info.path.name} on the CPU alone: {choice}; {ratio}")
 
 
 def _gpu() -> Iterator[Finding]:

@@ -34,6 +34,8 @@ class ModelInfo:
     expert_bytes: int
     file_size: int
     types: dict[str, int]  # bytes of all tensors by type's name
+    expert_types: dict[str, int]  # those of experts alone
+    table_types: dict[str, int]  # those of the token embedding, where only rows of it are read
 
     @property
     def is_moe(self) -> bool:
@@ -51,9 +53,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
 
     tokens = meta.get(TOKENS)
     experts = [t for t in tensors if EXPERTS.search(t.name)]
-    types: Counter[str] = Counter()
-    for tensor in tensors:
-        types[tensor.kind.name] += tensor.n_bytes
+    table = [t for t in tensors if t.name == "token_embd.weight"]
     return ModelInfo(
         path=path,
         architecture=architecture,
@@ -71,8 +71,18 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         eos=_token(meta.get("tokenizer.ggml.eos_token_id")),
         expert_bytes=sum(t.n_bytes for t in experts),
         file_size=file_size,
-        types=dict(types.most_common()),
+        types=_bytes_by_type(tensors),
+        expert_types=_bytes_by_type(experts),
+        table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
     )
+
+
+def _bytes_by_type(tensors: list[TensorInfo]) -> dict[str, int]:
+    """Return the bytes of the tensors by type's name, the largest first."""
+    types: Counter[str] = Counter()
+    for tensor in tensors:
+        types[tensor.kind.name] += tensor.n_bytes
+    return dict(types.most_common())
 
 
 def number(header: Header, key: str, default: int) -> int:

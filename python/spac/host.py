@@ -66,15 +66,3 @@ def missing_features(system_info: str, machine: str = platform.machine()) -> lis
     if machine.lower() in ("x86_64", "amd64") and "AVX2 = 1" not in system_info:
         return ["no AVX2 in this build or CPU: experts on the CPU run slower"]
     return []
-
-
-def repacking_pays() -> bool:
-    """Whether a model with experts that runs on the CPU alone should have its weights repacked by llama.cpp.
-
-    That takes time and memory, and its kernels cost per token; ours read weights as the file has them, and
-    every further token costs less. It pays where there are none of ours, and where AMX computes dense layers.
-    """
-    from spac import _core
-
-    ours = _core.cpu_kernels_enabled() and bool(_core.trusted_cpu_kernels())
-    return not ours or "AMX_INT8 = 1" in _core.system_info()

@@ -93,12 +93,15 @@ def kept(threads: int) -> list[str]:
 
 def load(key: Key) -> dict[str, Times]:
     """Return what is kept for this key; nothing where there is nothing that can be used."""
+    return {kind: times for kind, times in read_page(key.path, key).items() if _is_times(times)}
+
+
+def read_page(path: Path, key: Key) -> dict[str, Any]:
+    """Return the times of a file that belongs to this key, unchecked; nothing where it does not."""
     try:
-        stored: Any = json.loads(key.path.read_text())
-        if stored["key"] != asdict(key):
-            return {}
-        return {kind: times for kind, times in stored["times"].items() if _is_times(times)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        stored: Any = json.loads(path.read_text())
+        return dict(stored["times"]) if stored["key"] == asdict(key) else {}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
@@ -114,12 +117,16 @@ def _is_times(times: Any) -> bool:
 
 def store(key: Key, times: Mapping[str, Times]) -> None:
     """Keep times for the next run, where the cache folder can be written."""
-    page = {"key": asdict(key), "times": dict(times)}
+    write_page(key.path, {"key": asdict(key), "times": dict(times)})
+
+
+def write_page(path: Path, page: Mapping[str, Any]) -> None:
+    """Write a file of the cache, where that is possible: what is not kept is measured again."""
     try:
-        key.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(key.path, json.dumps(page, indent=1).encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(page, indent=1).encode())
     except (OSError, InputError):
-        pass  # they are measured again
+        pass
 
 
 def described(ways: Mapping[str, list[str]]) -> str:

@@ -16,11 +16,12 @@ from spac.errors import InputError
 from spac.fitting import load_what_fits
 from spac.gguf_check import check_model
 from spac.gguf_info import ModelInfo
-from spac.host import default_threads, missing_features, physical_cores, repacking_pays, threads_advice
+from spac.host import default_threads, missing_features, physical_cores, threads_advice
 from spac.huge_pages import Copying, choose
 from spac.llama_params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
 from spac.paging import is_paged, paging_note
 from spac.pinning import pinning_note, set_pinning
+from spac.repacking import repacking_pays
 from spac.stream_batch import LEAST, StreamBatch
 from spac.thread_pool import SharedPool, place
 from spac.topology import numa_advice
@@ -234,7 +235,7 @@ class ModelPair:
     ) -> tuple[Model, _core.Experts | None]:
         path, paged = info.path, self.paged and not is_draft
         values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
-        if self.device is None and not is_draft and self._has_experts and not repacking_pays():
+        if not is_draft and self._keeps_plain(info):
             values["use_extra_bufts"] = False
         if paged:
             values["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
@@ -245,6 +246,12 @@ class ModelPair:
             model = self._keep(Model(path, devices, params, copying.loading))
         self._note_copy(model, copying)
         return model, None if self.device is None else scope.experts
+
+    def _keeps_plain(self, info: ModelInfo) -> bool:
+        """Return whether llama.cpp is to repack no weights of the target."""
+        if self.device is not None or not self._has_experts or "use_extra_bufts" in self._config.model_params:
+            return False
+        return not repacking_pays(info, self.threads)
 
     def _copying(self, info: ModelInfo, params: dict[str, Any], *, is_draft: bool = False) -> Copying:
         choice = choose(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spac.host import repacking_pays
+from spac import _core
 from spac.run import main
 from tests.cli.conftest import ONE_THREAD, environment
 from tests.threads import n_threads
@@ -128,15 +128,13 @@ def test_the_cpu_as_device_is_plain_llama_cpp(spac_run, target):
     assert "plain llama.cpp" in plain.err
 
 
-def test_on_the_cpu_alone_experts_are_not_repacked(spac_run, tiny_model):
-    """Where spac's kernels are used, which read weights as the file has them; llama.cpp's own choice else."""
+def test_without_kernels_of_spac_llama_cpp_repacks_what_it_can(spac_run, tiny_model):
+    """Whether it does with them is measured: tests/kernels/test_repacking.py."""
     target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
     options = ("-m", target, "-p", "def f(", "-n", 2, "--device", "cpu", "--verbose")
-    plain, repacked = spac_run(*options), spac_run(*options, env={"SPAC_CPU_KERNELS": "0"})
-    assert plain.code == repacked.code == 0
-    if "CPU_REPACK" not in repacked.err:
-        pytest.skip("llama.cpp repacks no Q4_0 on this CPU")
-    assert ("CPU_REPACK" in plain.err) == repacking_pays()
+    outcome = spac_run(*options, env={"SPAC_CPU_KERNELS": "0"})
+    assert outcome.code == 0
+    assert ("CPU_REPACK" in outcome.err) == bool(_core.repackable_cpu_types(["q4_0"]))
 
 
 def test_without_a_gpu_it_says_so(spac_run, target):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.host import default_threads, missing_features, physical_cores, repacking_pays, threads_advice
+from spac.host import default_threads, missing_features, physical_cores, threads_advice
 
 
 def test_a_cpu_without_avx2_is_told_so():
@@ -49,14 +48,3 @@ def test_a_number_of_threads_that_the_user_says_is_kept(tiny_model, device, monk
             assert engine.setting(SamplingConfig()).threads == used
             told = [note for note in engine.notes if "threads on" in note]
             assert len(told) == (threads > 2)
-
-
-def test_when_repacking_pays(monkeypatch):
-    monkeypatch.setattr(_core, "trusted_cpu_kernels", lambda: ["q4_K"])
-    monkeypatch.setattr(_core, "system_info", lambda: "CPU : AVX2 = 1 |")
-    assert not repacking_pays()
-    monkeypatch.setattr(_core, "system_info", lambda: "CPU : AVX2 = 1 | AMX_INT8 = 1 |")
-    assert repacking_pays()
-    monkeypatch.setattr(_core, "system_info", lambda: "CPU : NEON = 1 |")
-    monkeypatch.setattr(_core, "trusted_cpu_kernels", list)
-    assert repacking_pays()

@@ -1,0 +1,170 @@
+"""Whether llama.cpp repacks weights is measured once, kept, shown, and can be left to llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac import _core, doctor, pair, repacking
+from spac.config import EngineConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.gguf_check import check_model
+from spac.kernels import Key
+
+seconds = st.lists(st.floats(1e-3, 1), min_size=4, max_size=4)
+some_bytes = st.tuples(st.floats(0, 1e10), st.floats(1e6, 1e10))
+
+
+@pytest.fixture
+def kind() -> str:
+    """A type that llama.cpp can repack on this CPU."""
+    if not (names := _core.repackable_cpu_types(["q4_0", "q4_K"])):
+        pytest.skip("llama.cpp repacks nothing on this CPU")
+    return names[0]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(repacking, "UNDISTURBED", 0)
+    monkeypatch.setattr(repacking, "SECONDS", 0.0)
+    return tmp_path / "spac" / "kernels"
+
+
+def model(types: dict[str, int], expert_types: dict[str, int]) -> SimpleNamespace:
+    table = {"Q6_K": 30}
+    return SimpleNamespace(
+        types=types, expert_types=expert_types, table_types=table, n_expert=8, n_expert_used=2, file_size=1000
+    )
+
+
+def test_both_forms_are_measured(kind: str) -> None:
+    found, running = _core.time_repacking([kind], 1, 0.0)
+    assert 0 < running <= 1
+    assert list(found) == [kind]
+    assert list(found[kind]) == ["plain", "repacked"]
+    assert all(len(row) == 4 and min(row) > 0 for row in found[kind].values())
+
+
+def test_types_that_cannot_be_repacked() -> None:
+    assert _core.repackable_cpu_types(["iq1_s", "f32", "f99"]) == []
+    assert _core.quantized_cpu_types(["q4_0", "f32", "f99", "q8_K"]) == ["q4_0"]
+    found, _ = _core.time_repacking(["iq1_s"], 1, 0.0)
+    assert list(found["iq1_s"]) == ["plain"]
+
+
+def test_wrong_arguments_are_told() -> None:
+    with pytest.raises(InputError, match="f32: no quantized type"):
+        _core.time_repacking(["f32"], 1, 0.0)
+    with pytest.raises(InputError, match="0 threads"):
+        _core.time_repacking(["q4_0"], 0, 0.0)
+
+
+def test_what_a_token_reads() -> None:
+    read = repacking.read_bytes(model({"Q4_K": 900, "Q6_K": 100}, {"Q4_K": 800}))  # type: ignore[arg-type]
+    assert read == {"Q4_K": (200, 100), "Q6_K": (0, 70)}
+
+
+@given(read=some_bytes, other=some_bytes, plain=seconds, factor=st.floats(0.2, 5))
+def test_the_gain_is_that_of_the_types_that_are_repacked(
+    read: tuple[float, float], other: tuple[float, float], plain: list[float], factor: float
+) -> None:
+    alone = {"q4_0": {"plain": plain, "repacked": [x / factor for x in plain]}}
+    assert repacking.gain_of({"q4_0": read}, alone) == pytest.approx(factor)
+    both = {**alone, "q6_K": {"plain": plain}}
+    gain = repacking.gain_of({"q4_0": read, "q6_K": other}, both)
+    assert min(1, factor) - 1e-9 <= gain <= max(1, factor) + 1e-9
+    assert repacking.gain_of({"q6_K": other}, {"q6_K": {"plain": plain}}) == 1
+
+
+def test_an_answer_counts_all_its_tokens() -> None:
+    times = {"q4_0": {"plain": [1.0, 0.5, 1.0, 0.5], "repacked": [1.0, 0.25, 1.0, 0.25]}}
+    assert repacking.gain_of({"q4_0": (1e9, 1e9)}, times) == pytest.approx((128 + 128) / (128 + 64))
+
+
+@pytest.mark.parametrize(("gain", "pays"), [(1.02, False), (1.04, True)])
+def test_it_pays_by_more_than_a_little(monkeypatch: pytest.MonkeyPatch, gain: float, pays: bool) -> None:
+    monkeypatch.setattr(repacking, "gain", lambda *_: gain)
+    monkeypatch.setattr(_core, "cpu_kernels_enabled", lambda: True)
+    info = model({}, {})
+    for room, fits in ((0, True), (2000, True), (1000, False)):
+        monkeypatch.setattr("spac.host_memory.available", lambda room=room: room)
+        assert repacking.repacking_pays(info, 1) == (pays and fits)  # type: ignore[arg-type]
+    monkeypatch.setattr(_core, "cpu_kernels_enabled", lambda: False)
+    assert repacking.repacking_pays(info, 1)  # type: ignore[arg-type]
+
+
+def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = repacking.measured([kind], 1)
+    (file,) = cache.iterdir()
+    assert json.loads(file.read_text())["times"] == found
+    calls = []
+
+    def measure(types: list[str], threads: int, _: float) -> tuple[dict[str, dict[str, list[float]]], float]:
+        calls.append((types, threads))
+        return {name: {"plain": [1.0] * 4} for name in types}, 0.5
+
+    monkeypatch.setattr(_core, "time_repacking", measure)
+    assert repacking.measured([kind], 1) == found
+    assert not calls
+    monkeypatch.setattr(repacking, "_ways", lambda _: ["other"])  # plain weights take another time then
+    monkeypatch.setattr(repacking, "UNDISTURBED", 0.9)
+    assert repacking.measured([kind], 1)[kind] == {"ways": ["other"], "plain": [1.0] * 4}
+    assert calls == [([kind], 1)]
+    assert json.loads(file.read_text())["times"] == found  # it was disturbed
+
+
+@pytest.mark.parametrize(
+    "times",
+    [7, [], {"q4_0": 7}, {"q4_0": {"plain": [1.0] * 4}}, {"q4_0": {"ways": [], "plain": [1.0] * 3}},
+     {"q4_0": {"ways": [], "plain": [0.0] * 4}}, {"q4_0": {"ways": [], "plain": [1.0] * 4, "other": []}}],
+)  # fmt: skip
+def test_a_cache_that_cannot_be_used_is_left_out(times: object, cache: Path) -> None:
+    key = Key.of(1)
+    file = repacking.path(key)
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"key": vars(key), "times": times}))
+    assert repacking.load(key) == {}
+    good = {"q4_0": {"ways": [], "plain": [1.0] * 4}}
+    file.write_text(json.dumps({"key": vars(key), "times": good}))
+    assert repacking.load(key) == good
+    assert repacking.load(Key.of(2)) == {}
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_model_runs_either_way(tiny_model, monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
+    target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
+    seen, load = [], pair.Model
+
+    def opened(path, devices, params, *others):
+        seen.append(params.get("use_extra_bufts", True))
+        return load(path, devices, params, *others)
+
+    monkeypatch.setattr(pair, "Model", opened)
+    monkeypatch.setattr(pair, "repacking_pays", lambda info, threads: pays)
+    with Engine(EngineConfig(target=target, device="cpu", ctx=64, threads=1)) as engine:
+        tokens = list(engine.generate(engine.tokenize("def f("), 4))
+    assert seen == [pays]
+    assert tokens
+
+
+def test_the_doctor_shows_it(tiny_model, cache: Path, kind: str) -> None:
+    if not _core.cpu_kernels_enabled():
+        pytest.skip("SPAC_CPU_KERNELS=0")
+    target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
+    (found,) = doctor._repacking(target)
+    assert (found.state, found.why) == ("ok", "")
+    assert target.name in found.found
+    if _core.repackable_cpu_types(["q4_0"]):
+        assert "times as fast" in found.found
+    assert list(doctor._repacking(None)) == []
+    assert list(doctor._repacking(tiny_model("qwen3"))) == []
+    info = check_model(target)
+    assert info.expert_types == {"Q4_0": info.expert_bytes}
+    assert set(info.table_types) <= set(info.types)
