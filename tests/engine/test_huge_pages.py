@@ -143,7 +143,7 @@ def test_parts_are_copied_one_by_one(tmp_path: Path) -> None:
         assert not mapped(parts[-1].name)
         assert len(notes(engine)) == 1
     assert seen == sorted(seen)
-    assert (seen[0], seen[-1]) == (0.0, 1.0)
+    assert 0 <= seen[0] < seen[-1] == 1  # a small part may be copied before the first report
     assert huge_pages._largest_part(parts[0]) == max(parts, key=lambda part: part.stat().st_size)
     assert huge_pages._largest_part(demo.TARGET) == demo.TARGET
 
