@@ -25,8 +25,9 @@ template <class Inputs> class Shares {
         for (int64_t i = 0; i < n_matrices; i++) {
             total_ += work(i);
         }
-        at_  = begin_of(ith);
-        end_ = own_end(ith);
+        has_rest_ = nth > 1 && total_ / nth_ / rest_share >= least_rest;
+        at_       = begin_of(ith);
+        end_      = own_end(ith);
     }
 
     // The next run; false where all rows are taken.
@@ -50,11 +51,12 @@ template <class Inputs> class Shares {
     static constexpr int64_t rest_share = 6; // a stretch's rest is one part in so many
     static constexpr int64_t pieces     = 4; // of a rest
     static constexpr int64_t together   = 8; // rows that are not parted: kernels compute two at once
+    static constexpr int64_t row_work   = 3; // of reading a row of weights, in rows of input to multiply it with
+    static constexpr int64_t least_rest = pieces * together * (row_work + 1); // of less, taking it costs more
 
-    // Reading a row of weights costs about as much as multiplying it with three rows of input.
     int64_t work(int64_t matrix) const {
         const int64_t n = n_inputs_(matrix);
-        return n == 0 ? 0 : n_rows_ * (3 + n);
+        return n == 0 ? 0 : n_rows_ * (row_work + n);
     }
     // Of the current matrix. What is between two places of work is between their rows.
     int64_t row_at(int64_t place) const {
@@ -65,13 +67,16 @@ template <class Inputs> class Shares {
     int64_t begin_of(int64_t i) const { return total_ * i / nth_; }
     int64_t rest_of(int64_t i) const {
         const int64_t stretch = begin_of(i + 1) - begin_of(i);
-        return nth_ == 1 ? 0 : stretch / rest_share;
+        return has_rest_ ? stretch / rest_share : 0;
     }
     int64_t own_end(int64_t i) const { return begin_of(i + 1) - rest_of(i); }
 
     // Takes a piece of some thread's rest: the first ones of all, then the second ones.
     bool take() {
-        const int64_t n = nth_ == 1 ? pieces : counter_.fetch_add(1, std::memory_order_relaxed) - nth_;
+        if (!has_rest_) {
+            return false;
+        }
+        const int64_t n = counter_.fetch_add(1, std::memory_order_relaxed) - nth_;
         if (n >= pieces * nth_) {
             return false;
         }
@@ -87,6 +92,7 @@ template <class Inputs> class Shares {
     int64_t            n_rows_, nth_;
     std::atomic<int> & counter_;
     Inputs             n_inputs_;
+    bool               has_rest_ = false;
     int64_t            total_ = 0, at_ = 0, end_ = 0;
     int64_t            matrix_ = 0, matrix_begin_ = 0; // the matrix of `at_`, and where its work begins
 };
