@@ -57,7 +57,7 @@ void bind_huge_pages(py::module_ & m) {
                                [](const Region & region) { return reinterpret_cast<uintptr_t>(region.data()); })
         .def_property_readonly("size", &Region::size)
         .def_property_readonly("huge_bytes", &Region::huge_bytes);
-    py::class_<HugeCopies, std::shared_ptr<HugeCopies>>(m, "Copies");
+    py::class_<HugeCopies, std::shared_ptr<HugeCopies>>(m, "_Copies");
     py::class_<PyCopies, HugeCopies, std::shared_ptr<PyCopies>>(m, "HugeCopies",
                                                                 "Copies a model's files to huge pages.")
         .def(py::init(&make_copies), py::arg("n_threads"), py::arg("drop_cache"), py::arg("most_seconds"),
