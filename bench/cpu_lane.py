@@ -107,7 +107,7 @@ def decoder_of(context: Any, model: Any) -> tuple[Callable[[list[int], int], obj
 
 
 def llama_bench(program: str, model: str, threads: int) -> dict[str, float]:
-    """What another engine's llama-bench prints."""
+    """Return what another engine's llama-bench prints."""
     command = [
         *program.split(), "-m", model, "-t", str(threads), "-p", f"{VERIFIED},{PROMPT}",
         "-n", str(DECODED), "-r", "2", "-o", "json",

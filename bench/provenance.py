@@ -1,4 +1,4 @@
-"""What a figure belongs to: the commit, and the CPU with its family, model and instruction sets."""
+"""Tells what a figure belongs to: the commit, and the CPU with its family, model and instruction sets."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from bench.compare.vram import VramMeter
 ENDING_S = 0.5  # a server that has failed may be about to end, which tells more
 ROUNDS = 3  # runs with each number of threads; the median stands for it
 NAMES = ("target", "draft", "draft_length", "n_cpu_moe", "ctx", "threads", "port")
-"""What is replaced in a command, in braces."""
+"""These names are replaced in a command, in braces."""
 _NAMED = re.compile(r"\{(\w+)\}")
 
 

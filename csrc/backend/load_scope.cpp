@@ -11,7 +11,7 @@ namespace spac {
 namespace {
 thread_local LoadScope * open_scope = nullptr;
 
-// What llama.cpp asks for when it maps a model's file.
+// Tells what llama.cpp asks for when it maps a model's file.
 bool is_weights(const void * address, int protection, int flags, int fd, off_t offset) {
     return address == nullptr && protection == PROT_READ && (flags & MAP_SHARED) != 0 && fd >= 0 && offset == 0;
 }

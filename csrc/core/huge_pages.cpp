@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a thread takes at once, and hears of stop in between.
+// A thread takes so much at once, and hears of stop in between.
 constexpr size_t piece_bytes     = 2 * huge_page_bytes;
 constexpr auto   progress_period = std::chrono::milliseconds(50);
 constexpr double least_known_s   = 0.25; // of copying, before its speed is known

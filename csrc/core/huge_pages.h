@@ -59,7 +59,7 @@ struct CopySettings {
     double most_seconds = 0;
 };
 
-// What was copied, of all files together.
+// The copies of all files together.
 struct CopyReport {
     size_t      bytes      = 0;
     size_t      huge_bytes = 0;

@@ -1,4 +1,4 @@
-// How fast this machine reads a file's mapping, and a copy of it on huge pages.
+// Measures how fast this machine reads a file's mapping, and a copy of it on huge pages.
 #pragma once
 
 #include <cstddef>

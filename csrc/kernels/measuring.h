@@ -1,4 +1,4 @@
-// What the measurements of kernels share.
+// The measurements of kernels share these functions.
 #pragma once
 
 #include "ggml.h"

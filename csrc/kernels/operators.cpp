@@ -40,7 +40,7 @@ class Operator {
           row_(ggml_row_size(ggml_get_type_traits_cpu(weights_->type)->vec_dot_type, dst->src[1]->ne[0])) {}
     virtual ~Operator() = default;
 
-    // Whether there are kernels for these weights, and the rows of input have been quantized.
+    // Returns whether there are kernels for these weights, and the rows of input have been quantized.
     bool has_kernels(const void * wdata) const {
         const Kernel & kernel = trusted_kernel(weights_->type);
         return wdata != dst_->src[1]->data && kernel.block != 0 && weights_->ne[0] % kernel.block == 0;

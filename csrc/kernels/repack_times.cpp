@@ -60,7 +60,7 @@ class Cpu {
     double running() const { return wall_ > 0 ? std::min(1.0, cpu_ / (wall_ * n_threads_)) : 1; }
 
   private:
-    // Of all threads, which spin where they wait for each other.
+    // Sums up all threads, which spin where they wait for each other.
     static double cpu_seconds() {
         timespec now{};
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

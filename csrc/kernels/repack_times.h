@@ -1,4 +1,4 @@
-// How long llama.cpp's CPU backend takes with weights as a file has them, and with weights that it has repacked.
+// Measures how long llama.cpp's CPU backend takes with weights as a file has them, and with repacked ones.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// How the rows of an operator's matrices are shared out among threads.
+// Shares out the rows of an operator's matrices among threads.
 //
 // A processor reads fast what lies in one piece. So the rows of all matrices, one matrix after another, are cut into as
 // many stretches as there are threads, and a thread goes through most of its own from the beginning. What is left of
@@ -58,7 +58,7 @@ template <class Inputs> class Shares {
         const int64_t n = n_inputs_(matrix);
         return n == 0 ? 0 : n_rows_ * (row_work + n);
     }
-    // Of the current matrix. What is between two places of work is between their rows.
+    // Returns a row of the current matrix. Places of work that follow each other give rows that do so.
     int64_t row_at(int64_t place) const {
         const int64_t of_rows = (place - matrix_begin_) * n_rows_;
         const int64_t unit    = work(matrix_) * together;

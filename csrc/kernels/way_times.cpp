@@ -37,12 +37,12 @@ size_t trial_bytes(ggml_type type) {
     return sum;
 }
 
-// Of each thread: all of them together are more than the cache that they share.
+// Returns the bytes of each thread: all of them together are more than the cache that they share.
 size_t memory_of_thread(int n_threads) {
     return std::max(least_memory, 2 * shared_cache() / static_cast<size_t>(n_threads));
 }
 
-// What all threads read: rows of input of either shape, quantized to what the type is multiplied with.
+// All threads read these rows of input of either shape, quantized to what the type is multiplied with.
 struct Inputs {
     std::vector<std::vector<char>> rows[std::size(shapes)];
 
@@ -111,7 +111,7 @@ class Worker {
     size_t                          at_ = 0;
 };
 
-// Of this thread.
+// Returns the time for which this thread ran.
 double cpu_seconds() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -127,7 +127,7 @@ struct Trials {
     double median_of(size_t way) const { return median(seconds) * (way == 0 ? 1 : median(ratios[way])); }
 };
 
-// What all threads work on.
+// All threads work on one race.
 class Race {
   public:
     Race(const std::vector<int> & types, int n_threads, double seconds)

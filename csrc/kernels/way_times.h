@@ -1,4 +1,4 @@
-// How long each way takes on this machine (rows.h).
+// Measures how long each way takes on this machine (rows.h).
 #pragma once
 
 #include "kernels/rows.h"

@@ -418,19 +418,19 @@ class HugeCopies:
     def seconds(self) -> float: ...
     @property
     def stalled(self) -> bool:
-        """Whether the rest went to small pages."""
+        """True if the rest went to small pages."""
     @property
     def stopped(self) -> bool:
-        """Whether progress stopped it."""
+        """True if progress stopped it."""
     @property
     def failure(self) -> str:
         """Why a file was not copied; "" where none failed."""
     @property
     def error(self) -> BaseException | None:
-        """What progress raised."""
+        """The exception that progress raised."""
 
 class ReadRates:
-    """How fast a file's mapping and its copy on huge pages are read, in GB/s."""
+    """The rates at which a file's mapping and its copy on huge pages are read, in GB/s."""
 
     @property
     def mapped_gb_s(self) -> float: ...
@@ -438,7 +438,7 @@ class ReadRates:
     def huge_gb_s(self) -> float: ...
     @property
     def gain(self) -> float:
-        """How many times as fast the copy is read."""
+        """The copy is read this many times as fast."""
     @property
     def copy_gb_s(self) -> float:
         """At which the copy was made."""
@@ -447,7 +447,7 @@ class ReadRates:
         """Those that were read each time."""
     @property
     def huge_bytes(self) -> int:
-        """What of the copy was on huge pages."""
+        """The bytes of the copy that were on huge pages."""
 
 def measure_read_rates(fd: int, n_bytes: int, n_threads: int) -> ReadRates:
     """Reads samples of a file of about so many bytes together, in turns. Raises InputError for a file that

@@ -37,9 +37,9 @@ STALL_COMPACTIONS = 1
 """Compactions of memory that the system must have counted meanwhile."""
 _MOST_THREADS = 8
 _MEMORY_SHARE = 7 / 8
-"""Of the available memory, which the copy may take. Contexts and other programs need the rest."""
+"""The copy may take this share of the available memory. Contexts and other programs need the rest."""
 _COPY_SHARE = 0.9
-"""Of the progress that is reported. The rest belongs to llama.cpp's own loading."""
+"""The copying's share of the reported progress. The rest belongs to llama.cpp's own loading."""
 _SAMPLE = 128 << 20
 """Bytes of a file that are read to measure the gain: more than most processors cache."""
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
@@ -49,17 +49,17 @@ Progress = Callable[[float], bool]
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether the files of a model are copied."""
+    """The decision whether the files of a model are copied."""
 
     copy: bool
     drop_cache: bool = False
-    """Whether the system's cache of the files goes, since memory does not hold both."""
+    """True if the system's cache of the files goes, since memory does not hold both."""
     gain: float = 0.0
-    """How many times as fast the copy is read; 0 where nobody measured it."""
+    """The copy is read this many times as fast; 0 where nobody measured it."""
     most_seconds: float = 0.0
     """Seconds after which the copy no longer pays; 0 for no limit."""
     why: str = ""
-    """What keeps the files mapped, in words for users; "" where nobody needs to know."""
+    """The reason that keeps the files mapped, in words for users; "" where nobody needs to know."""
 
 
 def missing() -> str:

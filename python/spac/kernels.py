@@ -28,7 +28,7 @@ Times = Mapping[str, list[float]]
 
 @dataclass(frozen=True)
 class Key:
-    """What the times depend on."""
+    """The machine and the build that times belong to."""
 
     cpu: str
     threads: int
@@ -53,16 +53,22 @@ class Key:
 def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
     """Make the CPU compute with the fastest way for these types, and return the ways for 1 to 8 rows.
 
-    The types' names may be in upper case. Types that no measurement is kept of are measured with so many
+    The types' names are GGUF's or ggml's. Types that no measurement is kept of are measured with so many
     threads, which takes about a quarter of a second each. Types that have no kernels are left out. Nothing is
     measured where SPAC_CPU_KERNELS fixes a way.
     """
-    names = {kind.lower() for kind in types}
-    wanted = [kind for kind in _core.trusted_cpu_kernels() if kind.lower() in names]
+    names = {ggml_name(kind) for kind in types}
+    wanted = [kind for kind in _core.trusted_cpu_kernels() if kind in names]
     if env.CPU_KERNELS.get() in (None, "1"):
         for kind, times in measured(wanted, threads).items():
             _core.choose_cpu_kernels(kind, fastest(times))
     return {kind: _core.chosen_cpu_kernels(kind) for kind in wanted}
+
+
+def ggml_name(kind: str) -> str:
+    """Return ggml's name of a type that GGUF calls so: "q4_K" for "Q4_K", "iq4_xs" for "IQ4_XS"."""
+    name = kind.lower()
+    return f"{name[:-1]}K" if name.endswith("_k") else name
 
 
 def fastest(times: Times) -> list[str]:
@@ -130,7 +136,7 @@ def write_page(path: Path, page: Mapping[str, Any]) -> None:
 
 
 def described(ways: Mapping[str, list[str]]) -> str:
-    """Return the ways of each type in words, such as "q4_K 512; q6_K ggml for 1 row, 512 for more"."""
+    """Return the ways of each type in words, such as "q4_K 512; q6_K ggml for 1, 512 for 2-8"."""
     return "; ".join(f"{kind} {_runs(row)}" for kind, row in ways.items())
 
 

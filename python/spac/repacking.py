@@ -1,4 +1,4 @@
-"""Whether llama.cpp's repacked weights make a model faster on the CPU alone: measured once and kept.
+"""The measurement that tells if llama.cpp's repacked weights make a model faster on the CPU alone.
 
 llama.cpp can copy weights of some types into a layout of its own, with kernels of its own. spac's kernels
 read weights as the file has them. Which of the two is faster depends on the CPU and on the types.
@@ -18,18 +18,18 @@ from spac import (
     host_memory,
 )
 from spac.gguf_info import ModelInfo
-from spac.kernels import UNDISTURBED, Key, read_page, write_page
+from spac.kernels import UNDISTURBED, Key, ggml_name, read_page, write_page
 
 LEAST_GAIN = 1.03
 """An answer must be this many times as fast with repacked weights."""
 MEMORY_SHARE = 7 / 8
-"""Of the available memory, which repacked weights may take. Contexts and other programs need the rest."""
+"""Repacked weights may take this share of the available memory. Contexts and other programs need the rest."""
 PROMPT, ANSWER = 256, 128
 """Tokens of the answer whose time is compared, and of the prompt before it."""
 SECONDS = 0.1  # of measurement for each type
 Times = Mapping[str, Any]
-"""Of one type: "plain", and "repacked" where llama.cpp can repack it: see `_core.time_repacking`. "ways" are
-those that plain weights were measured with (`spac.kernels`)."""
+"""The times of one type have "plain", and "repacked" where llama.cpp can repack it (`_core.time_repacking`),
+and the "ways" that plain weights were measured with (`spac.kernels`)."""
 
 
 def repacking_pays(info: ModelInfo, threads: int) -> bool:
@@ -50,7 +50,7 @@ def gain(info: ModelInfo, threads: int) -> float:
 
     Types that no measurement is kept of are measured, which takes less than half a second each.
     """
-    read = {kind.lower(): n_bytes for kind, n_bytes in read_bytes(info).items()}
+    read = {ggml_name(kind): n_bytes for kind, n_bytes in read_bytes(info).items()}
     if not _core.repackable_cpu_types(list(read)):
         return 1.0
     return gain_of(read, measured(_core.quantized_cpu_types(list(read)), threads))
@@ -69,7 +69,7 @@ def read_bytes(info: ModelInfo) -> dict[str, tuple[float, float]]:
 def gain_of(read: Mapping[str, tuple[float, float]], times: Mapping[str, Times]) -> float:
     """Return the time of an answer with plain weights divided by that with repacked ones.
 
-    `read` is what `read_bytes` returns, by types in lower case. Types without times count for nothing: they
+    `read` is what `read_bytes` returns, by ggml's names. Types without times count for nothing: they
     are not quantized, and few in a model with others.
     """
     plain = sum(_answer(read[kind], of["plain"]) for kind, of in times.items())

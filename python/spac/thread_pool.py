@@ -7,8 +7,8 @@ from spac._llama import Context
 from spac.topology import Cpu, placing, read_cpus
 
 POLL = 1
-"""How long threads look for the next graph where only the CPU computes: a few milliseconds. They do not sleep
-while a token is sampled, and they leave the cores soon after the last one."""
+"""ggml's polling level where only the CPU computes: threads look for the next graph for a few milliseconds.
+They do not sleep while a token is sampled, and they leave the cores soon after the last one."""
 
 
 def place(threads: int) -> list[Cpu]:

@@ -23,7 +23,7 @@ class Cpu:
     rank: int = 0
     """0 for the first of these CPUs, 1 for the second one."""
     is_slow: bool = False
-    """Whether it is an efficiency core's."""
+    """True for an efficiency core's."""
     node: int = 0
     """The NUMA node whose memory is near."""
 

@@ -66,6 +66,14 @@ def test_wrong_arguments_are_told() -> None:
         _core.time_repacking(["q4_0"], 0, 0.0)
 
 
+def test_k_quants_of_a_file_are_measured(cache: Path) -> None:
+    """GGUF's Q4_K is ggml's q4_K, whose case counts."""
+    if "q4_K" not in _core.repackable_cpu_types(["q4_K"]):
+        pytest.skip("llama.cpp does not repack q4_K on this CPU")
+    repacking.gain(model({"Q4_K": 900, "Q6_K": 100}, {"Q4_K": 800}), 1)  # type: ignore[arg-type]
+    assert sorted(repacking.load(Key.of(1))) == ["q4_K", "q6_K"]
+
+
 def test_what_a_token_reads() -> None:
     read = repacking.read_bytes(model({"Q4_K": 900, "Q6_K": 100}, {"Q4_K": 800}))  # type: ignore[arg-type]
     assert read == {"Q4_K": (200, 100), "Q6_K": (0, 70)}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +117,12 @@ def test_wrong_names_are_told(kind: str) -> None:
         _core.choose_cpu_kernels(kind, ["ggml"] * 3)
     with pytest.raises(InputError, match="128: no way"):
         _core.choose_cpu_kernels(kind, ["128"] * 8)
+
+
+def test_names_in_gguf_files_are_ggmls() -> None:
+    """A type whose name is not found would be left out without a word."""
+    assert set(_core.cpu_kernels()) <= {kernels.ggml_name(kind.name) for kind in GGMLQuantizationType}
+    assert all(kernels.ggml_name(name) == name for name in _core.cpu_kernels())
 
 
 def test_words() -> None:
