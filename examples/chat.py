@@ -1,0 +1,42 @@
+"""Chat with a model through llama-cpp-python's interface: one line is one message, an empty one ends.
+
+python examples/chat.py [MODEL [DRAFT]]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from spac import demo
+from spac.llama import Llama
+
+
+def main(model: str, draft: str | None) -> None:
+    """Answer the lines of stdin."""
+    llm = Llama(
+        model,
+        draft=draft,
+        slots="25%",
+        n_ctx=2048,
+        verbose=False,
+        chat_format="common",  # the format of the model's family, by llama.cpp's own templates
+    )
+    messages = [{"role": "system", "content": "Answer briefly."}]
+    while line := sys.stdin.readline().strip():
+        messages.append({"role": "user", "content": line})
+        answer = ""
+        for chunk in llm.create_chat_completion(messages, max_tokens=48, stream=True):
+            text = chunk["choices"][0]["delta"].get("content") or ""
+            answer += text
+            print(text, end="", flush=True)
+        print()
+        # The context still holds the conversation: of the next prompt, only the new message is evaluated.
+        messages.append({"role": "assistant", "content": answer})
+    if llm.stats is not None:
+        print(llm.stats.table(), file=sys.stderr)
+    llm.close()
+
+
+if __name__ == "__main__":
+    paths = sys.argv[1:] or [str(demo.TARGET), str(demo.DRAFT)]
+    main(paths[0], paths[1] if len(paths) > 1 else None)

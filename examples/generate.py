@@ -1,0 +1,38 @@
+"""Generate text with spac's own engine, and show what it cost.
+
+python examples/generate.py [MODEL [DRAFT]]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from spac import demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+
+PROMPT = "def fibonacci(n):\n"
+
+
+def main(model: str, draft: str | None) -> None:
+    """Continue a prompt."""
+    config = EngineConfig(
+        target=model,
+        draft=draft,  # None: no speculation
+        slots="25%",  # a quarter of all experts gets slots; "auto" takes what fits
+        sampling=SamplingConfig(temp=0.7, seed=1),
+    )
+    with Engine(config) as engine:
+        for note in engine.notes:  # such as: no GPU was found
+            print(f"note: {note}", file=sys.stderr)
+        generation = engine.generate(PROMPT, max_tokens=64)
+        print(PROMPT, end="")
+        for piece in generation:  # the work is done here, piece by piece
+            print(piece, end="", flush=True)
+        print()
+    print(generation.stats.table(), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    paths = sys.argv[1:] or [str(demo.TARGET), str(demo.DRAFT)]
+    main(paths[0], paths[1] if len(paths) > 1 else None)
