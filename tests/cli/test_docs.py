@@ -1,22 +1,36 @@
-"""What the documents show works as it stands there."""
+"""What the documents show works as it stands there, and their tables are those of the code."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import spac.demo as demo
+from spac.chat.commands import COMMANDS
+from spac.errors import InputError
+from spac.scheduler import make, names
+from spac.scheduler.moe_spac_options import MoeSpacOptions
+from spac.serve.checks import REQUESTS
+from spac.serve.doors import DOORS
+from spac.serve.line import Line
+from spac.serve.metrics import Metrics
+from spac.stats import RunStats
 from tests.cli.conftest import environment
 from tests.cli.options_page import PAGE, page
+from tests.cli.test_readme import PAGES, README, rows
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-EXAMPLES = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "openai" not in code]
-"""The client of the server is tests/serve's."""
+EXAMPLES = [
+    code
+    for text in (README, PAGES["python-api.md"])
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+]
+"""The client of the server, in docs/server.md, is tests/examples'."""
 
 
 @pytest.fixture
@@ -36,15 +50,23 @@ def run(command, folder):
     return done.stdout
 
 
+# What is shown runs
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) == 4
+
+
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split("\n")[0])
 def test_examples_in_python(code, folder):
     out = run(["-c", code], folder)
-    assert "tokens/s" in out  # both show their figures
+    assert "tokens/s" in out  # all show their figures
     assert len(out) > 100
 
 
 def test_recording_and_report(folder):
-    [commands] = [block for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "--record" in block]
+    blocks = re.findall(r"```sh\n(.*?)```", PAGES["quickstart.md"], re.DOTALL)
+    [commands] = [block for block in blocks if "--record" in block]
     for line in commands.splitlines():
         program, *arguments = shlex.split(line)
         assert program == "spac"
@@ -52,5 +74,100 @@ def test_recording_and_report(folder):
     assert "</html>" in (folder / "run.html").read_text()
 
 
+def test_the_client_in_the_servers_page_is_a_program():
+    [code] = re.findall(r"```python\n(.*?)```", PAGES["server.md"], re.DOTALL)
+    compile(code, "server.md", "exec")
+
+
+# Tables
+
+
 def test_every_option_is_on_its_page():
     assert page() == PAGE.read_text(), "python -m tests.cli.options_page writes it anew"
+
+
+def test_every_figure_is_in_the_statistics():
+    named = [
+        name
+        for row in rows(PAGES["statistics.md"])
+        for name in re.findall(r"`(\w+)`", row[0])
+        if row[1] and row[2]  # a meaning, and what to change
+    ]
+    assert len(named) == len(set(named))
+    assert set(named) == {item.name for item in dataclasses.fields(RunStats)}
+
+
+def test_every_scheduler_has_its_table():
+    text = PAGES["schedulers.md"]
+    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert [title for title in titles if title in names()] == [
+        re.findall(r"`(.+)`", row[0])[0] for row in rows(text) if row[0].strip("`") in names()
+    ]
+    assert {title for title in titles if title in names()} == set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_option_of_a_scheduler(name):
+    table = options_of(name)
+    if name == "moe-spac":
+        known = {item.name: item.default for item in dataclasses.fields(MoeSpacOptions)}
+    else:
+        known = {key: each.default for key, each in inspect.signature(type(make(name))).parameters.items()}
+    assert {key: default for key, (default, _) in table.items()} == {
+        key: written(value) for key, value in known.items()
+    }
+    for key, (_, bounds) in table.items():
+        right, wrong = tried(bounds)
+        for value in right:
+            make(name, **{key: value})
+        for value in wrong:
+            with pytest.raises(InputError):
+                make(name, **{key: value})
+
+
+def options_of(name):
+    """By option: default and range, as the page has them."""
+    section = PAGES["schedulers.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
+    return {row[0].strip("`"): (row[1], row[2]) for row in rows(section)}
+
+
+def written(value):
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else f"{value}"
+
+
+def tried(bounds):
+    """Values within a range of the page, and values beyond."""
+    if match := re.fullmatch(r"([\d.]+) to (below )?([\d.]+)", bounds):
+        low, below, high = float(match[1]), match[2], float(match[3])
+        if not below and high > 1:  # counts
+            return [int(low), int(high)], [int(low) - 1, int(high) + 1]
+        return [low, high - 1e-6], [low - 0.1, high if below else high + 0.1]
+    if match := re.fullmatch(r"(?:(\w+), or )?at least (\d+)", bounds):
+        least = int(match[2])
+        return [least, least + 7, *filter(None, [match[1]])], [least - 1]
+    if bounds == "on, off":
+        return [True, False], ["maybe"]
+    if bounds == "Python only":
+        return [None], []
+    return bounds.split(", "), ["nonsense"]
+
+
+def test_every_command_of_the_chat():
+    named = {row[0].strip("`").split()[0] for row in rows(PAGES["chat.md"]) if row[0].startswith("`/")}
+    assert named == {f"/{name}" for name in COMMANDS}
+
+
+def test_every_interface_of_the_server():
+    named = {path for row in rows(PAGES["server.md"]) for path in re.findall(r"`(/\w[^`]*)`", row[0])}
+    known = {*REQUESTS, *DOORS, "/v1/models", "/health", "/metrics"}
+    assert named == known - {"/v1/engines/copilot-codex/completions"}
+
+
+def test_every_metric_of_the_server():
+    named = {name for row in rows(PAGES["server.md"]) for name in re.findall(r"`(spac_\w+)`", row[0])}
+    told = Metrics(Line(1)).text().decode()
+    assert named == {
+        name for name in re.findall(r"^# HELP (\w+)", told, re.MULTILINE) if not name.endswith("_created")
+    }

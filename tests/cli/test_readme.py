@@ -1,44 +1,113 @@
-"""What README.md says of options and figures is what there is."""
+"""README.md stays short, and what it and the pages of docs/ name exists: options, variables, files."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
-from spac.run import make_parser
-from spac.stats import RunStats
+import pytest
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-SECTION = README[README.index("## Running a model") : README.index("## The installation")]
+from spac import env
+from spac.llama_cpp_options import foreign_options
+from tests.cli.options_page import PROGRAMS, parser_of
 
-
-def cells(section):
-    """First cells of a section's table."""
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ") and "`" in line]
-    assert rows
-    return rows
-
-
-def test_every_option_of_the_table_exists():
-    known = {flag for action in make_parser()._actions for flag in action.option_strings}
-    named = set(
-        re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(cells(SECTION[: SECTION.index("### The figures")])))
-    )
-    assert named <= known, named - known
-    assert {
-        "--target",
-        "--draft",
-        "--slots",
-        "--scheduler",
-        "--device",
-        "--temp",
-        "--stats",
-        "--seed",
-    } <= named
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md") if path.name != "options.md"}
+NOT_OURS = {"build", ".venv", ".git", "node_modules", ".pytest_cache", ".hypothesis"}
+DOCUMENTS = [path for path in sorted(ROOT.rglob("*.md")) if not NOT_OURS & set(path.relative_to(ROOT).parts)]
+LINK = re.compile(r"(?<!`)\[[^\]`]*(?:`[^`]*`[^\]`]*)*\]\(([^()\s]+)\)")
 
 
-def test_every_figure_is_in_the_table():
-    named = set(re.findall(r"`(\w+)`", " ".join(cells(SECTION[SECTION.index("### The figures") :]))))
-    fields = {item.name for item in dataclasses.fields(RunStats)}
-    assert named == fields - {"schema"}
+def rows(text):
+    """The cells of each row of a text's tables, without heads."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    rules = {i for i, row in enumerate(lines) if set("".join(row)) <= set("-: ")}
+    return [[cell.strip() for cell in row] for i, row in enumerate(lines) if not {i, i + 1} & rules]
+
+
+def options_in(text):
+    """The options in a text's code; the commands of other programs have options of their own."""
+    spans = [span for span in re.findall(r"`([^`]+)`", text) if not re.match(r"python|pip|\.venv|-D", span)]
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", "\n".join(spans)))
+
+
+def known_options():
+    actions = [action for name in PROGRAMS for action in parser_of(name)._actions]
+    return {flag for action in actions for flag in action.option_strings}
+
+
+def test_it_has_150_lines_at_most():
+    assert len(README.splitlines()) <= 150
+
+
+def test_its_first_two_commands_are_the_installations():
+    """`.ci/run` takes them from here."""
+    first, second = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)[:2]
+    assert first.count("\n") == second.count("\n") == 1
+    assert first.endswith("python -m spac.run\n")
+    assert second.endswith("python -m pytest\n")
+
+
+def test_it_has_ten_options():
+    section = README[README.index("## The ten options") : README.index("## How it works")]
+    assert len(rows(section)) == 10
+    named = options_in("\n".join(row[0] for row in rows(section)))
+    assert {"--target", "--draft", "--slots", "--vram-limit", "--scheduler", "--device", "--stats"} <= named
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(PAGES)])
+def test_every_option_of_the_tables_exists(name):
+    text = README if name == "README.md" else PAGES[name]
+    named = options_in("\n".join(" ".join(row) for row in rows(text)))
+    unknown = named - known_options() - set(foreign_options("run"))
+    assert not unknown
+
+
+def test_every_variable_exists():
+    known = {value.name for value in vars(env).values() if hasattr(value, "name")}
+    cmake = "".join(path.read_text() for path in [ROOT / "CMakeLists.txt", *(ROOT / "cmake").iterdir()])
+    for name, text in {"README.md": README, **PAGES}.items():
+        for variable in re.findall(r"(?<![\w/])SPAC_\w+", text):
+            assert variable in known or re.search(rf"\b{variable}\b", cmake), f"{name}: {variable}"
+
+
+def anchors(path):
+    """The anchors of a document's headings, as repositories' pages make them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.is_file(), f"{link}: there is no such file"
+        assert target.is_relative_to(ROOT), f"{link} leads out of the repository"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_links_are_found():
+    assert LINK.findall("[a](b.md), [`c`](d.md#e) and ![f](g.png)") == ["b.md", "d.md#e", "g.png"]
+    assert len(LINK.findall(README)) > 10
+
+
+def test_the_memory_table_is_its_arithmetic():
+    """docs/quickstart.md: share = (0.95 card - (file - experts) - 1.6 GB) / experts."""
+    text = PAGES["quickstart.md"]
+    [cards] = re.findall(r"^\| model and quantization .*$", text, re.MULTILINE)
+    sizes = [int(size) for size in re.findall(r"on (\d+) GB", cards)]
+    table = [row for row in rows(text) if len(row) == len(sizes) + 5 and row[1].endswith(" GB")]
+    assert len(table) == 3
+    for _, file, experts, layers, *cells, host in table:
+        file, experts = float(file.split()[0]), float(experts.split()[0])
+        n_layers, n_experts = map(int, layers.split(" × "))
+        assert 2e6 < experts * 1e9 / (n_layers * n_experts) < 15e6
+        room = [0.95 * size * 1.073741824 - (file - experts) - 1.6 for size in sizes]
+        assert cells == [f"{min(1, each / experts):.0%}".replace("%", " %") for each in room]
+        assert file < 0.9 * float(host.split()[0]) * 1.073741824
