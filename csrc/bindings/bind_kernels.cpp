@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "kernels/repack_times.h"
 #include "kernels/rows.h"
+#include "kernels/thread_times.h"
 #include "kernels/way_times.h"
 
 #include <algorithm>
@@ -59,33 +60,76 @@ void check_threads(int threads) {
     }
 }
 
-py::tuple times(const std::vector<std::string> & types, int threads, double seconds) {
-    std::vector<int> checked;
-    for (const std::string & type : types) {
-        checked.push_back(checked_type(type));
+// Runs a measurement without the lock of the interpreter.
+template <typename Function> auto measured_unlocked(const Function & measure) {
+    const py::gil_scoped_release others_run;
+    return measure();
+}
+
+py::dict way_dict(const WayTimes & found) {
+    py::dict by_way;
+    for (size_t way = 0; way < n_ways; way++) {
+        std::vector<double> of_rows;
+        for (const auto & times : found) {
+            of_rows.push_back(times[way]);
+        }
+        if (of_rows[0] > 0) {
+            by_way[way_names[way]] = of_rows;
+        }
+    }
+    return by_way;
+}
+
+py::dict form_dict(const FormTimes & found) {
+    py::dict by_form;
+    by_form["plain"] = found.plain;
+    if (found.can_repack) {
+        by_form["repacked"] = found.repacked;
+    }
+    return by_form;
+}
+
+int checked_quantized(const std::string & name) {
+    const int type = quantized_type(name);
+    if (type < 0) {
+        throw spac::InputError(name + ": no quantized type that the CPU computes with");
+    }
+    return type;
+}
+
+// Measures types with so many threads, and returns what was found by their names, and the share of the time for which
+// the threads ran.
+template <typename Check, typename Measure, typename Describe>
+py::tuple times_by_type(const std::vector<std::string> & names, int threads, const Check & check,
+                        const Measure & measure, const Describe & describe) {
+    std::vector<int> types;
+    for (const std::string & name : names) {
+        types.push_back(check(name));
     }
     check_threads(threads);
-    Measured measured;
-    {
-        const py::gil_scoped_release others_run;
-        measured = time_ways(checked, threads, seconds);
-    }
-    const std::vector<WayTimes> & found = measured.times;
-    py::dict                      by_type;
-    for (size_t i = 0; i < found.size(); i++) {
-        py::dict by_way;
-        for (size_t way = 0; way < n_ways; way++) {
-            std::vector<double> of_rows;
-            for (const auto & times : found[i]) {
-                of_rows.push_back(times[way]);
-            }
-            if (of_rows[0] > 0) {
-                by_way[way_names[way]] = of_rows;
-            }
-        }
-        by_type[py::str(types[i])] = by_way;
+    const auto measured = measured_unlocked([&] { return measure(types); });
+    py::dict   by_type;
+    for (size_t i = 0; i < names.size(); i++) {
+        by_type[py::str(names[i])] = describe(measured.times[i]);
     }
     return py::make_tuple(by_type, measured.running);
+}
+
+py::tuple times(const std::vector<std::string> & names, int threads, double seconds) {
+    const auto measure = [&](const std::vector<int> & types) { return time_ways(types, threads, seconds); };
+    return times_by_type(names, threads, checked_type, measure, way_dict);
+}
+
+py::tuple repack_times(const std::vector<std::string> & names, int threads, double seconds) {
+    const auto measure = [&](const std::vector<int> & types) { return time_forms(types, threads, seconds); };
+    return times_by_type(names, threads, checked_quantized, measure, form_dict);
+}
+
+py::tuple thread_times(const std::string & name, const std::vector<int> & threads, double seconds) {
+    const int type = checked_quantized(name);
+    std::for_each(threads.begin(), threads.end(), check_threads);
+    const auto measured = measured_unlocked([&] { return time_threads(type, threads, seconds); });
+    return py::make_tuple(measured.seconds, measured.running);
 }
 
 std::vector<std::string> repackable(const std::vector<std::string> & types) {
@@ -104,33 +148,6 @@ std::vector<std::string> quantized(const std::vector<std::string> & types) {
     std::copy_if(types.begin(), types.end(), std::back_inserter(found),
                  [](const std::string & name) { return quantized_type(name) >= 0; });
     return found;
-}
-
-py::tuple repack_times(const std::vector<std::string> & types, int threads, double seconds) {
-    std::vector<int> checked;
-    for (const std::string & name : types) {
-        checked.push_back(quantized_type(name));
-        if (checked.back() < 0) {
-            throw spac::InputError(name + ": no quantized type that the CPU computes with");
-        }
-    }
-    check_threads(threads);
-    MeasuredForms measured;
-    {
-        const py::gil_scoped_release others_run;
-        measured = time_forms(checked, threads, seconds);
-    }
-    const std::vector<FormTimes> & found = measured.times;
-    py::dict                       by_type;
-    for (size_t i = 0; i < found.size(); i++) {
-        py::dict by_form;
-        by_form["plain"] = found[i].plain;
-        if (found[i].can_repack) {
-            by_form["repacked"] = found[i].repacked;
-        }
-        by_type[py::str(types[i])] = by_form;
-    }
-    return py::make_tuple(by_type, measured.running);
 }
 
 } // namespace
@@ -153,4 +170,6 @@ void bind_kernels(py::module_ & m) {
           "Returns those of the types that time_repacking can measure.");
     m.def("time_repacking", &repack_times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
           "Measures plain and repacked weights of these types.");
+    m.def("time_threads", &thread_times, py::arg("type"), py::arg("threads"), py::arg("seconds"),
+          "Measures products of one token with experts of this type, for each number of threads.");
 }

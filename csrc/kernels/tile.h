@@ -18,17 +18,19 @@
 
 namespace spac::kernels {
 
-// Two rows at once are two streams of addresses, of which each begins where the other's last one ended: a processor's
-// own prefetching makes little of that. In bytes.
-constexpr int ahead = 8192;
+// A vector's rows of weights lie far apart: each of them belongs to a stretch of its own, whose rows follow each other
+// in memory. A processor's own prefetching needs such long streams. (Where two neighbours are computed together, each
+// of two streams ends after a row, and on Zen 4 memory was read at half its speed.) A stretch can still be short, and
+// it begins anew in every page, so two streams are fetched so many bytes ahead. That gains nothing for a single one.
+constexpr int ahead = 2048;
 
-// Rows of weights from `row`, as many as a vector holds, times N rows of input from `input`.
-template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int64_t input) {
+// Row `row` of weights and those `apart` from it, as many as a vector holds, times N rows of input from `input`.
+template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int64_t apart, int64_t input) {
     using Weights = typename K::Weights;
     using Input   = typename K::Input;
     const Weights * x[rows];
     for (int r = 0; r < rows; r++) {
-        x[r] = reinterpret_cast<const Weights *>(it.weights + static_cast<size_t>(row + r) * it.stride);
+        x[r] = reinterpret_cast<const Weights *>(it.weights + static_cast<size_t>(row + r * apart) * it.stride);
     }
     const Input *   y[N];
     typename K::Sum sum[N] = {};
@@ -37,7 +39,7 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
     }
     const int64_t n_block = it.n / K::block;
     for (int64_t b = 0; b < n_block; b++) {
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; rows > 1 && r < rows; r++) {
             for (size_t line = 0; line < sizeof(Weights); line += 64) {
                 _mm_prefetch(reinterpret_cast<const char *>(&x[r][b]) + ahead + line, _MM_HINT_T0);
             }
@@ -64,44 +66,44 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
     }
     for (int i = 0; i < N; i++) {
         for (int r = 0; r < rows; r++) {
-            it.results[input + i][row + r] = K::total(sum[i], r);
+            it.results[input + i][row + r * apart] = K::total(sum[i], r);
         }
     }
 }
 
-// Rows of weights from `row`, as many as a vector holds, times all rows of input.
-template <class K, int rows> void strip(const Rows & it, int64_t row) {
+// The same rows of weights times all rows of input.
+template <class K, int rows> void strip(const Rows & it, int64_t row, int64_t apart) {
     int64_t i = 0;
 #ifdef SPAC_LANES_TWO              // which comes with 32 registers
     if constexpr (K::parts == 0) { // of types that ggml has no tiled kernels for
         for (; i + 8 <= it.n_inputs; i += 8) {
-            tile<K, rows, 8>(it, row, i);
+            tile<K, rows, 8>(it, row, apart, i);
         }
     }
 #endif
     for (; i + 4 <= it.n_inputs; i += 4) {
-        tile<K, rows, 4>(it, row, i);
+        tile<K, rows, 4>(it, row, apart, i);
     }
     switch (it.n_inputs - i) {
     case 3:
-        return tile<K, rows, 3>(it, row, i);
+        return tile<K, rows, 3>(it, row, apart, i);
     case 2:
-        return tile<K, rows, 2>(it, row, i);
+        return tile<K, rows, 2>(it, row, apart, i);
     case 1:
-        return tile<K, rows, 1>(it, row, i);
+        return tile<K, rows, 1>(it, row, apart, i);
     }
 }
 
 // `Lanes` says how many rows of weights at once; those that are left over are computed one by one.
 template <template <class> class K, class Lanes> bool dot(const Rows & it) {
-    int64_t row = 0;
+    const int64_t apart = it.n_weights / Lanes::rows;
     if constexpr (Lanes::rows > 1) {
-        for (; row + Lanes::rows <= it.n_weights; row += Lanes::rows) {
-            strip<K<Lanes>, Lanes::rows>(it, row);
+        for (int64_t row = 0; row < apart; row++) {
+            strip<K<Lanes>, Lanes::rows>(it, row, apart);
         }
     }
-    for (; row < it.n_weights; row++) {
-        strip<K<One>, 1>(it, row);
+    for (int64_t row = Lanes::rows > 1 ? Lanes::rows * apart : 0; row < it.n_weights; row++) {
+        strip<K<One>, 1>(it, row, 0);
     }
     return true;
 }

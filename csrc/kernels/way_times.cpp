@@ -21,6 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Half of a trial's weights have long rows, as a layer's first matrices have, half have short ones, as its last has.
+// Their numbers are about those that a thread gets in one piece.
 struct Shape {
     int64_t n, n_weights;
 };
@@ -85,23 +86,20 @@ class Worker {
   private:
     void multiply(const Kernel & kernel, Way way, int n_inputs, Shape shape,
                   const std::vector<std::vector<char>> & rows) {
-        constexpr int64_t chunk  = 64; // as the operators hand them out
-        const size_t      stride = ggml_row_size(type_, shape.n);
-        const void *      input[max_inputs];
-        float *           result[max_inputs];
-        for (int64_t first = 0; first < shape.n_weights; first += chunk) {
-            for (size_t i = 0; i < static_cast<size_t>(n_inputs); i++) {
-                input[i]  = rows[i].data();
-                result[i] = results_[i].data() + first;
-            }
-            const Rows it = {shape.n, memory_.data() + at_, stride, chunk, input, result, n_inputs};
-            if (way == Way::ggml) {
-                multiply_by_pairs(it, type_);
-            } else {
-                kernel.dot[static_cast<size_t>(way)](it);
-            }
-            at_ += stride * static_cast<size_t>(chunk);
+        const size_t stride = ggml_row_size(type_, shape.n);
+        const void * input[max_inputs];
+        float *      result[max_inputs];
+        for (size_t i = 0; i < static_cast<size_t>(n_inputs); i++) {
+            input[i]  = rows[i].data();
+            result[i] = results_[i].data();
         }
+        const Rows it = {shape.n, memory_.data() + at_, stride, shape.n_weights, input, result, n_inputs};
+        if (way == Way::ggml) {
+            multiply_by_pairs(it, type_);
+        } else {
+            kernel.dot[static_cast<size_t>(way)](it);
+        }
+        at_ += stride * static_cast<size_t>(shape.n_weights);
     }
 
     ggml_type                       type_;

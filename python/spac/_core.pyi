@@ -75,6 +75,15 @@ def time_repacking(
     weights. Raises InputError for a type that is not quantized.
     """
 
+def time_threads(type: str, threads: list[int], seconds: float) -> tuple[list[float], float]:
+    """Measure products of one token with experts of this type, for each number of threads in turns.
+
+    The experts come from memory. The first item has the seconds (medians) of each number of threads, for the
+    same work. The second item is the smallest share of the time for which the threads really ran: less than 1
+    where other programs had the cores. It takes about `seconds`. Raises InputError for a type that is not
+    quantized and for fewer than 1 thread.
+    """
+
 def system_info() -> str:
     """llama.cpp's line on instruction sets and backends compiled in."""
 

@@ -117,7 +117,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
         exact = _EXACT in self._own
         if not config.draft_types and not (info.is_moe and config.device.lower() != "cpu"):
-            self._placement = placed(config, config.threads, {}, {}, exact=exact)
+            threads = (config.threads, config.threads_batch or config.threads)
+            self._placement = placed(config, threads, {}, {}, exact=exact)
             self._load_target(config, options)
             self._pool = with_pool(self.ctx)
             adapt(config, self.model, self.ctx)
@@ -125,9 +126,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         def load(placement: Placement) -> tuple[Any, Any]:
             self._placement = placement
-            for name in ("n_threads", "n_threads_batch"):
-                if not options.get(name):
-                    options[name] = placement.threads
+            options["n_threads"] = options.get("n_threads") or placement.threads
+            options["n_threads_batch"] = options.get("n_threads_batch") or placement.prompt_threads
             if "devices" in placement.model_params and options.get("n_gpu_layers", 0) <= 0:
                 options["n_gpu_layers"] = -1
             self._load_target(config, options)

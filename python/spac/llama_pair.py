@@ -50,16 +50,27 @@ class Placement:
     model_params: dict[str, Any]
     context_params: dict[str, Any]
     threads: int
+    """For a token; 0 leaves it to llama-cpp-python."""
+    prompt_threads: int
+    """For a prompt; 0 leaves it to llama-cpp-python."""
 
 
 def placed(
-    config: EngineConfig, threads: int, model: dict[str, Any], context: dict[str, Any], *, exact: bool
+    config: EngineConfig,
+    threads: tuple[int, int],
+    model: dict[str, Any],
+    context: dict[str, Any],
+    *,
+    exact: bool,
 ) -> Placement:
-    """`model` and `context` are the pair's own; `exact`: the configuration's, too, are the target's."""
+    """`model` and `context` are the pair's own; `exact`: the configuration's, too, are the target's.
+
+    `threads` are those for a token and for a prompt.
+    """
     if exact:
         model = {**model_values(config, is_draft=False, on_device="devices" in model), **model}
         context = {**context_values(config, is_draft=False), **context}
-    return Placement({**model, **config.model_params}, {**context, **config.context_params}, threads)
+    return Placement({**model, **config.model_params}, {**context, **config.context_params}, *threads)
 
 
 def with_pool(context: Any) -> SharedPool:
@@ -102,6 +113,7 @@ class LentPair(ModelPair):
             draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
         self.device = choose_device(config.device) if self._info.is_moe else None
+        self._fit_to_cpu(self._info, draft)
         self._note_device()
         self.paged = is_paged(config, self._info, self.device)
         devices = (ctypes.c_void_p * 2)(
@@ -113,7 +125,8 @@ class LentPair(ModelPair):
         if self.paged:
             model_params["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
         context_params = {"n_rs_seq": config.longest_draft if types else 0, **self._target_rows}
-        placement = placed(config, self.threads, model_params, context_params, exact=self._exact)
+        threads = (self.threads, self.prompt_threads)
+        placement = placed(config, threads, model_params, context_params, exact=self._exact)
         copying = self._copying(self._info, placement.model_params)
         with copying.scope(paged=self.paged) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)

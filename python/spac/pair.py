@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spac import _core, env, kernels
+from spac import _core, env
 from spac._llama import MTP, Context, Model
 from spac.adapters import Adapter, apply_adapters, load_adapters
 from spac.config import EngineConfig
@@ -24,6 +24,7 @@ from spac.pinning import pinning_note, set_pinning
 from spac.repacking import repacking_pays
 from spac.stream_batch import LEAST, StreamBatch
 from spac.thread_pool import SharedPool, place
+from spac.threads import fit_to_cpu
 from spac.topology import numa_advice
 from spac.vram import VramLimit, size
 
@@ -45,6 +46,9 @@ class ModelPair:
 
     pool: SharedPool | None = None
     """Threads for what contexts compute on the CPU outside the split; None where that is nothing."""
+
+    threads: int
+    """The number of CPU threads that compute a token: the user's, else the fastest of those measured."""
 
     paged: bool = False
     """Whether the target's experts are more than memory holds, and read as they are needed."""
@@ -79,8 +83,8 @@ class ModelPair:
         if (draft_file := self._draft_file) is not None:
             draft = check_model(draft_file, "draft", config.override_kv)
         self.device = choose_device(config.device)
+        self._fit_to_cpu(info, draft)
         self._note_device()
-        kernels.choose([*info.types, *(draft.types if draft is not None else ())], self.threads)
         self.paged = is_paged(config, info, self.device)
         n_notes = len(self.notes)
 
@@ -90,6 +94,16 @@ class ModelPair:
             del self.notes[n_notes:]
 
         load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+
+    def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
+        """Choose the kernels and the number of threads for both models, by measurement.
+
+        The number is not measured for a deterministic run, whose text it could change, nor beside a simulated
+        device, which computes on the same cores.
+        """
+        models = [info] if draft is None else [info, draft]
+        measure = not (self._config.deterministic or self._simulated)
+        self.threads = fit_to_cpu(models, self._config.threads, self._most_threads, measure=measure)
 
     def _note_paging(self, info: ModelInfo) -> None:
         """Once it is known whether there is something to split."""
@@ -199,8 +213,8 @@ class ModelPair:
 
     def _place_threads(self) -> None:
         """Choose the CPUs of threads that are made from now on, and note what a user should change."""
-        cpus = place(max(self.threads, self._config.threads_batch))
-        advice = (threads_advice(self.threads, physical_cores(), self._default_threads), numa_advice(cpus))
+        cpus = place(max(self.threads, self.prompt_threads))
+        advice = (threads_advice(self.threads, physical_cores(), self._most_threads), numa_advice(cpus))
         self.notes += [line for line in advice if line is not None]
 
     def _limit_memory(self) -> None:
@@ -347,7 +361,7 @@ class ModelPair:
             "n_batch": self._config.batch,
             "n_ubatch": self._config.ubatch,
             "n_threads": self.threads,
-            "n_threads_batch": self._config.threads_batch or self.threads,
+            "n_threads_batch": self.prompt_threads,
         }
         # The draft's context, also where it is one of the target's extra layers.
         is_draft = model is not self.target or "ctx_type" in params
@@ -369,17 +383,18 @@ class ModelPair:
         return context
 
     @property
-    def threads(self) -> int:
-        """CPU threads that compute: as many as the user said, else the default beside this device."""
-        return self._config.threads or self._default_threads
+    def prompt_threads(self) -> int:
+        """The number of CPU threads for prompts. All cores are of use there, whatever a token needs."""
+        return self._config.threads_batch or self._config.threads or self._most_threads
 
     @property
-    def _default_threads(self) -> int:
-        device = self.device
-        simulated = device is not None and device.is_stand_in
-        return default_threads(
-            physical_cores(), gpu=device is not None and not simulated, simulated=simulated
-        )
+    def _simulated(self) -> bool:
+        return self.device is not None and self.device.is_stand_in
+
+    @property
+    def _most_threads(self) -> int:
+        gpu = self.device is not None and not self._simulated
+        return default_threads(physical_cores(), gpu=gpu, simulated=self._simulated)
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:

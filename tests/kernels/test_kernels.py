@@ -143,7 +143,12 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     if compiler is None:
         pytest.skip("no C++ compiler here")
     folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
-    beside = {"operators.cpp", "repack_times.cpp"}  # they need more of ggml
+    beside = {
+        "operators.cpp",
+        "repack_times.cpp",
+        "thread_times.cpp",
+        "trial_graphs.cpp",
+    }  # they need more of ggml
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
     made = {name: folder / f"{i}.so" for i, (name, (_, needed)) in enumerate(SETS.items()) if has(needed)}
     running = [

@@ -24,7 +24,7 @@ class SharedPair(ModelPair):
         self._config, self._closing, self._all_rows = config, ExitStack(), False
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
-        self.paged, self.copied = owner.paged, owner.copied
+        self.paged, self.copied, self.threads = owner.paged, owner.copied, owner.threads
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None
         try:

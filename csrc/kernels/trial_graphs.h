@@ -1,0 +1,85 @@
+// Graphs of matrix products on the CPU, for measurements of whole operators with all threads.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace spac::kernels {
+
+constexpr int64_t trial_elements = 2048; // of a row of weights
+constexpr int64_t trial_prompt   = 64;   // tokens of a prompt
+
+// The CPU backend with threads that stay: ggml would start new ones for every graph. Between graphs they sleep.
+class TrialCpu {
+  public:
+    // Throws std::bad_alloc.
+    explicit TrialCpu(int n_threads);
+
+    double seconds_of(ggml_cgraph * graph);
+
+    // Returns the share of the graphs' time for which the threads ran.
+    double running() const;
+
+  private:
+    struct PoolDeleter {
+        void operator()(ggml_threadpool * pool) const { ggml_threadpool_free(pool); }
+    };
+
+    int                                           n_threads_;
+    double                                        wall_ = 0, cpu_ = 0;
+    std::unique_ptr<ggml_threadpool, PoolDeleter> pool_; // outlives the backend
+    ggml_backend_ptr                              backend_;
+};
+
+// Weights that operators read: one tensor with the experts of all operators, or a dense matrix for each.
+class TrialWeights {
+  public:
+    // Plain weights of random blocks. Throws std::bad_alloc, as all that allocates here.
+    TrialWeights(ggml_type type, bool experts, int64_t n_operators);
+
+    // The same weights in another buffer type, where ggml repacks them.
+    TrialWeights(const TrialWeights & plain, bool experts, int64_t n_operators, ggml_backend_buffer_type_t buffer_type);
+
+    ggml_tensor * of_operator(int64_t i) const { return tensors_[static_cast<size_t>(i) % tensors_.size()]; }
+
+  private:
+    TrialWeights(ggml_type type, bool experts, int64_t n_operators, ggml_backend_buffer_type_t buffer_type);
+
+    ggml_context_ptr           context_;
+    ggml_backend_buffer_ptr    buffer_;
+    std::vector<ggml_tensor *> tensors_;
+};
+
+// A graph of operators on weights. For one token each operator reads weights of its own, all of them together.
+class TrialGraph {
+  public:
+    TrialGraph(const TrialWeights & weights, int64_t n_operators, int64_t n_tokens);
+
+    ggml_cgraph * get() const { return graph_; }
+
+  private:
+    void set_inputs();
+
+    ggml_context_ptr           context_;
+    ggml_backend_buffer_ptr    buffer_;
+    std::vector<ggml_tensor *> products_;
+    ggml_cgraph *              graph_ = nullptr;
+};
+
+// Returns the bytes of weights that one operator reads for a token.
+size_t trial_operator_bytes(ggml_type type);
+
+// Returns how many operators read more than the cache that cores share holds, where memory allows.
+int64_t n_trial_operators(ggml_type type);
+
+// Returns the extra buffer type that llama.cpp puts such weights into: the first one that supports their operator.
+// Null where they stay plain.
+ggml_backend_buffer_type_t repacked_buffer_type(ggml_type type, bool experts);
+
+} // namespace spac::kernels
