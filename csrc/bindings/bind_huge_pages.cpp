@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
+
+#include <pybind11/stl.h>
 
 namespace py = pybind11;
 using spac::CopySettings;
@@ -24,9 +27,10 @@ struct PyCopies : HugeCopies {
 };
 
 std::shared_ptr<PyCopies> make_copies(int n_threads, bool drop_cache, double most_seconds, int64_t stall_page_ns,
-                                      int64_t stall_total_ns, int64_t stall_compactions, const py::object & progress) {
+                                      int64_t stall_total_ns, int64_t stall_compactions, const py::object & progress,
+                                      const std::vector<int> & nodes) {
     const CopySettings settings = {
-        n_threads, drop_cache, {stall_page_ns, stall_total_ns, stall_compactions}, most_seconds};
+        n_threads, drop_cache, {stall_page_ns, stall_total_ns, stall_compactions}, most_seconds, nodes};
     auto                 error = std::make_shared<py::object>(py::none());
     HugeCopies::Progress call;
     if (!progress.is_none()) {
@@ -62,7 +66,7 @@ void bind_huge_pages(py::module_ & m) {
                                                                 "Copies a model's files to huge pages.")
         .def(py::init(&make_copies), py::arg("n_threads"), py::arg("drop_cache"), py::arg("most_seconds"),
              py::arg("stall_page_ns"), py::arg("stall_total_ns"), py::arg("stall_compactions"),
-             py::arg("progress") = py::none())
+             py::arg("progress") = py::none(), py::arg("nodes") = std::vector<int>())
         .def_property_readonly("error", [](const PyCopies & copies) { return *copies.error; })
         .def("copy", &HugeCopies::copy, py::arg("fd"), py::arg("n_bytes"), Release())
         .def_property_readonly("bytes", [](const HugeCopies & copies) { return copies.report().bytes; })

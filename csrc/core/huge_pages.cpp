@@ -17,7 +17,9 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace spac {
@@ -236,6 +238,18 @@ Region::~Region() {
     }
 }
 
+bool Region::interleave(const std::vector<int> & nodes) const {
+    constexpr size_t           bits = 8 * sizeof(unsigned long);
+    std::vector<unsigned long> mask;
+    for (const int node : nodes) {
+        const auto bit = static_cast<size_t>(std::max(0, node));
+        mask.resize(std::max(mask.size(), bit / bits + 1));
+        mask[bit / bits] |= 1UL << bit % bits;
+    }
+    // The kernel reads one bit less than it is told of.
+    return syscall(SYS_mbind, data_, size_, MPOL_INTERLEAVE, mask.data(), mask.size() * bits + 1, 0) == 0;
+}
+
 char * Region::release() {
     size_ = 0;
     return std::exchange(data_, nullptr);
@@ -270,6 +284,9 @@ Region HugeCopies::copy(int fd, size_t bytes) {
     Region region(bytes, true);
     if (region.data() == nullptr) {
         return fail(strerror(errno));
+    }
+    if (!settings_.nodes.empty()) {
+        region.interleave(settings_.nodes); // else pages lie where the threads run that copy
     }
     Filler            filler(region, fd, bytes, settings_);
     const size_t      before = report_.bytes;

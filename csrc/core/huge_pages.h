@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace spac {
 
@@ -31,6 +32,8 @@ class Region {
     size_t size() const { return size_; }
     // Bytes that are on huge pages now, as the system tells.
     size_t huge_bytes() const;
+    // Places pages that nobody has touched yet in these NUMA nodes by turns. Returns false where the system refuses.
+    bool interleave(const std::vector<int> & nodes) const;
     // The caller owns the memory from then on, and gives it back with munmap.
     char * release();
 
@@ -57,6 +60,8 @@ struct CopySettings {
     // A copy is given up that would take longer, by the processor time of its threads so far: waiting for a disk does
     // not count, for a mapping waits too. 0: no limit.
     double most_seconds = 0;
+    // NUMA nodes whose memories the pages of a copy lie in by turns; of none, in the memory of the thread that copies.
+    std::vector<int> nodes = {};
 };
 
 // The copies of all files together.

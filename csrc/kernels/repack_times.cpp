@@ -20,7 +20,7 @@ class Race {
   public:
     Race(TrialCpu & cpu, ggml_type type, bool experts, ggml_backend_buffer_type_t repacked)
         : cpu_(cpu), gigabytes_(1e-9 * static_cast<double>(trial_operator_bytes(type))),
-          n_operators_(n_trial_operators(type)), plain_(type, experts, n_operators_) {
+          n_operators_(n_trial_operators(type, repacked == nullptr ? 1 : 2)), plain_(type, experts, n_operators_) {
         if (repacked != nullptr) {
             repacked_ = std::make_unique<TrialWeights>(plain_, experts, n_operators_, repacked);
         }

@@ -18,7 +18,7 @@ constexpr int min_rounds = 3, max_rounds = 15;
 
 MeasuredThreads time_threads(int type, const std::vector<int> & n_threads, double seconds) {
     const auto         it          = static_cast<ggml_type>(type);
-    const int64_t      n_operators = n_trial_operators(it);
+    const int64_t      n_operators = n_trial_operators(it, 1);
     const TrialWeights weights(it, true, n_operators);
     const TrialGraph   graph(weights, n_operators, 1);
 

@@ -152,10 +152,10 @@ size_t trial_operator_bytes(ggml_type type) {
     return ggml_row_size(type, trial_elements) * static_cast<size_t>(n_rows * n_used);
 }
 
-int64_t n_trial_operators(ggml_type type) {
-    const size_t bytes  = trial_operator_bytes(type);
-    const auto   wanted = static_cast<int64_t>((shared_cache() + bytes - 1) / bytes);
-    return std::clamp<int64_t>(wanted, 8, 16);
+int64_t n_trial_operators(ggml_type type, int n_copies) {
+    const size_t bytes  = trial_operator_bytes(type) * static_cast<size_t>(n_copies);
+    const auto   wanted = static_cast<int64_t>((2 * shared_cache() + bytes - 1) / bytes);
+    return std::clamp<int64_t>(wanted, 4, 16);
 }
 
 // Returns the extra buffer type that llama.cpp puts such weights into: the first one that supports their operator.

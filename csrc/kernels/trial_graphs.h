@@ -75,8 +75,9 @@ class TrialGraph {
 // Returns the bytes of weights that one operator reads for a token.
 size_t trial_operator_bytes(ggml_type type);
 
-// Returns how many operators read more than the cache that cores share holds, where memory allows.
-int64_t n_trial_operators(ggml_type type);
+// Returns how many operators read more than the cache that cores share holds, where so many copies of their weights are
+// read in turns and memory allows.
+int64_t n_trial_operators(ggml_type type, int n_copies);
 
 // Returns the extra buffer type that llama.cpp puts such weights into: the first one that supports their operator.
 // Null where they stay plain.

@@ -403,7 +403,8 @@ class HugeCopies:
     `most_seconds` (0: no limit) of the threads' processor time. A page's first touch that takes longer than
     `stall_page_ns` is a stall. The rest goes to small pages when stalls come to more than `stall_total_ns`,
     and the system has compacted memory `stall_compactions` times meanwhile. `progress` gets the bytes copied
-    so far; when it returns False or raises, the copying stops.
+    so far; when it returns False or raises, the copying stops. Pages lie in the memories of these NUMA
+    `nodes` by turns, where the system lets them; without `nodes`, in that of the thread that copies.
     """
 
     def __init__(
@@ -415,6 +416,7 @@ class HugeCopies:
         stall_total_ns: int,
         stall_compactions: int,
         progress: Callable[[int], bool] | None = None,
+        nodes: list[int] = ...,
     ) -> None: ...
     def copy(self, fd: int, n_bytes: int) -> Region:
         """Copies the first bytes of a file. The region is empty where that fails."""

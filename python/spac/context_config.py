@@ -78,7 +78,8 @@ class ContextConfig(Checked):
         "--spec-draft-ngl", metavar="N|all|auto", group=CONTEXT_GROUP,
     )  # fmt: skip
     threads_batch: int = option(
-        0, "CPU threads for prompts; 0 is as --threads", "--threads-batch", "-tb", range=Range(0, 512),
+        0, "CPU threads for prompts; 0 is as --threads if that is given, else one per physical core",
+        "--threads-batch", "-tb", range=Range(0, 512),
         group=CONTEXT_GROUP,
     )  # fmt: skip
     load_mode: str = option(

@@ -9,8 +9,25 @@ from spac.topology import n_cores, read_cpus
 
 
 def physical_cores() -> int:
-    """Return how many cores this process may use; hyperthreads of one core count once."""
-    return n_cores(read_cpus())
+    """Return how many cores this process may use; hyperthreads of one core count once.
+
+    A container may have a quota of processor time. Threads beyond it would stop for a part of every period,
+    and all others would wait for them.
+    """
+    return max(1, min(n_cores(read_cpus()), int(cpu_quota() or 2**31)))
+
+
+def cpu_quota(control_groups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return the processor time per second that a container may use, in seconds; None without a limit."""
+    try:
+        if (unified := control_groups / "cpu.max").exists():
+            quota, period = unified.read_text().split()
+        else:
+            quota, period = ((control_groups / "cpu" / f"cpu.cfs_{name}_us").read_text().strip()
+                             for name in ("quota", "period"))  # fmt: skip
+        return float(quota) / float(period) if float(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # also for "max", which is no number
 
 
 def cpu_name() -> str:

@@ -21,6 +21,7 @@ from spac.gguf_info import ModelInfo
 from spac.host import physical_cores
 from spac.llama_params import LOAD_MODES
 from spac.paging import bytes_beside
+from spac.topology import read_cpus, shared_nodes
 from spac.vram import size
 
 LEAST = 256 << 20
@@ -193,8 +194,9 @@ class Copying:
             n_threads = min(_MOST_THREADS, physical_cores())
             stalls = (STALL_PAGE_NS, STALL_TOTAL_NS, STALL_COMPACTIONS)
             self._copies = _core.HugeCopies(
-                n_threads, choice.drop_cache, choice.most_seconds, *stalls, self._told.copying
-            )
+                n_threads, choice.drop_cache, choice.most_seconds, *stalls, self._told.copying,
+                shared_nodes(read_cpus()),
+            )  # fmt: skip
         self.loading: Progress | None = self._told.loading if progress is not None else None
         """For llama.cpp's own loading."""
 

@@ -20,6 +20,9 @@ from spac.files import write_atomically
 from spac.host import cpu_description
 
 SECONDS = 0.1  # of measurement for each type
+LEAST_GAIN = 1.03
+"""A way must be this many times as fast as llama.cpp's own. Where both are about equal, the measurement
+cannot tell them apart, and a wrong choice would be a loss."""
 UNDISTURBED = 0.9
 """The share of the time for which threads must have had their cores; of less, a measurement is not kept."""
 Times = Mapping[str, list[float]]
@@ -72,9 +75,10 @@ def ggml_name(kind: str) -> str:
 
 
 def fastest(times: Times) -> list[str]:
-    """Return the fastest way for each number of rows."""
+    """Return the fastest way for each number of rows: llama.cpp's own unless another gains enough."""
     n_rows = min(len(row) for row in times.values())
-    return [min(times, key=lambda way: times[way][i]) for i in range(n_rows)]
+    allowance = {way: 1.0 if way == "ggml" else LEAST_GAIN for way in times}
+    return [min(times, key=lambda way: times[way][i] * allowance[way]) for i in range(n_rows)]
 
 
 def measured(types: list[str], threads: int) -> dict[str, Times]:

@@ -48,12 +48,12 @@ def repacking_pays(info: ModelInfo, threads: int) -> bool:
 def gain(info: ModelInfo, threads: int) -> float:
     """Return how many times as fast the model is with repacked weights: 1.0 where there is nothing to repack.
 
-    Types that no measurement is kept of are measured, which takes less than half a second each.
+    Types that llama.cpp can repack and that no measurement is kept of are measured, which takes less than
+    half a second each.
     """
     read = {ggml_name(kind): n_bytes for kind, n_bytes in read_bytes(info).items()}
-    if not _core.repackable_cpu_types(list(read)):
-        return 1.0
-    return gain_of(read, measured(_core.quantized_cpu_types(list(read)), threads))
+    kinds = _core.repackable_cpu_types(list(read))
+    return gain_of(read, measured(kinds, threads)) if kinds else 1.0
 
 
 def read_bytes(info: ModelInfo) -> dict[str, tuple[float, float]]:
@@ -69,12 +69,15 @@ def read_bytes(info: ModelInfo) -> dict[str, tuple[float, float]]:
 def gain_of(read: Mapping[str, tuple[float, float]], times: Mapping[str, Times]) -> float:
     """Return the time of an answer with plain weights divided by that with repacked ones.
 
-    `read` is what `read_bytes` returns, by ggml's names. Types without times count for nothing: they
-    are not quantized, and few in a model with others.
+    `read` is what `read_bytes` returns, by ggml's names. Types without times stay as they are, and a byte of
+    theirs is taken to cost as much as a plain byte of the others.
     """
     plain = sum(_answer(read[kind], of["plain"]) for kind, of in times.items())
     repacked = sum(_answer(read[kind], of.get("repacked", of["plain"])) for kind, of in times.items())
-    return plain / repacked if repacked > 0 else 1.0
+    n_bytes = {kind: sum(of) for kind, of in read.items()}
+    measured_bytes = sum(n_bytes[kind] for kind in times)
+    others = plain * (sum(n_bytes.values()) / measured_bytes - 1) if measured_bytes else 0.0
+    return (plain + others) / (repacked + others) if repacked + others > 0 else 1.0
 
 
 def _answer(read: tuple[float, float], seconds: list[float]) -> float:

@@ -33,6 +33,15 @@ def copies(
     return _core.HugeCopies(n_threads, drop_cache, most_seconds, *stalls, progress)
 
 
+def policy(address: int) -> str:
+    """Return how the system places the memory at an address, as it tells."""
+    for line in Path("/proc/self/numa_maps").read_text().splitlines():
+        begin, chosen, *_ = line.split()
+        if int(begin, 16) == address:
+            return chosen
+    pytest.fail("the system does not list the region")
+
+
 def mapped(begin: int, end: int) -> int:
     """Return how many bytes of these addresses are mapped."""
     total = 0
@@ -171,3 +180,12 @@ def test_rates_are_measured() -> None:
         _core.measure_read_rates(-1, 32 * MIB, 2)
     with Path("/dev/null").open("rb") as nothing, pytest.raises(InputError, match="too small"):
         _core.measure_read_rates(nothing.fileno(), 32 * MIB, 2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this system knows no NUMA nodes")
+def test_pages_are_spread_over_nodes(file: BinaryIO) -> None:
+    for nodes, expected in (([0], "interleave:0"), ([], "default"), ([1000], "default")):
+        spread = _core.HugeCopies(2, False, 0.0, *FORGIVING, None, nodes)
+        region = spread.copy(file.fileno(), 3 * MIB)
+        assert bytes(memoryview(region)[: 3 * MIB]) == content(file, 3 * MIB)
+        assert policy(region.address).startswith(expected)

@@ -6,7 +6,7 @@ import pytest
 
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.host import default_threads, missing_features, physical_cores, threads_advice
+from spac.host import cpu_quota, default_threads, missing_features, physical_cores, threads_advice
 
 
 def test_a_cpu_without_avx2_is_told_so():
@@ -20,6 +20,24 @@ def test_a_cpu_without_avx2_is_told_so():
 
 def test_there_is_a_core():
     assert physical_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [({}, None), ({"cpu.max": "max 100000\n"}, None), ({"cpu.max": "250000 100000\n"}, 2.5),
+     ({"cpu.max": "100 0"}, None), ({"cpu.max": "what"}, None),
+     ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+     ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0)],
+)  # fmt: skip
+def test_a_container_may_have_a_quota(tmp_path, monkeypatch, files, quota):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == quota
+    monkeypatch.setattr("spac.host.n_cores", lambda _: 8)
+    for limit, cores in ((None, 8), (2.5, 2), (0.5, 1), (100.0, 8)):
+        monkeypatch.setattr("spac.host.cpu_quota", lambda limit=limit: limit)
+        assert physical_cores() == cores
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,12 @@ def test_every_way_that_is_there_is_measured(kind: str) -> None:
 @given(found=times)
 def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
     for i, way in enumerate(kernels.fastest(found)):
-        assert found[way][i] == min(row[i] for row in found.values())
+        best = min(row[i] for row in found.values())
+        if way == "ggml":  # which stays unless another is clearly faster
+            assert found[way][i] <= best * kernels.LEAST_GAIN * (1 + 1e-9)
+        else:
+            assert found[way][i] == min(row[i] for name, row in found.items() if name != "ggml")
+            assert found["ggml"][i] >= found[way][i] * kernels.LEAST_GAIN * (1 - 1e-9)
 
 
 def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
