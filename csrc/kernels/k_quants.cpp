@@ -7,19 +7,22 @@
 #define GGML_COMMON_DECL_C // its unions without names
 #include "ggml-common.h"
 
+#include <cstddef>
 #include <cstring>
 
 namespace spac::kernels {
 namespace {
 
-// The eight scales and eight minima of q4_K and q5_K, six bits each in 12 bytes, as 16 bytes: scales, then minima.
-__m128i scales_and_mins(const uint8_t * packed) {
-    uint32_t p[3];
-    std::memcpy(p, packed, sizeof(p));
-    constexpr uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, low2 = 0x03030303;
-    return _mm_setr_epi32(static_cast<int>(p[0] & low6), static_cast<int>((p[2] & low4) | ((p[0] >> 6 & low2) << 4)),
-                          static_cast<int>(p[1] & low6),
-                          static_cast<int>((p[2] >> 4 & low4) | ((p[1] >> 6 & low2) << 4)));
+// The eight scales and eight minima of q4_K and q5_K, six bits each in the 12 bytes behind d and dmin, as 16 bytes:
+// scales, then minima.
+template <class Block> __m128i scales_and_mins(const Block & x) {
+    static_assert(offsetof(Block, scales) == 4);
+    const __m128i all  = load16(&x);
+    const __m128i low  = _mm_shuffle_epi8(all, _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __m128i high = _mm_shuffle_epi8(all, _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11));
+    return _mm_or_si128(_mm_and_si128(_mm_srlv_epi32(low, _mm_setr_epi32(0, 0, 0, 4)),
+                                      _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f)),
+                        _mm_and_si128(_mm_srli_epi32(high, 2), _mm_set1_epi8(0x30)));
 }
 
 // Of 16-bit numbers, number i in all places.
@@ -49,9 +52,9 @@ template <class Lanes, bool in_one_lane> struct WithMins {
     };
 
     template <class X> static Head head(X x) {
-        const auto six  = V::widen_u8([&](int r) { return scales_and_mins(x(r).scales); });
-        const auto d    = V::floats([&](int r) { return from_half(x(r).d); });
-        const auto dmin = V::floats([&](int r) { return from_half(x(r).dmin); });
+        const auto six  = V::widen_u8([&](int r) { return scales_and_mins(x(r)); });
+        const auto d    = V::same_in_row([&](int r) { return _mm_cvtph_ps(load16(&x(r))); });
+        const auto dmin = V::same_in_row([&](int r) { return _mm_movehdup_ps(_mm_cvtph_ps(load16(&x(r)))); });
         return {quarters<0x44>(six), quarters<0xee>(six), d, dmin};
     }
 

@@ -46,6 +46,8 @@ struct One {
     template <class Of> static I widen_i8(Of of) { return _mm256_cvtepi8_epi16(of(0)); }
     template <class Of> static I twice(Of of) { return _mm256_broadcastsi128_si256(of(0)); }
     template <class Of> static F floats(Of of) { return _mm256_set1_ps(of(0)); }
+    // The first float of each row's 128 bits in all lanes.
+    template <class Of> static F same_in_row(Of of) { return _mm256_broadcastss_ps(of(0)); }
     // The same of 16-bit floats; of 32 bits a byte each, 0 or 255; two numbers, of(row, i), each in 128 bits.
     template <class Of> static F halves(Of of) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(of(0)))); }
     template <class Of> static I bits(Of of) {
@@ -179,6 +181,9 @@ struct Two {
     }
     template <class Of> static F floats(Of of) {
         return _mm512_mask_broadcastss_ps(_mm512_set1_ps(of(0)), 0xff00, _mm_set_ss(of(1)));
+    }
+    template <class Of> static F same_in_row(Of of) {
+        return _mm512_mask_broadcastss_ps(_mm512_broadcastss_ps(of(0)), 0xff00, of(1));
     }
     template <class Of> static F halves(Of of) {
         const __m256i first = _mm256_set1_epi16(static_cast<short>(of(0)));

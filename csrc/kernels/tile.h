@@ -24,6 +24,17 @@ namespace spac::kernels {
 // it begins anew in every page, so two streams are fetched so many bytes ahead. That gains nothing for a single one.
 constexpr int ahead = 2048;
 
+// The sum of n sums.
+template <int n, class I> I total(const I * s) {
+    if constexpr (n == 4) {
+        return add32(add32(s[0], s[1]), add32(s[2], s[3]));
+    } else if constexpr (n == 2) {
+        return add32(s[0], s[1]);
+    } else {
+        return s[0];
+    }
+}
+
 // Row `row` of weights and those `apart` from it, as many as a vector holds, times N rows of input from `input`.
 template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int64_t apart, int64_t input) {
     using Weights = typename K::Weights;
@@ -38,6 +49,8 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
         y[i] = static_cast<const Input *>(it.inputs[input + i]);
     }
     const int64_t n_block = it.n / K::block;
+    // Integers are exact in any order. One sum for all parts would make a chain of operations that wait for each other.
+    constexpr int sums = K::parts == 4 && N <= 2 ? 4 / N : 1;
     for (int64_t b = 0; b < n_block; b++) {
         for (int r = 0; rows > 1 && r < rows; r++) {
             for (size_t line = 0; line < sizeof(Weights); line += 64) {
@@ -46,22 +59,22 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
         }
         const auto       of   = [&](int r) -> const Weights & { return x[r][b]; };
         const auto       head = K::head(of);
-        typename K::V::I s[N];
+        typename K::V::I s[N][sums];
 #pragma GCC unroll 8
-        for (int i = 0; i < N; i++) {
-            s[i] = K::V::no_ints();
+        for (int i = 0; i < N * sums; i++) {
+            s[i / sums][i % sums] = K::V::no_ints();
         }
 #pragma GCC unroll 8
         for (int j = 0; j < K::parts; j++) {
             const auto part = K::part(of, head, j);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
-                s[i] = K::dot(s[i], part, y[i][b], j);
+                s[i][j % sums] = K::dot(s[i][j % sums], part, y[i][b], j);
             }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
-            K::add(sum[i], head, s[i], y[i][b]);
+            K::add(sum[i], head, total<sums>(s[i]), y[i][b]);
         }
     }
     for (int i = 0; i < N; i++) {
