@@ -30,9 +30,14 @@ N_USED, N_EXPERT = 8, 128
 
 
 def tables(n_tokens: int, n_runs: int) -> list[Ids]:
-    """[n_tokens, 8] each: all tokens want the same eight experts, the next run the next eight."""
+    """Return [n_tokens, 8] for each run: all tokens want the same eight experts, the next run the next eight.
+
+    The eights are odd in number, so that over time both kernels get each of them: where experts lie in
+    memory can make them a little faster or slower.
+    """
+    eights = N_EXPERT // N_USED - 1
     return [
-        np.tile((np.arange(N_USED) + N_USED * run) % N_EXPERT, (n_tokens, 1)).astype(np.int32)
+        np.tile(np.arange(N_USED) + N_USED * (run % eights), (n_tokens, 1)).astype(np.int32)
         for run in range(n_runs)
     ]
 

@@ -30,7 +30,7 @@ namespace {
 constexpr int64_t at_once = 16;   // rows of input
 constexpr int64_t cached  = 64;   // rows of weights that more of them than that are multiplied with
 constexpr int64_t last    = 16;   // rows of weights of a run, before which the next run's beginning is fetched
-constexpr int     fetched = 8192; // bytes of that; what a kernel itself fetches ahead (tile.h)
+constexpr int     fetched = 8192; // bytes of that
 
 // An operator's weights: one matrix for each expert of mul_mat_id, or for each plane of mul_mat.
 class Operator {
