@@ -24,11 +24,11 @@ import numpy as np
 
 from bench.compare.cells import environment
 from bench.provenance import commit, processor, where
-from spac.gguf_check import check_model
-from spac.gguf_header import read_header
-from spac.gguf_info import ModelInfo
-from spac.host import physical_cores
-from spac.huge_pages import read_rates
+from spac.machine.cpu import physical_cores
+from spac.model.gguf.check import check_model
+from spac.model.gguf.header import read_header
+from spac.model.gguf.info import ModelInfo
+from spac.model.huge_pages import read_rates
 from tests.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +68,7 @@ def worker(engine: str, model: str, threads: int, options: dict[str, Any]) -> di
     start = time.perf_counter()
     if engine == "spac":
         from spac.config import EngineConfig
-        from spac.pair import ModelPair
+        from spac.model.pair import ModelPair
 
         pair = ModelPair(EngineConfig(target=model, device="cpu", ctx=1024, threads=threads, **options), None)
         context, notes = pair.target_context.pointer, pair.notes

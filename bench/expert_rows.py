@@ -3,9 +3,9 @@
 mul_mat_id over eight experts of 768 x 2048, each wanted by 1 to 8 tokens, from memory (the experts change
 from run to run; all 128 of them hardly fit into a cache): with spac's kernels (csrc/kernels) and with
 ggml's own, in turns, in one process. spac computes with the ways that it has measured to be the fastest on
-this machine (spac.kernels), unless SPAC_CPU_KERNELS fixes one. Times are medians; the ratio is the median
-of the pairs' ratios. --kinds names types, --threads how many threads compute, --out writes the figures as
-JSON.
+this machine (spac.model.kernels), unless SPAC_CPU_KERNELS fixes one. Times are medians; the ratio is the
+median of the pairs' ratios. --kinds names types, --threads how many threads compute, --out writes the figures
+as JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from bench.provenance import commit, processor, where
-from spac import _core, _library, kernels
-from spac.host import physical_cores
+from spac import _core, _library
+from spac.machine.cpu import physical_cores
+from spac.model import kernels
 from tests.patches.ggml import Ggml
 from tests.patches.operators import Ids, Operator, Shape, operator, weights_on
 

@@ -23,10 +23,10 @@ from bench.twin.catalog import MODELS, Named
 from bench.twin.drift import PUBLISHED, solve
 from bench.twin.writer import Twin, draft_of, write_twin
 from spac import _core
-from spac._llama import echo_log
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.vram import MARGIN_SHARE
+from spac.machine.device_memory import MARGIN_SHARE
+from spac.model.c_api import echo_log
 
 NAMES = ("qwen3-30b-a3b", "gpt-oss-20b")
 UBATCH, DRAFT_LENGTH, N_LAYER = 512, 16, 2

@@ -5,7 +5,7 @@ the same shortage. Then, in turns, each in a process of its own and from a cold 
 
     llama.cpp    the unpatched library, on the CPU alone, weights as the file has them
     unpaged      spac on the stand-in without slots, --paging off: the system reads what is touched
-    paged        the same, as spac decides by itself (spac/paging.py)
+    paged        the same, as spac decides by itself (spac/model/paging.py)
 
 The first of three prompts meets a cold file, the others what memory holds by then (warm); medians over the
 rounds, and of the rounds' ratios of warm speeds. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a
@@ -30,10 +30,11 @@ from typing import Any
 
 from bench.compare.cells import run_cell
 from bench.compare.job import Job
-from spac import host_memory
-from spac._llama import Model
-from spac.host import cpu_name, physical_cores
-from spac.vram import VramLimit, size
+from spac.config.values import VramLimit
+from spac.machine import host_memory
+from spac.machine.cpu import cpu_name, physical_cores
+from spac.machine.device_memory import size
+from spac.model.c_api import Model
 from tests.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from spac.host import physical_cores
+from spac.machine.cpu import physical_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8")

@@ -25,9 +25,9 @@ import numpy as np
 
 from spac import scheduler
 from spac.costs import Costs
-from spac.events import Events
+from spac.costs.estimator import CostEstimator
+from spac.engine.session_events import Events
 from spac.governor import RooflineGovernor
-from spac.profile.estimator import CostEstimator
 from spac.scheduler import Event, Layer, View
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, best_first, solve
 from spac.scheduler.cost import UnitCosts

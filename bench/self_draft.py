@@ -9,7 +9,7 @@ import argparse
 import ctypes
 from pathlib import Path
 
-import spac._llama
+import spac.model.c_api
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -25,7 +25,9 @@ def quantize(source: Path, path: Path, kind: str = "Q4_0") -> Path:
     params.allow_requantize = True
     params.nthread = 0
     if api.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)):
-        raise OSError(f"{source} could not be quantized: {spac._llama.last_error() or 'no reason given'}")
+        raise OSError(
+            f"{source} could not be quantized: {spac.model.c_api.last_error() or 'no reason given'}"
+        )
     return path
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from spac import demo
-from spac.llama import Llama
+from spac import Llama, demo
 
 
 def main(model: str, draft: str | None) -> None:

@@ -29,7 +29,7 @@ from bench.compare.roofline import Bandwidths
 from bench.compare.rows import rows_of
 from bench.gpu_suite.facts import processor_name
 from spac.errors import SpacError
-from spac.host import physical_cores
+from spac.machine.cpu import physical_cores
 
 UNFINISHED = 3
 LISTED = 12  # cells that were not run, by name

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.compare import peer
 from bench.compare.job import TOOK_TOO_LONG, Job, Result
 from bench.compare.vram import VramMeter
-from spac.gguf_header import read_header
-from spac.gguf_info import EXPERTS
+from spac.model.gguf.header import read_header
+from spac.model.gguf.info import EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_TIME = "out of time"

@@ -34,13 +34,13 @@ from bench.compare.roofline import Bandwidths, Weights
 from bench.compare.server import PeerError
 from spac.config import Slots
 from spac.errors import InputError
-from spac.gguf_check import check_model
-from spac.gguf_header import read_header
-from spac.host import default_threads, physical_cores
+from spac.machine.cpu import default_threads, physical_cores
+from spac.model.gguf.check import check_model
+from spac.model.gguf.header import read_header
 from tests.reference import reference_folder
 
 if TYPE_CHECKING:
-    from spac._llama import Model
+    from spac.model.c_api import Model
 
 BANDWIDTHS_S = 60  # measuring them hangs when it takes longer
 FIRST = 3  # cells before perplexities are measured
@@ -120,7 +120,7 @@ class Comparison:
 
     @cached_property
     def _vocabulary(self) -> Model:
-        from spac._llama import Model
+        from spac.model.c_api import Model
 
         return Model(self.args.target, (), {"vocab_only": True})
 

@@ -14,10 +14,10 @@ from bench.compare.likelihood import PIECE, surprises
 from spac import _core
 from spac._core import set_fault
 from spac.config import EngineConfig, SamplingConfig, Slots
+from spac.doctor.selftest import decode as logits
 from spac.engine import Engine
-from spac.pair import ModelPair
+from spac.model.pair import ModelPair
 from spac.scheduler.belady import belady
-from spac.selftest import decode as logits
 from spac.stats import RunStats
 
 NO_GPU = ("cpu", "stand-in")  # devices that are no GPU

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from spac.gguf_header import read_header
-from spac.gguf_info import EXPERTS
+from spac.model.gguf.header import read_header
+from spac.model.gguf.info import EXPERTS
 
 _C = """
 typedef struct dev dev; typedef struct backend backend; typedef struct buffer buffer;

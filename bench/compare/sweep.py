@@ -15,7 +15,7 @@ from bench.compare.job import Job, Result
 from bench.compare.pool import ThreadPool
 
 if TYPE_CHECKING:
-    from spac.pair import ModelPair
+    from spac.model.pair import ModelPair
 
 ROUNDS = 3  # machines are noisy: the median of so many runs stands for a number of threads
 
@@ -49,7 +49,7 @@ def of_spac(job: Job) -> Result:
     """Tokens per second on spac."""
     from bench.compare.ours import config_of
     from spac.engine import Engine
-    from spac.pair import ModelPair
+    from spac.model.pair import ModelPair
 
     # spac's pool grows where it has to and never shrinks. Threads that it does not need would still poll, so
     # that the numbers go up.

@@ -42,7 +42,7 @@ def run_spac(job: Job) -> Result:
     """On spac's library."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare import ours, sweep
-    from spac._llama import echo_log
+    from spac.model.c_api import echo_log
 
     echo_log(
         _echo

@@ -18,7 +18,7 @@ from typing import Any
 from bench.compare.vram import VramMeter
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.vram import size
+from spac.machine.device_memory import size
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -94,9 +94,9 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
     """float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare.ours import logits, make_resident
-    from spac._llama import echo_log
     from spac.config import EngineConfig
-    from spac.pair import ModelPair
+    from spac.model.c_api import echo_log
+    from spac.model.pair import ModelPair
 
     echo_log(_echo)
     config = EngineConfig(

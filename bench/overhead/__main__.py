@@ -30,7 +30,7 @@ import numpy as np
 from spac import _core
 from spac.config import EngineConfig
 from spac.env import STAND_IN
-from spac.pair import ModelPair
+from spac.model.pair import ModelPair
 
 Steps = Callable[[int], float]
 BLOCK = 32  # steps of one of the two at a time: long enough for caches and waiting threads to be its own

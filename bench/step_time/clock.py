@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.costs import Costs
-from spac.profile.estimator import CostEstimator, StepTimes
+from spac.costs.estimator import CostEstimator, StepTimes
 from spac.scheduler import Layer
 
 FloatArray = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from bench.twin.drift import Locality
 from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.gguf_header import read_header
+from spac.model.gguf.header import read_header
 from spac.scheduler.replay import Demand, Recorder
 
 

@@ -1,5 +1,5 @@
-// How a plan's wishes and a verification's demand compare. python/spac/insight.py says what they are counted for and
-// has it in numpy; that is the reference.
+// How a plan's wishes and a verification's demand compare. python/spac/stats/prediction.py says what they are counted
+// for and has it in numpy; that is the reference.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // What a step's waits, layer by layer, tell of the device's time and of the hand-off.
-// python/spac/profile/{device_time,hand_off_time}.py say how and have it in numpy; that is the reference, and results
+// python/spac/costs/{device_time,hand_off_time}.py say how and have it in numpy; that is the reference, and results
 // are equal to the bit.
 #pragma once
 

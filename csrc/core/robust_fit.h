@@ -1,4 +1,4 @@
-// Unit times of work that is measured in sums. python/spac/profile/robust.py says what it means and has it in Python;
+// Unit times of work that is measured in sums. python/spac/costs/robust.py says what it means and has it in Python;
 // that is the reference, and results are equal to the bit.
 #pragma once
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from spac import _library
 
 if TYPE_CHECKING:
-    from spac.embedding import disable, enable
-    from spac.llama import Llama
+    from spac.llama_cpp_python.enable import disable, enable
+    from spac.llama_cpp_python.llama import Llama
 
 __version__ = "0.1.0"
 __all__ = ["Llama", "__version__", "disable", "enable"]
@@ -18,11 +18,11 @@ _library.install()
 def __getattr__(name: str) -> Any:
     """What loads the library does so when it is first used."""
     if name == "Llama":
-        from spac.llama import Llama
+        from spac.llama_cpp_python.llama import Llama
 
         return Llama
     if name in ("enable", "disable"):
-        from spac import embedding
+        from spac.llama_cpp_python import enable
 
-        return getattr(embedding, name)
+        return getattr(enable, name)
     raise AttributeError(f"module 'spac' has no attribute '{name}'")

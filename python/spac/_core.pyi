@@ -998,7 +998,7 @@ def roofline_curve(
     """The fields of a `spac.governor.model.Curve` (csrc/core/roofline.h), float64[K + 1] each."""
 
 class RobustFit:
-    """`spac.profile.robust.RobustFit` (csrc/core/robust_fit.h)."""
+    """`spac.costs.robust.RobustFit` (csrc/core/robust_fit.h)."""
 
     def __init__(
         self,
@@ -1015,7 +1015,7 @@ class RobustFit:
     def observe(self, amounts: Sequence[float], seconds: float) -> None: ...
 
 class LayerWaits:
-    """The arrays of `spac.profile.device_time.DeviceTime` (csrc/core/layer_waits.h), changed in place."""
+    """The arrays of `spac.costs.device_time.DeviceTime` (csrc/core/layer_waits.h), changed in place."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], kept: float, most: float) -> None:
         """arrays: float64 [F] loss, factors, doubt; int32 [1] at; float64 [L] each. All are kept."""

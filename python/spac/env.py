@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spac.errors import InputError
-from spac.vram import parse_size
+from spac.machine.device_memory import parse_size
 
 
 @dataclass(frozen=True)

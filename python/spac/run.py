@@ -21,17 +21,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spac import interrupt
+from spac.cli import interrupt
+from spac.cli.escapes import unescaped
+from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
+from spac.cli.program import INTERRUPTED, Talk, add_talk, broken_pipe, guarded, models, say
 from spac.config import COUNT, Range
 from spac.errors import InputError
-from spac.escapes import unescaped
-from spac.options import Parser, add_engine, add_sampling, number, read_config
-from spac.program import INTERRUPTED, Talk, add_talk, broken_pipe, guarded, models, say
-from spac.recording import Recorder
+from spac.stats.recording import Recorder
 
 if TYPE_CHECKING:
     from spac.engine import Engine
-    from spac.generation import Generation
+    from spac.engine.generation import Generation
     from spac.stats import RunStats
 
 STDIN_PATIENCE_S = 0.5  # for a pipe that may or may not bring a prompt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import spac
-from spac.llama import Llama
+from spac.llama_cpp_python.llama import Llama
 from tests.conftest import TinyModel
 
 DEMO = Path(spac.__file__).parent / "demo"

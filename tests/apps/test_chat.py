@@ -12,7 +12,7 @@ import llama_cpp
 import pytest
 
 from spac.errors import InputError
-from spac.llama import Llama
+from spac.llama_cpp_python.llama import Llama
 from tests.apps.conftest import SMALL, Open
 from tests.conftest import TinyModel
 from tests.formats.templates import ADD, THINKING, THINKING_TOKENS, with_template

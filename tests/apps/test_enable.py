@@ -9,7 +9,7 @@ import pytest
 
 import spac
 from spac.errors import InputError
-from spac.llama import Llama
+from spac.llama_cpp_python.llama import Llama
 from tests.apps.conftest import SMALL, TARGET
 from tests.conftest import TinyModel
 

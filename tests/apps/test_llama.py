@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import spac
 from spac.errors import InputError
-from spac.llama import Llama
-from spac.llama_run import LoopRun, TokenRun
+from spac.llama_cpp_python.generation import LoopRun, TokenRun
+from spac.llama_cpp_python.llama import Llama
 from tests.apps.conftest import DRAFT, EXACT, TARGET, Open
 from tests.conftest import TinyModel
 

@@ -13,8 +13,8 @@ import pytest
 from spac import _core
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.llama import Llama
-from spac.llama_options import llama_keywords
+from spac.llama_cpp_python.keywords import llama_keywords
+from spac.llama_cpp_python.llama import Llama
 from tests.compare.driver import first_difference
 from tests.compare.script import Logits
 from tests.conftest import TinyModel
@@ -170,7 +170,7 @@ def test_what_cannot_be_is_told(models: dict[str, Path], options: dict[str, Any]
 
 
 def test_serve_loads_what_its_options_say(models: dict[str, Path], adapter: Path) -> None:
-    from spac.options import read_config
+    from spac.cli.options import read_config
     from spac.serve.app import load, make_parser
 
     words = ["-ngl", "3", "-fa", "auto", "-ctk", "q8_0", "-ctv", "q5_1", "--no-mmap", "-c", "256", "-t", "1"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from spac.errors import InputError
-from spac.llama import Llama
+from spac.llama_cpp_python.llama import Llama
 from tests.apps.conftest import DRAFT, SMALL, TARGET, Open
 
 PROMPT = "def add(a, b):\n"

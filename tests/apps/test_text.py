@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac.errors import InputError
-from spac.llama_text import GROWING, Detokenizer
+from spac.llama_cpp_python.detokenizer import GROWING, Detokenizer
 
 
 @given(st.lists(st.integers(0, 260), max_size=3 * GROWING), st.integers(0, 3 * GROWING))

@@ -65,7 +65,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_same_answers_as_stock(stock: Answers, options: str) -> None:
     answers = enabled(options)
-    assert answers["kind"] == "spac.llama"
+    assert answers["kind"] == "spac.llama_cpp_python.llama"
     assert answers | {"kind": stock["kind"]} == stock
 
 

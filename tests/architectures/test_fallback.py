@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spac import _core, _llama
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.model import c_api
 from tests.conftest import TinyModel
 from tests.models import write_adapter
 from tests.session.lab import GREEDY, Lab, generate, prompt, take
@@ -27,8 +28,8 @@ TEXT = "def fibonacci(n):"
 @pytest.fixture
 def log() -> None:
     """The engine's log, wherever another test has sent it."""
-    api.llama_log_set(_llama._on_log, ctypes.c_void_p(0))
-    _llama.take_notices()
+    api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
+    c_api.take_notices()
 
 
 def load(path: Path, **options: Any) -> Engine:
@@ -111,11 +112,11 @@ def test_experts_met_after_the_layers_were_counted_are_noted_once(lab: Lab, tiny
     assert experts is not None
     assert experts.n_layer == 2
     draft = lab.context(path, ctx_type=1, ctx_other=target)
-    api.llama_log_set(_llama._on_log, ctypes.c_void_p(0))
-    _llama.take_notices()
+    api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
+    c_api.take_notices()
     session = lab.session(target, draft, experts, draft_types=["draft-mtp"], draft_max=3, **GREEDY)
     assert generate(session, prompt(40), 24) == expected
-    notes = _llama.take_notices()
+    notes = c_api.take_notices()
     assert len(notes) == 1
     assert "(it was met after the layers were counted)" in notes[0]
     assert experts.n_layer == 2
@@ -129,10 +130,10 @@ def test_spacs_own_warnings_are_notes_and_nothing_else_is() -> None:
         (3, b"spac: one\n"),
         (4, b"spac: an error\n"),
     ):
-        _llama._on_log(level, line, None)
-    assert _llama.take_notices() == ["one"]
-    assert _llama.take_notices() == []
-    assert "an error" in _llama.last_error()
+        c_api._on_log(level, line, None)
+    assert c_api.take_notices() == ["one"]
+    assert c_api.take_notices() == []
+    assert "an error" in c_api.last_error()
 
 
 @pytest.fixture

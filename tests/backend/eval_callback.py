@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spac._llama import Context
+from spac.model.c_api import Context
 
 api = importlib.import_module("llama_cpp.llama_cpp")  # after spac, which decides on the library
 

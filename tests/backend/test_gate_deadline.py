@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from spac import _core, env
-from spac._llama import Context, Model, take_notices
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import DeviceError
+from spac.model.c_api import Context, Model, take_notices
 from tests.backend.eval_callback import CONTEXT, FloatArray, decode
 from tests.conftest import ROOT, TinyModel
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spac import _core
-from spac._llama import Context, Model
+from spac.model.c_api import Context, Model
 from tests.conftest import TinyModel
 from tests.models import Shape
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from spac import _core
-from spac._llama import Context, Model
 from spac.errors import InputError
+from spac.model.c_api import Context, Model
 from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, FloatArray, api, decode
 from tests.conftest import TinyModel
 from tests.models import FAMILIES

@@ -18,7 +18,7 @@ from bench.compare.rows import rows_of
 from bench.compare.sweep import use_threads
 from bench.compare.threads import Threads
 from spac.engine import Engine
-from spac.pair import ModelPair
+from spac.model.pair import ModelPair
 
 PAIR = ["spac_lru__draft-50%-64", "llama.cpp_--n-cpu-moe__draft-50%-64"]
 

@@ -20,8 +20,8 @@ from bench.twin.measure import Measured, in_chain, measure, run
 from bench.twin.mix import Mix
 from bench.twin.vocabulary import LEAST, make_vocabulary
 from bench.twin.writer import Twin, write_twin
-from spac._llama import Model
-from spac.gguf_check import check_model
+from spac.model.c_api import Model
+from spac.model.gguf.check import check_model
 from tests.bench.conftest import AGREEMENT
 from tests.models import FAMILIES
 from tests.models.parts import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spac.chat_format import ChatFormat
+from spac.chat.format import ChatFormat
 from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import InputError

@@ -7,8 +7,8 @@ import pytest
 from spac.chat.commands import run_command
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import DEFAULTS, Dialogue
-from spac.chat_format import ChatFormat
-from spac.chat_options import ChatOptions
+from spac.chat.format import ChatFormat
+from spac.chat.options import ChatOptions
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
@@ -89,7 +89,7 @@ def test_a_text_that_ends_answers_of_the_format(engine):
 
 
 def test_pieces_come_as_they_are_said(engine, monkeypatch):
-    monkeypatch.setattr("spac.chat_format.READING_SHARE", 1.0)
+    monkeypatch.setattr("spac.chat.format.READING_SHARE", 1.0)
     talk = dialogue(engine(), says(REASONED[THINKING]))
     kinds, states = [], []
     for piece in talk.answer("hello"):
@@ -240,7 +240,7 @@ def test_a_stop_while_it_reasons(engine):
 
 
 def test_a_stop_in_the_answer_keeps_both(engine, monkeypatch):
-    monkeypatch.setattr("spac.chat_format.READING_SHARE", 1.0)
+    monkeypatch.setattr("spac.chat.format.READING_SHARE", 1.0)
     talk = dialogue(engine(), says(REASONED[THINKING]))
     answer = ""
     for piece in talk.answer("hello"):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spac.interrupt import Interrupt
+from spac.cli.interrupt import Interrupt
 
 
 @pytest.mark.parametrize("_", range(40))
@@ -40,7 +40,7 @@ def test_what_has_ended_when_the_watcher_looks_was_asked(monkeypatch: pytest.Mon
             time.sleep(0.05)
         return data
 
-    monkeypatch.setattr("spac.interrupt.os.read", late)
+    monkeypatch.setattr("spac.cli.interrupt.os.read", late)
     with Interrupt(lambda: work[0] if work else None):
         os.kill(os.getpid(), signal.SIGINT)
         work.clear()  # it ends, and nothing runs for a moment

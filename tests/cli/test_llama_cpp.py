@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.llama_cpp_options import _ACCEPTED, _REFUSED, Foreign, foreign_options
+from spac.cli.llama_cpp_options import _ACCEPTED, _REFUSED, Foreign, foreign_options
 from spac.run import main
 from tests.cli.options_page import parser_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spac import env
-from spac.llama_cpp_options import foreign_options
+from spac.cli.llama_cpp_options import foreign_options
 from tests.cli.options_page import PROGRAMS, parser_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from spac.llama_cpp_options import foreign_options
+from spac.cli.llama_cpp_options import foreign_options
 from tests.cli.options_page import parser_of
 from tests.patches.source import published, sdist
 
@@ -19,7 +19,7 @@ ELSEWHERE = {
     "--tts-lang", "--tts-speaker-file",
 }  # fmt: skip
 CHAT = {"--chat-template", "--reasoning", "--skip-chat-parsing"}
-"""How those of the chat's begin: `spac.chat_options` has them, as far as they are known."""
+"""How those of the chat's begin: `spac.chat.arguments` has them, as far as they are known."""
 MAY_BE_LEFT_OUT = {"-fa", "--flash-attn"}
 """Values that were not there once."""
 OTHERWISE = {

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from spac import _core
 from spac.errors import InputError
-from spac.insight import counted
 from spac.scheduler import Plan
+from spac.stats.prediction import counted
 
 
 @given(st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32))

@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from spac import _core, doctor
-from spac.doctor import examine, main
-from spac.vram import VramLimit
+from spac import _core
+from spac.config.values import VramLimit
+from spac.doctor import main
+from spac.doctor import program as doctor
+from spac.doctor.program import examine
 from tests.cli.conftest import environment
 
 
@@ -67,8 +69,8 @@ def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
     _, experts = doctor._memory(target)
     assert (experts.name, experts.state, experts.why) == ("experts", "ok", "")
-    monkeypatch.setattr("spac.host_memory.available", lambda: 1 << 20)
-    monkeypatch.setattr("spac.paging._in_memory", lambda _: False)
+    monkeypatch.setattr("spac.machine.host_memory.available", lambda: 1 << 20)
+    monkeypatch.setattr("spac.model.paging._in_memory", lambda _: False)
     _, experts = doctor._memory(target)
     assert experts.state == "off"
     assert "those that are not there are read from the file" in experts.why
@@ -78,7 +80,7 @@ def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
 def test_what_huge_pages_would_gain(findings, tiny_model, monkeypatch):
     found = findings["huge pages"]
     assert (found.state == "ok") == (found.found == "pages of 2 MB")
-    monkeypatch.setattr("spac.huge_pages.outlook", lambda info, _: (info.path.name, "no gain"))
+    monkeypatch.setattr("spac.model.huge_pages.outlook", lambda info, _: (info.path.name, "no gain"))
     target = tiny_model("qwen3")
     [found] = doctor._huge_pages(target)
     assert (found.state, found.found, found.why) == ("off", target.name, "no gain")

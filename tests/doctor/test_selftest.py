@@ -11,11 +11,13 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from spac import _core, doctor, env, selftest
-from spac.finding import Finding
-from spac.mechanisms import AHEAD, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
-from spac.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
-from spac.trial import Trial
+from spac import _core, env
+from spac.doctor import program as doctor
+from spac.doctor import selftest
+from spac.doctor.finding import Finding
+from spac.doctor.mechanisms import AHEAD, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
+from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
+from spac.doctor.trial import Trial
 
 NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 
@@ -23,7 +25,7 @@ NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what the tests' environment has switched out of them."""
-    monkeypatch.setattr("spac.pair.choose_device", lambda _: stand_in())
+    monkeypatch.setattr("spac.model.pair.choose_device", lambda _: stand_in())
     for mechanism in MECHANISMS:
         if mechanism.switch is not None:
             monkeypatch.delenv(mechanism.switch.name, raising=False)

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from spac.advice import ENOUGH_STEPS, unused_draft
 from spac.config import EngineConfig
 from spac.engine import Engine
-from spac.llama import Llama
+from spac.llama_cpp_python.llama import Llama
+from spac.stats.advice import ENOUGH_STEPS, unused_draft
 
 GIB = 1 << 30
 

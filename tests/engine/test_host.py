@@ -6,7 +6,7 @@ import pytest
 
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.host import cpu_quota, default_threads, missing_features, physical_cores, threads_advice
+from spac.machine.cpu import cpu_quota, default_threads, missing_features, physical_cores, threads_advice
 
 
 def test_a_cpu_without_avx2_is_told_so():
@@ -34,9 +34,9 @@ def test_a_container_may_have_a_quota(tmp_path, monkeypatch, files, quota):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cpu_quota(tmp_path) == quota
-    monkeypatch.setattr("spac.host.n_cores", lambda _: 8)
+    monkeypatch.setattr("spac.machine.cpu.n_cores", lambda _: 8)
     for limit, cores in ((None, 8), (2.5, 2), (0.5, 1), (100.0, 8)):
-        monkeypatch.setattr("spac.host.cpu_quota", lambda limit=limit: limit)
+        monkeypatch.setattr("spac.machine.cpu.cpu_quota", lambda limit=limit: limit)
         assert physical_cores() == cores
 
 
@@ -59,7 +59,7 @@ def test_more_threads_than_cores_are_told():
 
 @pytest.mark.parametrize("device", ["stand-in", "cpu"])
 def test_a_number_of_threads_that_the_user_says_is_kept(tiny_model, device, monkeypatch):
-    monkeypatch.setattr("spac.pair.physical_cores", lambda: 2)
+    monkeypatch.setattr("spac.model.pair.physical_cores", lambda: 2)
     model = tiny_model("qwen3moe")
     for threads, used in ((0, 1 if device == "stand-in" else 2), (2, 2), (3, 3)):
         with Engine(EngineConfig(target=model, device=device, ctx=64, threads=threads)) as engine:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spac import host_memory
+from spac.machine import host_memory
 
 MIB = 1 << 20
 

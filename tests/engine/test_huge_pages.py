@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 import spac.demo as demo
-from spac import Llama, _core, host_memory, huge_pages
-from spac._llama import Context, Model
+from spac import Llama, _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.prompt_cache import cache_bytes
 from spac.errors import InputError
-from spac.gguf_check import check_model
-from spac.huge_pages import Choice, Copying
-from spac.llama_params import LOAD_MODES
-from spac.pair import choose_device
-from spac.prompt_cache import cache_bytes
+from spac.machine import host_memory
+from spac.model import huge_pages
+from spac.model.c_api import Context, Model
+from spac.model.gguf.check import check_model
+from spac.model.huge_pages import Choice, Copying
+from spac.model.pair import choose_device
+from spac.model.params import LOAD_MODES
 from tests.gguf.files import split
 
 MIB = 1 << 20
@@ -176,7 +178,7 @@ def test_progress_can_stop_the_copy() -> None:
 
 def test_what_cannot_be_copied_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "choose", lambda *_, **__: Choice(True, gain=1.5, most_seconds=1e-9))
-    monkeypatch.setattr("spac.pair.choose", huge_pages.choose)
+    monkeypatch.setattr("spac.model.pair.choose", huge_pages.choose)
     with Engine(config()) as engine:
         assert text(engine, 2)
         assert mapped("target.gguf")
@@ -188,7 +190,7 @@ def test_prompts_have_what_the_copy_leaves(monkeypatch: pytest.MonkeyPatch) -> N
     for wanted in ("off", "on"):
         with Engine(config(huge_pages=wanted)) as engine:
             needed = engine._pair.target.n_bytes
-            monkeypatch.setattr("spac.prompt_cache.available", lambda needed=needed: needed + 2000)
+            monkeypatch.setattr("spac.engine.prompt_cache.available", lambda needed=needed: needed + 2000)
             found = cache_bytes(engine.config, engine._pair)
         assert found == (1000 if wanted == "off" else 1000 + needed // 2)
 

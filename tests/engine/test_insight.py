@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.insight import Insight, given_options
 from spac.scheduler import Plan, make
+from spac.stats.prediction import Insight, given_options
 
 ALL = np.ones((2, 3), np.bool_)
 

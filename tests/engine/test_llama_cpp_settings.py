@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from spac import _core
+from spac.cli.spellings import SPELLINGS
 from spac.config import EngineConfig
 from spac.errors import InputError, OutOfMemoryError
-from spac.pair import ModelPair
-from spac.spellings import SPELLINGS
+from spac.model.pair import ModelPair
 from tests.compare import Case, Job, Run, Settings, run_worker
 from tests.compare.driver import Result, first_difference
 from tests.compare.script import SCRIPTS, Logits

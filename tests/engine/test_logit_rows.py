@@ -15,9 +15,9 @@ from bench.compare.ours import logits
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.llama import Llama
-from spac.llama_params import draft_rows, target_rows
-from spac.pair import ModelPair
+from spac.llama_cpp_python.llama import Llama
+from spac.model.pair import ModelPair
+from spac.model.params import draft_rows, target_rows
 from tests.conftest import TinyModel
 
 # isort: split

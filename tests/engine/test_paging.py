@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from spac import Llama, host_memory, paging
+from spac import Llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
-from spac.gguf_check import check_model
-from spac.paging import is_paged
-from spac.pair import choose_device
+from spac.machine import host_memory
+from spac.model import paging
+from spac.model.gguf.check import check_model
+from spac.model.paging import is_paged
+from spac.model.pair import choose_device
 from spac.scheduler import make
 from tests.conftest import TinyModel
 
@@ -97,7 +99,7 @@ def test_slots_drafts_and_streams_work_with_it(target: Path, tiny_model: TinyMod
 def test_copies_are_to_be_worth_more(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "spac.residence.make", lambda name, **options: made.append(options) or make(name, **options)
+        "spac.engine.expert_cache.make", lambda name, **options: made.append(options) or make(name, **options)
     )
     for options in (
         {"paging": "on"},

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import spac.demo as demo
-from spac import _core, pinning
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.model import pinning
 from tests.cli.conftest import environment
 from tests.conftest import TinyModel
 
@@ -214,7 +215,7 @@ def test_limits_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wsl2_pins_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinning.limit() is None
     monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
-    monkeypatch.setattr("spac.host_memory.sizes", lambda: (8 << 30, 16 << 30))
+    monkeypatch.setattr("spac.machine.host_memory.sizes", lambda: (8 << 30, 16 << 30))
     assert pinning.limit() == 8 << 30
     assert pinning.outlook([]) == ("up to 8.0 GiB", "")
     monkeypatch.setenv("SPAC_PIN_LIMIT", "12G")

@@ -9,7 +9,7 @@ import pytest
 from spac import Llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.prompt_cache import cache_bytes
+from spac.engine.prompt_cache import cache_bytes
 from tests.conftest import TinyModel
 
 FIRST, SECOND = list(range(5, 205)), list(range(100, 190)) * 2
@@ -83,8 +83,8 @@ def test_without_a_word_half_of_what_is_left_is_taken(target: Path, monkeypatch:
         pair, config = engine._pair, engine.config
         models = pair.target.n_bytes
         for free, expected in ((models + 1000, 500), (models, 0), (models // 2, 0), (10**12, 8 << 30)):
-            monkeypatch.setattr("spac.prompt_cache.available", lambda free=free: free)
+            monkeypatch.setattr("spac.engine.prompt_cache.available", lambda free=free: free)
             assert cache_bytes(config, pair) == expected
         read_whole = EngineConfig(target=target, load_mode="none")
-        monkeypatch.setattr("spac.prompt_cache.available", lambda: 1000)
+        monkeypatch.setattr("spac.engine.prompt_cache.available", lambda: 1000)
         assert cache_bytes(read_whole, pair) == 500, "its pages are taken already"

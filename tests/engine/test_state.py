@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.warm_state import WarmState
 from spac.errors import InputError
-from spac.files import write_atomically
+from spac.machine.files import write_atomically
 from spac.scheduler import Event, Plan, make
-from spac.state import WarmState
 from tests.scheduler.views import make_view
 
 SCHEDULERS = ("lru", "ewma", "logistic", "moe-spac", "moe-spac:speculative=off", "static")

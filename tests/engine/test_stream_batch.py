@@ -8,10 +8,11 @@ import importlib
 import numpy as np
 import pytest
 
-from spac import _core, _llama
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
+from spac.model import c_api
 
 api = importlib.import_module("llama_cpp.llama_cpp")  # after spac, which decides on the library
 
@@ -131,7 +132,7 @@ def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
 @pytest.fixture
 def heard():
     """The library's log comes to us, whatever tests before have set."""
-    api.llama_log_set(_llama._on_log, ctypes.c_void_p(0))
+    api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
 
 
 @pytest.mark.usefixtures("heard")

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac.config import EngineConfig, SamplingConfig
+from spac.config.values import StreamBatch
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
+from spac.engine.prefill_streaming import PromptStreams, split_s, stream_s, worth_it
 from spac.errors import InputError
-from spac.stream_batch import LEAST, PromptStreams, StreamBatch, split_s, stream_s, worth_it
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ LAYERS = st.lists(
 def test_it_is_the_fewest_tokens_for_which_the_cpu_takes_longer(one, other, layers, resident, largest):
     costs = costs_of(one, other)
     limit = stream_s(costs, layers, resident)
-    slower = [n for n in range(LEAST, largest + 1) if split_s(costs, layers, resident, n) >= limit]
+    slower = [
+        n for n in range(StreamBatch.LEAST, largest + 1) if split_s(costs, layers, resident, n) >= limit
+    ]
     assert worth_it(costs, layers, resident, largest) == (slower[0] if slower else 0)
 
 
@@ -53,7 +56,7 @@ def test_the_numbers_of_a_usual_machine():
     assert worth_it(costs, layers, 0.25, 512) == 241  # what is resident is missing on both sides
     assert worth_it(costs, layers, 0.0, 128) == 0
     fast = costs_of(replace(costs.experts[0], upload_s=0.0, device_expert_s=0.0))
-    assert worth_it(fast, layers, 0.0, 512) == LEAST
+    assert worth_it(fast, layers, 0.0, 512) == StreamBatch.LEAST
 
 
 class Slots:
@@ -135,7 +138,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
         generation = engine.generate(text, 2)
         "".join(generation)
         stats = generation.stats
-        assert stats.stream_batch == expected > LEAST
+        assert stats.stream_batch == expected > StreamBatch.LEAST
         assert stats.prompt_tokens > expected
         assert stats.bytes_moved["prompt_uploads"] > 0
         assert sum(str(expected) in note for note in engine.notes) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.text import TextStream
+from spac.engine.text_stream import TextStream
 
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -14,7 +14,7 @@ from spac.bench.pairs import SharedPair
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.pair import ModelPair
+from spac.model.pair import ModelPair
 from tests.conftest import TinyModel
 from tests.threads import n_threads
 

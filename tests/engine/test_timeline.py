@@ -13,7 +13,7 @@ from spac import _core, demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.timeline import TRACKS, Timeline
+from spac.stats.timeline import TRACKS, Timeline
 
 TOLERANCE_US = 1e-3  # what a nanosecond is, in the file's unit
 PHASES = {"X", "M", "i", "b", "e"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spac.topology import is_uneven, n_cores, numa_advice, placing, ranked, read_cpus, shared_nodes
+from spac.machine.topology import is_uneven, n_cores, numa_advice, placing, ranked, read_cpus, shared_nodes
 
 
 def machine(

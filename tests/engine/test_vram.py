@@ -9,9 +9,9 @@ import pytest
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
+from spac.config.values import VramLimit
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
-from spac.vram import VramLimit
 
 MIB = 1 << 20
 PROMPT = list(range(5, 205)) * 2  # more than an ubatch

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac import chat_format
-from spac.chat_format import ChatFormat
+from spac.chat import format as chat_format
+from spac.chat.format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spac import demo
-from spac.chat_format import ChatFormat
+from spac.chat.format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spac import demo
-from spac.chat_format import ChatFormat
+from spac.chat.format import ChatFormat
 from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import InputError

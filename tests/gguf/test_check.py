@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from spac.errors import InputError
-from spac.gguf_check import check_model
+from spac.model.gguf.check import check_model
 from tests.conftest import TinyModel
 from tests.gguf.files import entry, offset_of, patched, raw, rewritten, split, tensor_entry, text
 from tests.models import FAMILIES, Shape
@@ -332,7 +332,7 @@ def test_a_large_vocabulary_is_not_read(tmp_path: Path) -> None:
 
 def test_constants_are_those_of_the_format() -> None:
     """The parser's table covers every scalar type that the gguf package knows."""
-    from spac.gguf_header import _SCALARS
+    from spac.model.gguf.header import _SCALARS
 
     assert set(_SCALARS) == set(GGUFValueType) - {GGUFValueType.ARRAY, GGUFValueType.STRING}
     assert {"F32", "Q4_0", "MXFP4"} <= {kind.name for kind in GGMLQuantizationType}

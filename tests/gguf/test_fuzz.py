@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spac.errors import InputError
-from spac.gguf_check import ModelInfo, check_model
-from spac.gguf_header import read_header
+from spac.model.gguf.check import ModelInfo, check_model
+from spac.model.gguf.header import read_header
 from tests.conftest import TinyModel
 
 FUZZ = settings(

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from spac.errors import InputError
-from spac.gguf_check import check_model
-from spac.gguf_header import read_header
+from spac.model.gguf.check import check_model
+from spac.model.gguf.header import read_header
 from tests.conftest import ROOT, TinyModel
 from tests.models import Shape
 

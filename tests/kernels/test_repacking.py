@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac import _core, doctor, pair, repacking
+from spac import _core
 from spac.config import EngineConfig
+from spac.doctor import program as doctor
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.gguf_check import check_model
-from spac.kernels import Key
+from spac.model import pair, repacking
+from spac.model.gguf.check import check_model
+from spac.model.kernels import Key
 
 seconds = st.lists(st.floats(1e-3, 1), min_size=4, max_size=4)
 some_bytes = st.tuples(st.floats(0, 1e10), st.floats(1e6, 1e10))
@@ -108,7 +110,7 @@ def test_it_pays_by_more_than_a_little(monkeypatch: pytest.MonkeyPatch, gain: fl
     monkeypatch.setattr(_core, "cpu_kernels_enabled", lambda: True)
     info = model({}, {})
     for room, fits in ((0, True), (2000, True), (1000, False)):
-        monkeypatch.setattr("spac.host_memory.available", lambda room=room: room)
+        monkeypatch.setattr("spac.machine.host_memory.available", lambda room=room: room)
         assert repacking.repacking_pays(info, 1) == (pays and fits)  # type: ignore[arg-type]
     monkeypatch.setattr(_core, "cpu_kernels_enabled", lambda: False)
     assert repacking.repacking_pays(info, 1)  # type: ignore[arg-type]

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac import _core, kernels, threads
-from spac._llama import api
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.kernels import Key
+from spac.model import kernels, threads
+from spac.model.c_api import api
+from spac.model.kernels import Key
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_what_an_engine_computes_with(
     used: int,
     for_prompts: int,
 ) -> None:
-    monkeypatch.setattr("spac.pair.physical_cores", lambda: 2)
+    monkeypatch.setattr("spac.model.pair.physical_cores", lambda: 2)
     monkeypatch.setattr(threads, "measured", lambda _, counts: dict.fromkeys(counts, 1.0))
     monkeypatch.setattr(threads, "most_read_type", lambda _: "q4_K")
     config = EngineConfig(target=tiny_model("qwen3moe"), device="cpu", ctx=64, **options)

@@ -14,8 +14,9 @@ from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac import _core, kernels
+from spac import _core
 from spac.errors import InputError
+from spac.model import kernels
 
 WAYS = ("ggml", "256", "512")
 times = st.dictionaries(
@@ -136,7 +137,8 @@ def test_words() -> None:
 
 
 FIXED = """
-from spac import _core, kernels
+from spac import _core
+from spac.model import kernels
 kind = _core.trusted_cpu_kernels()[0]
 _core.choose_cpu_kernels(kind, ["ggml"] * 8)
 print(" ".join(kernels.choose([kind], 1)[kind]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from spac.costs import Costs, ExpertCosts
-from spac.profile.estimator import StepTimes
+from spac.costs.estimator import StepTimes
 from spac.scheduler import Layer
 
 LAYER_COST = np.dtype(

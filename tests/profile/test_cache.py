@@ -10,11 +10,11 @@ import pytest
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
+from spac.costs import cache
+from spac.costs.estimator import CostEstimator
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.pair import ModelPair
-from spac.profile import cache
-from spac.profile.estimator import CostEstimator
+from spac.model.pair import ModelPair
 from tests.profile.machine import costs
 
 KEY = cache.Key("a processor", 4, "CUDA0", "1-aa", "none", "0.1.0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spac.profile.device_time import DeviceTime
+from spac.costs.device_time import DeviceTime
 
 N_LAYER = 48
 USUAL = 100e-6

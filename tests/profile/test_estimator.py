@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac.costs import Costs
+from spac.costs.estimator import CostEstimator, StepTimes
+from spac.costs.robust import RobustFit, RobustTable
 from spac.errors import InputError
-from spac.profile.estimator import CostEstimator, StepTimes
-from spac.profile.robust import RobustFit, RobustTable
 from spac.scheduler import Layer
 from tests.profile.machine import LAYER_COST, LAYERS, costs, steps, wrong
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spac.costs.estimator import CostEstimator, StepTimes
+from spac.costs.robust import RobustFit, fast_fit
 from spac.errors import InputError
-from spac.profile.estimator import CostEstimator, StepTimes
-from spac.profile.robust import RobustFit, fast_fit
 from spac.scheduler import Layer
 from tests.profile.machine import LAYER_COST, LAYERS, costs, steps, wrong
 

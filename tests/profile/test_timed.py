@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spac.profile.in_use import spares_hand_offs
+from spac.costs.in_use import spares_hand_offs
 from spac.profile.probe import Decode
 from spac.profile.timed import Timed, device_time, hand_off_time
 from tests.profile.machine import LAYER_COST

@@ -11,13 +11,13 @@ import threading
 import numpy as np
 import pytest
 
-import spac.recording
+import spac.stats.recording
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.recording import COUNTERS, Recorder
 from spac.report.reading import parse
 from spac.scheduler.moe_spac_options import MoeSpacOptions
+from spac.stats.recording import COUNTERS, Recorder
 from tests.report.conftest import TIMEOUT_S
 from tests.report.conftest import spac as run_spac
 
@@ -107,7 +107,7 @@ def test_recording_changes_no_text_and_leaves_no_trace_on(engine):
 
 
 def test_a_long_run_is_thinned_and_sums_stay(engine, monkeypatch):
-    monkeypatch.setattr(spac.recording, "STEP_ROWS", 8)
+    monkeypatch.setattr(spac.stats.recording, "STEP_ROWS", 8)
     generation = engine.generate(demo.PROMPT, 60, recorder=(recorder := Recorder()))
     "".join(generation)
     recording, stats = recording_of(generation, recorder), generation.stats

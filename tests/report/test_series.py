@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.series import Series
+from spac.stats.series import Series
 
 
 @given(st.lists(st.integers(0, 1000), max_size=300), st.sampled_from([2, 4, 8, 16]))

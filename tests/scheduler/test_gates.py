@@ -9,9 +9,9 @@ import pytest
 from gguf import GGUFReader
 
 from spac import _core
-from spac._llama import Context, Model
 from spac.errors import InputError
-from spac.gates import Gates
+from spac.model.c_api import Context, Model
+from spac.model.gguf.routers import read_gates
 from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, decode
 from tests.conftest import TinyModel
 from tests.models import FAMILIES
@@ -37,7 +37,7 @@ def test_a_models_own_states_give_its_own_routes(tiny_model: TinyModel, case: st
     family = case.removesuffix("-v3")
     path = tiny_model(family, **CASES[case])
     names = routed_layers(path)
-    gates = Gates.read(path, names)
+    gates = read_gates(path, names)
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family], "ffn_moe_topk")
     context = Context(model, {**CONTEXT, "cb_eval": callback.function})
@@ -79,7 +79,7 @@ def test_what_is_tapped_of_a_model_gives_its_own_routes(tiny_model: TinyModel, f
         context = Context(model, CONTEXT)
     experts = scope.experts
     assert experts is not None
-    gates = Gates.read(path, [layer.name for layer in experts.layers])
+    gates = read_gates(path, [layer.name for layer in experts.layers])
     assert (tap.n_layer, tap.n_embd) == (gates.n_layer, gates.n_embd)
     tap.set_on(True)
     for i, token in enumerate([5, 9, 2, 40, 7, 11, 3, 100]):
@@ -95,7 +95,7 @@ def test_what_is_tapped_of_a_model_gives_its_own_routes(tiny_model: TinyModel, f
 
 def test_fewer_layers_and_other_numbers_of_experts(tiny_model: TinyModel) -> None:
     path = tiny_model("mixtral", n_expert=8)
-    gates = Gates.read(path, routed_layers(path))
+    gates = read_gates(path, routed_layers(path))
     states = np.random.default_rng(0).standard_normal((3, 4, gates.n_embd)).astype(np.float32)
     whole = gates.top(states, [8, 8, 8])
     chosen = gates.top(states, [3, 1])
@@ -110,4 +110,4 @@ def test_a_layer_without_a_router_is_one_line(tiny_model: TinyModel) -> None:
     with pytest.raises(
         InputError, match=r"layer 1 has no router 'blk\.1\.ffn_gate_inp\.weight'.*--scheduler"
     ):
-        Gates.read(path, ["blk.1.ffn_down.weight"])
+        read_gates(path, ["blk.1.ffn_down.weight"])

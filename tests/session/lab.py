@@ -13,8 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from spac import _core, _llama
+from spac import _core
 from spac.errors import Cancelled
+from spac.model import c_api
 
 # isort: split
 import llama_cpp.llama_cpp as api  # after spac, which decides on the library
@@ -36,7 +37,7 @@ class Lab:
         self._models: dict[Path, int] = {}
         self.handles: dict[Path, _core.Experts | None] = {}
         # Others in this process hear the library again afterwards: it tells them why something failed.
-        self._closing.callback(api.llama_log_set, _llama._on_log, ctypes.c_void_p(0))
+        self._closing.callback(api.llama_log_set, c_api._on_log, ctypes.c_void_p(0))
         api.llama_log_set(_silent, ctypes.c_void_p(0))
         api.llama_backend_init()
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spac.bench.candidates import Candidate
+from spac.cli.program import Talk
 from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import OutOfMemoryError
-from spac.program import Talk
 
 if TYPE_CHECKING:
     from spac.bench.pairs import Pairs
-    from spac.generation import Generation
-    from spac.pair import ModelPair
+    from spac.engine.generation import Generation
+    from spac.model.pair import ModelPair
     from spac.stats import RunStats
 
 

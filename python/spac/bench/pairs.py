@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from spac.bench.candidates import Candidate
 from spac.config import EngineConfig
-from spac.host import default_threads, physical_cores
-from spac.host_memory import available
-from spac.pair import LoadProgress, ModelPair, choose_device
+from spac.machine.cpu import default_threads, physical_cores
+from spac.machine.host_memory import available
+from spac.model.pair import LoadProgress, ModelPair, choose_device
 
 Key = tuple[bool, bool]
 """(the CPU alone, with the draft model)"""

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spac import __version__, interrupt
+from spac import __version__
 from spac.bench.candidates import (
     ROOFLINE,
     Candidate,
@@ -20,11 +20,12 @@ from spac.bench.candidates import (
     default_lengths,
     parse_length,
 )
+from spac.cli import interrupt
+from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
+from spac.cli.program import INTERRUPTED, Talk, add_talk, guarded, models
 from spac.config import COUNT, EngineConfig, Range, Slots
 from spac.errors import InputError
-from spac.files import check_writable, write_atomically
-from spac.options import Parser, add_engine, add_sampling, number, read_config
-from spac.program import INTERRUPTED, Talk, add_talk, guarded, models
+from spac.machine.files import check_writable, write_atomically
 from spac.scheduler import make, names
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Bench:
 
     def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
         """What is compared, and the bytes of the files that it needs. Raises InputError."""
-        from spac.gguf_check import check_model
+        from spac.model.gguf.check import check_model
 
         options = self.options
         if options.draft_lengths and any(n != 0 for n in options.draft_lengths) and not can_draft(base):

@@ -13,16 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spac import env, interrupt
+from spac import env
+from spac.chat.arguments import add_chat_options, read_chat_options
 from spac.chat.commands import COMMANDS, Leave, is_command, run_command
 from spac.chat.console import Editor, Lines, Source, history_file
 from spac.chat.conversation import Conversation
 from spac.chat.display import Display, Markdown, Plain
-from spac.chat_options import add_chat_options, read_chat_options
+from spac.cli import interrupt
+from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
+from spac.cli.program import BAD_INPUT, FAULT, Talk, add_talk, guarded, message_of, models, say
 from spac.config import COUNT, Range
 from spac.errors import InputError
-from spac.options import Parser, add_engine, add_sampling, number, read_config
-from spac.program import BAD_INPUT, FAULT, Talk, add_talk, guarded, message_of, models, say
 
 if TYPE_CHECKING:
     from spac.chat.dialogue import Dialogue
@@ -79,7 +80,7 @@ class App:
         target, draft, demo = models(options)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # late: they load the library
-        from spac.chat_format import ChatFormat
+        from spac.chat.format import ChatFormat
         from spac.engine import Engine
 
         with interrupt.Interrupt(lambda: None):

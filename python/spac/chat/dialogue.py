@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spac.chat.conversation import Conversation, Exchange
-from spac.chat_options import DEFAULTS, ChatOptions
+from spac.chat.options import DEFAULTS, ChatOptions
 from spac.errors import InputError
 
 if TYPE_CHECKING:
     from spac._core import ChatPrompt
-    from spac._llama import TokenArray
-    from spac.chat_format import Answer, ChatFormat, Delta
+    from spac.chat.format import Answer, ChatFormat, Delta
     from spac.engine import Engine
-    from spac.generation import Generation
+    from spac.engine.generation import Generation
+    from spac.model.c_api import TokenArray
 
 ROOM_SHARE = 4  # of the context, one part in so many stays free for the answer
 

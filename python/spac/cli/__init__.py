@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from spac import __version__
+from spac.cli.program import BAD_INPUT, say
 from spac.errors import one_line
-from spac.program import BAD_INPUT, say
 
 COMMANDS = {
     "run": "generate text from a prompt",

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from time import monotonic_ns, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spac.governor.base import FixedGovernor, Governor
 
 if TYPE_CHECKING:
     import spac._core as _core
-    from spac.timeline import Timeline
 
 _NO_END = 1 << 30
+
+
+class Timeline(Protocol):
+    """Where the steps are shown (`spac.stats.timeline.Timeline`)."""
+
+    def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None: ...
 
 
 class Pace:

@@ -1,6 +1,6 @@
-"""Costs of a model pair on this machine: measured, kept between runs, corrected while an engine runs.
+"""Measure what a model pair costs on this machine: `python -m spac.profile`.
 
-`python -m spac.profile` measures them now. `spac.costs` says what they are.
+`spac.costs` says what the costs are, keeps them between runs, and corrects them while an engine runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
-    from spac.profile.program import main as run  # late: engines import their costs from this package
+    from spac.profile.program import main as run
 
     return run(arguments)

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from spac import _core
-from spac._llama import TokenArray
 from spac.costs import Costs
+from spac.costs.in_use import spares_hand_offs
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.pair import ModelPair
-from spac.profile.in_use import spares_hand_offs
+from spac.model.c_api import TokenArray
+from spac.model.pair import ModelPair
 from spac.profile.probe import Probe
 from spac.profile.timed import (
     BoolArray,

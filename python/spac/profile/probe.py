@@ -11,9 +11,9 @@ from typing import Self
 import llama_cpp.llama_cpp as api
 
 from spac import _core
-from spac._llama import Context, TokenArray
+from spac.costs.estimator import LayerCosts
 from spac.errors import SpacError
-from spac.profile.estimator import LayerCosts
+from spac.model.c_api import Context, TokenArray
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from spac.context_config import ContextConfig
+from spac.cli.options import Parser, add_engine, read_config
+from spac.cli.program import Talk, add_talk, guarded, models
+from spac.config.context import ContextConfig
 from spac.costs import Costs
 from spac.errors import InputError
-from spac.options import Parser, add_engine, read_config
-from spac.program import Talk, add_talk, guarded, models
 
 if TYPE_CHECKING:
     from spac._core import LayerInfo
-    from spac.profile.cache import Key
+    from spac.costs.cache import Key
 
 _OPTIONS = (
     "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "vram_limit", "device", "threads",
@@ -58,9 +58,9 @@ def _profile(options: argparse.Namespace) -> int:
     if config.draft_length is None and config.draft_max is None:
         config = replace(config, draft_max=_LONGEST)
     # Late: they load the library, and bad options should not wait for that.
+    from spac.costs import cache
     from spac.engine import Engine
-    from spac.pair import ModelPair
-    from spac.profile import cache
+    from spac.model.pair import ModelPair
     from spac.profile.measure import Forced, Measurement
 
     talk = Talk(options.quiet)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spac.files import write_atomically
-from spac.options import Parser
-from spac.program import add_talk, guarded, say
+from spac.cli.options import Parser
+from spac.cli.program import add_talk, guarded, say
+from spac.machine.files import write_atomically
 from spac.report.page import page
 from spac.report.reading import read
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spac.recording import COLUMNS
 from spac.report.reading import Recording
+from spac.stats.recording import COLUMNS
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
-from spac.recording import COLUMNS, FORMAT, SCHEMA
+from spac.stats.recording import COLUMNS, FORMAT, SCHEMA
 
 Matrix = npt.NDArray[np.int32]
 LIMIT = 2**63
@@ -26,7 +26,7 @@ LAYER_COSTS = ("host_ns", "wait_ns", "host_activations", "device_activations")
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording whose parts have the shapes that `spac.recording` promises."""
+    """A recording whose parts have the shapes that `spac.stats.recording` promises."""
 
     content: Mapping[str, Any]
     """All of it, as in the file."""

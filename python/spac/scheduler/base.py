@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.gates import FloatArray, Gates
+from spac.scheduler.routers import FloatArray, Gates
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]

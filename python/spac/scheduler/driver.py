@@ -9,8 +9,8 @@ import numpy as np
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.gates import FloatArray, Gates
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
+from spac.scheduler.routers import FloatArray, Gates
 
 
 class LayerInfo(Protocol):
@@ -41,7 +41,7 @@ class Experts(Protocol):
 
 
 class DraftStates(Protocol):
-    """What a draft's layers compute while it drafts (`spac.draft_states.DraftStates`)."""
+    """What a draft's layers compute while it drafts (`spac.engine.draft_hidden_states.DraftStates`)."""
 
     @property
     def gates(self) -> Gates: ...

@@ -21,7 +21,7 @@ steps, with the demand that followed, and averaged. A layer joins when its gain 
 begin anew. Where routing is local and slots are few, those bring more scattered, and no layer is whole.
 
 Without costs there are none either. While nobody knows what the hand-off costs, one layer is made whole to
-find out, where slots abound; the engine's measurements see the difference (`spac.profile.estimator`).
+find out, where slots abound; the engine's measurements see the difference (`spac.costs.estimator`).
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spac import env, interrupt
-from spac.chat_options import ChatOptions, add_chat_options, add_prefill_option, read_chat_options
+from spac import env
+from spac.chat.arguments import add_chat_options, add_prefill_option, read_chat_options
+from spac.chat.options import ChatOptions
+from spac.cli import interrupt
+from spac.cli.options import Parser, add_config, add_engine, number, read_config
+from spac.cli.program import Talk, add_talk, guarded, models
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
-from spac.options import Parser, add_config, add_engine, number, read_config
-from spac.program import Talk, add_talk, guarded, models
 from spac.serve import defaults
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _check_extra() -> None:
-    from spac.doctor import missing_modules
+    from spac.doctor.program import missing_modules
 
     missing = missing_modules("server")
     if missing:
@@ -146,14 +148,14 @@ def _is_loopback(bound: socket.socket) -> bool:
 
 def load(config: EngineConfig) -> Any:
     """The model, as llama-cpp-python's `Llama` with the split."""
-    from spac.llama import Llama
+    from spac.llama_cpp_python.llama import Llama
 
     return Llama.from_config(config, verbose=False)
 
 
 def adopt_format(llama: Any, options: ChatOptions) -> str:
     """Have chat requests follow the format of the model's family; returns what a user should know, or ""."""
-    from spac.chat_format import ChatFormat
+    from spac.chat.format import ChatFormat
     from spac.serve.chat import ServedChat
 
     chat = ChatFormat(llama.target, options.template)

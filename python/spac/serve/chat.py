@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spac.chat_handler import ChatHandler
+from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.serve.ticket import TICKET
 
 

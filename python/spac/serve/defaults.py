@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spac.sampling_config import SamplingConfig
+from spac.config.sampling import SamplingConfig
 
 SAMPLING = {
     "temp": "temperature",

@@ -1,0 +1,70 @@
+"""The arguments of chat templates and reasoning, for the programs that talk: `spac.chat` and `spac.serve`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from spac.chat.options import ChatOptions
+from spac.cli.options import number
+from spac.config import COUNT, Range
+from spac.errors import InputError
+
+
+def add_chat_options(parser: argparse._ActionsContainer) -> None:
+    """The options; `read_chat_options` reads them."""
+    parser.add_argument(
+        "--chat-template", metavar="TEXT", help="a Jinja template in place of the model's own"
+    )
+    parser.add_argument(
+        "--chat-template-file", metavar="FILE", help="a Jinja template in place of the model's own"
+    )
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="JSON", help="variables of the template, as an object in JSON"
+    )
+    parser.add_argument(
+        "--reasoning", "-rea", choices=("on", "off", "auto"), default="auto",
+        help="whether the model may reason before it answers; auto: as its template does (default: auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reasoning-budget", metavar="N", type=number(int, Range(-1, COUNT.high)), default=-1,
+        help="tokens of reasoning at most; -1 for no limit, 0 to end it at once (default: -1)",
+    )  # fmt: skip
+
+
+def add_prefill_option(parser: argparse._ActionsContainer) -> None:
+    """For programs whose messages come from others."""
+    parser.add_argument(
+        "--prefill-assistant", action=argparse.BooleanOptionalAction, default=True,
+        help="whether an assistant's message at the end of the messages is the beginning of an answer, to be "
+        "continued; else it is an answer that was given before (default: it is a beginning)",
+    )  # fmt: skip
+
+
+def read_chat_options(options: argparse.Namespace) -> ChatOptions:
+    """What the options say. Raises InputError for a file that cannot be read, and for what is no object."""
+    given, file = options.chat_template, options.chat_template_file
+    if given is not None and file is not None:
+        raise InputError("--chat-template and --chat-template-file: give one of them")
+    variables: Any = {}
+    if options.chat_template_kwargs is not None:
+        try:
+            variables = json.loads(options.chat_template_kwargs)
+        except ValueError as error:
+            raise InputError(f"--chat-template-kwargs: no JSON: {error}") from None
+        if not isinstance(variables, dict):
+            raise InputError(
+                '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'
+            )
+    template = _read(Path(file)) if file is not None else given
+    prefill = getattr(options, "prefill_assistant", True)
+    return ChatOptions(template, options.reasoning != "off", options.reasoning_budget, variables, prefill)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

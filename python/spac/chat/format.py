@@ -1,0 +1,282 @@
+"""From messages to a prompt and from an answer back to a message, in the format of the model's family.
+
+llama.cpp's `common` knows how each family writes its reasoning and its tool calls: `<think>`, gpt-oss's
+channels, a dozen ways to write a call. Chat and server read answers through this file alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spac import _core
+from spac.chat.messages import folded, split_begun, text_of
+from spac.errors import InputError, one_line
+from spac.model.c_api import Model
+
+FALLBACK = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content }}\n\n"
+    "{% else %}{{ message.role | capitalize }}: {{ message.content }}\n{% endif %}"
+    "{% endfor %}Assistant:"
+)
+"""The Jinja template of models that have none."""
+FALLBACK_STOP = ("\nUser:",)
+
+_RAISED = "Jinja Exception: "  # by a template's raise_exception()
+
+TEXTS = ("reasoning_content", "content")
+"""A message's texts, in the order in which they come."""
+
+READING_SHARE = 0.1  # of the time, at most, goes into reading what an answer means so far
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What an answer gained: text of its reasoning, of its content, or a part of its tool call `index`."""
+
+    reasoning: str = ""
+    content: str = ""
+    index: int | None = None
+    name: str = ""
+    arguments: str = ""
+    """The end of the arguments' JSON text, as far as it has come."""
+
+
+class ChatFormat:
+    """The chat templates of a model. Keeps the model alive."""
+
+    def __init__(self, model: Model, source: str | None = None) -> None:
+        """`source` is a Jinja template in place of the model's. Raises InputError for one that is faulty.
+
+        A model without a template, or with one that cannot be used, gets a plain one, and `note` says so.
+        """
+        self._model, self.note, self.is_plain = model, "", False
+        self._folds_system = False
+        given = source if source is not None else model.chat_template
+        if given is None:
+            fault = f"{model.path.name} has no chat template"
+        else:  # by no source the model's own, with its variant for tools
+            fault = self._adopt(source or "") if given.strip() else "it is empty"
+        if fault and source is not None:
+            raise InputError(f"the chat template cannot be used: {fault}")
+        if fault:
+            wrong = fault if given is None else f"the model's chat template cannot be used ({fault})"
+            self._templates = _core.ChatTemplates(model.address, FALLBACK)
+            self.note, self.is_plain, self._folds_system = f"{wrong}: a plain one is used", True, False
+
+    def _adopt(self, source: str) -> str:
+        """Take a template; returns what is wrong with it, or ""."""
+        user = {"role": "user", "content": "hello"}
+        try:
+            self._templates = _core.ChatTemplates(self._model.address, source)
+            if not self._apply({"messages": [user]}).text.strip():
+                return "it renders nothing"
+        except InputError as error:
+            return _cause(error)
+        has_place = self._templates.capabilities.get("supports_system_role", True)
+        try:
+            # The library folds where a template does not look at the system prompt: some look, and leave it
+            # out all the same.
+            with_system = self._apply({"messages": [{"role": "system", "content": "be brief"}, user]})
+            self._folds_system = "be brief" not in with_system.text
+        except InputError:
+            self._folds_system = True
+        if self._folds_system or not has_place:
+            self.note = "the model's template has no system prompt: it goes in front of the first message"
+        return ""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end an answer, beside the prompt's own `stops` and the model's end tokens."""
+        return FALLBACK_STOP if self.is_plain else ()
+
+    @property
+    def can_stop_thinking(self) -> bool:
+        """Whether `thinking` makes a difference."""
+        return self._templates.can_stop_thinking
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may reason before it answers, as far as the template tells."""
+        return self._apply({"messages": [{"role": "user", "content": "hello"}]}).thinks
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = False,
+        json_schema: Mapping[str, Any] | None = None,
+        thinking: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+    ) -> _core.ChatPrompt:
+        """The prompt after which the assistant's answer comes.
+
+        `messages`, `tools` and `tool_choice` ("auto", "none", "required") are OpenAI's. `json_schema` is what
+        the answer has to follow. `variables` are the template's own (`--chat-template-kwargs`). With
+        `continues`, an assistant's message at the end is the beginning of the answer. Raises InputError with
+        the reason when the template or the request refuses.
+        """
+        before, begun = split_begun(messages, thinking) if continues else (list(messages), None)
+        if begun is not None and self.is_plain and text_of(begun):
+            begun = {**begun, "content": " " + text_of(begun).lstrip()}  # as its template has it
+        request: dict[str, Any] = {
+            "messages": [*(folded(before) if self._folds_system else before), *([begun] if begun else ())],
+            "continue_final_message": begun is not None,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "enable_thinking": thinking,
+        }
+        if tools:
+            request["tools"] = list(tools)
+        if json_schema is not None:
+            request["json_schema"] = json_schema
+        if variables:
+            request["chat_template_kwargs"] = dict(variables)
+        try:
+            return self._apply(request)
+        except InputError as error:
+            raise InputError(f"the chat template refuses these messages: {_cause(error)}") from None
+
+    def _apply(self, request: Mapping[str, Any]) -> _core.ChatPrompt:
+        return self._templates.apply(_dumped(request))
+
+    def answer(self, prompt: _core.ChatPrompt) -> Answer:
+        """What reads the answer to a prompt of this format."""
+        return Answer(None if self.is_plain else prompt)
+
+
+class Answer:
+    """Reads an answer as it comes. Its text is read anew each time, but never for long: see READING_SHARE."""
+
+    def __init__(self, prompt: _core.ChatPrompt | None) -> None:
+        """`prompt`: whose answer it is; None where all of it is content."""
+        self._prompt, self._text = prompt, ""
+        begun = _read(prompt, "", is_partial=True) if prompt is not None and prompt.goes_on else None
+        self._begun = {key: str((begun or {}).get(key) or "") for key in TEXTS}  # by the last message
+        self._told: dict[str, Any] = dict(self._begun)
+        self._due = 0.0
+
+    @property
+    def reasoning(self) -> str:
+        """What was told of the model's reasoning so far."""
+        return self._said("reasoning_content")
+
+    @property
+    def content(self) -> str:
+        """What was told of the answer so far."""
+        return self._said("content")
+
+    def _said(self, key: str) -> str:
+        return str(self._told[key])[len(self._begun[key]) :]
+
+    @property
+    def tool_calls(self) -> list[dict[str, str]]:
+        """The tool calls told so far: `name`, and `arguments` as JSON text."""
+        return list(self._told.get("tool_calls", ()))
+
+    def push(self, text: str) -> list[Delta]:
+        """What the answer gains by `text`, in order; it may come with a later piece."""
+        self._text += text
+        if self._prompt is None:
+            return self._tell({"content": self._text})
+        started = time.perf_counter()
+        if started < self._due:
+            return []
+        deltas = self._tell(_read(self._prompt, self._text, is_partial=True))
+        now = time.perf_counter()
+        self._due = now + (now - started) * (1 / READING_SHARE - 1)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The rest, also where it was stopped in the middle, by a limit or its reader.
+
+        An answer that is not of the model's own format is told as the text that it is.
+        """
+        if self._prompt is None:
+            return []
+        message = _read(self._prompt, self._text, is_partial=False)
+        if message is None:
+            message = _read(self._prompt, self._text, is_partial=True)
+            if not self._adds(self._told) and not self._adds(message):
+                message = {"content": self._begun["content"] + self._text}
+        return self._tell(message)
+
+    def _adds(self, message: Mapping[str, Any] | None) -> bool:
+        """Whether it says more than the last message did."""
+        if message is None:
+            return False
+        return bool(message.get("tool_calls")) or any(
+            _gain(self._begun[key], message.get(key) or "") for key in TEXTS
+        )
+
+    def _tell(self, message: dict[str, Any] | None) -> list[Delta]:
+        if message is None:
+            return []
+        told, deltas = self._told, list[Delta]()
+        calls, now = told.setdefault("tool_calls", []), message.get("tool_calls") or []
+        n_begun = len(calls)
+        for index, call in enumerate(now[:n_begun]):  # they end before what comes behind them
+            deltas += self._tell_call(calls, index, call["function"])
+        for key in TEXTS:
+            more = _gain(told[key], message.get(key) or "")
+            if more:
+                told[key] += more
+                deltas.append(Delta(content=more) if key == "content" else Delta(reasoning=more))
+        for index, call in enumerate(now[n_begun:], n_begun):
+            deltas += self._tell_call(calls, index, call["function"])
+        return deltas
+
+    @staticmethod
+    def _tell_call(calls: list[dict[str, str]], index: int, function: Mapping[str, str]) -> list[Delta]:
+        if not function["name"]:  # it has not come yet
+            return []
+        is_new = index == len(calls)
+        if is_new:
+            calls.append({"name": function["name"], "arguments": ""})
+        more = _gain(calls[index]["arguments"], function["arguments"])
+        calls[index]["arguments"] += more
+        if not is_new and not more:
+            return []
+        return [Delta(index=index, name=function["name"] if is_new else "", arguments=more)]
+
+
+def _gain(told: str, now: str) -> str:
+    """What `now` has beyond `told`; nothing while it does not begin with that."""
+    return now[len(told) :] if now.startswith(told) else ""
+
+
+def _read(prompt: _core.ChatPrompt, text: str, *, is_partial: bool) -> dict[str, Any] | None:
+    try:
+        message: dict[str, Any] = json.loads(prompt.read(text, is_partial=is_partial))
+    except InputError:
+        return None
+    return message
+
+
+def _cause(error: InputError) -> str:
+    """What a template's author says, or the interpreter, without the way to it."""
+    text = one_line(str(error))
+    place = re.search(r"at line \d+, column \d+", text)
+    cause = text.rpartition("Error: ")[2]
+    if cause == text or cause.startswith(_RAISED):
+        return cause.removeprefix(_RAISED)
+    return f"{cause} {place[0]}" if place else cause
+
+
+def _dumped(request: Mapping[str, Any]) -> str:
+    try:
+        return (
+            json.dumps(request, ensure_ascii=False)
+            .encode("utf-8", "surrogatepass")
+            .decode("utf-8", "replace")
+        )
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the messages are no JSON: {one_line(str(error))}") from None

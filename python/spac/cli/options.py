@@ -1,0 +1,248 @@
+"""The command line, made from the fields of the configuration: the same options in every program."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection
+from dataclasses import Field
+from pathlib import Path
+from typing import Any
+
+from spac import scheduler
+from spac.cli.parser import Parser
+from spac.cli.spellings import SPELLINGS, Change, Gather, Spelling
+from spac.config import EngineConfig, Range, SamplingConfig, Slots
+from spac.config.context import FLASH_ATTENTION, layers_of
+from spac.config.fields import option_fields
+from spac.config.overrides import parse_overrides
+from spac.config.sampling import parse_bias, sampler_names
+from spac.config.values import Adapter, StreamBatch, VramLimit
+from spac.errors import InputError
+
+__all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "read_config"]
+
+
+def number(kind: type[int] | type[float], limits: Range | None) -> Callable[[str], Any]:
+    """A converter for argparse whose message states the accepted range."""
+
+    def convert(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = float("nan")
+        if value != value or (limits is not None and value not in limits):
+            what = "a whole number" if kind is int else "a number"
+            accepted = f", {limits}" if limits is not None else ""
+            raise argparse.ArgumentTypeError(f"must be {what}{accepted}, not '{text}'")
+        return value
+
+    return convert
+
+
+def _names(choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def convert(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(","))
+        for name in names:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(choices)}")
+        return names
+
+    return convert
+
+
+def _parsed(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except InputError as error:
+            words = str(error).removeprefix(f"{name}: ").removeprefix(f"{name} ")
+            raise argparse.ArgumentTypeError(words) from None
+
+    return convert
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "Slots": Slots.parse,
+    "StreamBatch": StreamBatch.parse,
+    "VramLimit": VramLimit.parse,
+}
+"""Of fields whose values are written in several ways, by the name of their type."""
+
+
+def _flash_attention(text: str) -> str:
+    """llama.cpp takes these words for it too."""
+    words = {"enabled": "on", "true": "on", "1": "on", "disabled": "off", "false": "off", "0": "off"}
+    word = words.get(text, text)
+    if word not in FLASH_ATTENTION:
+        raise InputError(f"'{text}' is none of {', '.join(FLASH_ATTENTION)}")
+    return word
+
+
+def _layers(text: str) -> str:
+    layers_of(text, "gpu_layers")
+    return text
+
+
+_NAMED: dict[str, Callable[[str], Any]] = {
+    "flash_attn": _flash_attention,
+    "gpu_layers": _layers,
+    "gpu_layers_draft": _layers,
+    "samplers": sampler_names,
+}
+"""Of fields whose values are written otherwise than they are, by their own names."""
+_OPTIONAL: dict[str, dict[str, Any]] = {"flash_attn": {"nargs": "?", "const": "on"}}
+"""Of options that had no value in llama.cpp once."""
+_GATHERED: dict[str, Callable[[str], Any]] = {
+    "lora": Adapter.parse,
+    "override_kv": parse_overrides,
+    "logit_bias": parse_bias,
+}
+"""Of fields whose options may be given several times."""
+
+
+def _scheduler(text: str) -> str:
+    try:
+        scheduler.make(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
+    """The engine's options, under the headings "engine" and those that fields name."""
+    _add(parser, "engine", EngineConfig, only)
+
+
+def add_sampling(parser: argparse.ArgumentParser, about: str | None = None) -> None:
+    """The sampling's options, under their heading."""
+    _add(parser, "sampling", SamplingConfig, None, about)
+
+
+def _add(
+    parser: argparse.ArgumentParser,
+    own: str,
+    config: type[EngineConfig] | type[SamplingConfig],
+    only: Collection[str] | None,
+    about: str | None = None,
+) -> None:
+    groups = {"": parser.add_argument_group(own, about)}
+    for item in _all(config):
+        name = _group(item)
+        if _is_wanted(item, only) and name not in groups:
+            groups[name] = parser.add_argument_group(name)
+    for name, group in groups.items():
+        add_config(group, config, only, group=name)
+
+
+def add_config(
+    parser: argparse._ActionsContainer,
+    config: type[EngineConfig] | type[SamplingConfig],
+    only: Collection[str] | None = None,
+    group: str | None = None,
+) -> None:
+    """An option for every field that declares flags, or for those named in `only`, or in a `group`.
+
+    What is not given stays out of the namespace.
+    """
+    for item in _all(config):
+        if not _is_wanted(item, only) or group not in (None, _group(item)):
+            continue
+        if isinstance(item, Spelling):
+            _add_spelling(parser, item)
+        else:
+            _add_field(parser, item)
+
+
+def _all(config: Any) -> list[Field[Any] | Spelling]:
+    """A configuration's own fields, then those that it inherits; spellings behind theirs."""
+    inherited = {name for base in config.__bases__ for name in getattr(base, "__dataclass_fields__", ())}
+    found: list[Field[Any] | Spelling] = []
+    for item in sorted(option_fields(config), key=lambda item: item.name in inherited):
+        found += [item, *(each for each in SPELLINGS if each.field == item.name)]
+    return found
+
+
+def _group(item: Field[Any] | Spelling) -> str:
+    return item.group if isinstance(item, Spelling) else str(item.metadata.get("group", ""))
+
+
+def _is_wanted(item: Field[Any] | Spelling, only: Collection[str] | None) -> bool:
+    name = item.field if isinstance(item, Spelling) else item.name
+    has_flags = isinstance(item, Spelling) or bool(item.metadata.get("flags"))
+    return has_flags and (only is None or name in only)
+
+
+def _add_field(parser: argparse._ActionsContainer, item: Field[Any]) -> None:
+    flags = item.metadata["flags"]
+    common: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
+    if item.metadata["off"]:
+        parser.add_argument(*flags, action="store_true", help=argparse.SUPPRESS, **common)
+        parser.add_argument(*item.metadata["off"], action="store_false", help=_help(item), **common)
+    else:
+        parser.add_argument(*flags, help=_help(item), **common, **_kind(item))
+
+
+def _add_spelling(parser: argparse._ActionsContainer, item: Spelling) -> None:
+    common: dict[str, Any] = {"dest": item.field, "default": argparse.SUPPRESS, "help": item.help}
+    if item.metavar is None:
+        parser.add_argument(*item.flags, action=Change, change=item.change, **common)
+        return
+    common |= {"type": _parsed(item.change, item.field), "metavar": item.metavar}
+    parser.add_argument(*item.flags, action=Gather if item.field in _GATHERED else "store", **common)
+
+
+def _kind(item: Field[Any]) -> dict[str, Any]:
+    meta, kind = item.metadata, _type(item)
+    if kind == "bool":
+        return {"action": "store_true"}
+    metavar = meta["metavar"]
+    if item.name in _GATHERED:
+        return {"type": _parsed(_GATHERED[item.name], item.name), "metavar": metavar, "action": Gather}
+    if item.name in _NAMED:
+        convert = _parsed(_NAMED[item.name], item.name)
+        return {"type": convert, "metavar": metavar, **_OPTIONAL.get(item.name, {})}
+    if kind in ("int", "float"):
+        return {"type": number(int if kind == "int" else float, meta["range"]), "metavar": metavar or "N"}
+    if meta["choices"] and kind == "str":
+        return {"choices": meta["choices"], "metavar": metavar}
+    if meta["choices"]:
+        return {"type": _names(meta["choices"]), "metavar": metavar or "TYPE[,TYPE]"}
+    if item.name == "scheduler":
+        return {"type": _scheduler, "metavar": metavar}
+    if kind in _PARSERS:
+        return {"type": _parsed(_PARSERS[kind], item.name), "metavar": metavar}
+    return {
+        "type": Path if kind == "Path" else str,
+        "metavar": metavar or ("FILE" if kind == "Path" else "TEXT"),
+    }
+
+
+def _type(item: Field[Any]) -> str:
+    """The first of the types that a field may have, by its name."""
+    return str(item.type).removeprefix("InitVar[").removesuffix("]").split(" | ")[0]
+
+
+def _help(item: Field[Any]) -> str:
+    text = str(item.metadata["help"])
+    if item.metadata["range"] is not None:
+        text += f"; {item.metadata['range']}"
+    if (
+        isinstance(item.default, int | float | str)
+        and not isinstance(item.default, bool)
+        and item.default != ""
+    ):
+        text += f" (default: {item.default})"
+    return text.replace("%", "%%")
+
+
+def read_config(
+    options: argparse.Namespace, target: Path, draft: Path | None, **defaults: Any
+) -> EngineConfig:
+    """The configuration that the options ask for; `defaults` are the sampling's where they say nothing."""
+    given = vars(options)
+
+    def named(config: type[EngineConfig] | type[SamplingConfig]) -> dict[str, Any]:
+        return {item.name: given[item.name] for item in option_fields(config) if item.name in given}
+
+    sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})
+    return EngineConfig(**{**named(EngineConfig), "target": target, "draft": draft, "sampling": sampling})

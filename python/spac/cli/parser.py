@@ -1,0 +1,101 @@
+"""The parser of all programs' command lines. It reads llama.cpp's too, as far as they mean something here."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections import deque
+from typing import Any, NoReturn
+
+from spac.cli.llama_cpp_options import foreign_options
+from spac.errors import one_line
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, with exit code 2.
+
+    An argument of one dash and several letters is an option of that name, never a short option with its value
+    behind it, but for numbers (-c4096). `notes` are about options that were understood but are not needed.
+    """
+
+    def __init__(self, prog: str, description: str, *, like_llama_cpp: bool = False) -> None:
+        """`like_llama_cpp`: llama.cpp's options that are no options here are understood, or refused with
+        what to do instead; there are many, so the usage does not list them."""
+        usage = "%(prog)s [OPTIONS]" if like_llama_cpp else None
+        super().__init__(prog=prog, description=description, usage=usage, allow_abbrev=False)
+        self.notes: list[str] = []
+        self._foreign = foreign_options(prog.rpartition(".")[2]) if like_llama_cpp else {}
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help lists the options)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse's, which its `parse_args` calls too."""
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(self._spelled_out(deque(given)), namespace)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        return []  # argparse guesses nothing from the beginning of an argument
+
+    def _spelled_out(self, given: deque[str]) -> list[str]:
+        """The arguments as argparse cannot misread them, without those of llama.cpp's that are not ours."""
+        known, words = self._option_string_actions, list[str]()
+        while given:
+            word = given.popleft()
+            if word == "--":
+                return [*words, word, *given]
+            name, equals, value = word.partition("=")
+            name = self._as_here(name)
+            if not _looks_like_an_option(word):
+                words.append(word)
+            elif name in known:
+                if value == "--":  # which argparse takes away
+                    self.error(f"argument {name}: expected one argument")
+                words.append(name + equals + value)
+                if not equals and self._takes_next(known[name], given):
+                    words[-1] += "=" + given.popleft()
+            elif word[:2] in known and known[word[:2]].nargs != 0 and _NUMBER.fullmatch(word[2:]):
+                words.append(f"{word[:2]}={word[2:]}")
+            elif name in self._foreign:
+                self._take(name, [value] if equals else [], given)
+            else:
+                self.error(f"unknown option '{word}'{self._hint(name)}")
+        return words
+
+    def _as_here(self, name: str) -> str:
+        """llama.cpp takes --ctx_size for --ctx-size."""
+        plain = name.replace("_", "-")
+        return plain if name.startswith("--") and self._is_option(plain) else name
+
+    def _is_option(self, word: str) -> bool:
+        return word.partition("=")[0] in {**self._option_string_actions, **self._foreign}
+
+    def _takes_next(self, action: argparse.Action, given: deque[str]) -> bool:
+        """Whether what comes next is the option's one value, though it begins with a dash."""
+        if action.nargs is not None or not given or given[0] == "--":
+            return False
+        return given[0].startswith("-") and not self._is_option(given[0])
+
+    def _take(self, name: str, values: list[str], given: deque[str]) -> None:
+        """Read an option of llama.cpp's that is none here."""
+        foreign = self._foreign[name]
+        while given and foreign.takes(len(values), given[0]) and not self._is_option(given[0]):
+            values.append(given.popleft())
+        if foreign.refuses(values):
+            self.error(f"{name}: {foreign.text}")
+        if len(values) < foreign.n_values:
+            self.error(f"argument {name}: expected one argument")
+        self.notes.append(f"{name}: {foreign.note}")
+
+    def _hint(self, name: str) -> str:
+        known = [*self._option_string_actions, *self._foreign]
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+
+def _looks_like_an_option(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and " " not in word and _NUMBER.fullmatch(word) is None

@@ -1,0 +1,156 @@
+"""What all programs of spac do alike: which models run, notes and progress, one line for whatever goes wrong.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 bad input, 130 interrupted, 141 nobody
+reads stdout any more, 1 a fault of spac or of the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spac.cli import interrupt
+from spac.cli.options import Parser
+from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
+
+if TYPE_CHECKING:
+    from spac.engine import Engine
+
+LONG_PROMPT = 64  # tokens; others are read before one has seen anything
+FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
+
+
+def add_talk(parser: argparse._ActionsContainer) -> None:
+    """The options that say how much goes to stderr."""
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="show llama.cpp's log and the cause of faults"
+    )
+    parser.add_argument("--quiet", "-q", action="store_true", help="no notes and no progress on stderr")
+
+
+def guarded(parser: Parser, options: argparse.Namespace, work: Callable[[], int]) -> int:
+    """The exit code of `work()`; whatever it raises becomes one line on stderr and the code that fits."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a fault in the library starts a debugger on stdout
+    if options.verbose:
+        logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(message)s")
+    if not options.quiet:
+        for note in parser.notes:
+            say(f"spac: {note}")
+    try:
+        for name in ("stdout", "stderr"):  # None where the caller has closed it
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for the process's life)
+        return work()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return broken_pipe()
+    except (InputError, OutOfMemoryError, ImportError) as error:  # ImportError: the library is not built
+        return _fail(parser, options, error, BAD_INPUT)
+    except Exception as error:  # whatever it is, the user gets one line
+        return _fail(parser, options, error, FAULT)
+
+
+def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: int) -> int:
+    if options.verbose:
+        logging.exception("the cause:")
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")  # the progress that the error ended
+    say(f"{parser.prog}: error: {message_of(error)}")
+    return code
+
+
+def message_of(error: Exception) -> str:
+    """What a user is told of an error: one line."""
+    text = one_line(str(error)) or type(error).__name__
+    if isinstance(error, SpacError | ImportError | OSError):
+        return text
+    return f"internal fault: {type(error).__name__}: {text} (--verbose shows where)"
+
+
+def say(line: str) -> None:
+    """A line on stderr."""
+    with contextlib.suppress(OSError):  # nobody may be listening
+        print(line, file=sys.stderr, flush=True)
+
+
+def broken_pipe() -> int:
+    """Nobody reads stdout: keep the interpreter from trying once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE
+
+
+def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
+    """Target, draft, and the demo's module where its pair is used. Raises InputError."""
+    given = vars(options)
+    if "target" in given:
+        return given["target"], given.get("draft"), None
+    if "draft" in given:
+        raise InputError("a draft without a target: add --target FILE")
+    try:
+        demo: Any = importlib.import_module("spac.demo")
+        target, draft = Path(demo.TARGET), Path(demo.DRAFT)
+    except (ImportError, AttributeError):
+        raise InputError("this installation has no demo pair: name a model with --target FILE") from None
+    return target, draft, demo
+
+
+class Talk:
+    """Notes and progress on stderr; silent with --quiet."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._line = ""
+        self._n_notes = 0
+
+    def note(self, line: str) -> None:
+        if not self.quiet:
+            say(f"spac: {line}")
+
+    def show_notes(self, engine: Engine) -> None:
+        """The engine's notes that came since the last call."""
+        notes = engine.notes
+        for note in notes[self._n_notes :]:
+            self.note(note)
+        self._n_notes = len(notes)
+
+    @property
+    def progress(self) -> Callable[[Path, float], bool] | None:
+        """For `Engine(progress=…)`: a line that is written over and over; None where nobody would see it."""
+        return None if self.quiet or not sys.stderr.isatty() else self._show_progress
+
+    def _show_progress(self, path: Path, done: float) -> bool:
+        self.show(f"loading {path.name} {done:4.0%}")
+        return True
+
+    @property
+    def reading(self) -> Callable[[int, int], object] | None:
+        """For `Engine.generate(progress=…)`, as `progress`."""
+        return None if self.quiet or not sys.stderr.isatty() else self._show_reading
+
+    def _show_reading(self, done: int, total: int) -> None:
+        if total >= LONG_PROMPT:
+            self.show(f"reading the prompt: {done} of {total} tokens")
+
+    def show(self, line: str) -> None:
+        """Progress, in place of what was shown last; nothing where nobody would see it."""
+        line = line[: shutil.get_terminal_size().columns - 1]  # what wraps cannot be taken away again
+        if line != self._line and not self.quiet and sys.stderr.isatty():
+            sys.stderr.write(f"\r\033[K{line}")
+            sys.stderr.flush()
+            self._line = line
+
+    def end_progress(self) -> None:
+        """Take the progress line away."""
+        if self._line:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+            self._line = ""

@@ -1,0 +1,36 @@
+"""What can be set: the options of an engine, of contexts and of sampling, each declared and checked once."""
+
+from spac.config.context import CONTEXT_GROUP, ContextConfig
+from spac.config.engine import (
+    CONTEXT,
+    DRAFT,
+    DRAFT_TYPES,
+    FIXED_LENGTH,
+    GOVERNORS,
+    LONGEST,
+    EngineConfig,
+)
+from spac.config.fields import COUNT, PROBABILITY, Range, names_in, option
+from spac.config.sampling import SamplingConfig
+from spac.config.values import Slots, StreamBatch, VramLimit
+
+__all__ = [
+    "CONTEXT",
+    "CONTEXT_GROUP",
+    "COUNT",
+    "DRAFT",
+    "DRAFT_TYPES",
+    "FIXED_LENGTH",
+    "GOVERNORS",
+    "LONGEST",
+    "PROBABILITY",
+    "ContextConfig",
+    "EngineConfig",
+    "Range",
+    "SamplingConfig",
+    "Slots",
+    "StreamBatch",
+    "VramLimit",
+    "names_in",
+    "option",
+]

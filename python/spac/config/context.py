@@ -1,0 +1,166 @@
+"""How models and contexts are set up: llama.cpp's settings, names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spac.config.fields import Checked, Range, option
+from spac.config.overrides import check_overrides
+from spac.config.values import Adapter
+from spac.errors import InputError
+
+CONTEXT_GROUP = "context and memory"
+"""The heading of these options in the help."""
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""llama.cpp's types of a KV cache."""
+WHOLE_TYPES = ("f32", "f16", "bf16")
+FLASH_ATTENTION = ("on", "off", "auto")
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
+"""How a file comes to memory; auto is mmap."""
+PAGING = ("auto", "on", "off")
+HUGE_PAGES = ("auto", "on", "off")
+"""Whether experts stay in the file until they are needed."""
+ROPE_SCALINGS = ("none", "linear", "yarn")
+_POSITIVE = Range(0, 10**12)  # 0 is the model's, as in llama.cpp
+_FACTOR = Range(0, 10**6)
+
+
+def _cached(what: str, *flags: str) -> Any:
+    return option("f16", what, *flags, choices=CACHE_TYPES, metavar="TYPE", group=CONTEXT_GROUP)
+
+
+def _of_model(what: str, flag: str, range: Range = _POSITIVE) -> Any:
+    return option(None, f"{what} (default: the model's)", flag, range=range, group=CONTEXT_GROUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextConfig(Checked):
+    """The part of `spac.config.EngineConfig` that llama.cpp's own programs have too.
+
+    Those of the context's form (cache, flash attention, rope, threads) are the target's and the draft's,
+    but for those called draft; `lora` is the target's.
+    """
+
+    cache_type_k: str = _cached(
+        f"type of the K cache: {', '.join(CACHE_TYPES)}", "--cache-type-k", "-ctk"
+    )  # fmt: skip
+    cache_type_v: str = _cached(
+        "type of the V cache, one of these; a quantized one needs flash attention", "--cache-type-v", "-ctv"
+    )
+    cache_type_k_draft: str = _cached(
+        "type of the draft's K cache", "--cache-type-k-draft", "-ctkd", "--spec-draft-type-k"
+    )
+    cache_type_v_draft: str = _cached(
+        "type of the draft's V cache", "--cache-type-v-draft", "-ctvd", "--spec-draft-type-v"
+    )
+    flash_attn: str = option(
+        "auto", "flash attention; auto: where the device has it", "--flash-attn", "-fa",
+        choices=FLASH_ATTENTION, metavar="on|off|auto", group=CONTEXT_GROUP,
+    )  # fmt: skip
+    kv_offload: bool = option(
+        True, "keep the KV cache in host memory, and compute attention there", "--kv-offload", "-kvo",
+        off=("--no-kv-offload", "-nkvo"), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    swa_full: bool = option(
+        False, "layers that see a window of the past keep all of it in their cache, not the window alone: "
+        "more memory, and a conversation that is changed further back is read again from that very place, "
+        "not from the last checkpoint before it (the draft's always do)", "--swa-full", group=CONTEXT_GROUP,
+    )  # fmt: skip
+    gpu_layers: str | int = option(
+        "all", "layers whose dense parts, and whose experts' slots, are on the device: a number, all, or "
+        "auto for as many as fit; the others are on the CPU", "--gpu-layers",
+        "-ngl", "--n-gpu-layers", metavar="N|all|auto", group=CONTEXT_GROUP,
+    )  # fmt: skip
+    gpu_layers_draft: str | int = option(
+        "all", "the same for the draft; auto is all", "--gpu-layers-draft", "-ngld", "--n-gpu-layers-draft",
+        "--spec-draft-ngl", metavar="N|all|auto", group=CONTEXT_GROUP,
+    )  # fmt: skip
+    threads_batch: int = option(
+        0, "CPU threads for prompts; 0 is as --threads if that is given, else one per physical core",
+        "--threads-batch", "-tb", range=Range(0, 512),
+        group=CONTEXT_GROUP,
+    )  # fmt: skip
+    load_mode: str = option(
+        "auto", "how files come to memory; auto is mmap; none reads them, mlock keeps them from being "
+        "swapped out, dio reads past the system's cache", "--load-mode", "-lm", choices=LOAD_MODES,
+        metavar="|".join(LOAD_MODES), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    paging: str = option(
+        "auto", "leave the target's experts in the file until they are needed: for models larger than "
+        "memory; auto: where memory does not hold them", "--paging",
+        choices=PAGING, metavar="|".join(PAGING), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    huge_pages: str = option(
+        "auto", "copy models that the CPU computes to memory on pages of 2 MB, which it may read faster than "
+        "a file's mapping; auto: where a measurement says so and memory holds the copy; never with paging",
+        "--huge-pages", choices=HUGE_PAGES, metavar="|".join(HUGE_PAGES), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    rope_scaling: str | None = option(
+        None, f"how positions are scaled: {', '.join(ROPE_SCALINGS)} (default: the model's)",
+        "--rope-scaling", choices=ROPE_SCALINGS, metavar="NAME", group=CONTEXT_GROUP,
+    )  # fmt: skip
+    rope_freq_base: float | None = _of_model("base frequency of positions", "--rope-freq-base")
+    rope_freq_scale: float | None = _of_model("factor on positions", "--rope-freq-scale", _FACTOR)
+    yarn_orig_ctx: int | None = _of_model(
+        "YaRN: context that was trained", "--yarn-orig-ctx", Range(0, 2**30)
+    )
+    yarn_ext_factor: float | None = _of_model(
+        "YaRN: mix of extrapolation, 0 is interpolation alone", "--yarn-ext-factor", Range(-1, 10**6)
+    )
+    yarn_attn_factor: float | None = _of_model(
+        "YaRN: factor on attention", "--yarn-attn-factor", Range(-1, 10**6)
+    )
+    yarn_beta_slow: float | None = _of_model("YaRN: high correction", "--yarn-beta-slow", Range(-1, 10**6))
+    yarn_beta_fast: float | None = _of_model("YaRN: low correction", "--yarn-beta-fast", Range(-1, 10**6))
+    override_kv: Mapping[str, bool | int | float | str] = option(
+        dict, "read these metadata instead of the files'; TYPE is int, float, bool or str; may be given "
+        "several times", "--override-kv", metavar="KEY=TYPE:VALUE[,…]", group=CONTEXT_GROUP,
+    )  # fmt: skip
+    lora: Sequence[Adapter | tuple[Any, float] | Any] = option(
+        (), "LoRA adapter of the target; may be given several times; experts that it adapts are computed on "
+        "the CPU", "--lora", metavar="FILE[,…]", group=CONTEXT_GROUP,
+    )  # fmt: skip
+
+    cache_ram: int | None = option(
+        None, "MiB of host memory for conversations that others have pushed out of the context: who comes "
+        "back to one goes on there, and it is not read again; 0: none, -1: no limit (default: half of what "
+        "is left beside the models, 8192 at most)",
+        "--cache-ram", "-cram", range=Range(-1, 2**40), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    ctx_checkpoints: int = option(
+        32, "models whose memory cannot go back (recurrent layers; windows without --swa-full): states of a "
+        "conversation that are kept to go back to", "--ctx-checkpoints", "-ctxcp", "--swa-checkpoints",
+        range=Range(0, 4096), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    checkpoint_min_step: int = option(
+        8192, "tokens between two of them within a prompt, at least", "--checkpoint-min-step", "-cms",
+        range=Range(1, 2**31 - 1), group=CONTEXT_GROUP,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("gpu_layers", "gpu_layers_draft"):
+            layers_of(getattr(self, name), name)
+        for name in ("cache_type_v", "cache_type_v_draft"):
+            kind = getattr(self, name)
+            if kind not in WHOLE_TYPES and self.flash_attn == "off":
+                raise InputError(
+                    f"{name} {kind}: a quantized V cache needs flash attention: leave out --flash-attn off"
+                )
+        check_overrides(self.override_kv)
+        object.__setattr__(self, "lora", Adapter.several(self.lora))
+
+
+def layers_of(value: str | int, name: str) -> int | None:
+    """The number of layers that `gpu_layers` means; None for all. Raises InputError."""
+    if value in ("all", "auto"):
+        return None
+    try:
+        if isinstance(value, bool | float):
+            raise ValueError
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a number of layers, all or auto, not {value!r}") from None
+    return None if number < 0 else min(number, 2**31 - 1)

@@ -1,0 +1,220 @@
+"""What can be set of an engine, once: name, type, default, range and the words that explain it.
+
+The dataclasses check themselves, and the command line is made from the same fields (`spac.run`), so that a
+range is stated in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spac import scheduler as schedulers
+from spac.config.context import CONTEXT_GROUP, ContextConfig
+from spac.config.fields import PROBABILITY, Range, names_in, option
+from spac.config.sampling import SamplingConfig
+from spac.config.values import Slots, StreamBatch, VramLimit
+from spac.errors import InputError
+
+DRAFT_TYPES = (
+    "none",
+    "draft-simple",
+    "draft-mtp",
+    "draft-eagle3",
+    "draft-dflash",
+    "draft-dspark",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+)
+"""llama.cpp's names of the ways to draft. Those called draft-… have a model; draft-mtp can do with the
+target's own extra layers."""
+
+
+GOVERNORS = ("roofline", "fixed")
+FIXED_LENGTH = 8
+"""Tokens drafted per step where nothing is said and nobody chooses."""
+LONGEST = 16
+"""Tokens that a governor may have drafted per step where nothing is said; llama.cpp's default too."""
+
+
+CONTEXT = Range(0, 2**24)  # more than models know; the library makes lists of this length first
+DRAFT = Range(0, 63)
+
+
+@dataclass(frozen=True)
+class EngineConfig(ContextConfig):
+    """What an `Engine` runs and on what. Only `target` has no default. How contexts and models are set up,
+    by llama.cpp's names, is in `ContextConfig`."""
+
+    target: Path | str = option(  # noqa: RUF009
+        None, "GGUF of the model (default: the bundled demo pair)", "--target", "--model", "-m"
+    )
+    draft: Path | str | None = option(  # noqa: RUF009
+        None,
+        "GGUF of the draft model",
+        "--draft",
+        "--draft-model",
+        "--model-draft",
+        "-md",
+        "--spec-draft-model",
+    )
+    draft_type: tuple[str, ...] | str | None = option(
+        None, "how to draft (default: draft-simple with a draft model, else none)",
+        "--draft-type", "--spec-type", choices=DRAFT_TYPES,
+    )  # fmt: skip
+    governor: str | None = option(
+        None, "what chooses the draft length: roofline, every step anew from measured costs; fixed, nothing "
+        "(default: roofline, but fixed with --draft-length)", "--governor", choices=GOVERNORS, metavar="NAME",
+    )  # fmt: skip
+    draft_length: int | None = option(
+        None, f"tokens drafted per step, always (default with --governor fixed: {FIXED_LENGTH}); "
+        "0 turns speculation off", "--draft-length", range=DRAFT,
+    )  # fmt: skip
+    draft_max: int | None = option(
+        None, f"tokens drafted per step at most (default: {LONGEST}); 0 turns speculation off",
+        "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
+    )  # fmt: skip
+    latency_budget: float | None = option(
+        None, "milliseconds that no step, and so no gap between tokens, is to exceed, as far as the draft "
+        "length can see to it; for the first token, its prompt included",
+        "--latency-budget", range=Range(0, 1e6), metavar="MS",
+    )  # fmt: skip
+    deterministic: bool = option(
+        False, "equal runs give equal text: nothing that timing decides, such as the draft length or when "
+        "experts arrive, may change it; slower", "--deterministic",
+    )  # fmt: skip
+    draft_min: int = option(
+        0,
+        "a shorter draft is not verified",
+        "--draft-min",
+        "--draft-n-min",
+        "--spec-draft-n-min",
+        range=Range(0, 63),
+    )
+    draft_p_min: float = option(
+        0.0, "stop drafting at a token less probable than this", "--draft-p-min", "--spec-draft-p-min",
+        range=PROBABILITY,
+    )  # fmt: skip
+    slots: Slots | str | int | float = option(  # noqa: RUF009
+        "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto"
+    )
+    vram_limit: VramLimit | str | int | float | None = option(  # noqa: RUF009
+        None, "memory of the device that spac takes at most (weights, contexts, slots and the rest), as if "
+        f"the card had no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
+    )  # fmt: skip
+    scheduler: str | schedulers.Scheduler = option(  # noqa: RUF009
+        "logistic",
+        f"what decides which experts are resident: {', '.join(schedulers.names())}; with options as in "
+        "moe-spac:levels=8,balance=off",
+        "--scheduler",
+        metavar="NAME[:KEY=VALUE,...]",
+    )
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = option(
+        "auto", "auto, a device's name (CUDA0), stand-in, or cpu for no split", "--device", "-dev"
+    )
+    threads: int = option(
+        0, "CPU threads; 0 measures how many compute a token fastest: one per physical core at most, "
+        "beside a GPU two fewer", "--threads", "-t", range=Range(0, 512), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    ctx: int | None = option(
+        None, "context in tokens; 0 is what the model was trained for (default: that, but 4096 at most)",
+        "--ctx", "--ctx-size", "-c", range=CONTEXT, group=CONTEXT_GROUP,
+    )  # fmt: skip
+    batch: int = option(
+        2048, "tokens of a prompt evaluated at once", "--batch", "--batch-size", "-b", range=Range(1, 2**20),
+        group=CONTEXT_GROUP,
+    )  # fmt: skip
+    ubatch: int = option(
+        512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16),
+        group=CONTEXT_GROUP,
+    )  # fmt: skip
+    stream_batch: StreamBatch | str | int | None = option(  # noqa: RUF009
+        None, "prompts: graphs of so many tokens and more have all experts brought together on the device "
+        "and are computed there; 0: never; auto: from where measured costs say that it is faster (default: "
+        "auto, on the stand-in never)",
+        "--stream-batch", metavar="N|auto",
+    )  # fmt: skip
+    lookahead: int | None = option(
+        None, "in every step, each layer's input is shown to the router of the layer so many behind it, and "
+        "what that would choose is loaded first; 0: not (default: 3; 0 on the stand-in, with "
+        "--deterministic, with the scheduler static, and where memory does not hold all experts)",
+        "--lookahead", range=Range(0, 64),
+    )  # fmt: skip
+    state: Path | str | None = option(  # noqa: RUF009
+        None, "start warm from this file, and save there at the end what the scheduler learned", "--state"
+    )
+    timeline: Path | str | None = option(  # noqa: RUF009
+        None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
+    )
+    model_params: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of llama_model_params to set beside the above, by llama.cpp's names."""
+    context_params: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of llama_context_params to set beside the above, by llama.cpp's names."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise InputError("no target: name the GGUF file of a model")
+        super().__post_init__()
+        if isinstance(self.scheduler, str):
+            schedulers.make(self.scheduler, **self.scheduler_options)  # refused now rather than after loading
+        self._check_draft()
+        for name in self.draft_types:
+            if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
+                raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")
+        Slots.parse(self.slots)
+        if self.vram_limit is not None:
+            VramLimit.parse(self.vram_limit)
+        if self.stream_batch is not None:
+            StreamBatch.parse(self.stream_batch)
+        if self.lookahead and self.deterministic:
+            raise InputError("lookahead loads while a step runs, which --deterministic excludes")
+
+    def _check_draft(self) -> None:
+        if self.draft_length is not None and self.draft_max is not None:
+            raise InputError("draft_length is every draft's, draft_max the longest one's: give one of them")
+        if self.governor == "roofline" and self.draft_length is not None:
+            raise InputError(
+                "draft_length fixes the length that the governor 'roofline' would choose: "
+                "give --draft-max for its longest, or --governor fixed"
+            )
+        if self.governor == "roofline" and self.deterministic:
+            raise InputError("the governor 'roofline' goes by times, which --deterministic excludes")
+        if self.latency_budget is not None and not self.is_governed:
+            raise InputError(
+                "a latency_budget needs a draft length that is chosen while it runs: "
+                "leave out draft_length, governor and deterministic"
+            )
+        if self.draft_min > self.longest_draft:
+            raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.longest_draft}")
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether the draft length is chosen while it runs (governor "roofline")."""
+        if self.governor is not None:
+            return self.governor == "roofline"
+        return self.draft_length is None and not self.deterministic
+
+    @property
+    def longest_draft(self) -> int:
+        """Tokens drafted per step at most; where the length is fixed, always."""
+        if self.draft_length is not None:
+            return self.draft_length
+        if self.draft_max is not None:
+            return self.draft_max
+        return LONGEST if self.is_governed else FIXED_LENGTH
+
+    @property
+    def draft_types(self) -> tuple[str, ...]:
+        """The ways to draft, resolved: empty without speculation."""
+        if self.longest_draft == 0:
+            return ()
+        if self.draft_type is None:
+            return ("draft-simple",) if self.draft is not None else ()
+        return tuple(name for name in names_in(self.draft_type) if name != "none")

@@ -1,0 +1,188 @@
+"""Values that a user writes in several ways: slots, a memory limit, a prompt's batch, an adapter."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spac.errors import InputError
+from spac.machine.device_memory import parse_size, size
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many experts the device holds: a share of all experts, a count, or as many as fit (both None)."""
+
+    share: float | None = None
+    count: int | None = None
+
+    ACCEPTED = "'auto', a count (64), or a share of all experts (25% or 0.25)"
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise InputError(f"slots: the share {self.share:g} is not within 0 to 1")
+        if self.count is not None and self.count < 0:
+            raise InputError(f"slots: the count {self.count} is negative")
+
+    @property
+    def is_auto(self) -> bool:
+        return self.share is None and self.count is None
+
+    def of(self, n_experts: int) -> int:
+        """The number of slots for a model with `n_experts` experts in all its layers. Not for auto."""
+        wanted = round(self.share * n_experts) if self.share is not None else self.count or 0
+        return min(wanted, n_experts)
+
+    @classmethod
+    def parse(cls, value: Slots | str | int | float) -> Slots:
+        """From what a user writes. Integers are counts; numbers with a point or a percent sign are shares."""
+        if isinstance(value, Slots):
+            return value
+        if isinstance(value, int):
+            return cls(count=value)
+        if isinstance(value, float):
+            return cls(share=value)
+        text = value.strip().lower()
+        if text == "auto":
+            return cls()
+        try:
+            if text.endswith("%"):
+                return cls(share=float(text[:-1]) / 100)
+            return cls(share=float(text)) if "." in text else cls(count=int(text))
+        except InputError:
+            raise
+        except ValueError:
+            raise InputError(f"slots: '{value}' is none of {cls.ACCEPTED}") from None
+
+    def __str__(self) -> str:
+        if self.is_auto:
+            return "auto"
+        return f"{self.share:.6g}" if self.share is not None else str(self.count)
+
+
+@dataclass(frozen=True)
+class VramLimit:
+    """What spac's buffers may take of a device together: bytes, or a share of its memory. One is None."""
+
+    n_bytes: int | None = None
+    share: float | None = None
+
+    ACCEPTED = "a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each) or a share of the card's memory (50%)"
+
+    def __post_init__(self) -> None:
+        if self.n_bytes is not None and self.n_bytes <= 0:
+            raise InputError(f"vram_limit: {self.n_bytes} bytes are no memory")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise InputError(f"vram_limit: the share {self.share:g} is not above 0 and up to 1")
+
+    def of(self, total: int) -> int:
+        """Bytes, on a device of `total` bytes."""
+        return self.n_bytes if self.n_bytes is not None else int((self.share or 1.0) * total)
+
+    @classmethod
+    def parse(cls, value: VramLimit | str | int | float) -> VramLimit:
+        """From what a user writes. Integers are bytes, other numbers shares. Raises InputError."""
+        if isinstance(value, VramLimit):
+            return value
+        if isinstance(value, int):
+            return cls(n_bytes=value)
+        if isinstance(value, float):
+            return cls(share=value)
+        text = value.strip().lower()
+        if (n_bytes := parse_size(text)) is not None:
+            return cls(n_bytes=n_bytes)
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
+            return cls(share=float(match[1]) / 100)
+        raise InputError(f"vram_limit: '{value}' is none of {cls.ACCEPTED}")
+
+    def __str__(self) -> str:
+        return f"{self.share:.6g}" if self.n_bytes is None else size(self.n_bytes)
+
+
+@dataclass(frozen=True)
+class StreamBatch:
+    """What a user says: graphs of so many tokens and more, 0 for never, None for an estimate."""
+
+    tokens: int | None = None
+
+    ACCEPTED = "'auto', or a number of tokens (0: never)"
+    LEAST = 32
+    """Tokens below which `auto` never streams: such graphs may be verifications."""
+
+    @classmethod
+    def parse(cls, value: StreamBatch | str | int) -> StreamBatch:
+        """From what a user writes. Raises InputError."""
+        if isinstance(value, StreamBatch):
+            return value
+        if isinstance(value, str) and value.strip().lower() == "auto":
+            return cls()
+        try:
+            tokens = int(value)
+        except ValueError:
+            tokens = -1
+        if isinstance(value, bool | float) or not 0 <= tokens < 2**31:
+            raise InputError(f"stream_batch: {value!r} is not {cls.ACCEPTED}")
+        return cls(tokens)
+
+    def __str__(self) -> str:
+        return "auto" if self.tokens is None else str(self.tokens)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's file, and the factor that it is applied with."""
+
+    path: Path
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
+            raise InputError(f"lora: the scale of {self.path} must be a number, not {self.scale!r}")
+        if not math.isfinite(self.scale) or abs(self.scale) > 1e6:
+            raise InputError(f"lora: the scale of {self.path} is {self.scale}, not -1000000 to 1000000")
+
+    @classmethod
+    def of(cls, value: Any) -> Adapter:
+        """From itself, a path, or a pair of path and scale."""
+        if isinstance(value, Adapter):
+            return value
+        if isinstance(value, str | os.PathLike):
+            return cls(Path(value))
+        try:
+            path, scale = value
+        except (TypeError, ValueError):
+            raise InputError(f"lora: {value!r} is neither a file nor a pair of file and scale") from None
+        return cls(Path(path), scale)
+
+    @classmethod
+    def several(cls, values: Any) -> tuple[Adapter, ...]:
+        """From one of these, or a sequence of them."""
+        if isinstance(values, str | os.PathLike | Adapter):
+            return (cls.of(values),)
+        return tuple(map(cls.of, values))
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[Adapter, ...]:
+        """From `FILE,…`; a file whose own name has a comma is one. Raises InputError."""
+        names = [text] if Path(text).exists() else text.split(",")
+        return tuple(cls(Path(name)) for name in names)
+
+    @classmethod
+    def parse_scaled(cls, text: str) -> tuple[Adapter, ...]:
+        """From `FILE:SCALE,…`. Raises InputError."""
+        found = []
+        for item in text.split(","):
+            name, _, scale = item.rpartition(":")
+            try:
+                found.append(cls(Path(name), float(scale)))
+            except ValueError as error:
+                if isinstance(error, InputError):
+                    raise
+                name = ""
+            if not name:
+                raise InputError(f"'{item}' is not FILE:SCALE") from None
+        return tuple(found)

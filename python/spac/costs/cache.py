@@ -1,0 +1,127 @@
+"""Measured costs, kept between runs: one file per machine, models and library, in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from spac import _core, env
+from spac.costs.model import Costs
+from spac.errors import InputError
+from spac.machine.cpu import cpu_description
+from spac.machine.files import check_writable, write_atomically
+
+_READ = 1 << 20  # of a model's file, from each end: its header, and some of its weights
+
+
+class Loaded(Protocol):
+    """A model whose file is known (`spac.model.c_api.Model`)."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+class Pair(Protocol):
+    """What costs depend on, of loaded models (`spac.model.pair.ModelPair`)."""
+
+    @property
+    def target(self) -> Loaded: ...
+    @property
+    def draft(self) -> Loaded | None: ...
+    @property
+    def device(self) -> _core.DeviceInfo | None: ...
+    @property
+    def experts(self) -> _core.Experts | None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def setup(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Key:
+    """What costs depend on. Of another key, they are another's."""
+
+    cpu: str
+    threads: int
+    device: str
+    target: str
+    draft: str
+    library: str
+
+    @classmethod
+    def of(cls, pair: Pair) -> Key:
+        """Raises InputError when a model's file cannot be read."""
+        device = "cpu"
+        if pair.device is not None:
+            device = f"{pair.device.name}, {pair.device.description}, {pair.device.memory_total >> 20} MiB"
+            if pair.device.is_stand_in:
+                settings = sorted(_core.stand_in().items())
+                device += "".join(f", {name} {value:g}" for name, value in settings if value)
+        return cls(
+            cpu=cpu_description(),
+            threads=pair.threads,
+            device=device + pair.setup,
+            target=fingerprint(pair.target.path),
+            draft=fingerprint(pair.draft.path) if pair.draft is not None else "none",
+            library=f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}, {_kernels()}",
+        )
+
+    @property
+    def path(self) -> Path:
+        """The file of this key; it may not exist."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return env.cache_folder() / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _kernels() -> str:
+    """The kernels that experts on the CPU are computed with."""
+    n_ours = len(_core.trusted_cpu_kernels()) if _core.cpu_kernels_enabled() else 0
+    return f"{n_ours} CPU kernels {env.CPU_KERNELS.get() or ''}".strip()
+
+
+def fingerprint(path: Path) -> str:
+    """Of a model's file, without reading all of it: its size, and a hash of its beginning and its end."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.sha256(file.read(_READ))
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _READ))
+            digest.update(file.read(_READ))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return f"{size}-{digest.hexdigest()[:24]}"
+
+
+def load(key: Key) -> Costs | None:
+    """What was stored for this key; None when there is nothing that can be used."""
+    try:
+        stored: Any = json.loads(key.path.read_text())
+        if stored["key"] != asdict(key):
+            return None
+        return Costs.from_json(json.dumps(stored["costs"]))
+    except (OSError, ValueError, KeyError, TypeError):  # InputError is a ValueError
+        return None
+
+
+def store(key: Key, costs: Costs) -> None:
+    """Keep costs for the next run. Raises InputError, one line, where the cache folder cannot be written."""
+    _make_folder(key.path.parent)
+    stored = {"key": asdict(key), "costs": json.loads(costs.to_json())}
+    write_atomically(key.path, json.dumps(stored, indent=1).encode())
+
+
+def check(key: Key) -> None:
+    """Raises InputError, one line, where `store` would."""
+    _make_folder(key.path.parent)
+    check_writable(key.path.with_suffix(".check"))
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made: {error.strerror}") from None

@@ -1,0 +1,210 @@
+"""Keeps costs true while an engine runs: every step's timings correct them.
+
+A calibration may be wrong from the start, or become wrong: another program takes the memory's bandwidth, the
+clock drops, slots fill. See `robust` for how it is corrected.
+
+What the CPU computes is timed layer by layer. What the device computes is not; `device_time` says how the
+CPU's waits tell it, and `hand_off_time` what they tell of layers that need no CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.costs.device_time import DeviceTime
+from spac.costs.hand_off_time import HandOffTime
+from spac.costs.model import Costs, ExpertCosts, Layer
+from spac.costs.robust import SHARE, RobustFit, RobustTable, fast_fit
+from spac.errors import InputError
+
+if TYPE_CHECKING:
+    from spac import _core
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+LayerCosts = npt.NDArray[np.void]
+"""Structured, [L]: host_ns, wait_ns, host_activations, host_distinct, device_activations, device_distinct."""
+
+_HIDDEN = 64.0  # a device's expert was measured as 0 where it hides: the guess over this is as little
+_EAGER = 64  # first steps, each of which counts; later one of `_EVERY`, for learning takes time too
+_EVERY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What one step of an engine took."""
+
+    n_drafted: int
+    draft_s: float
+    n_verified: int
+    verify_s: float  # verification and sampling
+    layers: LayerCosts  # [L]: `Step.layer_costs`
+    upload_bytes: int = 0  # of experts copied to the device since the last step
+    upload_s: float = 0.0  # the time of these copies
+
+
+class _Pool:
+    """The experts of one pool: both forms of the CPU's time."""
+
+    def __init__(self, start: ExpertCosts, members: BoolArray, share: float, *, fast: bool) -> None:
+        """members: bool [L], the layers of the pool; fast: in C++."""
+        self.start, self.members = start, members
+        self._layers = slice(None) if members.all() else np.flatnonzero(members)
+        fit = fast_fit if fast else RobustFit
+        self._host = fit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s), share)
+        self._paper = fit((start.cpu_pair_only_s,), share)
+
+    def observe_host(self, layers: LayerCosts) -> None:
+        """layers: [L], of all pools."""
+        work = layers[self._layers]
+        pairs = work["host_activations"]
+        total = int(pairs.sum())
+        if total:
+            seconds = float(work["host_ns"].sum()) * 1e-9
+            self._host.observe(
+                (int(np.count_nonzero(pairs)), int(work["host_distinct"].sum()), total), seconds
+            )
+            self._paper.observe((total,), seconds)
+
+    def costs(self, device: float, upload: float) -> ExpertCosts:
+        """device: seconds of an expert there; upload: what transfers take, as a ratio to the start."""
+        cpu_layer, cpu_expert, cpu_pair = self._host.units
+        return ExpertCosts(
+            cpu_layer_s=cpu_layer,
+            cpu_expert_s=cpu_expert,
+            cpu_pair_s=cpu_pair,
+            cpu_pair_only_s=self._paper.units[0],
+            device_expert_s=device,
+            upload_s=self.start.upload_s * upload,
+            upload_busy_s=self.start.upload_busy_s * upload,
+        )
+
+
+class CostEstimator:
+    """The costs of a running engine. One caller at a time."""
+
+    allow_fast: ClassVar[bool] = True
+    """False: Python and numpy throughout, to compare with."""
+
+    def __init__(self, start: Costs, layers: Sequence[Layer], share: float = SHARE) -> None:
+        """start: what was measured or guessed, for a model of these layers. Raises InputError if it has
+        another number of pools."""
+        of_layer = np.array([layer.pool for layer in layers], np.int32)
+        if len(start.experts) != len(set(of_layer.tolist())):
+            raise InputError(f"costs of {len(start.experts)} pools are not of this model")
+        fast = self.allow_fast
+        self._pools = [
+            _Pool(costs, of_layer == pool, share, fast=fast) for pool, costs in enumerate(start.experts)
+        ]
+        sizes = {layer.pool: layer.expert_bytes for layer in layers}
+        guesses = [ExpertCosts.guessed(sizes[pool]).device_expert_s for pool in range(len(sizes))]
+        self._device = DeviceTime(
+            [max(cost.device_expert_s, guess / _HIDDEN)
+             for cost, guess in zip(start.experts, guesses, strict=True)],
+            [pool.members for pool in self._pools], share,
+        )  # fmt: skip
+        uploads = sum(start.experts[layer.pool].upload_busy_s for layer in layers)
+        self._upload_byte_s = max(uploads, 1e-12) / sum(layer.expert_bytes for layer in layers)
+        fit = fast_fit if fast else RobustFit
+        self._draft = fit((start.draft_base_s, start.draft_token_s), share)
+        self._verify = RobustTable(start.verify_s, share)
+        self._dense = RobustTable(start.dense_s, share)
+        self._wait = RobustTable([time / len(layers) for time in start.dense_s], share)
+        self._upload = fit((1.0,), share)  # as a ratio to the start
+        self._hand_off = HandOffTime(start.hand_off_s)
+        self._fast = self._device.make_fast() if fast else None
+        self.steps = 0
+        """Steps observed."""
+
+    def draft(self, n_tokens: int) -> float:
+        """Seconds for a draft of `n_tokens`; 0 for none."""
+        return self._draft.predict((1, n_tokens)) if n_tokens > 0 else 0.0
+
+    def verify(self, n_tokens: int) -> float:
+        """Seconds to verify a batch of `n_tokens` and sample from it."""
+        return self._verify[n_tokens]
+
+    @property
+    def costs(self) -> Costs:
+        """The costs as they are now."""
+        base, token = self._draft.units
+        verify = self._verify.times
+        return Costs(
+            experts=tuple(
+                pool.costs(device, self._upload.units[0])
+                for pool, device in zip(self._pools, self._device.units, strict=True)
+            ),
+            draft_base_s=base,
+            draft_token_s=token,
+            verify_s=verify,
+            dense_s=tuple(map(min, self._dense.times, verify)),
+            hand_off_s=self._hand_off.seconds(self._device.factor),
+        )
+
+    @staticmethod
+    def skips(number: int) -> bool:
+        """Whether `observe` only counts the step of this number, from 1."""
+        return number > _EAGER and number % _EVERY != 0
+
+    def observe_step(self, step: _core.Step) -> None:
+        """Learn from a session's step, or count it."""
+        if self.skips(self.steps + 1):
+            self.steps += 1
+            return
+        self.observe(
+            StepTimes(
+                n_drafted=step.n_drafted,
+                draft_s=step.draft_ns * 1e-9,
+                n_verified=step.n_verified,
+                verify_s=(step.verify_ns + step.sample_ns) * 1e-9,
+                layers=step.layer_costs,
+                upload_bytes=step.upload_bytes,
+                upload_s=step.upload_ns * 1e-9,
+            )
+        )
+
+    def observe(self, step: StepTimes) -> None:
+        """Learn from a step."""
+        self.steps += 1
+        if self.skips(self.steps):
+            return
+        if step.n_drafted:
+            self._draft.observe((1, step.n_drafted), step.draft_s)
+        self._verify.observe(step.n_verified, step.verify_s)
+        for pool in self._pools:
+            pool.observe_host(step.layers)
+        if step.upload_bytes:
+            self._upload.observe((step.upload_bytes * self._upload_byte_s,), step.upload_s)
+        self._observe_device(step)
+
+    def _observe_device(self, step: StepTimes) -> None:
+        """What the waits say of the device's time, and of the time without experts."""
+        n, layers = step.n_verified, step.layers
+        if self._fast is not None:
+            told = self._fast.observe(layers, step.verify_s, self._dense[n], self._wait[n])
+            if told is not None:
+                usual, dense, whole = told
+                self._wait.observe(n, usual)
+                self._dense.observe(n, dense)
+                if whole is not None:
+                    self._hand_off.add(*whole)
+            return
+        distinct = layers["device_distinct"].astype(np.float64)
+        wait, host = layers["wait_ns"] * 1e-9, layers["host_ns"] * 1e-9
+        rest = step.verify_s - float(host.sum())
+        if not wait.any():
+            self._device.observe_total(distinct, rest - self._dense[n])
+            return
+        # A layer is seen from its own ids, which it waited for, to the next layer's.
+        seen = (wait[:-1] > 0) & (wait[1:] > 0)
+        if seen.any():
+            usual = self._device.observe_waits(distinct[:-1], host[:-1], wait[1:], seen, self._wait[n])
+            self._wait.observe(n, usual)
+            self._dense.observe(n, rest - self._device.late(distinct, host))
+            late = np.maximum(self._device.seconds(distinct) - host, 0.0)
+            self._hand_off.observe(wait, late, self._device.seconds(distinct) / self._device.factor, usual)

@@ -1,0 +1,12 @@
+"""Tell what spac found on this machine, and what is off and why: `python -m spac.doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    from spac.doctor.program import main as run
+
+    return run(arguments)

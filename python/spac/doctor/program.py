@@ -1,0 +1,370 @@
+"""What spac found on this machine, and what is off and why: `spac doctor`, or `python -m spac.doctor --json`.
+
+Exit code 0 when models can be run here, 1 when something stands in the way. What merely slows them down, or
+an extra that is not installed, is told and changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spac import __version__, env
+from spac.cli.options import Parser, add_config
+from spac.cli.program import add_talk, guarded
+from spac.config import EngineConfig
+from spac.config.values import VramLimit
+from spac.doctor.finding import Finding, State
+from spac.doctor.trial import Trial
+from spac.errors import SpacError, one_line
+from spac.machine import host_memory
+from spac.machine.cpu import cpu_name, missing_features, physical_cores
+from spac.machine.device_memory import margin, size
+
+EXTRAS = {
+    "chat": ("prompt_toolkit", "rich"),
+    "server": (
+        "fastapi",
+        "uvicorn",
+        "sse_starlette",
+        "starlette_context",
+        "pydantic_settings",
+        "prometheus_client",
+    ),
+}
+"""The modules behind the optional parts, by the name of their extra."""
+
+
+def missing_modules(extra: str) -> list[str]:
+    """Those of an extra's modules that are not installed."""
+    return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+
+
+def examine(
+    target: Path | None = None, vram_limit: VramLimit | None = None, self_test: bool | None = None
+) -> Iterator[Finding]:
+    """Everything, in the order in which it is told. No check stops those after it.
+
+    With a `target`, also how much of it would fit on the device, of which `vram_limit` may be taken.
+    `self_test`: whether every mechanism is tried; None: on GPUs, not on the simulated device.
+    """
+    room = functools.partial(_vram, target, vram_limit)
+    trial = Trial(self_test)
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python),
+        ("cpu", functools.partial(_cpu, target)), ("repacking", functools.partial(_repacking, target)),
+        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)),
+        ("huge pages", functools.partial(_huge_pages, target)), ("folders", _folders), ("extras", _extras),
+        ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
+    ]  # fmt: skip
+    for name, check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # a check that fails is a finding too
+            yield Finding(name, "fault", "-", one_line(str(error)) or type(error).__name__)
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("spac", "ok", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+
+
+def _library() -> Iterator[Finding]:
+    from spac import _core, _library
+
+    pin = _core.llama_cpp_python_version
+    yield Finding(
+        "library", "ok", f"{_library.library_path()}, of llama-cpp-python {pin}, ggml {_core.ggml_version()}"
+    )
+
+
+def _llama_cpp_python() -> Iterator[Finding]:
+    name = "llama-cpp-python"
+    try:
+        import llama_cpp
+    except ImportError as error:  # its line tells the remedy
+        yield Finding(name, "fault", "not usable", one_line(str(error)))
+        return
+    yield Finding(name, "ok", f"{llama_cpp.__version__}, on spac's library")
+
+
+def _cpu(target: Path | None) -> Iterator[Finding]:
+    from spac import _core
+
+    info = _core.system_info()
+    features = " ".join(re.findall(r"(\w+) = 1", info))
+    why = "; ".join(missing_features(info))
+    cores = f"{physical_cores()} cores of {os.cpu_count()} CPUs"
+    yield Finding("cpu", "off" if why else "ok", f"{cpu_name()}, {cores}; {features}", why)
+    yield _kernels(target)
+
+
+def _kernels(target: Path | None) -> Finding:
+    """Tell which kernels there are, and which of them the CPU computes with."""
+    from spac import _core
+    from spac.model import kernels
+    from spac.model.gguf.check import check_model
+
+    there, used = _core.cpu_kernels(), _core.trusted_cpu_kernels()
+    name = "cpu kernels"
+    if not there:
+        return Finding(name, "off", "none", "this build has no AVX2, FMA and F16C: llama.cpp's own are used")
+    if not _core.cpu_kernels_enabled():
+        return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
+    threads = physical_cores()
+    types = kernels.kept(threads) if target is None else check_model(target).types
+    chosen = kernels.described(kernels.choose(types, threads))
+    measured = chosen or "none measured yet: a run measures the types of its models"
+    unequal = [kind for kind in there if kind not in used]
+    why = (
+        f"{', '.join(unequal)}: not llama.cpp's results in this build, so its own are used" if unequal else ""
+    )
+    return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types; {measured}", why)
+
+
+def _repacking(target: Path | None) -> Iterator[Finding]:
+    """Tell whether llama.cpp repacks a model's weights on the CPU alone, and what that gains."""
+    from spac import _core
+    from spac.model import kernels, repacking
+    from spac.model.gguf.check import check_model
+
+    info = check_model(target) if target is not None else None
+    if info is None or not info.is_moe or not _core.cpu_kernels_enabled():
+        return
+    threads = physical_cores()
+    kernels.choose(info.types, threads)
+    gain = repacking.gain(info, threads)
+    choice = "repacked" if gain > repacking.LEAST_GAIN else "as the file has them"
+    ratio = f"repacked they are {gain:.2f} times as fast" if gain != 1.0 else "llama.cpp repacks none of them"
+    yield Finding("repacking", "ok", f"weights of {info.path.name} on the CPU alone: {choice}; {ratio}")
+
+
+def _gpu() -> Iterator[Finding]:
+    from spac import _core, _library
+    from spac.model import pinning
+
+    built = hasattr(ctypes.CDLL(str(_library.library_path())), "ggml_backend_cuda_reg")
+    why = "" if built else "built without CUDA: install the toolkit and spac anew, with -DSPAC_CUDA=on"
+    yield Finding("cuda-build", "ok" if built else "off", "yes" if built else "no", why)
+    driver = _driver()
+    why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
+    yield Finding("driver", "ok" if driver else "off", driver or "none", why)
+    devices = [device for device in _core.devices() if not device.is_stand_in]
+    for device in devices:
+        free, total = size(device.memory_free), size(device.memory_total)
+        yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
+    if not devices:
+        yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))
+    else:
+        found, why = pinning.outlook(devices)
+        yield Finding("pinning", "off" if why else "ok", found, why)
+
+
+def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
+    """What the device that runs by default has room for."""
+    from spac.model.gguf.check import check_model
+    from spac.model.pair import choose_device
+
+    device = choose_device("auto")
+    assert device is not None
+    if device.is_stand_in and target is None and limit is None:
+        return
+    total = device.memory.total
+    allowed = min(total, limit.of(total)) if limit is not None else total
+    room = max(0, min(device.memory.free, allowed) - margin(allowed, is_stand_in=device.is_stand_in))
+    of = f" of the {size(allowed)} that --vram-limit allows" if limit is not None else ""
+    yield Finding("vram", "ok", f"{device.name}: room for {size(room)}{of}, a margin left free")
+    if target is None:
+        return
+    info = check_model(target)
+    dense = info.file_size - info.expert_bytes
+    share = min(1.0, (room - dense) / info.expert_bytes) if info.is_moe else 0.0
+    experts = f"{size(dense)} beside the experts, {size(info.expert_bytes)} of experts"
+    found = f"{target.name}: {experts if info.is_moe else size(dense)}"
+    if room < dense:
+        why = f"{size(dense)} must be on the device, and there is room for {size(room)}"
+        yield Finding("fit", "off", found, why)
+    else:
+        of_them = f", {share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
+        yield Finding("fit", "ok", found + of_them)
+
+
+def _why_no_gpu(built: bool, driver: str) -> str:
+    if not built or not driver:
+        what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
+        return f"needs {what}: the split is shown on the stand-in, no faster than the CPU"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "the driver offers no device" + (
+        f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
+    )
+
+
+def _driver() -> str:
+    """The NVIDIA driver and the CUDA version that it can do; "" without one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return ""
+    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:  # WSL2 has none
+        return cuda
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return f"{match[1]}, {cuda}" if match else cuda
+
+
+def _memory(target: Path | None = None) -> Iterator[Finding]:
+    free, total = host_memory.sizes()
+    limit = host_memory.group_limit()
+    bound = f", limited to {_gb(limit)} by its control group" if limit is not None and limit < total else ""
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    lock = "unlimited" if locked == resource.RLIM_INFINITY else _gb(locked)
+    yield Finding("memory", "ok", f"{_gb(free)} of {_gb(total)} available{bound}; lockable: {lock}")
+    if target is not None:
+        yield from _paging(target)
+
+
+def _huge_pages(target: Path | None) -> Iterator[Finding]:
+    """Tell what the machine offers, and what a model would gain."""
+    from spac.model import huge_pages
+    from spac.model.gguf.check import check_model
+
+    info = check_model(target) if target is not None else None
+    found, why = huge_pages.outlook(info, physical_cores())
+    yield Finding("huge pages", "off" if why else "ok", found, why)
+
+
+def _paging(target: Path) -> Iterator[Finding]:
+    """Whether memory holds a model's experts."""
+    from spac.config import EngineConfig
+    from spac.model.gguf.check import check_model
+    from spac.model.paging import is_paged
+    from spac.model.pair import choose_device
+
+    info = check_model(target)
+    if not info.is_moe:
+        return
+    paged = is_paged(EngineConfig(target=target), info, choose_device("auto"))
+    why = "memory does not hold all of them: those that are not there are read from the file" if paged else ""
+    yield Finding("experts", "off" if paged else "ok", f"{target.name}: {size(info.expert_bytes)}", why)
+
+
+def _folders() -> Iterator[Finding]:
+    for name, folder in (("cache", env.cache_folder()), ("state", env.state_folder())):
+        near = next(part for part in (folder, *folder.parents) if part.exists())
+        fine = near.is_dir() and os.access(near, os.W_OK | os.X_OK)
+        why = "" if fine else f"{near} cannot be written: nothing is kept between runs"
+        yield Finding(name, "ok" if fine else "off", str(folder), why)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra in EXTRAS:
+        missing = missing_modules(extra)
+        why = f"not installed: {', '.join(missing)}; run `pip install 'spac[{extra}]'`" if missing else ""
+        yield Finding(f"extra-{extra}", "off" if missing else "ok", "no" if missing else "installed", why)
+
+
+def _demo() -> Iterator[Finding]:
+    """Load the bundled pair, with its split, and generate a little: the one check that proves the others."""
+    if importlib.util.find_spec("spac.demo") is None:
+        yield Finding("demo", "off", "none", "this installation has no demo pair")
+        return
+    from spac import demo
+    from spac.config import EngineConfig, SamplingConfig
+    from spac.engine import Engine
+
+    config = EngineConfig(demo.TARGET, demo.DRAFT, ctx=512, sampling=SamplingConfig(temp=0))
+    try:
+        with Engine(config) as engine:
+            generation = engine.generate(demo.PROMPT, max_tokens=16)
+            text = "".join(generation)
+            stats = generation.stats
+            if engine.experts is not None:
+                pinned = engine.experts.host_memory
+                yield Finding("expert-memory", *_expert_memory(pinned, stats.device_is_stand_in))
+    except SpacError as error:
+        yield Finding("demo", "fault", "does not run", str(error))
+        return
+    speed = f"{stats.tokens_per_second:.0f} tokens/s" if stats.tokens_per_second else "no speed"
+    state: State = "ok" if text and stats.generated_tokens else "fault"
+    found = (
+        f"{stats.generated_tokens} tokens at {speed} on {stats.device}, hit rate {stats.hit_rate or 0:.0%}"
+    )
+    yield Finding("demo", state, found, "" if state == "ok" else "it generates nothing")
+
+
+def _expert_memory(way: str, is_stand_in: bool) -> tuple[State, str, str]:
+    if is_stand_in or way.startswith("pinned"):
+        return "ok", way, ""
+    if way == "paged":
+        return "off", way, "memory does not hold all experts: those that are not there are read from the file"
+    return (
+        "off",
+        way,
+        "the mapping of the model is not pinned, or in part: uploads are slower (the driver, SPAC_PIN, "
+        "SPAC_PIN_LIMIT)",
+    )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def make_parser() -> Parser:
+    """The options of `spac doctor`."""
+    parser = Parser(
+        prog="spac.doctor", description="Tell what was found on this machine, and what is off and why."
+    )
+    parser.add_argument("--json", action="store_true", help="as one line of JSON")
+    parser.add_argument("--target", "--model", "-m", metavar="FILE", type=Path,
+                        help="also tell how much of this model would fit")  # fmt: skip
+    parser.add_argument("--self-test", action=argparse.BooleanOptionalAction, default=None,
+                        help="try every mechanism of the split in a process of its own "
+                             "(default: on GPUs, not on the simulated device)")  # fmt: skip
+    add_config(parser, EngineConfig, ("vram_limit",))
+    add_talk(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine and tell; returns 1 when something keeps models from running."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    limit = VramLimit.parse(options.vram_limit) if "vram_limit" in options else None
+    return guarded(
+        parser, options, lambda: _tell(options.json, examine(options.target, limit, options.self_test))
+    )
+
+
+def _tell(as_json: bool, found: Iterator[Finding]) -> int:
+    findings = []
+    for finding in found:
+        findings.append(finding)
+        if not as_json:
+            mark = {"ok": "  ", "off": "- ", "fault": "! "}[finding.state]
+            print(f"{mark}{finding.name:<20}{finding.found}", flush=True)
+            if finding.why:
+                print(f"{'':<22}{finding.why}", flush=True)
+    healthy = all(finding.state != "fault" for finding in findings)
+    if as_json:
+        report: dict[str, Any] = {
+            "schema": 1,
+            "healthy": healthy,
+            "findings": [asdict(one) for one in findings],
+        }
+        print(json.dumps(report))
+    return 0 if healthy else 1

@@ -1,0 +1,273 @@
+"""Tries every mechanism of the split on a device, each in a process of its own that has a time limit.
+
+A process evaluates a few tokens of the bundled demo pair with a quarter of the experts resident. Its logits
+are compared with those of the plain split, which uses none of the mechanisms. `spac doctor` tells what came
+of it. `python -m spac.doctor.selftest` is what the processes run, and no program for users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from spac import _core, demo, env
+from spac.doctor.mechanisms import LOOKAHEAD, MASKS, MECHANISMS, STREAMED, settings_of, there_on, with_needs
+from spac.errors import DeviceError, one_line
+
+if TYPE_CHECKING:
+    from spac.model.pair import ModelPair
+
+LIMIT_S = 15.0
+"""Seconds that one process has."""
+BOUND = 5e-3
+"""The largest normalized mean square error of logits: CPU and device round differently, and the router's near
+ties may move."""
+BATCHES = (40, 4, 1, 1)
+"""Tokens evaluated at a time: a prompt that is long enough to be streamed, a verification, single tokens."""
+SLOTS = 4
+"""One of so many experts is resident."""
+STREAM_TOKENS = 32
+PLAIN = "plain split"
+TOGETHER = "together"
+_LAYERS_AHEAD = 1  # the demo pair has few layers
+_KILLED_S = 5.0  # a process inside a driver's call may not even end when it is killed
+_TELLS = re.compile(r"error|ASSERT|abort|spac: |illegal|Fatal", re.IGNORECASE)
+
+Verdict = Literal["works", "wrong", "crashed", "no answer", "idle", "not tried"]
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of trying one mechanism. `found` says it in words."""
+
+    name: str
+    verdict: Verdict
+    found: str
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the mechanism must not be used on this device."""
+        return self.verdict in ("wrong", "crashed", "no answer")
+
+
+class SelfTest:
+    """The processes of one device."""
+
+    def __init__(
+        self, device: _core.DeviceInfo, limit_s: float = LIMIT_S, faults: Mapping[str, str] | None = None
+    ) -> None:
+        """Prepare the test. `faults`: for tests, a fault of `_core.set_fault` by a mechanism's name."""
+        self._device, self._limit_s, self._faults = device, limit_s, faults or {}
+        self._plain: Logits | None = None
+
+    def run(self) -> Iterator[Result]:
+        """Try the plain split, then each mechanism beside it; only the former where that fails."""
+        plain = self._try(PLAIN, frozenset())
+        yield plain
+        if plain.failed:
+            return
+        failed = set[str]()
+        for mechanism in MECHANISMS:
+            if not there_on(mechanism, self._device):
+                result = Result(mechanism.name, "idle", "not there")
+            elif failed.intersection(mechanism.needs):
+                result = Result(mechanism.name, "not tried", "not tried")
+            else:
+                result = self._try(mechanism.name, with_needs(mechanism), mechanism.counter)
+            if result.failed:
+                failed.add(result.name)
+            yield result
+
+    def together(self, names: frozenset[str]) -> Result:
+        """Try these mechanisms together, after `run`."""
+        return self._try(TOGETHER, names)
+
+    def _try(self, name: str, on: frozenset[str], counter: str = "") -> Result:
+        with tempfile.TemporaryDirectory(prefix="spac-selftest-") as folder:
+            file, log = Path(folder, "result.npz"), Path(folder, "log.txt")
+            words = ["--device", self._device.name, "--on", ",".join(sorted(on)), "--result", str(file)]
+            if fault := self._faults.get(name):
+                words += ["--fault", fault]
+            code = run_limited(
+                [sys.executable, "-m", "spac.doctor.selftest", *words],
+                self._environment(on),
+                log,
+                self._limit_s,
+            )
+            if code is None:
+                return Result(name, "no answer", f"no answer within {self._limit_s:g} s")
+            if code != 0 or not file.is_file():
+                return Result(name, "crashed", f"crashed: {telling_line(log)}")
+            with np.load(file) as kept:
+                logits, counters = kept["logits"], json.loads(str(kept["counters"]))
+        return self._verdict(name, logits, not counter or counters[counter] > 0)
+
+    def _verdict(self, name: str, logits: Logits, at_work: bool) -> Result:
+        if self._plain is None:
+            if not np.isfinite(logits).all():
+                return Result(name, "wrong", "wrong: its logits are no numbers")
+            self._plain = logits
+        difference = error(logits, self._plain)
+        if difference > BOUND:
+            return Result(name, "wrong", f"wrong: its logits are {difference:.1e} off the plain split's")
+        return Result(name, "works", "works") if at_work else Result(name, "idle", "not there")
+
+    def _environment(self, on: frozenset[str]) -> dict[str, str]:
+        more = settings_of(on) | {"GGML_NO_BACKTRACE": "1", "PYTHONFAULTHANDLER": "1"}
+        if env.GATE_TIMEOUT.get() is None:  # so that the library has the time to say where it waits
+            more[env.GATE_TIMEOUT.name] = f"{self._limit_s / 2:g}"
+        return {**os.environ, **more}
+
+
+def run_limited(
+    words: Sequence[str], environment: Mapping[str, str], log: Path, limit_s: float
+) -> int | None:
+    """Run a process and return its exit code; None where it was killed, for it was not done in time.
+
+    Its output goes to `log`. A process that does not end even so is left behind.
+    """
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0
+        )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_S)
+
+
+def telling_line(log: Path) -> str:
+    """Return the first line of a log that explains a failure, else the last one of all.
+
+    The first such line names the cause; those after it name what followed from it.
+    """
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if _TELLS.search(line)]
+    return one_line((telling or lines[-1:] or ["it says nothing"])[0])[:300]
+
+
+def error(found: Logits, wanted: Logits) -> float:
+    """Return the normalized mean square error; infinite where a number is none."""
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    value = float(np.square(a - b).sum() / np.square(b - b.mean()).sum())
+    return value if np.isfinite(value) else float("inf")
+
+
+# What the processes do
+
+
+def evaluate(device: str, on: frozenset[str]) -> tuple[Logits, dict[str, int]]:
+    """Return the logits float32 [tokens, n_vocab] of the fixed tokens, and the counters of the experts.
+
+    The environment has been set as `settings_of(on)` says.
+    """
+    from spac.config import EngineConfig
+    from spac.model.pair import ModelPair
+
+    stream_tokens = STREAM_TOKENS if STREAMED.name in on else 0
+    config = EngineConfig(
+        target=demo.TARGET, device=device, slots=0, ctx=512, draft_length=0, stream_batch=stream_tokens,
+        threads=min(2, os.cpu_count() or 1), paging="off",
+    )  # fmt: skip
+    pair = ModelPair(config, None)
+    try:
+        experts = pair.experts
+        assert experts is not None  # the demo pair's target has some
+        make_resident(experts)
+        experts.set_lookahead(_LAYERS_AHEAD if LOOKAHEAD.name in on else 0)
+        experts.set_stream_tokens(stream_tokens)  # a pair is made without
+        experts.set_step_tokens(max(BATCHES[1:]))  # larger batches are prompts, which may be streamed
+        tokens = np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()
+        found, at = [], 0
+        for n in BATCHES:
+            found.append(decode(pair, tokens[at : at + n], at))
+            at += n
+        return np.concatenate(found), dict(experts.stats)
+    finally:
+        pair.close()
+
+
+def make_resident(experts: _core.Experts) -> None:
+    """Load a quarter of the experts, of every layer some."""
+    counts = [layer.n_expert for layer in experts.layers]
+    experts.attach_slots(sum(counts) // SLOTS)
+    priority = np.tile(np.arange(max(counts)) % SLOTS, (len(counts), 1)).astype(np.int32)
+    experts.submit(priority, np.zeros(len(counts), np.int32))
+    experts.settle(LIMIT_S)
+
+
+def decode(pair: ModelPair, tokens: Sequence[int], position: int) -> Logits:
+    """Return float32 [n, n_vocab] of tokens that are evaluated as one batch. Raises DeviceError."""
+    import llama_cpp.llama_cpp as api
+
+    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(pair.target.pointer))
+    context, batch = pair.target_context.pointer, api.llama_batch_init(len(tokens), 0, 1)
+    try:
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        if status := api.llama_decode(context, batch):
+            raise DeviceError(f"llama_decode returned {status} at token {position}")
+        return np.ctypeslib.as_array(api.llama_get_logits(context), (len(tokens), n_vocab)).copy()
+    finally:
+        api.llama_batch_free(batch)
+
+
+def _echo(level: int, text: bytes, _: object) -> None:
+    """Write warnings and errors to stderr: what a driver says comes through the log alone."""
+    if level in (3, 4):
+        os.write(2, text)
+
+
+def main() -> int:
+    """Evaluate the tokens in this process, and write the result to a file."""
+    parser = argparse.ArgumentParser(prog="spac.doctor.selftest", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--on", default="", help="names of mechanisms, with commas between")
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--fault", default="", help="for tests: a fault of _core.set_fault")
+    options = parser.parse_args()
+    on = frozenset(filter(None, options.on.split(",")))
+
+    from spac.model.c_api import echo_log
+
+    echo_log(_echo)
+    is_stand_in = any(one.is_stand_in for one in _core.devices() if one.name == options.device)
+    # The simulated device always reads masks, but for this, which is what other devices do without them.
+    plain = "compact" if is_stand_in and MASKS.name not in on else ""
+    _core.set_fault(options.fault or plain)
+    try:
+        logits, counters = evaluate(options.device, on)
+    except Exception as problem:  # whatever it is, one line tells it
+        print(f"error: {one_line(str(problem)) or type(problem).__name__}", file=sys.stderr)
+        return 1
+    finally:
+        echo_log(None)
+    np.savez(options.result, logits=logits, counters=json.dumps(counters))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

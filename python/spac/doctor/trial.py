@@ -1,0 +1,96 @@
+"""What `spac doctor` makes of the self-test: which mechanisms work and are used, what to switch off."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from spac.doctor.finding import Finding
+from spac.doctor.mechanisms import AHEAD, BY_NAME, used_on, why_unused, without_orphans
+
+if TYPE_CHECKING:
+    from spac._core import DeviceInfo
+    from spac.doctor.selftest import Result, SelfTest
+
+
+class Trial:
+    """The self-test of the device that runs by default, and what follows from it for the checks behind."""
+
+    def __init__(self, wanted: bool | None, make: Callable[[DeviceInfo], SelfTest] | None = None) -> None:
+        """Prepare it. `wanted` None: on GPUs, not on the simulated device; `make`: for tests."""
+        self._wanted, self._make = wanted, make
+        self._unusable = ""
+        self._switches: dict[str, str] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Try every mechanism; yield what came of each as soon as it is known."""
+        if self._wanted is False or importlib.util.find_spec("spac.demo") is None:
+            return
+        from spac.doctor import selftest
+        from spac.model.pair import choose_device
+
+        device = choose_device("auto")
+        if device is None or (device.is_stand_in and not self._wanted):
+            return
+        test = self._make(device) if self._make is not None else selftest.SelfTest(device)
+        working = set()
+        for result in test.run():
+            if result.name == selftest.PLAIN:
+                yield self._plain(result, device)
+                continue
+            yield self._one(result, device)
+            if result.verdict == "works" and not BY_NAME[result.name].refused:
+                working.add(result.name)
+        if together := without_orphans(working):
+            yield self._together(test.together(together))
+
+    def heeded(self, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+        """Run the check that loads a model, as the findings advise: what failed is switched off for it."""
+        if self._unusable:
+            yield Finding("demo", "off", "not run", self._unusable)
+            return
+        before = {name: os.environ.get(name) for name in self._switches}
+        os.environ.update(self._switches)
+        try:
+            yield from check()
+        finally:
+            _restore(before)
+
+    def _plain(self, result: Result, device: DeviceInfo) -> Finding:
+        if not result.failed:
+            return Finding(result.name, "ok", result.found)
+        self._unusable = f"the plain split fails on {device.name}"
+        return Finding(result.name, "fault", result.found, "give --device cpu: this device cannot be used")
+
+    def _one(self, result: Result, device: DeviceInfo) -> Finding:
+        mechanism = BY_NAME[result.name]
+        if result.failed and mechanism.switch is not None:
+            self._switches[mechanism.switch.name] = "0"
+        if mechanism.refused:
+            return Finding(result.name, "off", result.found, why_unused(mechanism))
+        if result.failed:
+            return Finding(result.name, "fault", result.found, mechanism.remedy)
+        if result.verdict == "not tried":
+            return Finding(result.name, "off", result.found, f"it needs {' and '.join(mechanism.needs)}")
+        if result.verdict == "idle":
+            return Finding(result.name, "off", result.found, f"{device.name} does not do it")
+        if not used_on(mechanism, device):
+            return Finding(result.name, "off", result.found, why_unused(mechanism))
+        return Finding(result.name, "ok", result.found)
+
+    def _together(self, result: Result) -> Finding:
+        if not result.failed:
+            return Finding(result.name, "ok", result.found)
+        self._unusable = "the mechanisms that work alone fail together"
+        first = f"set {AHEAD.switch.name}=0" if AHEAD.switch is not None else ""
+        return Finding(result.name, "fault", result.found, f"{first}, then switch off others, one by one")
+
+
+def _restore(settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

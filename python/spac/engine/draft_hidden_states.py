@@ -1,0 +1,96 @@
+"""What a draft's layers compute while it drafts, for schedulers that show it to the target's routers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from spac import _core
+from spac.config import EngineConfig
+from spac.errors import InputError
+from spac.model.gguf.routers import read_gates
+from spac.scheduler.routers import Gates
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class DraftStates:
+    """The hidden states of one draft after the other, as the tap on the draft's context shows them by token.
+
+    By token, and not by layer: a token's graph is launched in one piece, with its states behind it, and
+    drafting waits for its logits anyway. What is done with them is done between two tokens, and the copies
+    that follow run while the device drafts on.
+    """
+
+    def __init__(self, tap: _core.Tap, gates: Gates, longest: int) -> None:
+        """longest: tokens of a draft at most. Raises OutOfMemoryError when the device has no room."""
+        tap.set_on(True)
+        self.gates = gates
+        """The target's routers."""
+        self._tap = tap
+        self._rows = np.zeros((longest + 1, tap.n_layer, tap.n_embd), np.float32)
+        self._n, self._n_tapped = 0, 0
+
+    def drafted(self, n: int) -> FloatArray:
+        """float32 [D, T, E] when the n-th token of a draft is known: T = n, the token before the draft first.
+
+        Valid until the next call. T is 0 where the tokens were not tapped.
+        """
+        if n == 1:
+            self._n = 0
+        self._add(n)
+        return self._view()
+
+    def at_end(self, n: int) -> FloatArray:
+        """The same when a draft of n tokens has ended; T = n + 1 where that was at one that it refused."""
+        if n != self._n:
+            self._n = 0
+        elif n and self._tap.n_tapped == self._n_tapped + 1:
+            self._add(n + 1)
+        return self._view()
+
+    def _add(self, n: int) -> None:
+        states = self._tap.states()
+        self._n_tapped = self._tap.n_tapped
+        if states is None or self._n != n - 1 or n > len(self._rows):
+            self._n = 0
+            return
+        self._rows[n - 1] = states
+        self._n = n
+
+    def _view(self) -> FloatArray:
+        return self._rows[: self._n].transpose(1, 0, 2)
+
+
+def watch_draft(
+    name: str, config: EngineConfig, layers: Sequence[str], tap: _core.Tap | None, device: str
+) -> DraftStates:
+    """The states of an engine's draft, and the routers of the target's MoE layers (by `Layer.name`).
+
+    name: of the scheduler that needs them. Raises InputError, one line, unless the two models' layers fit
+    together.
+    """
+    gates = read_gates(Path(config.target), layers)
+    fault = _misfit(config, gates, tap, device)
+    if fault or tap is None:
+        raise InputError(
+            f"scheduler '{name}' shows what each layer of the draft computes to that layer's router in the "
+            f"target, and {fault}: give a draft with the target's width and number of layers as --draft "
+            f"(Mistral 7B for Mixtral 8x7B, or a quantized copy of the target), or choose another --scheduler"
+        )
+    return DraftStates(tap, gates, config.longest_draft)
+
+
+def _misfit(config: EngineConfig, gates: Gates, tap: _core.Tap | None, device: str) -> str | None:
+    if config.draft is None or not config.draft_types or tap is None:
+        return "there is no draft"
+    if config.draft_types != ("draft-simple",):
+        return f"--draft-type {','.join(config.draft_types)} is not draft-simple alone"
+    draft, target = Path(config.draft).name, Path(config.target).name
+    if (tap.n_layer, tap.n_embd) == (gates.n_layer, gates.n_embd):
+        return None
+    seen = f"{tap.n_layer} layers of width {tap.n_embd}" if tap.n_layer else "no layers"
+    return f"{draft} shows {seen} on {device} where {target} has {gates.n_layer} of width {gates.n_embd}"

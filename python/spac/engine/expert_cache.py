@@ -1,0 +1,176 @@
+"""What is resident on the device, and how that is decided.
+
+The slots, the scheduler that fills them, the costs that it goes by, and how prompts pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spac import _core, env
+from spac.config import EngineConfig, Slots
+from spac.config.values import StreamBatch
+from spac.costs import Costs
+from spac.costs.estimator import CostEstimator
+from spac.costs.in_use import CostsInUse
+from spac.engine.draft_experts import attach_draft, check_foretells
+from spac.engine.draft_hidden_states import DraftStates, watch_draft
+from spac.engine.prefill_streaming import PromptStreams
+from spac.engine.slots import attach_slots
+from spac.model.pair import ModelPair
+from spac.scheduler import Scheduler, make, parse
+from spac.scheduler.driver import Driver
+from spac.scheduler.logistic import LogisticScheduler
+from spac.stats.prediction import given_options
+
+_LOOKAHEAD = 3
+"""Layers that an expert has to arrive in: nearer ones are predicted better, but come too late
+(bench/step_time)."""
+_PAGED_MARGIN = 0.4
+"""Of `logistic`, where experts are more than host memory holds (bench/README.md)."""
+
+
+class Residence:
+    """Of one engine's pair; `notes` get what a user should know."""
+
+    def __init__(self, config: EngineConfig, pair: ModelPair, notes: list[str]) -> None:
+        """Nothing is resident until `attach`. Raises InputError or SpacError, one line."""
+        self._config, self._pair, self._notes = config, pair, notes
+        self._experts, self._device = pair.experts, pair.device
+        self.scheduler_name, self.scheduler_options = "none", dict[str, Any]()
+        self.costs: CostsInUse | None = None
+        """What things cost here, kept true by every step; None where there is nothing to split."""
+        self._streams: PromptStreams | None = None
+        if self._device is not None:
+            notes += attach_draft(pair.draft_experts, self._device)
+        self.costs = self._know_costs()
+        try:
+            self._streams = self._stream_prompts()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Save what was learned of the costs."""
+        if self.costs is not None:
+            self.costs.close()
+        self.costs = None
+
+    @property
+    def device_name(self) -> str:
+        """As llama.cpp calls it; "cpu" for none."""
+        return self._device.name if self._device is not None else "cpu"
+
+    def _know_costs(self) -> CostsInUse | None:
+        if self._experts is None:
+            return None
+        costs = CostsInUse(self._pair, self._config.longest_draft + 1)
+        if costs.note:
+            self._notes.append(costs.note)
+        return costs
+
+    @property
+    def estimator(self) -> CostEstimator | None:
+        """Of the costs; None where there is nothing to split."""
+        return self.costs.estimator if self.costs is not None else None
+
+    # Prompts
+
+    def _stream_prompts(self) -> PromptStreams | None:
+        """Before slots are attached: they leave room for it."""
+        if self._experts is None or self._device is None:
+            return None
+        wanted = self._config.stream_batch
+        if wanted is None:
+            wanted = 0 if self._device.is_stand_in else "auto"
+        streams = PromptStreams(
+            self._experts, StreamBatch.parse(wanted), self._pair.target_context.graph_tokens
+        )
+        streams.update(self._costs_of_prompts)
+        return streams
+
+    def update_streams(self) -> None:
+        """Before a prompt: what was learnt since the last one counts."""
+        if self._streams is not None:
+            self._streams.update(self._costs_of_prompts)
+
+    @property
+    def stream_batch(self) -> int:
+        """Tokens from which on a prompt's experts come to the device; 0: never."""
+        return self._streams.tokens if self._streams is not None else 0
+
+    @property
+    def stream_note(self) -> str:
+        """What a user should know of it; "" for nothing."""
+        return self._streams.note if self._streams is not None else ""
+
+    @property
+    def _costs_of_prompts(self) -> Costs:
+        if self.costs is not None and not self._config.deterministic:
+            return self.costs.estimator.costs
+        return Costs.guessed(self._experts.layers if self._experts is not None else [])
+
+    # Slots and the scheduler
+
+    def attach(self, scheduler: str | Scheduler, options: Mapping[str, Any]) -> Driver | None:
+        """Attach the slots, if they are not there yet, and start the scheduler; None when no expert can be
+        resident."""
+        if self._experts is None:
+            return None
+        written: dict[str, Any] = {}
+        if not isinstance(scheduler, Scheduler):
+            written = {**parse(scheduler)[1], **options}
+            scheduler = make(scheduler, **{**self._patience(scheduler), **options})
+        if scheduler.wants_draft_routes:
+            check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
+        states = self._watch_draft(scheduler)
+        self.scheduler_name = scheduler.name
+        self.scheduler_options = given_options(scheduler, written)
+        if scheduler.name == "none":
+            self._experts.set_lookahead(0)
+            return None
+        if not self._experts.slots.n_slots:  # else they are there, with what is resident
+            assert self._device is not None
+            slots = Slots.parse(self._config.slots)
+            self._notes += attach_slots(self._experts, self._device, slots, self._pair.draft_experts)
+        self._experts.set_lookahead(self.lookahead)
+        if self._experts.slots.n_slots == 0:
+            return None
+        # A plan that follows measured times would be another one every time.
+        costs = None if self._config.deterministic else self.estimator
+        driver = Driver(scheduler, self._experts, costs, states)
+        driver.start()
+        return driver
+
+    def _patience(self, scheduler: str) -> dict[str, Any]:
+        """Options of a scheduler of which nobody has said otherwise. An expert that leaves its slot may have
+        left memory too, and be read again: where that is so, copies are to be worth more."""
+        name, written = parse(scheduler)
+        patient = self._pair.paged and not self._config.deterministic and name == LogisticScheduler.name
+        return {"margin": _PAGED_MARGIN} if patient and "margin" not in written else {}
+
+    @property
+    def lookahead(self) -> int:
+        """How many layers ahead experts are loaded while a step runs."""
+        if self.scheduler_name == "none" or self._experts is None or not self._experts.slots.n_slots:
+            return 0
+        if self._config.lookahead is not None:
+            return self._config.lookahead
+        if self._config.deterministic or self.scheduler_name == "static":  # whose set is fixed
+            return 0
+        wanted = env.LOOKAHEAD.get()
+        if wanted is None:
+            # paged, a wrong prediction is not only copied, but read from the disk
+            wanted = self._device is not None and not self._device.is_stand_in and not self._pair.paged
+        return _LOOKAHEAD if wanted else 0
+
+    def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
+        """What the draft computes, for a scheduler that wants it; nobody looks for others."""
+        tap: _core.Tap | None = self._pair.draft_tap
+        if scheduler.wants_draft_states and self._experts is not None:
+            layers = [layer.name for layer in self._experts.layers]
+            return watch_draft(scheduler.name, self._config, layers, tap, self.device_name)
+        if tap is not None:
+            tap.set_on(False)
+        return None

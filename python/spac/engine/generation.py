@@ -1,0 +1,231 @@
+"""One generation: the loop over steps, from a prompt to pieces of text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spac.engine.text_stream import TextStream
+from spac.errors import Cancelled, InputError
+from spac.governor import Pace
+from spac.machine.device_memory import in_use
+from spac.model.c_api import Model, TokenArray
+from spac.stats import Meter, RunStats, Setting
+from spac.stats.prediction import Insight
+
+if TYPE_CHECKING:
+    import spac._core as _core
+    from spac.stats.recording import Recorder
+
+
+class Generation(Iterator[str]):
+    """The text of one generation, piece by piece; made by `Engine.generate`.
+
+    Iterating does the work. `stats` may be read at any time, `cancel` called from any thread. A generation
+    that is not read to its end simply stops there.
+    """
+
+    _n_unseen = 0  # tokens of the prompt that penalties do not look back on
+
+    def __init__(
+        self,
+        model: Model,
+        session: _core.Session,
+        experts: _core.Experts | None,
+        setting: Setting,
+        prompt: TokenArray,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        *,
+        insight: Insight | None = None,
+        recorder: Recorder | None = None,
+        pace: Pace | None = None,
+        progress: Callable[[int, int], object] | None = None,
+        preserved: Collection[int] = (),
+    ) -> None:
+        """insight: where the session's events count the steps; pace: what chooses the draft lengths, if
+        anything does; preserved: control tokens that are part of the text; see `Engine.generate` for the
+        rest."""
+        if prompt.size == 0:
+            raise InputError("the prompt is empty: give at least one token of text")
+        if prompt.size > setting.context:
+            raise InputError(
+                f"the prompt has {prompt.size} tokens and the context holds {setting.context}: raise --ctx"
+            )
+        if max_tokens is not None and max_tokens < 0:
+            raise InputError(f"max_tokens must be at least 0, not {max_tokens}")
+        self.tokens: list[int] = []
+        """The tokens generated so far, without the one that ended the text."""
+        self._model, self._session, self._experts = model, session, experts
+        self._setting, self._meter = (
+            setting,
+            Meter(prompt_tokens=int(prompt.size), insight=insight or Insight(), pace=pace),
+        )
+        self._limit, self._pace = max_tokens, pace
+        self._recorder, self._progress = recorder, progress
+        self._text, self._preserved = TextStream(stop), preserved
+        self._cancelled = False
+        self._running = False  # in a call of the session, which cancel() then stops
+        self._pieces: Iterator[str] = self._run(prompt)
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def cancel(self) -> None:
+        """Stop as soon as the running graph ends; what was generated so far remains. From any thread."""
+        self._cancelled = True
+        if self._running:
+            self._session.cancel()
+        elif not self._meter.reason:
+            self._meter.reason = "cancelled"
+
+    def retire(self) -> None:
+        """End here: the engine has other plans for the session."""
+        self._meter.reason = self._meter.reason or "cancelled"
+        self._pieces = iter(())
+
+    @property
+    def reason(self) -> str:
+        """Why it ended: "stop" (end token or stop string), "length", "cancelled"; "" while it runs."""
+        return self._meter.reason
+
+    @property
+    def stats(self) -> RunStats:
+        """The figures so far."""
+        setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
+        return RunStats.of(setting, self._meter)
+
+    def _run(self, prompt: TokenArray) -> Iterator[str]:
+        try:
+            self._prefill(prompt)
+            while not self._meter.reason:
+                text = self._step()
+                if text:
+                    yield text
+        except Cancelled:
+            self._meter.reason = "cancelled"
+        finally:
+            if self._recorder is not None:
+                self._recorder.end()
+        tail = self._text.finish()
+        if tail:
+            yield tail
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Around a call of the session, so that cancel() never stops a later generation's."""
+        self._running = True
+        try:
+            if self._cancelled:
+                raise Cancelled("cancelled")
+            yield
+        finally:
+            self._running = False
+
+    def _prefill(self, prompt: TokenArray) -> None:
+        meter = self._meter
+        if self._limit == 0:
+            meter.reason = "length"
+            return
+        before = self._read_counts()
+        started = time.perf_counter()
+        try:
+            with self._call():
+                self._prefill_session(prompt)
+        finally:
+            meter.prefill_s = time.perf_counter() - started
+            meter.prefilled_tokens = max(0, self._session.n_past - self._session.n_reused)
+        self._counts = self._counts_before = now = self._read_counts()
+        meter.prompt_experts = {name: value - before[name] for name, value in now.items()}
+        if self._pace is not None:
+            self._pace.begin(meter.prefill_s)
+        if self._recorder is not None:
+            self._recorder.begin(self._session, self._experts, self._counts)
+
+    def _prefill_session(self, prompt: TokenArray) -> None:
+        progress = self._progress
+        if progress is not None:
+            progress(0, int(prompt.size) - 1)
+        try:
+            self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
+        except Cancelled:
+            if self._cancelled:
+                raise
+            # It was a cancel() of the generation before, seen late.
+            self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
+
+    def _step(self) -> str:
+        """One draft and verification. Only the time spent here counts, not that of who reads the pieces."""
+        meter = self._meter
+        started = time.perf_counter()
+        with self._call():
+            step = self._session.step() if self._pace is None else self._pace.step(self._room)
+        text = "".join(self._accept(int(token)) for token in step.tokens)
+        elapsed = time.perf_counter() - started
+        meter.decode_s += elapsed
+        if not meter.steps:
+            meter.first_token_s = meter.prefill_s + meter.decode_s
+        meter.steps += 1
+        meter.step_tokens += len(step.tokens)
+        meter.drafted += step.n_drafted
+        meter.accepted += step.n_accepted
+        meter.draft_s += step.draft_ns / 1e9
+        meter.verify_s += step.verify_ns / 1e9
+        meter.sample_s += step.sample_ns / 1e9
+        meter.reason = meter.reason or step.reason
+        self._count()
+        if self._recorder is not None:
+            self._recorder.step(step, int(elapsed * 1e9), self._counts)
+        return text
+
+    @property
+    def _room(self) -> int | None:
+        return None if self._limit is None else self._limit - self._meter.generated_tokens
+
+    def _accept(self, token: int) -> str:
+        """The text that a token makes certain; sets the reason when it is the last one."""
+        meter = self._meter
+        if meter.reason:
+            return ""
+        if self._model.is_end(token):
+            meter.reason = "stop"
+            return ""
+        self.tokens.append(token)
+        meter.generated_tokens += 1
+        text = self._text.push(self._model.piece(token, special=token in self._preserved))
+        if self._text.stopped:
+            meter.reason = "stop"
+        elif self._limit is not None and meter.generated_tokens >= self._limit:
+            meter.reason = "length"
+        return text
+
+    def _read_counts(self) -> dict[str, int]:
+        return dict(self._experts.stats) if self._experts is not None else {}
+
+    def _count(self) -> None:
+        if self._experts is None:
+            return
+        now, before = self._read_counts(), self._counts
+        activations = now["activations"] - before["activations"]
+        if activations:
+            hits = now["activations_hit"] - before["activations_hit"]
+            self._meter.step_hit_rates += hits / activations
+            self._meter.counted_steps += 1
+        self._counts = now
+        self._meter.experts = {name: value - self._counts_before[name] for name, value in now.items()}
+        self._meter.resident = self._experts.slots.n_resident
+
+
+def as_tokens(model: Model, prompt: str | Sequence[int] | TokenArray) -> TokenArray:
+    """int32 tokens of a prompt that is text or already tokens."""
+    if isinstance(prompt, str):
+        return model.tokenize(prompt)
+    tokens = np.asarray(prompt)
+    if tokens.size and (tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer)):
+        raise InputError("a prompt is text or a sequence of token numbers")
+    return tokens.astype(np.int32)

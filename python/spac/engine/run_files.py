@@ -1,0 +1,91 @@
+"""The files that an engine reads when it starts and fills when it ends: warm state and timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spac.engine.warm_state import WarmState, facts_of, misfit
+from spac.machine.files import check_writable
+from spac.scheduler import Event
+from spac.stats.timeline import Timeline
+
+if TYPE_CHECKING:
+    import spac._core as _core
+    from spac.config import EngineConfig
+    from spac.scheduler.driver import Driver
+
+
+class RunFiles:
+    """Of one engine. What cannot be read or written is found out before anything is loaded."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises InputError, one line, for files that cannot be used."""
+        self._target = Path(config.target)
+        self._state_path = Path(config.state) if config.state else None
+        self._timeline_path = Path(config.timeline) if config.timeline else None
+        for path in (self._state_path, self._timeline_path):
+            if path is not None:
+                check_writable(path)
+        self._state = WarmState.load(self._state_path) if self._state_path is not None else None
+        self.timeline: Timeline | None = None
+        """While it records."""
+
+    def begin(self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace) -> list[str]:
+        """Start warm, and record from now on; `options` are the scheduler's. Notes for the user."""
+        if self._timeline_path is not None:
+            self.timeline = Timeline(self._timeline_path, trace)
+        if self._state_path is None:
+            return []
+        if driver is None:
+            return [f"state {self._state_path}: not used, for there are no slots"]
+        fault = self._resume(driver, dict(options))
+        return (
+            [f"state {self._state_path}: {fault}; starts cold, and replaces it at the end"] if fault else []
+        )
+
+    def _resume(self, driver: Driver, options: dict[str, Any]) -> str:
+        """Why the state cannot be used; "" when it is in use, or there is none yet."""
+        state, scheduler = self._state, driver.scheduler
+        if state is None:
+            return ""
+        self._state = None
+        if different := state.differences(facts_of(self._target, driver.layers)):
+            return f"of another model, for {' and '.join(different)} differ{'s' * (len(different) == 1)}"
+        if state.scheduler != scheduler.name:
+            return f"of scheduler '{state.scheduler}', this is '{scheduler.name}'"
+        if state.options != options:
+            return f"of scheduler '{scheduler.name}' with {_named(state.options)}, not {_named(options)}"
+        if fault := misfit(state.learned, scheduler.state()):
+            return f"not one that scheduler '{scheduler.name}' can go on from: {fault}"
+        if state.plan.priority.shape != driver.plan.priority.shape:
+            return "a plan of another shape"
+        if state.learned:
+            scheduler.restore(state.learned)
+        if Event.VERIFY_END in scheduler.events:  # others have said at the start all that they want
+            driver.resume(state.plan)
+        return ""
+
+    def end(self, driver: Driver | None, options: Mapping[str, Any], about: dict[str, Any]) -> list[str]:
+        """Write what there is to write, once; `about` goes into the timeline. Notes for the user.
+
+        Raises InputError, one line, when a file cannot be written. To be called while the model is there.
+        """
+        timeline, path = self.timeline, self._state_path
+        self.timeline = self._state_path = None
+        notes = []
+        if timeline is not None:
+            timeline.write(about)
+            if timeline.dropped:
+                notes.append(
+                    f"timeline {timeline.path}: full, the last {timeline.dropped} entries are missing in it"
+                )
+        if driver is not None and path is not None and driver.step > 0:
+            facts, scheduler = facts_of(self._target, driver.layers), driver.scheduler
+            WarmState(facts, scheduler.name, dict(options), scheduler.state(), driver.plan).save(path)
+        return notes
+
+
+def _named(options: Mapping[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in options.items()) or "its default options"

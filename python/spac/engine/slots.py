@@ -1,0 +1,75 @@
+"""Slots for a model's experts: as many as were asked for, or as fit."""
+
+from __future__ import annotations
+
+from spac import _core
+from spac.config import Slots
+from spac.engine.draft_experts import detach_draft
+from spac.errors import OutOfMemoryError
+from spac.machine.device_memory import margin, room_of, size
+
+STAND_IN_SHARE = 0.25  # of the experts, where nobody says how much memory the stand-in is to have
+
+
+def attach_slots(
+    experts: _core.Experts, device: _core.DeviceInfo, slots: Slots, draft: _core.Experts | None = None
+) -> list[str]:
+    """Attach slots to experts without any; notes for the user. Raises OutOfMemoryError, one line.
+
+    draft: the draft's experts, if it has any: they give way to a number of slots that the user asked for.
+    """
+    n_experts = sum(layer.n_expert for layer in experts.layers)
+    if slots.is_auto:
+        return _what_fits(experts, device, n_experts)
+    n_slots = slots.of(n_experts)
+    if draft is not None and draft.slots.n_slots:
+        try:
+            experts.attach_slots(n_slots)
+            return _little_left(device)
+        except OutOfMemoryError:
+            detach_draft(draft)
+        _exactly(experts, device, n_slots)
+        return [f"draft: its experts run on the CPU, to leave room for {n_slots} slots"]
+    _exactly(experts, device, n_slots)
+    return _little_left(device)
+
+
+def _little_left(device: _core.DeviceInfo) -> list[str]:
+    """A note where llama.cpp's kernels, which take memory as they go and end the process without it, may want
+    more than is left of the card. A limit of the user's is not theirs."""
+    memory = next((each.memory for each in _core.devices() if each.name == device.name), device.memory)
+    wanted = margin(memory.size, is_stand_in=device.is_stand_in)
+    if device.is_stand_in or memory.limit or memory.free >= wanted:
+        return []
+    left = f"slots: they leave {size(memory.free)} of {device.name} to llama.cpp's kernels"
+    return [f"{left}, which end the process where they need more; --slots auto leaves {size(wanted)}"]
+
+
+def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> None:
+    try:
+        if n_slots:
+            experts.attach_slots(n_slots)
+    except OutOfMemoryError:
+        fit = experts.slots_that_fit(0)
+        raise OutOfMemoryError(
+            f"{n_slots} slots do not fit into what is left of {room_of(device.name, device.memory)}: "
+            f"{fit} would; give --slots {fit} or --slots auto"
+        ) from None
+
+
+def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
+    wanted = n_experts
+    if device.is_stand_in and not device.memory.limit and not _core.stand_in()["memory_mb"]:
+        wanted = max(1, round(wanted * STAND_IN_SHARE))
+    spare = margin(device.memory.size, is_stand_in=device.is_stand_in)
+    n_slots = min(wanted, experts.slots_that_fit(spare))
+    while n_slots:
+        try:
+            experts.attach_slots(n_slots)
+            break
+        except OutOfMemoryError:
+            n_slots = n_slots * 15 // 16  # memory may be too fragmented for what its sum promised
+    if n_slots == wanted:
+        return []
+    room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"
+    return [f"slots: {n_slots} of {n_experts} experts fit into {room}"]

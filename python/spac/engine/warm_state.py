@@ -1,0 +1,149 @@
+"""The warm state of an engine in a file: what the scheduler learned and what it wanted resident.
+
+A `.npz` archive of numpy arrays without pickled objects, written whole or not at all. Its entry `about` is
+JSON: the version of the format, the scheduler's name, and the facts that tell whether a state fits a target:
+its shapes, its file's size and a hash of its header. The file's name and place are not among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spac.errors import InputError
+from spac.machine.files import write_atomically
+from spac.model.gguf.header import read_header
+from spac.scheduler.base import Plan, StateArrays
+
+if TYPE_CHECKING:
+    from spac.scheduler.driver import LayerInfo
+
+FORMAT = 1
+_LEARNED = "scheduler."  # prefix of the scheduler's arrays
+
+Facts = dict[str, Any]
+
+
+def facts_of(target: Path, layers: Sequence[LayerInfo]) -> Facts:
+    """What identifies a target, whatever its file is called. The first part speaks for a split file."""
+    header = read_header(target)
+    with target.open("rb") as file:
+        digest = hashlib.sha256(file.read(header.data_offset)).hexdigest()
+    return {
+        "layers": len(layers),
+        "experts": [layer.n_expert for layer in layers],
+        "expert_bytes": [layer.expert_bytes for layer in layers],
+        "file_size": target.stat().st_size,
+        "header": digest,
+    }
+
+
+_FACTS = {
+    "layers": "the number of MoE layers",
+    "experts": "the number of experts",
+    "expert_bytes": "the experts' sizes or types",
+    "file_size": "the file's size",
+    "header": "the file's header",
+}
+
+
+@dataclass(frozen=True)
+class WarmState:
+    """One engine's state at its end."""
+
+    facts: Facts
+    scheduler: str
+    options: dict[str, Any]
+    """Of the scheduler, those that are not its defaults."""
+    learned: StateArrays
+    """The arrays of `Scheduler.state`."""
+    plan: Plan
+    """The plan that was in force."""
+
+    def differences(self, facts: Facts) -> list[str]:
+        """What makes it another target's, in words; empty when it fits."""
+        return [text for name, text in _FACTS.items() if self.facts.get(name) != facts[name]]
+
+    def save(self, path: Path) -> None:
+        """Write the file. Raises InputError, one line, when that fails; the file then is as it was."""
+        about = {
+            "spac_state": FORMAT,
+            "scheduler": self.scheduler,
+            "options": self.options,
+            "target": self.facts,
+        }
+        arrays = {_LEARNED + name: array for name, array in self.learned.items()}
+        data = io.BytesIO()
+        np.savez_compressed(
+            data,
+            allow_pickle=False,
+            about=np.array(json.dumps(about)),
+            priority=self.plan.priority,
+            threshold=self.plan.threshold,
+            **arrays,
+        )
+        write_atomically(path, data.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> WarmState | None:
+        """The state in a file, None when there is no such file (or an empty one).
+
+        Raises InputError, one line, for a file that is no state, is damaged, or comes from a later version.
+        """
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{path}: the state cannot be read: {reason}") from None
+        return cls._parse(path, data) if data else None
+
+    @classmethod
+    def _parse(cls, path: Path, data: bytes) -> WarmState:
+        try:
+            arrays = dict(_members(data))
+            about = json.loads(str(arrays.pop("about")))
+            version = about["spac_state"]
+        except Exception:  # whatever the readers of four formats raise on bytes that are not theirs
+            raise InputError(f"{path}: not a saved state: delete it, or name another --state file") from None
+        if version != FORMAT:
+            raise InputError(
+                f"{path}: a saved state of format {version}, this spac reads {FORMAT}: "
+                "name another --state file"
+            )
+        try:
+            plan = Plan(arrays.pop("priority"), arrays.pop("threshold"))
+            learned = {name.removeprefix(_LEARNED): array for name, array in arrays.items()}
+            return cls(dict(about["target"]), str(about["scheduler"]), dict(about["options"]), learned, plan)
+        except (InputError, KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{path}: a damaged state: delete it, or name another --state file") from None
+
+
+def _members(data: bytes) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """The arrays of an archive, all of it checked against its checksums."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("one array")
+        for name in archive.files:
+            yield name, archive[name]
+
+
+def misfit(learned: StateArrays, fresh: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Why a scheduler that starts with `fresh` cannot go on from `learned`; "" when it can."""
+    if learned.keys() != fresh.keys():
+        return f"it holds {', '.join(sorted(learned)) or 'nothing'}, expected {', '.join(sorted(fresh))}"
+    for name, array in fresh.items():
+        found = learned[name]
+        if found.shape != array.shape or found.dtype != array.dtype:
+            return f"{name} is {found.dtype}{list(found.shape)}, expected {array.dtype}{list(array.shape)}"
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            return f"{name} has values that are no numbers"
+    return ""

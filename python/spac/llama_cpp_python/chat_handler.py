@@ -1,0 +1,217 @@
+"""Chat requests: OpenAI's messages and tools to a prompt, and what is generated back to messages.
+
+For `llama_cpp.Llama.create_chat_completion`: of apps (`spac.Llama(…, chat_format="common")`) and of the
+server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from spac.chat.format import Answer, ChatFormat, Delta
+from spac.chat.options import ChatOptions
+from spac.errors import InputError
+from spac.llama_cpp_python.logprobs import chat_logprobs
+from spac.llama_cpp_python.sampling import ChatGrammar
+
+ASKED = ("messages", "functions", "function_call", "tools", "tool_choice")
+"""Of llama_cpp's arguments, those that say what is asked rather than how it is answered."""
+
+
+class ChatHandler:
+    """In place of llama_cpp's chat handlers: reasoning and tool calls in the format of the model's family."""
+
+    def __init__(self, chat: ChatFormat, options: ChatOptions) -> None:
+        """`options` hold where a request does not say otherwise."""
+        self._chat, self._options = chat, options
+
+    def __call__(
+        self,
+        *,
+        llama: Any,
+        stream: bool = False,
+        stop: Any = None,
+        request: Mapping[str, Any] | None = None,
+        **given: Any,
+    ) -> Any:
+        """As llama_cpp's handlers: a dict, or an iterator of dicts. `request`: what was asked, where it says
+        more than the arguments. Raises InputError."""
+        schema = _schema(given.pop("response_format", None))
+        if request is None:
+            request = {name: value for name, value in given.items() if name in ASKED and value is not None}
+        prompt = self._prompt(request, schema)
+        choice = _completion_arguments(given)
+        grammar = choice.pop("grammar", None)
+        if grammar is None:
+            grammar = ChatGrammar(prompt, self._budget_of(request), _instead(schema))
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+
+        def complete() -> Any:
+            return llama.create_completion(
+                prompt=llama.tokenize(prompt.text.encode("utf-8", "replace"), add_bos=True, special=True),
+                stop=[*stops, *prompt.stops, *self._chat.stop],
+                stream=stream,
+                grammar=grammar,
+                **choice,
+            )
+
+        answer = self._chat.answer(prompt)
+        if stream:
+            usage = (request.get("stream_options") or {}).get("include_usage")
+            return _streamed(complete, answer, llama, prompt.preserved_tokens, counts=bool(usage))
+        with _preserved(llama, prompt.preserved_tokens):
+            return _message(complete(), answer)
+
+    def _prompt(self, request: Mapping[str, Any], schema: Mapping[str, Any] | None) -> Any:
+        tools, choice = _tools(request)
+        variables = {**self._options.variables, **(request.get("chat_template_kwargs") or {})}
+        effort = request.get("reasoning_effort")
+        if effort is not None:
+            variables["reasoning_effort"] = effort
+        thinking = variables.get("enable_thinking", self._options.reasoning)
+        return self._chat.prompt(
+            request["messages"],
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=bool(request.get("parallel_tool_calls", True)),
+            json_schema=schema,
+            thinking=bool(thinking) and effort != "none" and self._budget_of(request) != 0,
+            variables=variables,
+            continues=bool(request.get("continue_final_message", self._options.prefill)),
+        )
+
+    def _budget_of(self, request: Mapping[str, Any]) -> int:
+        budget = request.get("reasoning_budget", self._options.reasoning_budget)
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < -1:
+            raise InputError(f"reasoning_budget: a number of tokens is needed, or -1, not {budget!r}")
+        return budget
+
+
+def _tools(request: Mapping[str, Any]) -> tuple[list[Any], str]:
+    """The tools that may be called, and "auto", "none" or "required". One that is named is the only one."""
+    tools = list(
+        request.get("tools") or [{"type": "function", "function": f} for f in request.get("functions") or ()]
+    )
+    choice = request.get("tool_choice", request.get("function_call", "auto"))
+    if isinstance(choice, str):
+        return tools, choice if tools else "none"
+    name = choice.get("name") or (choice.get("function") or {}).get("name")
+    tools = [tool for tool in tools if tool["function"].get("name") == name]
+    if not tools:
+        raise InputError(f"tool_choice: no tool is called '{name}'")
+    return tools, "required"
+
+
+def _schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What an answer has to follow; an object of any kind for "json_object" alone."""
+    if response_format is None or response_format.get("type") != "json_object":
+        return None
+    return dict(response_format.get("schema") or {"type": "object"})
+
+
+def _instead(schema: Mapping[str, Any] | None) -> Any:
+    """The grammar where llama_cpp's own loop generates."""
+    from llama_cpp import LlamaGrammar
+
+    return None if schema is None else LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
+
+
+def _completion_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `create_completion` among those of `create_chat_completion`."""
+    logprobs = (given.get("top_logprobs") or 0) if given.get("logprobs") else None
+    dropped = {*ASKED, "logprobs", "top_logprobs"}
+    return {**{name: value for name, value in given.items() if name not in dropped}, "logprobs": logprobs}
+
+
+def _message(made: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    choice = made["choices"][0]
+    answer.push(choice["text"])
+    answer.finish()
+    calls = [_call(index, call["name"], call["arguments"]) for index, call in enumerate(answer.tool_calls)]
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if calls:
+        message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+        message["content"] = answer.content or None
+    reason = _reason(choice["finish_reason"], answer)
+    logprobs = chat_logprobs(choice["logprobs"])
+    told = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    kept = {name: made[name] for name in ("created", "model", "usage")}
+    return {"id": f"chat{made['id']}", "object": "chat.completion", **kept, "choices": [told]}
+
+
+@contextlib.contextmanager
+def _preserved(llama: Any, tokens: Collection[int]) -> Iterator[None]:
+    llama.preserve_tokens(tokens)
+    try:
+        yield
+    finally:
+        llama.preserve_tokens(())
+
+
+def _streamed(
+    complete: Callable[[], Iterator[Mapping[str, Any]]],
+    answer: Answer,
+    llama: Any,
+    preserved: Collection[int],
+    *,
+    counts: bool,
+) -> Iterator[dict[str, Any]]:
+    with _preserved(llama, preserved):
+        yield from _chunks(complete(), answer, llama if counts else None)
+
+
+def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> Iterator[dict[str, Any]]:
+    """A stream's chunks; with `counted`, the last one has the usage."""
+    head: dict[str, Any] = {}
+    tokens: list[Any] = []  # of which nothing was told yet: what they mean may come with a later chunk
+
+    def chunk(delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        logprobs = {"content": tokens.copy(), "refusal": None} if tokens else None
+        tokens.clear()
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**head, "choices": [choice]}
+
+    for part in made:
+        choice = part["choices"][0]
+        if not head:
+            kept = {name: part[name] for name in ("created", "model")}
+            head = {"id": f"chat{part['id']}", "object": "chat.completion.chunk", **kept}
+            yield chunk({"role": "assistant", "content": ""})
+        tokens += (chat_logprobs(choice["logprobs"]) or {"content": ()})["content"]
+        for delta in answer.push(choice["text"]):
+            yield chunk(_delta(delta))
+        reason = choice["finish_reason"]
+        if reason is not None:
+            for delta in answer.finish():
+                yield chunk(_delta(delta))
+            yield chunk({}, _reason(reason, answer))
+    if counted is not None and counted.stats is not None:
+        stats = counted.stats
+        usage = {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.generated_tokens}
+        details = {"prompt_tokens_details": {"cached_tokens": stats.cached_tokens}}
+        yield {**head, "choices": [], "usage": {**usage, "total_tokens": sum(usage.values()), **details}}
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    if delta.reasoning:
+        return {"reasoning_content": delta.reasoning}
+    if delta.index is None:
+        return {"content": delta.content}
+    if delta.name:
+        return {"tool_calls": [_call(delta.index, delta.name, delta.arguments)]}
+    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.arguments}}]}
+
+
+def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def _reason(reason: str, answer: Answer) -> str:
+    return "tool_calls" if answer.tool_calls and reason == "stop" else reason

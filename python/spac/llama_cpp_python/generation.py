@@ -1,0 +1,154 @@
+"""Generations of tokens rather than text, for `spac.Llama`, with their figures."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spac.engine.generation import Generation
+from spac.llama_cpp_python.logprobs import Logprobs
+from spac.machine.device_memory import in_use
+from spac.model.c_api import TokenArray
+from spac.stats import Meter, RunStats, Setting
+from spac.stats.prediction import Insight
+
+if TYPE_CHECKING:
+    import spac._core as _core
+    from spac.engine import Engine
+
+Tokens = Generator[int, Sequence[int] | None, None]
+
+
+class TokenRun(Generation):
+    """A generation of tokens rather than text: it ends when its reader stops, or the context is full."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: _core.Session,
+        setting: Setting,
+        prompt: TokenArray,
+        n_unseen: int,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        """The penalties do not look back on the first `n_unseen` tokens; `logprobs` records how probable the
+        tokens are; see `Generation` for the rest."""
+        engine.events.settle()
+        engine.events.insight = insight = Insight()
+        pace = engine.pace(session)
+        super().__init__(
+            engine.target, session, engine.experts, setting, prompt, None, (), insight=insight, pace=pace
+        )
+        self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
+        self._fresh: deque[int] = deque()
+        if logprobs is not None:
+            logprobs.begin()
+
+    def each(self) -> Iterator[int]:
+        """The tokens, one by one, also those that would end a text."""
+        meter = self._meter
+        self._prefill(self._prompt)
+        while meter.reason != "length":
+            self._step()
+            reason, meter.reason = meter.reason, ""
+            while self._fresh:
+                yield self._deliver(self._fresh.popleft())
+            if reason == "length":
+                meter.reason = reason
+
+    def _step(self) -> str:
+        text = super()._step()
+        if self._logprobs is not None and self._fresh:
+            self._logprobs.note(self._session)  # now: the next evaluation overwrites the logits
+        return text
+
+    def _deliver(self, token: int) -> int:
+        ends = self._model.is_end(token)
+        self._meter.reason = "stop" if ends else ""
+        if not ends:
+            self.tokens.append(token)
+            self._meter.generated_tokens += 1
+        if self._logprobs is not None:
+            self._logprobs.take(token)
+        return token
+
+    def _accept(self, token: int) -> str:
+        self._fresh.append(token)
+        return ""
+
+
+class LoopRun:
+    """Measures a generation by llama_cpp's own loop."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        experts: _core.Experts | None,
+        n_prompt: int,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        self._setting, self._experts, self._logprobs = setting, experts, logprobs
+        self._meter = Meter(prompt_tokens=n_prompt)
+        self._before = dict(experts.stats) if experts is not None else {}
+        self.n_evaluated = 0
+        """Tokens that were evaluated so far; to be counted by whoever evaluates them."""
+
+    def measure(self, tokens: Tokens) -> Tokens:
+        """`tokens`, as they come."""
+        meter, sent = self._meter, None
+        try:
+            while True:
+                started = time.perf_counter()
+                try:
+                    token = tokens.send(sent)
+                except StopIteration:
+                    return
+                elapsed = time.perf_counter() - started
+                if meter.generated_tokens:
+                    meter.decode_s += elapsed
+                    meter.steps += 1
+                    meter.step_tokens += 1
+                else:
+                    meter.prefill_s = meter.first_token_s = elapsed
+                    meter.prefilled_tokens = self.n_evaluated
+                meter.generated_tokens += 1
+                if self._logprobs is not None:
+                    self._logprobs.take(token)
+                sent = yield token
+        finally:
+            tokens.close()
+
+    @property
+    def stats(self) -> RunStats:
+        """The figures so far."""
+        if self._experts is not None:
+            now = dict(self._experts.stats)
+            self._meter.experts = {name: value - self._before[name] for name, value in now.items()}
+            self._meter.prompt_experts = self._meter.experts  # nothing else streams
+            self._meter.resident = self._experts.slots.n_resident
+        setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
+        return RunStats.of(setting, self._meter)
+
+
+def plain_setting(target: str, device: str, threads: int, context: int, seed: int, temp: float) -> Setting:
+    """What runs where llama.cpp runs plainly: no draft, nothing split."""
+    return Setting(
+        target=target,
+        draft=None,
+        device=device,
+        device_is_stand_in=False,
+        scheduler="none",
+        draft_types=(),
+        draft_length=0,
+        threads=threads,
+        context=context,
+        seed=seed,
+        temp=temp,
+        n_experts=0,
+        slots=0,
+        slot_bytes=0,
+        load_s=0.0,
+    )

@@ -1,0 +1,125 @@
+"""The keyword arguments of `spac.Llama`: llama_cpp's, and those of the engine's configuration."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import llama_cpp
+
+from spac.config import EngineConfig
+from spac.config.context import ContextConfig, layers_of
+from spac.errors import InputError
+from spac.model.pair import DEFAULT_CONTEXT
+from spac.model.params import ROPE_SCALINGS, context_values
+
+_NAMED_BY_LLAMA_CPP = {
+    "target": "model_path",
+    "ctx": "n_ctx",
+    "batch": "n_batch",
+    "ubatch": "n_ubatch",
+    "threads": "n_threads",
+    "threads_batch": "n_threads_batch",
+    "sampling": "temperature and so on, with every call",
+    "gpu_layers": "n_gpu_layers",
+    "cache_type_k": "type_k",
+    "cache_type_v": "type_v",
+    "kv_offload": "offload_kqv",
+    "load_mode": "use_mmap and use_mlock",
+    "rope_scaling": "rope_scaling_type",
+    "override_kv": "kv_overrides",
+}
+"""Settings that are llama_cpp's own arguments, by their names there."""
+_SAME_NAME = (
+    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_slow", "yarn_beta_fast",
+)  # fmt: skip
+_SHARED = {*_NAMED_BY_LLAMA_CPP, *_SAME_NAME, "flash_attn", "swa_full"}
+_INIT = inspect.signature(llama_cpp.Llama.__init__)
+_BASIC = {item.name for item in fields(ContextConfig)}
+OPTIONS = tuple(
+    sorted((item.name for item in fields(EngineConfig) if item.name not in _SHARED), key=_BASIC.__contains__)
+)
+"""The arguments beside llama_cpp's own."""
+
+
+def check_names(options: dict[str, Any]) -> None:
+    """llama_cpp ignores names that it does not know; one that is nearly an option of ours is an error."""
+    for name in options.keys() - _INIT.parameters.keys():
+        if name in _NAMED_BY_LLAMA_CPP:
+            raise InputError(f"Llama() has no '{name}': llama_cpp calls it {_NAMED_BY_LLAMA_CPP[name]}")
+        if close := difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
+            raise InputError(f"Llama() has no '{name}'; did you mean '{close[0]}'?")
+
+
+def engine_config(model_path: str, own: dict[str, Any], options: dict[str, Any]) -> EngineConfig:
+    """The configuration that spac's `own` arguments and llama_cpp's `options` ask for. Raises InputError."""
+    n_ctx, n_batch = options.get("n_ctx", 512), options.get("n_batch", 512)
+    batch = min(n_ctx, n_batch) if n_ctx else n_batch
+    return EngineConfig.from_mapping(
+        {
+            **own,
+            **_in_accord(options),
+            "target": model_path,
+            "ctx": n_ctx,
+            "batch": batch,
+            "ubatch": min(batch, options.get("n_ubatch", 512)),
+            "threads": options.get("n_threads") or 0,
+            "threads_batch": options.get("n_threads_batch") or 0,
+        }
+    )
+
+
+def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
+    """What llama_cpp's arguments say of the target's context, for the draft's; what spac has no name for is
+    the target's alone."""
+    found: dict[str, Any] = {}
+    if "flash_attn" in options:  # llama_cpp's default, off, is no wish
+        found["flash_attn"] = "on" if options["flash_attn"] else "off"
+    if options.get("offload_kqv") is not None:
+        found["kv_offload"] = bool(options["offload_kqv"])
+    if options.get("swa_full") is not None:
+        found["swa_full"] = bool(options["swa_full"])
+    if (options.get("n_gpu_layers") or 0) > 0:
+        found["gpu_layers"] = options["n_gpu_layers"]
+    if (
+        not options.get("use_mmap", True) or options.get("lora_path") is not None
+    ):  # which llama_cpp reads then
+        found["load_mode"] = "mlock" if options.get("use_mlock") else "none"
+    elif options.get("use_mlock"):
+        found["load_mode"] = "mmap+mlock"
+    scalings = {number: name for name, number in ROPE_SCALINGS.items()}
+    if (scaling := scalings.get(options.get("rope_scaling_type", -1))) is not None:
+        found["rope_scaling"] = scaling
+    for name in _SAME_NAME:
+        if options.get(name) is not None:
+            found[name] = options[name]
+    if options.get("kv_overrides"):
+        found["override_kv"] = options["kv_overrides"]
+    return found
+
+
+def llama_keywords(config: EngineConfig) -> dict[str, Any]:
+    """llama_cpp's arguments for a target that is set up as the configuration says. What they have no words
+    for, `Llama.from_config` sees to."""
+    values = context_values(config, is_draft=False)
+    return {
+        "n_ctx": DEFAULT_CONTEXT if config.ctx is None else config.ctx,
+        "n_batch": config.batch,
+        "n_ubatch": config.ubatch,
+        "n_threads": config.threads or None,
+        "n_threads_batch": config.threads_batch or config.threads or None,
+        "n_gpu_layers": layers_of(config.gpu_layers, "gpu_layers") or 0,
+        "use_mmap": config.load_mode in ("auto", "mmap", "mmap+mlock"),
+        "use_mlock": "mlock" in config.load_mode,
+        "kv_overrides": dict(config.override_kv) or None,
+        "type_k": values["type_k"],
+        "type_v": values["type_v"],
+        "flash_attn": config.flash_attn != "off",
+        "offload_kqv": config.kv_offload,
+        "swa_full": config.swa_full,
+        "rope_scaling_type": values["rope_scaling_type"],
+        **{name: values[name] for name in _SAME_NAME if name in values},
+    }

@@ -1,0 +1,408 @@
+"""llama-cpp-python's `Llama`, with the experts split and speculation by the native session.
+
+Example:
+    from spac import Llama
+
+    llm = Llama("model.gguf", draft="draft.gguf", n_ctx=4096)
+    print(llm("def fibonacci(n):", max_tokens=100)["choices"][0]["text"])
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import weakref
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp._logger import llama_log_callback
+from llama_cpp.llama import LogitsProcessorList
+from llama_cpp.llama_tokenizer import LlamaTokenizer
+
+from spac import _core
+from spac.chat.format import ChatFormat
+from spac.chat.options import DEFAULTS
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError, SpacError
+from spac.llama_cpp_python.chat_handler import ChatHandler
+from spac.llama_cpp_python.detokenizer import Detokenizer
+from spac.llama_cpp_python.generation import LoopRun, TokenRun, plain_setting
+from spac.llama_cpp_python.keywords import OPTIONS, check_names, engine_config, llama_keywords
+from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
+from spac.llama_cpp_python.pair import LentModel, LentPair, Placement, adapt, placed, with_pool
+from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
+from spac.model import c_api
+from spac.model.fit_layers import load_what_fits
+from spac.model.gguf.check import ModelInfo, check_model
+from spac.model.thread_pool import SharedPool
+from spac.scheduler import Event
+from spac.stats import RunStats, Setting
+
+__all__ = ["OPTIONS", "Llama"]
+
+log = logging.getLogger("spac.embedding")
+log.addHandler(logging.NullHandler())
+
+_GENERATE = inspect.signature(llama_cpp.Llama.generate)
+COMMON = "common"
+"""The chat format that is llama.cpp's `common`: that of the model's family."""
+_EXACT = "_config"  # the argument of `Llama.from_config`
+_CHOICE = frozenset(item.name for item in fields(Sampling))
+
+
+class Llama(llama_cpp.Llama):  # type: ignore[misc]
+    """`llama_cpp.Llama`, whose experts run on the device and the CPU at once.
+
+    Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
+    (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
+    parts are on the device, or, with `n_gpu_layers` above 0, those of so many layers. A model without
+    experts, with no draft, is plain llama.cpp's.
+
+    `chat_format="common"` has chats follow the format of the model's family, by llama.cpp's own templates and
+    parsers: `reasoning_content` and `tool_calls` in the answers.
+
+    The context can give logits of every token of a batch, as llama_cpp's can: apps may ask for them. Who does
+    not gets more slots with `context_params={"n_outputs_max": draft_length + 1}`.
+
+    What the native session cannot do runs on llama_cpp's own loop, on the same split context but without
+    speculation: `logits_all`, a `draft_model`, a `logits_processor`.
+
+    Raises InputError (a ValueError), OutOfMemoryError (a MemoryError) or SpacError, with one line.
+    """
+
+    input_ids: npt.NDArray[np.intc]
+    n_tokens: int
+    _engine: Engine | None = None
+    _run: TokenRun | LoopRun | None = None
+    _placement: Placement | None = None
+    _pool: SharedPool | None = None
+    _turn = 0  # of generations: who was interrupted by another one finds a changed context
+
+    def __init__(self, model_path: str, **options: Any) -> None:
+        self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
+        self._said: set[str] = set()
+        check_names(options)
+        if options.get("vocab_only"):
+            super().__init__(model_path, **options)
+            return
+        if own.get("lora") and options.get("lora_path"):
+            raise InputError("lora and lora_path both name adapters: give all of them as lora")
+        config = own.get(_EXACT) or engine_config(model_path, own, options)
+        info = check_model(model_path, overrides=config.override_kv)
+        try:
+            self._load(config, options, info)
+            if self.chat_format == COMMON:
+                self.chat_handler = ChatHandler(ChatFormat(self.target), DEFAULTS)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, **options: Any) -> Self:
+        """A model that runs as an `Engine` of this configuration runs; `options` are others of llama_cpp's
+        arguments. The configuration's sampling is not used: every call has its own.
+
+        The context has rows of logits for the longest verification only: whoever decodes on it with
+        llama_cpp's low-level functions, and wants more, gives `logits_all`."""
+        keywords = {**llama_keywords(config), **options, _EXACT: config}
+        return cls(str(config.target), **keywords)
+
+    def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
+        exact = _EXACT in self._own
+        if not config.draft_types and not (info.is_moe and config.device.lower() != "cpu"):
+            threads = (config.threads, config.threads_batch or config.threads)
+            self._placement = placed(config, threads, {}, {}, exact=exact)
+            self._load_target(config, options)
+            self._pool = with_pool(self.ctx)
+            adapt(config, self.model, self.ctx)
+            return
+
+        def load(placement: Placement) -> tuple[Any, Any]:
+            self._placement = placement
+            options["n_threads"] = options.get("n_threads") or placement.threads
+            options["n_threads_batch"] = options.get("n_threads_batch") or placement.prompt_threads
+            if "devices" in placement.model_params and options.get("n_gpu_layers", 0) <= 0:
+                options["n_gpu_layers"] = -1
+            self._load_target(config, options)
+            return self.model, self.ctx
+
+        # Apps decode on the context themselves, with logits for every token: there llama.cpp would end the
+        # process. Who has given a configuration leaves that to spac.
+        wants_all = any(options.get(name) for name in ("logits_all", "embedding", "draft_model"))
+        all_rows = wants_all or not exact
+        pairs: list[LentPair] = []
+
+        def unload() -> None:
+            while pairs:
+                pairs.pop().close()
+            self.close()
+
+        def open_pair(chosen: EngineConfig) -> None:
+            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows))
+
+        load_what_fits(config, info.n_layer, open_pair, unload)
+        [pair] = pairs
+        self._pool = pair.pool
+        self._stack.callback(pair.close)
+        self._engine = engine = Engine(config, pair=pair)
+        self._stack.callback(engine.close)
+        weakref.finalize(self, engine.close)  # apps seldom close: this comes before the interpreter's end
+        engine.session_with(temp=0.0)  # now, while the context's memory is empty: it is cleared by this
+        self.input_ids = np.zeros(max(self._n_ctx, len(self.input_ids)), np.intc)
+        for note in self.notes:
+            log.info("%s", note)
+            if self.verbose:
+                print(f"spac: {note}", file=sys.stderr)
+
+    def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
+        """llama_cpp's own initialization; what the library refuses is told with its reason."""
+        c_api.echo_log(llama_log_callback if options.get("verbose", True) else None)
+        c_api.last_error()
+        try:
+            with _core.AbortGuard():
+                super().__init__(str(config.target), **options)
+        except ValueError as error:
+            if not str(error).startswith("Failed to "):
+                raise
+            what = "load the model" if "model" in str(error) else "make a context"
+            raise c_api.refusal(f"{config.target}: llama.cpp could not {what}") from None
+
+    def close(self) -> None:
+        """Free everything, in order."""
+        if "_stack" in self.__dict__:  # not when the file was refused before anything was made
+            super().close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _check_open(self) -> None:
+        if self.model is None:
+            raise InputError("the model is closed")
+
+    # llama_cpp fills these structures in field by field; what says where experts go holds whatever it does.
+
+    @property
+    def model_params(self) -> Any:
+        params = self.__dict__["model_params"]
+        c_api.apply(params, self._placement.model_params if self._placement is not None else {})
+        return params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self.__dict__["model_params"] = params
+
+    @property
+    def context_params(self) -> Any:
+        params = self.__dict__["context_params"]
+        c_api.apply(params, self._placement.context_params if self._placement is not None else {})
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self.__dict__["context_params"] = params
+
+    # What runs
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine behind; None where plain llama.cpp runs."""
+        return self._engine
+
+    @property
+    def target(self) -> c_api.Model:
+        """The model, for its vocabulary and its chat template."""
+        if self._engine is not None:
+            return self._engine.target
+        self._check_open()
+        return LentModel(Path(self.model_path), self.model)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about how this model runs, one line each; there may be more later."""
+        return self._engine.notes if self._engine is not None else []
+
+    @property
+    def stats(self) -> RunStats | None:
+        """The figures of the last generation; None before the first."""
+        return self._run.stats if self._run is not None else None
+
+    # Generating
+
+    @functools.wraps(llama_cpp.Llama.generate)
+    def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
+        given = _GENERATE.bind(self, *args, **keywords).arguments
+        choice = {name: value for name, value in given.items() if name in _CHOICE}
+        sampling = Sampling(**choice)
+        self._check_open()
+        refusal = self._refusal(sampling)
+        self._turn += 1
+        if refusal is not None:
+            self._say(refusal)
+            if given.get("reset", True):
+                self._begin_anew(given["tokens"])
+            experts = self._engine.experts if self._engine is not None else None
+            n_prompt = len(given["tokens"])
+            self._run = run = LoopRun(self._setting(sampling), experts, n_prompt, sampling.logprobs)
+            if isinstance(sampling.grammar, ChatGrammar):
+                given["grammar"] = sampling.grammar.instead
+            plain = {name: value for name, value in given.items() if name != "self"}
+            yield from run.measure(super().generate(**plain))
+            return
+        sequence = list(given["tokens"])
+        if not given.get("reset", True):
+            sequence = self._input_ids.tolist() + sequence
+        yield from self._generate(sequence, sampling, given.get("stopping_criteria"))
+
+    def _begin_anew(self, tokens: Sequence[int]) -> None:
+        """Where llama_cpp would have a recurrent memory go back: that would take a state for another's, which
+        the memory has of its last batch alone (`n_rs_seq`)."""
+        keep = self.longest_token_prefix(self._input_ids.tolist(), list(tokens)[:-1])
+        if keep < self.n_tokens and self._engine is not None and (self._is_recurrent or self._is_hybrid):
+            self.reset()
+
+    def _refusal(self, sampling: Sampling) -> str | None:
+        """Why a generation runs on llama_cpp's own loop ("" where there is no other); None if it does not."""
+        if self._engine is None:
+            return ""
+        if self.draft_model is not None:
+            return "a draft_model in Python"
+        if self._logits_all:
+            return "logits_all"
+        return sampling.refusal or None
+
+    def _say(self, refusal: str) -> None:
+        if refusal and refusal not in self._said:
+            self._said.add(refusal)
+            speculates = self._engine is not None and self._engine.config.draft_types
+            level = logging.WARNING if speculates else logging.INFO
+            log.log(level, "%s: such calls run on llama_cpp's own loop, without speculation", refusal)
+
+    def _generate(
+        self, sequence: list[int], sampling: Sampling, stopping_criteria: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """By the native session. `input_ids` and `n_tokens` say at every token what llama_cpp would have
+        evaluated then; whoever changes the context meanwhile, or sends tokens, has the rest follow that."""
+        assert self._engine is not None
+        engine, turn, n_unseen = self._engine, self._turn, len(sequence)
+        setting = self._setting(sampling)
+        try:
+            while True:
+                # Also where another generation came in between: it sampled in its own way.
+                native = sampling.native(seed=self._seed, last_n=self.last_n_tokens_size)
+                session = engine.session_with(**native)
+                session.adopt(self._input_ids)
+                prompt = np.array(sequence, np.intc)
+                self._run = run = TokenRun(engine, session, setting, prompt, n_unseen, sampling.logprobs)
+                for token in run.each():
+                    self._note(sequence)
+                    if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
+                        return
+                    sent = yield token
+                    ours = turn == self._turn and self.n_tokens == len(sequence)
+                    if not ours:
+                        sequence = self._input_ids.tolist()
+                    sequence += [token, *(sent or ())]
+                    if sent or not ours:
+                        self._turn = turn = self._turn + 1
+                        break
+                else:
+                    return
+        finally:
+            if turn == self._turn:
+                self._settle()
+
+    def _setting(self, sampling: Sampling) -> Setting:
+        """What runs, for the statistics."""
+        temp = max(float(sampling.temp), 0.0)
+        if self._engine is not None:
+            return replace(self._engine.setting(SamplingConfig()), seed=self._seed, temp=temp)
+        device = _core.default_device() if self.model_params.n_gpu_layers else "cpu"
+        return plain_setting(self.model_path, device, self.n_threads, self.n_ctx(), self._seed, temp)
+
+    def _note(self, sequence: Sequence[int]) -> None:
+        """The context holds `sequence` (and maybe more, which does not count)."""
+        known = self.n_tokens if self.n_tokens == len(sequence) - 1 else 0
+        self.input_ids[known : len(sequence)] = sequence[known:]
+        self.n_tokens = len(sequence)
+        self._requires_eval = True  # the logits in the context are of the last verification's end
+
+    def _settle(self) -> None:
+        """Drop from the context what nobody has read, and count what is there."""
+        if self._engine is None or self._engine.session is None:
+            return
+        session = self._engine.session
+        try:
+            session.adopt(self._input_ids)
+        except SpacError:
+            session.reset()
+        self.n_tokens = session.n_past
+        self._requires_eval = True
+
+    def _create_completion(
+        self,
+        *,
+        logit_bias: Any = None,
+        logits_processor: Any = None,
+        logprobs: int | None = None,
+        **keywords: Any,
+    ) -> Iterator[Any]:
+        self._check_open()
+        recorded = None
+        if logprobs is not None and not self._logits_all:
+            recorded, logprobs = Logprobs(n_alternatives(logprobs, keywords)), None
+            logits_processor = LogitsProcessorList([recorded, *(logits_processor or ())])
+        if logit_bias and (self._engine is not None or logits_processor):
+            logits_processor = LogitsProcessorList([*(logits_processor or ()), LogitBias(logit_bias)])
+            logit_bias = None
+        made = super()._create_completion(
+            logit_bias=logit_bias, logits_processor=logits_processor, logprobs=logprobs, **keywords
+        )
+        return made if recorded is None else with_logprobs(self, made, recorded, keywords)
+
+    # Text
+
+    def preserve_tokens(self, tokens: Collection[int]) -> None:
+        """The control tokens that are text from now on: `ChatPrompt.preserved_tokens`, or none."""
+        self._text.preserve(tokens)
+
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As llama_cpp's, and with the control tokens of `preserve_tokens`."""
+        if special or type(self.tokenizer_) is not LlamaTokenizer:
+            return bytes(super().detokenize(tokens, prev_tokens=prev_tokens, special=special))
+        self._check_open()
+        return self._text.text(tokens)
+
+    @functools.cached_property
+    def _text(self) -> Detokenizer:
+        vocab = self._model.vocab
+        return Detokenizer(lambda token, special: c_api.token_piece(vocab, token, special), self.token_bos())
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """As llama_cpp's. Tokens that are decoded one at a time count as demand for experts."""
+        self._check_open()
+        if isinstance(self._run, LoopRun):
+            self._run.n_evaluated += len(tokens)
+        experts = self._engine.experts if self._engine is not None else None
+        if experts is None or not (len(tokens) == 1 or (self.draft_model is not None and self.n_tokens)):
+            super().eval(tokens)
+            return
+        experts.set_counting(True)
+        try:
+            super().eval(tokens)
+        finally:
+            experts.set_counting(False)
+            demand, _graphs = experts.take_demand()
+        if self._engine is not None and self._engine.events.driver is not None:
+            self._engine.events.driver.raised(Event.VERIFY_END, demand, n_verified=len(tokens))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **self._own}

@@ -1,0 +1,149 @@
+"""The pair of an engine whose target llama-cpp-python has loaded, and owns."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spac import _core
+from spac.config import EngineConfig
+from spac.model.c_api import Context, Model
+from spac.model.c_api import _Owned as Owned
+from spac.model.gguf.check import check_model
+from spac.model.gguf.info import ModelInfo
+from spac.model.lora import apply_adapters, load_adapters
+from spac.model.paging import is_paged
+from spac.model.pair import ModelPair, choose_device
+from spac.model.params import LOAD_MODES, context_values, model_values
+from spac.model.thread_pool import SharedPool, place
+
+
+class LentModel(Model):
+    """A model that somebody else frees."""
+
+    def __init__(self, path: Path, pointer: Any) -> None:
+        Owned.__init__(self)
+        self.path, self.adapters, self._pointer = path, [], pointer
+
+    def _free(self, pointer: Any) -> None:
+        pass
+
+
+class _LentContext(Context):
+    """A context that somebody else frees."""
+
+    def __init__(self, pointer: Any) -> None:
+        Owned.__init__(self)
+        self._pointer = pointer
+
+    def _free(self, pointer: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What llama-cpp-python has to load the target with: fields of its parameters beside its own."""
+
+    model_params: dict[str, Any]
+    context_params: dict[str, Any]
+    threads: int
+    """For a token; 0 leaves it to llama-cpp-python."""
+    prompt_threads: int
+    """For a prompt; 0 leaves it to llama-cpp-python."""
+
+
+def placed(
+    config: EngineConfig,
+    threads: tuple[int, int],
+    model: dict[str, Any],
+    context: dict[str, Any],
+    *,
+    exact: bool,
+) -> Placement:
+    """`model` and `context` are the pair's own; `exact`: the configuration's, too, are the target's.
+
+    `threads` are those for a token and for a prompt.
+    """
+    if exact:
+        model = {**model_values(config, is_draft=False, on_device="devices" in model), **model}
+        context = {**context_values(config, is_draft=False), **context}
+    return Placement({**model, **config.model_params}, {**context, **config.context_params}, *threads)
+
+
+def with_pool(context: Any) -> SharedPool:
+    """Return a pool that a context of somebody else's computes with; to be closed after the context."""
+    lent, pool = _LentContext(context), SharedPool(cpu_alone=True)
+    place(lent.threads)
+    pool.attach(lent)
+    return pool
+
+
+def adapt(config: EngineConfig, model: Any, context: Any) -> None:
+    """Give a model and a context of somebody else's the adapters of the configuration."""
+    lent = LentModel(Path(config.target), model)
+    load_adapters(lent, config.lora)
+    apply_adapters(lent, _LentContext(context))
+
+
+Load = Callable[[Placement], tuple[Any, Any]]
+"""Loads the target; returns its llama_model and its llama_context."""
+
+
+class LentPair(ModelPair):
+    """A pair whose target is `load`'s; the draft is its own. `info` is the target's.
+
+    `exact`: the target is set up as the configuration says; else it says what the draft's part is, and
+    llama_cpp's own arguments what the target's.
+    """
+
+    def __init__(
+        self, config: EngineConfig, load: Load, *, info: ModelInfo, exact: bool = False, all_rows: bool = True
+    ) -> None:
+        self._lend, self._info, self._exact = load, info, exact
+        super().__init__(config, None, all_rows=all_rows)
+        del self._lend  # it usually belongs to whoever owns this pair
+
+    def _load(self) -> None:
+        config, types, draft = self._config, self._config.draft_types, None
+        needs_draft = any(name.startswith("draft-") for name in types)
+        if (draft_file := self._draft_file) is not None:
+            draft = check_model(draft_file, "draft", config.override_kv)
+        # A model without experts stays where llama-cpp-python's own arguments put it.
+        self.device = choose_device(config.device) if self._info.is_moe else None
+        self._fit_to_cpu(self._info, draft)
+        self._note_device()
+        self.paged = is_paged(config, self._info, self.device)
+        devices = (ctypes.c_void_p * 2)(
+            _core.device_handle(self.device.name) if self.device is not None else None, None
+        )
+        model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
+        if self.device is not None:
+            model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
+        if self.paged:
+            model_params["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
+        context_params = {"n_rs_seq": config.longest_draft if types else 0, **self._target_rows}
+        threads = (self.threads, self.prompt_threads)
+        placement = placed(config, threads, model_params, context_params, exact=self._exact)
+        copying = self._copying(self._info, placement.model_params)
+        with copying.scope(paged=self.paged) as scope, self._room_for_prompts(scope.experts):
+            model, context = self._lend(placement)
+        self.target = self._keep(LentModel(Path(config.target), model))
+        self._note_copy(self.target, copying)
+        self.target_context = self._keep(_LentContext(context))
+        self.pool = self._new_pool()  # closed by whoever has lent the context, which computes with it
+        if self.pool is not None:
+            self.pool.attach(self.target_context)
+        experts = scope.experts if self.device is not None else None
+        self.experts = experts if experts is not None and experts.n_layer > 0 else None
+        adapt(config, model, context)
+        self._note_paging(self._info)
+        self._note_pinning()
+        self._note_layers()
+        self._note_mtp()
+        self.draft = self._open_draft(draft)
+        self._check_pair()
+        with self._room_for_prompts(self.experts):  # its extra layers, as a draft
+            self.draft_context = self._open_draft_context() if needs_draft else None

@@ -1,0 +1,140 @@
+"""llama-cpp-python's sampling arguments, in the native session's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spac.llama_cpp_python.logprobs import Logprobs
+
+if TYPE_CHECKING:
+    from spac import _core
+
+RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: "choose one"
+
+
+class LogitBias:
+    """A logits processor that adds `bias` to the logits of its tokens, and can be handed over as such."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self.bias = {int(token): float(value) for token, value in bias.items()}
+
+    def __call__(
+        self, _input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        biased = scores.copy()
+        for token, value in self.bias.items():
+            biased[token] += value
+        return biased
+
+
+class ChatGrammar:
+    """A `grammar` argument that has the answer follow a chat's format. llama_cpp's own loop, which cannot do
+    that, gets `instead`."""
+
+    def __init__(self, chat: _core.ChatPrompt, reasoning_budget: int, instead: Any = None) -> None:
+        """`reasoning_budget`: tokens of reasoning at most, -1 for no limit; `instead`: a LlamaGrammar."""
+        self.chat, self.reasoning_budget, self.instead = chat, reasoning_budget, instead
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The arguments of `Llama.generate` that say how tokens are chosen. Names, defaults: llama_cpp's."""
+
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    temp: float = 0.80
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    tfs_z: float = 1.0
+    mirostat_mode: int = 0
+    mirostat_eta: float = 0.1
+    mirostat_tau: float = 5.0
+    penalize_nl: bool = True
+    logits_processor: Sequence[Any] | None = None
+    grammar: Any = None
+
+    @property
+    def refusal(self) -> str:
+        """What the native session cannot do of this; "" when it can do all."""
+        if any(not isinstance(each, LogitBias | Logprobs) for each in self.logits_processor or ()):
+            return "a logits_processor"
+        if self.grammar is not None and getattr(self.grammar, "_root", "root") != "root":
+            return "a grammar whose root is not called root"
+        if self.mirostat_mode in (1, 2) and self.temp > 0 and self._penalizes:
+            return "Mirostat with penalties"
+        return ""
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Where log probabilities are recorded, if they are asked for."""
+        found = (each for each in self.logits_processor or () if isinstance(each, Logprobs))
+        return next(found, None)
+
+    @property
+    def _penalizes(self) -> bool:
+        return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    def native(self, *, seed: int, last_n: int) -> dict[str, Any]:
+        """Parameters of `_core.Session.set_sampling` that make the chain that llama_cpp would make.
+
+        `seed` and `last_n` (tokens that the penalties look back over) are the model's. llama_cpp accepts
+        numbers beyond the range in which they mean something: they become the end of the range.
+        """
+        seed &= RANDOM_SEED
+        return {
+            "seed": None if seed == RANDOM_SEED else seed,
+            "repeat_last_n": max(last_n, 0),
+            "repeat_penalty": self.repeat_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "logit_bias": self._bias(),
+            **self._constraint(),
+            **self._chain(),
+        }
+
+    def _constraint(self) -> dict[str, Any]:
+        if isinstance(self.grammar, ChatGrammar):
+            return {"chat": self.grammar.chat, "reasoning_budget": self.grammar.reasoning_budget}
+        return {"grammar": self.grammar._grammar if self.grammar is not None else ""}
+
+    def _bias(self) -> dict[int, float]:
+        total: dict[int, float] = {}
+        biases = (each for each in self.logits_processor or () if isinstance(each, LogitBias))
+        for processor in biases:
+            for token, value in processor.bias.items():
+                total[token] = total.get(token, 0.0) + value
+        return total
+
+    def _chain(self) -> dict[str, Any]:
+        """As llama_cpp's `_init_sampler`: 0 is greedy; no temperature below it and with Mirostat."""
+        if self.temp == 0:
+            return {"temp": 0.0, "samplers": ["penalties", "temperature"]}
+        if self.temp < 0:
+            return {"temp": 1.0, "samplers": ["penalties"]}
+        if self.mirostat_mode in (1, 2):
+            return {
+                "temp": 1.0,
+                "mirostat": self.mirostat_mode,
+                "mirostat_lr": self.mirostat_eta,
+                "mirostat_ent": self.mirostat_tau,
+            }
+        return {
+            "temp": self.temp,
+            "top_k": max(self.top_k, 0),
+            "typ_p": _probability(self.typical_p),
+            "top_p": _probability(self.top_p),
+            "min_p": _probability(self.min_p),
+            "samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"],
+        }
+
+
+def _probability(value: float) -> float:
+    return min(max(value, 0.0), 1.0)

@@ -1,0 +1,319 @@
+"""Models and contexts of llama.cpp, owned by Python through llama-cpp-python's ctypes functions.
+
+Every object closes what it owns once, in `close()`; a context must be closed before its model.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+import numpy as np
+import numpy.typing as npt
+
+from spac import _core
+from spac.errors import InputError, OutOfMemoryError, SpacError
+from spac.machine.device_memory import shortage
+
+TokenArray = npt.NDArray[np.int32]
+Progress = Callable[[float], bool]
+"""Called with 0 to 1 while a model loads; returns False to stop."""
+
+log = logging.getLogger("spac.llama")
+log.addHandler(logging.NullHandler())
+
+MTP = int(api.LLAMA_CONTEXT_TYPE_MTP)
+"""The type of a context that drafts with a model's extra (multi-token prediction) layers."""
+
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+_recent_errors: deque[str] = deque(maxlen=8)
+_notices: deque[str] = deque(maxlen=32)
+_echo: Callable[[int, bytes, object], object] | None = None
+_AGAIN_S = 0.01  # until a Ctrl-C that was held back comes again
+_OURS = "spac: "  # how lines begin that spac's part of the library logs
+
+
+@api.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _user_data: object) -> None:
+    """Pass the library's log on. No exception leaves a callback: a Ctrl-C that meets one comes again."""
+    try:
+        _note(level, text)
+    except KeyboardInterrupt:
+        threading.Timer(_AGAIN_S, _thread.interrupt_main).start()
+
+
+def _note(level: int, text: bytes) -> None:
+    """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next,
+    and spac's own warnings for whoever shows notes."""
+    if _echo is not None:
+        _echo(level, text, None)
+    line = text.decode("utf-8", "replace").rstrip("\n")
+    if not line.strip(" ."):
+        return
+    if level == 4:
+        _recent_errors.append(line.strip())
+    elif level == 3 and line.startswith(_OURS):
+        _notices.append(line.removeprefix(_OURS).strip())
+    log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+# The callback is a module global: the library may log until the process ends.
+api.llama_log_set(_on_log, ctypes.c_void_p(0))
+api.llama_backend_init()
+
+
+def echo_log(echo: Callable[[int, bytes, object], object] | None) -> None:
+    """Also call `echo` with every line's level and text, from now on; None: no more."""
+    global _echo
+    _echo = echo
+
+
+def last_error() -> str:
+    """The library's first error line since the last call, as a clause for a message; "" for none."""
+    # The first one names the cause; those after it only say that something above failed.
+    cause = (
+        _recent_errors[0].split(": ", 1)[-1].removeprefix("error loading model: ") if _recent_errors else ""
+    )
+    _recent_errors.clear()
+    _core.take_memory_refusal()
+    return cause
+
+
+def take_notices() -> list[str]:
+    """What spac's part of the library has warned of since the last call, one line each."""
+    notices = []
+    while _notices:  # the library may add one meanwhile, from any thread
+        notices.append(_notices.popleft())
+    return notices
+
+
+def refusal(what: str) -> SpacError:
+    """The error for what the library refused; its log says whether for want of memory."""
+    if short := _core.take_memory_refusal():
+        return OutOfMemoryError(f"{what}: {shortage(*short)}")
+    cause = last_error() or "no reason given"
+    kind = OutOfMemoryError if "alloc" in cause.lower() or "memory" in cause.lower() else InputError
+    return kind(f"{what}: {cause}")
+
+
+def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
+    """Set fields of a structure of parameters. Raises InputError for a name that it does not have."""
+    known = [name for name, *_ in params._fields_]
+    for name, value in values.items():
+        if name not in known:
+            raise InputError(f"{type(params).__name__} has no '{name}'; it knows: {', '.join(known)}")
+        setattr(params, name, value)
+
+
+def token_piece(vocab: Any, token: int, special: bool) -> bytes:
+    """The bytes of a token of a llama_vocab; of a control token, empty unless `special`."""
+    room = 64
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        count = api.llama_token_to_piece(vocab, token, buffer, room, 0, special)
+        if count >= 0:
+            return buffer.raw[:count]
+        room = -count
+
+
+class _Report:
+    """The progress callback. What it raises (Ctrl-C) cannot cross the library: it is kept, loading stops."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.error: BaseException | None = None
+
+    def __call__(self, done: float, _user_data: object) -> bool:
+        try:
+            return self._progress is None or self._progress(done)
+        except BaseException as error:
+            self.error = error
+            return False
+
+
+class _Owned:
+    """A pointer of the library's, freed once; using it afterwards is an error and not a crash.
+
+    In a child process after a fork it is refused, and not freed: the library's threads are not there.
+    """
+
+    _pointer: Any = None
+
+    def __init__(self) -> None:
+        self._home = os.getpid()
+
+    @property
+    def pointer(self) -> Any:
+        name = type(self).__name__.lower()
+        if not self._pointer:
+            raise InputError(f"the {name} is closed")
+        if self._home != os.getpid():
+            raise InputError(
+                f"the {name} was made in another process, before a fork: load the model anew in this one"
+            )
+        return self._pointer
+
+    @property
+    def address(self) -> int:
+        """The pointer as an integer, for `spac._core`."""
+        return int(ctypes.cast(self.pointer, ctypes.c_void_p).value or 0)
+
+    def close(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        if pointer and self._home == os.getpid():
+            self._free(pointer)
+
+    def _free(self, pointer: Any) -> None:
+        raise NotImplementedError
+
+
+class Model(_Owned):
+    """A loaded GGUF. Raises SpacError with the library's own reason when it cannot be loaded."""
+
+    path: Path
+    adapters: list[tuple[Any, float]]
+    """LoRA adapters, with their scales; freed with the model."""
+
+    def __init__(
+        self,
+        path: Path,
+        devices: Sequence[int],
+        params: Mapping[str, Any],
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.adapters = []
+        values = api.llama_model_default_params()
+        handles = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        values.devices = ctypes.cast(handles, ctypes.c_void_p).value
+        values.n_gpu_layers = -1 if devices else 0
+        report = _Report(progress)
+        values.progress_callback = callback = api.llama_progress_callback(report)
+        apply(values, params)
+        last_error()
+        with _core.AbortGuard():
+            self._pointer = api.llama_model_load_from_file(os.fsencode(path), values)
+        del callback
+        if report.error is not None:
+            self.close()
+            raise report.error
+        if not self._pointer:
+            raise refusal(f"{path}: llama.cpp could not load the model")
+
+    def _free(self, pointer: Any) -> None:
+        api.llama_model_free(pointer)
+
+    @property
+    def _vocab(self) -> Any:
+        return api.llama_model_get_vocab(self.pointer)
+
+    @property
+    def trained_context(self) -> int:
+        return int(api.llama_model_n_ctx_train(self.pointer))
+
+    @property
+    def n_layer(self) -> int:
+        """Its layers, those that predict further tokens included."""
+        pointer = self.pointer
+        return int(api.llama_model_n_layer(pointer)) + int(api.llama_model_n_layer_nextn(pointer))
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of its weights."""
+        return int(api.llama_model_size(self.pointer))
+
+    @property
+    def description(self) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        api.llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether its file has extra layers that predict further tokens."""
+        return int(api.llama_model_n_layer_nextn(self.pointer)) > 0
+
+    @property
+    def has_encoder(self) -> bool:
+        return bool(api.llama_model_has_encoder(self.pointer))
+
+    def tokenize(self, text: str, *, special: bool = True) -> TokenArray:
+        """int32 tokens of `text`, with the model's beginning token; `special` reads control tokens."""
+        data = text.encode("utf-8", "surrogateescape")  # arguments may hold bytes that are no UTF-8
+        room = len(data) + 8
+        for _ in range(2):
+            tokens = (api.llama_token * room)()
+            count = api.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
+            if count >= 0:
+                return np.array(tokens[:count], dtype=np.int32)
+            room = -count
+        raise SpacError("llama.cpp could not tokenize the prompt")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; of a control token, empty unless `special`."""
+        return token_piece(self._vocab, token, special)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that turns messages into a prompt; None when the file has none."""
+        text = api.llama_model_chat_template(self.pointer, None)
+        return text.decode("utf-8", "replace") if text else None
+
+    @property
+    def begin_text(self) -> str:
+        """The beginning token as text; "" without one."""
+        return self._text(int(api.llama_vocab_bos(self._vocab)))
+
+    @property
+    def adds_begin(self) -> bool:
+        """Whether `tokenize` puts the beginning token in front."""
+        return bool(api.llama_vocab_get_add_bos(self._vocab))
+
+    def _text(self, token: int) -> str:
+        text = api.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return text.decode("utf-8", "replace") if text else ""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+        return bool(api.llama_vocab_is_eog(self._vocab, token))
+
+
+class Context(_Owned):
+    """A context of a model. Raises SpacError when it cannot be made."""
+
+    def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
+        super().__init__()
+        values = api.llama_context_default_params()
+        apply(values, params)
+        last_error()
+        with _core.AbortGuard():
+            self._pointer = api.llama_init_from_model(model.pointer, values)
+        if not self._pointer:
+            raise refusal(f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens")
+
+    def _free(self, pointer: Any) -> None:
+        api.llama_free(pointer)
+
+    @property
+    def size(self) -> int:
+        """Tokens that fit."""
+        return int(api.llama_n_ctx(self.pointer))
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that a graph computes with, of a prompt or of a token, whichever are more."""
+        return int(max(api.llama_n_threads(self.pointer), api.llama_n_threads_batch(self.pointer)))
+
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of one graph at most."""
+        return int(api.llama_n_ubatch(self.pointer))

@@ -1,0 +1,102 @@
+"""What a model file says about itself, from its header."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from spac.model.gguf.header import TOKENS, Array, Header, HeaderError, Scalar, TensorInfo
+
+EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
+"""In the names of tensors that hold one slice per expert."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model file says about itself. Sizes in bytes, over all parts of a split file."""
+
+    path: Path
+    architecture: str
+    name: str
+    n_layer: int
+    n_expert: int  # 0: a dense model
+    n_expert_used: int
+    n_expert_layers: int
+    n_ctx_train: int
+    n_embd: int
+    tokenizer: str
+    tokenizer_pre: str
+    n_vocab: int
+    bos: int | None
+    eos: int | None
+    expert_bytes: int
+    file_size: int
+    types: dict[str, int]  # bytes of all tensors by type's name
+    expert_types: dict[str, int]  # those of experts alone
+    table_types: dict[str, int]  # those of the token embedding, where only rows of it are read
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether there are experts to split."""
+        return self.n_expert > 0 and self.expert_bytes > 0
+
+
+def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: int) -> ModelInfo:
+    """The facts of a checked header; `tensors` and `file_size` are those of all parts. Raises HeaderError."""
+    meta = header.metadata
+    architecture = str(meta["general.architecture"])
+
+    def size(key: str, default: int = 0) -> int:
+        return number(header, f"{architecture}.{key}", default)
+
+    tokens = meta.get(TOKENS)
+    experts = [t for t in tensors if EXPERTS.search(t.name)]
+    table = [t for t in tensors if t.name == "token_embd.weight"]
+    return ModelInfo(
+        path=path,
+        architecture=architecture,
+        name=str(meta.get("general.name", path.stem)),
+        n_layer=size("block_count"),
+        n_expert=size("expert_count"),
+        n_expert_used=_largest(meta.get(f"{architecture}.expert_used_count", 0)),
+        n_expert_layers=len({t.name.split(".")[1] for t in experts}),
+        n_ctx_train=size("context_length"),
+        n_embd=size("embedding_length"),
+        tokenizer=str(meta.get("tokenizer.ggml.model", "")),
+        tokenizer_pre=str(meta.get("tokenizer.ggml.pre", "")),
+        n_vocab=tokens.n if isinstance(tokens, Array) else size("vocab_size"),
+        bos=_token(meta.get("tokenizer.ggml.bos_token_id")),
+        eos=_token(meta.get("tokenizer.ggml.eos_token_id")),
+        expert_bytes=sum(t.n_bytes for t in experts),
+        file_size=file_size,
+        types=_bytes_by_type(tensors),
+        expert_types=_bytes_by_type(experts),
+        table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
+    )
+
+
+def _bytes_by_type(tensors: list[TensorInfo]) -> dict[str, int]:
+    """Return the bytes of the tensors by type's name, the largest first."""
+    types: Counter[str] = Counter()
+    for tensor in tensors:
+        types[tensor.kind.name] += tensor.n_bytes
+    return dict(types.most_common())
+
+
+def number(header: Header, key: str, default: int) -> int:
+    """A whole number of the metadata. Raises HeaderError when it is something else."""
+    value = header.metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise HeaderError(f"metadata {key!r} is not a whole number")
+    return value
+
+
+def _largest(value: Scalar | Array) -> int:
+    values = value.values or () if isinstance(value, Array) else (value,)
+    return max((v for v in values if isinstance(v, int)), default=0)
+
+
+def _token(value: Scalar | Array | None) -> int | None:
+    return value if isinstance(value, int) else None

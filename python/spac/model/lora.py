@@ -1,0 +1,84 @@
+"""LoRA adapters of a target: which files with which weight, checked, loaded, applied, freed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spac.config.values import Adapter
+from spac.errors import InputError
+
+if TYPE_CHECKING:
+    from spac.model.c_api import Context, Model
+
+
+def check_adapter(path: Path) -> None:
+    """Looks at what llama.cpp takes on trust in an adapter's file. Raises InputError, one line."""
+    from spac.model.gguf.check import NO_KERNEL
+    from spac.model.gguf.header import HeaderError, read_header
+
+    try:
+        header = read_header(path)
+        kind = str(header.metadata.get("general.type", "model"))
+        if kind != "adapter":
+            raise HeaderError(f"this is a {kind}, not a LoRA adapter", "give it as --target, or --draft")
+        if header.data_end > header.file_size:
+            raise HeaderError("the file is cut off", "download it again")
+        shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+        for tensor in header.tensors:
+            if tensor.kind in NO_KERNEL:
+                fault = f"tensor {tensor.name!r} has the type {tensor.kind.name}"
+                raise HeaderError(fault, "convert it again")
+            if tensor.name.endswith(".lora_a"):
+                other = shapes.get(tensor.name.removesuffix("a") + "b", tensor.shape)
+                if tensor.shape[2:] != other[2:]:
+                    raise HeaderError(f"{tensor.name!r} and its other half have not as many experts")
+    except HeaderError as fault:
+        raise InputError(f"{path}: {fault}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: the LoRA adapter cannot be read: {reason}") from None
+
+
+def load_adapters(model: Model, adapters: Sequence[Any]) -> None:
+    """Load adapters of a model, for its contexts that are made from now on. They are the model's, which frees
+    them with itself. Raises InputError or OutOfMemoryError, one line."""
+    import llama_cpp.llama_cpp as api
+
+    from spac import _core
+    from spac.model.c_api import last_error, refusal
+
+    for adapter in Adapter.several(adapters):
+        check_adapter(adapter.path)
+        last_error()
+        with _core.AbortGuard():
+            pointer = api.llama_adapter_lora_init(model.pointer, os.fsencode(adapter.path))
+        if not pointer:
+            raise refusal(f"{adapter.path}: the LoRA adapter does not fit {model.path.name}")
+        model.adapters.append((pointer, float(adapter.scale)))
+
+
+def apply_adapters(model: Model, context: Context) -> None:
+    """Whatever a new context computes, it computes with its model's adapters. Raises as `load_adapters`."""
+    import llama_cpp.llama_cpp as api
+
+    from spac import _core
+    from spac.model.c_api import last_error, refusal
+
+    if not model.adapters:
+        return
+    n = len(model.adapters)
+    pointers = (api.llama_adapter_lora_p_ctypes * n)(*(pointer for pointer, _ in model.adapters))
+    scales = (ctypes.c_float * n)(*(scale for _, scale in model.adapters))
+    last_error()
+    with _core.AbortGuard():
+        failed = api.llama_set_adapters_lora(context.pointer, pointers, n, scales)
+        # The memory for them is made when something is decoded: now, for later slots have it.
+        token = (api.llama_token * 1)(0)
+        failed = failed or api.llama_decode(context.pointer, api.llama_batch_get_one(token, 1))
+        api.llama_memory_clear(api.llama_get_memory(context.pointer), True)
+    if failed:
+        raise refusal(f"{model.path}: llama.cpp could not apply its LoRA adapters")

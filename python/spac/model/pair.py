@@ -1,0 +1,410 @@
+"""Target and draft: loaded onto the chosen device, with their contexts, and closed in the right order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spac import _core, env
+from spac.config import EngineConfig
+from spac.config.context import WHOLE_TYPES, layers_of
+from spac.config.values import Adapter, StreamBatch, VramLimit
+from spac.errors import InputError
+from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
+from spac.machine.device_memory import size
+from spac.machine.topology import numa_advice
+from spac.model.c_api import MTP, Context, Model
+from spac.model.fit_layers import load_what_fits
+from spac.model.gguf.check import check_model
+from spac.model.gguf.info import ModelInfo
+from spac.model.huge_pages import Copying, choose
+from spac.model.lora import apply_adapters, load_adapters
+from spac.model.paging import is_paged, paging_note
+from spac.model.params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
+from spac.model.pinning import pinning_note, set_pinning
+from spac.model.repacking import repacking_pays
+from spac.model.thread_pool import SharedPool, place
+from spac.model.threads import fit_to_cpu
+
+LoadProgress = Callable[[Path, float], bool]
+"""Called with the file and 0 to 1 while it loads; returns False to stop."""
+
+DEFAULT_CONTEXT = 4096
+
+Owned = TypeVar("Owned", Model, Context)
+
+
+class ModelPair:
+    """Owns the models and contexts of an engine. The draft's experts, if it has any, are not the target's."""
+
+    draft_experts: _core.Experts | None = None
+    """Those of a draft model of its own; None where it has none, or runs on the CPU."""
+    draft_tap: _core.Tap | None = None
+    """Of the draft's context, off until somebody wants its states; None without a draft model of its own."""
+
+    pool: SharedPool | None = None
+    """Threads for what contexts compute on the CPU outside the split; None where that is nothing."""
+
+    threads: int
+    """The number of CPU threads that compute a token: the user's, else the fastest of those measured."""
+
+    paged: bool = False
+    """Whether the target's experts are more than memory holds, and read as they are needed."""
+
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None, *, all_rows: bool = True) -> None:
+        """Load both. `all_rows`: the target's context has memory for the logits of every token of a batch. A
+        session needs no more than those of its longest verification.
+
+        Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then.
+        """
+        self._config, self._progress, self._all_rows = config, progress, all_rows
+        self._closing = ExitStack()
+        self.copied: list[Model] = []
+        """Those whose files were copied to memory, and are not mapped."""
+        self.notes: list[str] = []
+        """What a user should know about how the models run, one line each."""
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free contexts, then models. Calling it again does nothing."""
+        self._closing.close()
+
+    def _load(self) -> None:
+        config, target = self._config, Path(self._config.target)
+        info = check_model(target, "target", config.override_kv)
+        self._has_experts = info.is_moe
+        draft = None
+        if (draft_file := self._draft_file) is not None:
+            draft = check_model(draft_file, "draft", config.override_kv)
+        self.device = choose_device(config.device)
+        self._fit_to_cpu(info, draft)
+        self._note_device()
+        self.paged = is_paged(config, info, self.device)
+        n_notes = len(self.notes)
+
+        def unload() -> None:
+            self.close()
+            self.copied.clear()
+            del self.notes[n_notes:]
+
+        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+
+    def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
+        """Choose the kernels and the number of threads for both models, by measurement.
+
+        The number is not measured for a deterministic run, whose text it could change, nor beside a simulated
+        device, which computes on the same cores.
+        """
+        models = [info] if draft is None else [info, draft]
+        measure = not (self._config.deterministic or self._simulated)
+        self.threads = fit_to_cpu(models, self._config.threads, self._most_threads, measure=measure)
+
+    def _note_paging(self, info: ModelInfo) -> None:
+        """Once it is known whether there is something to split."""
+        self.paged = self.paged and self.experts is not None
+        if self.paged and self._config.paging == "auto":
+            self.notes.append(paging_note(info))
+
+    def _note_pinning(self) -> None:
+        """Once contexts are there, for which experts are pinned."""
+        if self.experts is not None and self.device is not None:
+            note = pinning_note(Path(self._config.target).name, self.experts, self.device)
+            self.notes += [note] if note else []
+
+    @property
+    def _draft_file(self) -> Path | None:
+        needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
+        return Path(self._config.draft) if self._config.draft and needs_draft else None
+
+    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: ModelInfo | None) -> None:
+        self._config, types, target = config, config.draft_types, Path(config.target)
+        self.target, experts = self._open(info, load_mtp="draft-mtp" in types and draft is None)
+        load_adapters(self.target, config.lora)
+        self.draft = self._open_draft(draft)
+        self._check_pair()
+        with self._room_for_prompts(experts):
+            self._open_contexts()
+        self.experts = experts if experts is not None and experts.n_layer > 0 else None
+        """The target's experts; None where there is nothing to split."""
+        self._note_paging(info)
+        self._note_pinning()
+        self._note_layers()
+        self._note_mtp()
+        if self.experts is None:
+            reason = "device cpu" if self.device is None else f"{target.name} has no experts"
+            where = f"on {self.device.name}" if self.device is not None else "on the CPU"
+            if self.device is None or self.layers_on_device:
+                self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
+
+    @property
+    def layers_on_device(self) -> int:
+        """Layers of the target whose dense parts are on the device."""
+        wanted = layers_of(self._config.gpu_layers, "gpu_layers")
+        if self.device is None:
+            return 0
+        n_layer = self.target.n_layer
+        return n_layer if wanted is None else max(0, min(wanted - 1, n_layer))  # the output counts first
+
+    @property
+    def setup(self) -> str:
+        """What sets its costs apart from those of the same files, in words; "" where nothing does."""
+        config, parts = self._config, []
+        if self.device is not None and self.layers_on_device != self.target.n_layer:
+            parts.append(f"{self.layers_on_device} layers")
+        for name in ("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"):
+            if (kind := getattr(config, name)) != "f16":
+                parts.append(f"{name} {kind}")
+        parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
+        parts += [f"lora {adapter.path.name}" for adapter in Adapter.several(config.lora)]
+        if self.paged:
+            parts.append("paged")
+        elif self.experts is not None and self.experts.host_bytes.why:
+            parts.append("not all pinned")
+        if self.target in self.copied:
+            parts.append("2 MB pages")
+        if not config.kv_offload:
+            parts.append("cache on the CPU")
+        if config.gpu_layers_draft not in ("all", "auto"):
+            parts.append(f"{config.gpu_layers_draft} layers of the draft")
+        return "".join(f", {part}" for part in parts)
+
+    def _note_layers(self) -> None:
+        on_device, n_layer = self.layers_on_device, self.target.n_layer
+        if self.device is None or on_device == n_layer:
+            return
+        where = f"no layer is on {self.device.name}: everything is computed on the CPU"
+        if on_device:
+            where = (
+                f"the last {on_device} of {n_layer} layers are on {self.device.name}; the others, with their "
+                "experts, are computed on the CPU"
+            )
+        self.notes.append(f"--gpu-layers {self._config.gpu_layers}: {where}")
+
+    def _note_mtp(self) -> None:
+        config = self._config
+        drafts = config.draft is not None or config.draft_type is not None
+        if self.target.has_mtp and not drafts and config.longest_draft:
+            name = Path(config.target).name
+            self.notes.append(f"{name} has layers that draft for it: --draft-type draft-mtp uses them")
+
+    def _note_device(self) -> None:
+        device = self.device
+        _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
+        _core.set_hand_over_in_place(env.IN_PLACE.get())
+        _core.set_gate_timeout(env.GATE_TIMEOUT.get())
+        _core.set_trust_device_masks(env.DEVICE_MASKS.get())
+        set_pinning()
+        if device is not None and device.is_stand_in:
+            if self._config.device == "auto":
+                self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
+            if settings := env.STAND_IN.get():
+                _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
+                self.device = choose_device(device.name)  # as it is now: with that much memory
+        if device is not None:
+            self._limit_memory()
+        self.notes += missing_features(_core.system_info())
+        self._place_threads()
+
+    def _place_threads(self) -> None:
+        """Choose the CPUs of threads that are made from now on, and note what a user should change."""
+        cpus = place(max(self.threads, self.prompt_threads))
+        advice = (threads_advice(self.threads, physical_cores(), self._most_threads), numa_advice(cpus))
+        self.notes += [line for line in advice if line is not None]
+
+    def _limit_memory(self) -> None:
+        """The device's limit is this configuration's from now on, whatever others have set."""
+        assert self.device is not None
+        limit, device = self._config.vram_limit, self.device
+        n_bytes = 0 if limit is None else VramLimit.parse(limit).of(device.memory.total)
+        _core.set_memory_limit(device.name, n_bytes)
+        self.device = choose_device(device.name)
+        if n_bytes > device.memory.total:
+            self.notes.append(f"--vram-limit {size(n_bytes)}: {device.name} has {size(device.memory.total)}")
+
+    @contextmanager
+    def _room_for_prompts(self, experts: _core.Experts | None) -> Iterator[None]:
+        """Contexts that are made in it have the memory that experts pass through which come to the device for
+        a prompt: made later, it would be what slots have left."""
+        wanted = self._config.stream_batch
+        if wanted is None:
+            wanted = 0 if self.device is None or self.device.is_stand_in else "auto"
+        tokens = StreamBatch.parse(wanted).tokens
+        if experts is None or tokens == 0:
+            yield
+            return
+        experts.set_stream_tokens(StreamBatch.LEAST if tokens is None else tokens)
+        try:
+            yield
+        finally:
+            experts.set_stream_tokens(0)  # until it is known from where on it pays
+
+    def _open(
+        self, info: ModelInfo, *, load_mtp: bool, is_draft: bool = False
+    ) -> tuple[Model, _core.Experts | None]:
+        path, paged = info.path, self.paged and not is_draft
+        values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
+        if not is_draft and self._keeps_plain(info):
+            values["use_extra_bufts"] = False
+        if paged:
+            values["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
+        params = {**values, "load_mtp": load_mtp, **self._config.model_params}
+        devices = () if self.device is None else (_core.device_handle(self.device.name),)
+        copying = self._copying(info, params, is_draft=is_draft)
+        with copying.scope(paged=paged) as scope:
+            model = self._keep(Model(path, devices, params, copying.loading))
+        self._note_copy(model, copying)
+        return model, None if self.device is None else scope.experts
+
+    def _keeps_plain(self, info: ModelInfo) -> bool:
+        """Return whether llama.cpp is to repack no weights of the target."""
+        if self.device is not None or not self._has_experts or "use_extra_bufts" in self._config.model_params:
+            return False
+        return not repacking_pays(info, self.threads)
+
+    def _copying(self, info: ModelInfo, params: dict[str, Any], *, is_draft: bool = False) -> Copying:
+        choice = choose(
+            self._config, info, params, self.device, paged=self.paged and not is_draft, is_draft=is_draft,
+            n_threads=self.threads,
+        )  # fmt: skip
+        progress = self._progress
+        report = None if progress is None else lambda done: progress(info.path, done)
+        return Copying(info, choice, report)
+
+    def _note_copy(self, model: Model, copying: Copying) -> None:
+        self.notes += copying.notes()
+        if copying.n_bytes:
+            self.copied.append(model)
+
+    def _open_draft(self, info: ModelInfo | None) -> Model | None:
+        if info is None:
+            return None
+        draft, self.draft_experts = self._open(
+            info, load_mtp="draft-mtp" in self._config.draft_types, is_draft=True
+        )
+        if self.draft_experts is not None:
+            self.draft_experts.set_counting(False)
+        return draft
+
+    def _keep(self, owned: Owned) -> Owned:
+        self._closing.callback(owned.close)
+        return owned
+
+    def _check_pair(self) -> None:
+        if self.target.has_encoder:
+            raise InputError(f"{self.target.path}: an encoder-decoder model; only decoders can be run")
+        types = self._config.draft_types
+        if "draft-mtp" in types and not (self.draft or self.target).has_mtp:
+            raise InputError(
+                f"{(self.draft or self.target).path}: no layers for draft-mtp; choose another --draft-type"
+            )
+        if self.draft is None or "draft-simple" not in types:
+            return
+        fault = _core.vocab_mismatch(self.target.address, self.draft.address)
+        if fault:
+            raise InputError(
+                f"the draft {self.draft.path} does not fit the target {self.target.path}: "
+                f"their vocabularies differ ({fault})"
+            )
+
+    def _context_size(self) -> int:
+        trained = self.target.trained_context
+        if self._config.ctx is None:
+            return min(DEFAULT_CONTEXT, trained)
+        return self._config.ctx or trained
+
+    def _open_contexts(self) -> None:
+        config, types = self._config, self._config.draft_types
+        # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
+        size = self._context_size()
+        self.pool = self._new_pool()
+        if self.pool is not None:
+            self._closing.callback(self.pool.close)  # after the contexts, which are closed first
+        self.target_context = self._context(
+            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows
+        )
+        apply_adapters(self.target, self.target_context)
+        needs_draft = any(name.startswith("draft-") for name in types)
+        self.draft_context = self._open_draft_context() if needs_draft else None
+
+    def _new_pool(self) -> SharedPool | None:
+        """Return a pool for what contexts compute on the CPU, None where all of that is the split's."""
+        config = self._config
+        whole = self.device is not None and self.layers_on_device == self.target.n_layer
+        if whole and config.kv_offload and config.gpu_layers_draft in ("all", "auto"):
+            return None
+        return SharedPool(cpu_alone=self.device is None)
+
+    @property
+    def _target_rows(self) -> dict[str, Any]:
+        return {} if self._all_rows else target_rows(self._config)
+
+    def _open_draft_context(self) -> Context:
+        """As llama.cpp's own programs do it: drafts from the target's hidden states see its context."""
+        params: dict[str, Any] = {"n_ctx": self.target_context.size, **draft_rows(self._config)}
+        if "draft-simple" not in self._config.draft_types:
+            params["ctx_other"] = self.target_context.pointer
+        if "draft-mtp" in self._config.draft_types:
+            params["ctx_type"] = MTP
+        if self.draft is None:
+            return self._context(self.target, **params)
+        with _core.Tap() as self.draft_tap:
+            return self._context(self.draft, **params)
+
+    def _context(self, model: Model, **params: Any) -> Context:
+        common = {
+            "n_batch": self._config.batch,
+            "n_ubatch": self._config.ubatch,
+            "n_threads": self.threads,
+            "n_threads_batch": self.prompt_threads,
+        }
+        # The draft's context, also where it is one of the target's extra layers.
+        is_draft = model is not self.target or "ctx_type" in params
+        values = context_values(self._config, is_draft=is_draft)
+        try:
+            context = self._keep(
+                Context(model, {**values, **common, **params, **self._config.context_params})
+            )
+        except InputError as error:
+            kind = self._config.cache_type_k_draft if is_draft else self._config.cache_type_k
+            if "GGML_ASSERT" not in str(error) or kind in WHOLE_TYPES:
+                raise
+            raise InputError(
+                f"{model.path}: its heads are no multiple of the blocks of a K cache of type {kind}: "
+                "give another type"
+            ) from None
+        if self.pool is not None:
+            self.pool.attach(context)
+        return context
+
+    @property
+    def prompt_threads(self) -> int:
+        """The number of CPU threads for prompts. All cores are of use there, whatever a token needs."""
+        return self._config.threads_batch or self._config.threads or self._most_threads
+
+    @property
+    def _simulated(self) -> bool:
+        return self.device is not None and self.device.is_stand_in
+
+    @property
+    def _most_threads(self) -> int:
+        gpu = self.device is not None and not self._simulated
+        return default_threads(physical_cores(), gpu=gpu, simulated=self._simulated)
+
+
+def choose_device(name: str) -> _core.DeviceInfo | None:
+    """The device of that name; for "auto" the first real one, else the stand-in; None for "cpu"."""
+    known = _core.devices()
+    wanted = name.lower()
+    if wanted == "cpu":
+        return None
+    for device in known:
+        if wanted in ("auto", device.name.lower()):
+            return device
+    names = ", ".join(["auto", *(device.name for device in known), "cpu"])
+    raise InputError(f"unknown device '{name}': choose one of {names}")

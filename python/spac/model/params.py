@@ -1,0 +1,120 @@
+"""The configuration in llama.cpp's terms: fields of its parameters of models and of contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+from gguf import GGMLQuantizationType
+
+from spac.config import EngineConfig
+from spac.config.context import CACHE_TYPES, layers_of
+from spac.config.overrides import Value
+
+TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
+FLASH_ATTENTION = {
+    "auto": api.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "off": api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    "on": api.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+}
+LOAD_MODES = {
+    "auto": api.LLAMA_LOAD_MODE_AUTO,
+    "none": api.LLAMA_LOAD_MODE_NONE,
+    "mmap": api.LLAMA_LOAD_MODE_MMAP,
+    "mlock": api.LLAMA_LOAD_MODE_MLOCK,
+    "mmap+mlock": api.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    "dio": api.LLAMA_LOAD_MODE_DIRECT_IO,
+}
+ROPE_SCALINGS = {
+    None: api.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    "none": api.LLAMA_ROPE_SCALING_TYPE_NONE,
+    "linear": api.LLAMA_ROPE_SCALING_TYPE_LINEAR,
+    "yarn": api.LLAMA_ROPE_SCALING_TYPE_YARN,
+}
+_WITHOUT_STATES = ("draft-simple",)
+"""Draft types with a model that read nothing of the target but its tokens."""
+_ROW_BY_ROW = ("draft-simple", "draft-mtp")
+"""Draft types whose batches want the logits of one token."""
+_POSITIONS = (
+    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_slow", "yarn_beta_fast",
+)  # fmt: skip
+
+
+def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> dict[str, Any]:
+    """What the configuration says of a model."""
+    values: dict[str, Any] = {"load_mode": LOAD_MODES[config.load_mode]}
+    n_layers = layers_of(config.gpu_layers_draft if is_draft else config.gpu_layers, "gpu_layers")
+    if on_device and n_layers is not None:
+        values["n_gpu_layers"] = n_layers
+    if config.override_kv:
+        values["kv_overrides"] = as_array(config.override_kv)
+    return values
+
+
+def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
+    """What the configuration says of a context."""
+    key, value = (
+        (config.cache_type_k_draft, config.cache_type_v_draft)
+        if is_draft
+        else (config.cache_type_k, config.cache_type_v)
+    )
+    values: dict[str, Any] = {
+        "type_k": TYPES[key],
+        "type_v": TYPES[value],
+        "flash_attn_type": FLASH_ATTENTION[config.flash_attn],
+        "offload_kqv": config.kv_offload,
+        "swa_full": is_draft or config.swa_full,  # who drafts goes back all the time
+        "rope_scaling_type": ROPE_SCALINGS[config.rope_scaling],
+    }
+    for name in _POSITIONS:
+        if (number := getattr(config, name)) is not None:
+            values[name] = number
+    return values
+
+
+def target_rows(config: EngineConfig) -> dict[str, Any]:
+    """Return what makes a target's context as small as a session lets it be: rows of logits for the longest
+    verification, where llama.cpp would have one for every token of a batch.
+
+    A draft that reads the target's hidden states gets none of it: for these, the last layer computes every
+    token of a prompt, which the smaller context has not planned for.
+    """
+    drafts = [name for name in config.draft_types if name.startswith("draft-")]
+    if any(name not in _WITHOUT_STATES for name in drafts):
+        return {}
+    return _rows(config, config.longest_draft + 1)
+
+
+def draft_rows(config: EngineConfig) -> dict[str, Any]:
+    """Return the same for a draft's context, whose batches want the logits of their last token alone.
+
+    One of `draft-mtp` samples on the device, and would take the rows twice: the second time at its first use,
+    when slots are there.
+    """
+    drafts = [name for name in config.draft_types if name.startswith("draft-")]
+    return _rows(config, 1) if all(name in _ROW_BY_ROW for name in drafts) else {}
+
+
+def _rows(config: EngineConfig, n: int) -> dict[str, Any]:
+    """Return the field for `n` rows, or nothing where the configuration's own fields want more."""
+    if config.context_params.get("embeddings"):  # these have a row for every token
+        return {}
+    return {"n_outputs_max": max(n, int(config.context_params.get("n_seq_max", 1)))}
+
+
+def as_array(values: Mapping[str, Value]) -> Any:
+    """For llama_model_params.kv_overrides: an array that ends with an empty key."""
+    array = (api.llama_model_kv_override * (len(values) + 1))()
+    for entry, (key, value) in zip(array, values.items(), strict=False):
+        entry.key = key.encode()
+        if isinstance(value, bool):  # before int, which it is too
+            entry.tag, entry.value.val_bool = api.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+        elif isinstance(value, int):
+            entry.tag, entry.value.val_i64 = api.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        elif isinstance(value, float):
+            entry.tag, entry.value.val_f64 = api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+        else:
+            entry.tag, entry.value.val_str = api.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+    return array

@@ -1,0 +1,92 @@
+"""How much of a model's experts is pinned: what is allowed, what is set, and what is said of it."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+from spac import _core, env
+from spac.machine import host_memory
+from spac.machine.device_memory import size
+
+SLICE = 1 << 30
+"""Bytes that the driver is asked to register at once: some refuse 512 GiB in one call, and what is refused is
+lost by the slice."""
+_READ_ONLY = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+
+
+def set_pinning() -> None:
+    """Set what the environment says, for models that are loaded from now on. Raises InputError, one line."""
+    _core.set_pinning(on=env.PIN.get() is not False, limit=limit(), slice=SLICE)
+
+
+def limit() -> int | None:
+    """Bytes of experts that may be pinned; None for no limit. Raises InputError, one line."""
+    wanted = env.PIN_LIMIT.get()
+    return _usual_limit() if wanted is None else wanted
+
+
+def _usual_limit() -> int | None:
+    """Return half of the memory on WSL2, which pins no more. Other systems have no limit of their own."""
+    if "microsoft" not in platform.release().lower():
+        return None
+    try:
+        return host_memory.sizes()[1] // 2
+    except (OSError, KeyError):
+        return None
+
+
+def pinning_note(name: str, experts: _core.Experts, device: _core.DeviceInfo) -> str:
+    """One line for users where something should have been pinned and was not; else ""."""
+    found = experts.host_bytes
+    if found.why not in ("limit", "refused"):
+        return ""
+    pinned, total = size(found.pinned), size(found.pinned + found.pageable)
+    what = (
+        f"only {pinned} of {total} of its experts are pinned"
+        if found.pinned
+        else f"none of its experts ({total}) are pinned"
+    )
+    others = "the others are" if found.pinned else "they are"
+    reason = _reason(found.why, found.pinned > 0, device)
+    return f"{name}: {what}, for {reason}; {others} copied through a staging buffer"
+
+
+def _reason(why: str, some: bool, device: _core.DeviceInfo) -> str:
+    if why == "limit":
+        allowed = size(limit() or 0)
+        return (
+            f"{env.PIN_LIMIT.name} allows {allowed}"
+            if env.PIN_LIMIT.get() is not None
+            else f"WSL2 pins half of the memory at most, {allowed} ({env.PIN_LIMIT.name} sets another limit)"
+        )
+    if not some and not registers_read_only(device.name):
+        return f"{device.name} cannot register memory that is read-only"
+    more = "more" if some else "it"
+    return f"the driver of {device.name} refused {more} (a container's or user's limit is `ulimit -l`)"
+
+
+def registers_read_only(device: str) -> bool:
+    """Tell whether a CUDA device can register a file's mapping. The answer is True where nobody tells."""
+    number = device.removeprefix("CUDA")
+    if number == device or not number.isdigit():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    handle, can = ctypes.c_int(), ctypes.c_int(1)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), int(number)):
+        return True
+    failed = driver.cuDeviceGetAttribute(ctypes.byref(can), _READ_ONLY, handle)
+    return bool(failed or can.value)
+
+
+def outlook(devices: list[_core.DeviceInfo]) -> tuple[str, str]:
+    """Return what would be pinned, and why that is less than could be, before a model is loaded."""
+    if env.PIN.get() is False:
+        return "off", f"{env.PIN.name}=0: uploads are slower"
+    if devices and not registers_read_only(devices[0].name):
+        return "no mapping", f"{devices[0].name} cannot register memory that is read-only: uploads are slower"
+    allowed = limit()
+    return ("all" if allowed is None else f"up to {size(allowed)}"), ""

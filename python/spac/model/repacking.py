@@ -1,0 +1,130 @@
+"""The measurement that tells if llama.cpp's repacked weights make a model faster on the CPU alone.
+
+llama.cpp can copy weights of some types into a layout of its own, with kernels of its own. spac's kernels
+read weights as the file has them. Which of the two is faster depends on the CPU and on the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from spac import _core
+from spac.machine import host_memory
+from spac.model.gguf.info import ModelInfo
+from spac.model.kernels import UNDISTURBED, Key, ggml_name, read_page, write_page
+
+LEAST_GAIN = 1.03
+"""An answer must be this many times as fast with repacked weights."""
+MEMORY_SHARE = 7 / 8
+"""Repacked weights may take this share of the available memory. Contexts and other programs need the rest."""
+PROMPT, ANSWER = 256, 128
+"""Tokens of the answer whose time is compared, and of the prompt before it."""
+SECONDS = 0.1  # of measurement for each type
+Times = Mapping[str, Any]
+"""The times of one type have "plain", and "repacked" where llama.cpp can repack it (`_core.time_repacking`),
+and the "ways" that plain weights were measured with (`spac.model.kernels`)."""
+
+
+def repacking_pays(info: ModelInfo, threads: int) -> bool:
+    """Return whether llama.cpp should repack the weights of this model with experts on the CPU alone.
+
+    Repacking costs memory and loading time, and repacked weights do not lie on the pages of 2 MB of
+    `--huge-pages`. So it has to be faster by more than a little. A model that memory does not hold is left to
+    the mapping of its file. SPAC_CPU_KERNELS=0 leaves the choice to llama.cpp, which repacks all that it can.
+    """
+    if not _core.cpu_kernels_enabled():
+        return True
+    room = host_memory.available()  # 0 where the system does not tell
+    return not 0 < room * MEMORY_SHARE < info.file_size and gain(info, threads) > LEAST_GAIN
+
+
+def gain(info: ModelInfo, threads: int) -> float:
+    """Return how many times as fast the model is with repacked weights: 1.0 where there is nothing to repack.
+
+    Types that llama.cpp can repack and that no measurement is kept of are measured, which takes less than
+    half a second each.
+    """
+    read = {ggml_name(kind): n_bytes for kind, n_bytes in read_bytes(info).items()}
+    kinds = _core.repackable_cpu_types(list(read))
+    return gain_of(read, measured(kinds, threads)) if kinds else 1.0
+
+
+def read_bytes(info: ModelInfo) -> dict[str, tuple[float, float]]:
+    """Return by type's name the bytes of experts and of dense matrices that one token is multiplied with."""
+    used = info.n_expert_used / info.n_expert if info.n_expert else 0.0
+    experts = {kind: info.expert_types.get(kind, 0) for kind in info.types}
+    return {
+        kind: (experts[kind] * used, n_bytes - experts[kind] - info.table_types.get(kind, 0))
+        for kind, n_bytes in info.types.items()
+    }
+
+
+def gain_of(read: Mapping[str, tuple[float, float]], times: Mapping[str, Times]) -> float:
+    """Return the time of an answer with plain weights divided by that with repacked ones.
+
+    `read` is what `read_bytes` returns, by ggml's names. Types without times stay as they are, and a byte of
+    theirs is taken to cost as much as a plain byte of the others.
+    """
+    plain = sum(_answer(read[kind], of["plain"]) for kind, of in times.items())
+    repacked = sum(_answer(read[kind], of.get("repacked", of["plain"])) for kind, of in times.items())
+    n_bytes = {kind: sum(of) for kind, of in read.items()}
+    measured_bytes = sum(n_bytes[kind] for kind in times)
+    others = plain * (sum(n_bytes.values()) / measured_bytes - 1) if measured_bytes else 0.0
+    return (plain + others) / (repacked + others) if repacked + others > 0 else 1.0
+
+
+def _answer(read: tuple[float, float], seconds: list[float]) -> float:
+    """Return the seconds that a prompt and its answer take with the weights of one type."""
+    (experts, dense), (expert_token, expert_prompt, dense_token, dense_prompt) = read, seconds
+    token, prompt = (
+        experts * expert_token + dense * dense_token,
+        experts * expert_prompt + dense * dense_prompt,
+    )
+    return (ANSWER * token + PROMPT * prompt) / 1e9
+
+
+def measured(types: Iterable[str], threads: int) -> dict[str, Times]:
+    """Return the times of these types, of which those that are not in the cache are measured.
+
+    They are kept, unless other programs took so much of the cores that the next run had better measure again.
+    """
+    key, ways = Key.of(threads), {kind: _ways(kind) for kind in types}
+    known = load(key)
+    if missing := [kind for kind in ways if kind not in known or known[kind]["ways"] != ways[kind]]:
+        found, running = _core.time_repacking(missing, threads, SECONDS)
+        known |= {kind: {"ways": ways[kind], **of} for kind, of in found.items()}
+        if running >= UNDISTURBED:
+            write_page(path(key), {"key": asdict(key), "times": known})
+    return {kind: known[kind] for kind in ways}
+
+
+def _ways(kind: str) -> list[str]:
+    """Return the ways to compute with plain weights; none where there are no kernels of spac's."""
+    return _core.chosen_cpu_kernels(kind) if kind in _core.trusted_cpu_kernels() else []
+
+
+def path(key: Key) -> Path:
+    """Return the file of this key; it may not exist."""
+    return key.path.with_name(f"{key.path.stem}-repacking.json")
+
+
+def load(key: Key) -> dict[str, Times]:
+    """Return what is kept for this key; nothing where there is nothing that can be used."""
+    times = read_page(path(key), key)
+    return {kind: of for kind, of in times.items() if _is_times(of)}
+
+
+def _is_times(of: Any) -> bool:
+    if not isinstance(of, dict) or not isinstance(of.get("ways"), list) or "plain" not in of:
+        return False
+    rows = [row for form, row in of.items() if form != "ways"]
+    return set(of) <= {"ways", "plain", "repacked"} and all(
+        isinstance(row, list)
+        and len(row) == 4
+        and all(isinstance(x, float) and isfinite(x) and x > 0 for x in row)
+        for row in rows
+    )

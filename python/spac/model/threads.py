@@ -1,0 +1,109 @@
+"""The number of threads that the CPU computes a token with: measured once per machine, and kept.
+
+Experts of one token are read from memory once and used once. Where a few threads read as fast as memory
+allows, more of them gain nothing, and they wait for each other after every matrix. Where memory is fast, all
+cores are needed. So the number is measured, with experts of the model's most frequent type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from spac import _core
+from spac.model import kernels
+from spac.model.gguf.info import ModelInfo
+from spac.model.kernels import UNDISTURBED, Key, ggml_name, read_page, write_page
+
+SECONDS = 0.15  # of measurement
+CLOSE = 1.02
+"""Fewer threads are used where they take at most this many times the shortest time."""
+Times = Mapping[int, float]
+"""Seconds for the same work, by the number of threads."""
+
+
+def fit_to_cpu(models: Sequence[ModelInfo], given: int, most: int, *, measure: bool = True) -> int:
+    """Choose the kernels for the types of these models, and return the number of threads for a token.
+
+    `given` is the user's number, 0 without one. `most` is the largest number otherwise, which is returned if
+    `measure` is False. The experts of the first model decide.
+    """
+    types = [kind for info in models for kind in info.types]
+    kernels.choose(types, given or most)
+    if given or not measure:
+        return given or most
+    if (threads := fastest_threads(models[0], most)) != most:
+        kernels.choose(types, threads)
+    return threads
+
+
+def fastest_threads(info: ModelInfo, most: int) -> int:
+    """Return the number of threads, at most `most`, that compute a token of this model fastest.
+
+    It is the smallest of those that are equally fast. A model without quantized weights is not measured: it
+    gets `most`, as a machine with one core.
+    """
+    kind = most_read_type(info)
+    if most < 2 or kind is None:
+        return most
+    return fastest(measured(kind, candidates(most)))
+
+
+def candidates(most: int) -> list[int]:
+    """Return the numbers of threads that are tried: half, three quarters, all but one, and all of `most`."""
+    return sorted({max(1, count) for count in (most // 2, most * 3 // 4, most - 1, most)})
+
+
+def fastest(times: Times) -> int:
+    """Return the smallest number of threads that is about as fast as the fastest."""
+    return min(count for count, seconds in times.items() if seconds <= CLOSE * min(times.values()))
+
+
+def most_read_type(info: ModelInfo) -> str | None:
+    """Return ggml's name of the quantized type that most bytes of a model's experts have, None without one.
+
+    In a model without experts these are the bytes of all weights.
+    """
+    n_bytes = {ggml_name(kind): size for kind, size in (info.expert_types or info.types).items()}
+    known = _core.quantized_cpu_types(list(n_bytes))
+    return max(known, key=lambda kind: n_bytes[kind], default=None)
+
+
+def measured(kind: str, counts: list[int]) -> Times:
+    """Return the times of these numbers of threads, the last of which is the largest.
+
+    They come from the cache, or are measured and kept. A measurement is not kept if other programs took so
+    much of the cores that the next run had better measure again.
+    """
+    key = Key.of(counts[-1])
+    known = load(key)
+    if list(known.get(kind, {})) != counts:
+        seconds, running = _core.time_threads(kind, counts, SECONDS)
+        known[kind] = dict(zip(counts, seconds, strict=True))
+        if running >= UNDISTURBED:
+            write_page(path(key), {"key": asdict(key), "times": known})
+    return known[kind]
+
+
+def path(key: Key) -> Path:
+    """Return the file of this key; it may not exist."""
+    return key.path.with_name(f"{key.path.stem}-threads.json")
+
+
+def load(key: Key) -> dict[str, Times]:
+    """Return the times of every type that are kept for this key and can be used."""
+    return {kind: found for kind, times in read_page(path(key), key).items() if (found := _checked(times))}
+
+
+def _checked(times: Any) -> dict[int, float]:
+    """Return the times with numbers as their keys, which JSON writes as text; nothing if one is unusable."""
+    if not isinstance(times, dict):
+        return {}
+    usable = all(
+        isinstance(count, str) and count.isdecimal() and isinstance(x, float) and isfinite(x) and x > 0
+        for count, x in times.items()
+    )
+    return {int(count): x for count, x in times.items()} if usable else {}

@@ -1,0 +1,27 @@
+"""What a run showed that its user could do better, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spac.machine.device_memory import size
+
+ENOUGH_STEPS = 64
+UNUSED_SHARE = 0.9
+
+
+def unused_draft(
+    lengths: Mapping[str, int], draft_bytes: int, expert_bytes: int, n_slots: int, n_experts: int
+) -> str:
+    """Advice to leave the draft out, where its memory would do more as slots; "" where there is none.
+
+    `lengths`: steps by the draft length that the governor chose. `draft_bytes`: of the draft on the device.
+    """
+    n_steps, n_unused = sum(lengths.values()), lengths.get("0", 0)
+    more = min(draft_bytes // expert_bytes if expert_bytes else 0, n_experts - n_slots)
+    if n_steps < ENOUGH_STEPS or n_unused < UNUSED_SHARE * n_steps or more <= 0:
+        return ""
+    return (
+        f"drafting did not pay: {n_unused / n_steps:.0%} of the steps did without; without --draft, its "
+        f"{size(draft_bytes)} would hold {more} more experts ({more / n_experts:.0%} of all)"
+    )

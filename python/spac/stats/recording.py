@@ -1,0 +1,322 @@
+"""What one generation did, step by step, as a file that `spac.report` turns into a page.
+
+The file is one JSON object; [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of
+prompt or answer. What a run does not have (experts, a governor, thresholds) is null.
+
+    format, schema  "spac-recording", 1; fields are not renamed and keep their meaning within a schema
+    version         of spac
+    started         when decoding began, ISO 8601, UTC
+    stats           the figures and settings of the run, as `RunStats.to_json` has them
+    steps           per_row: steps of a row; columns: sums over the steps of each row, by name (`COLUMNS`)
+    lengths         by the draft length asked for, 0 to the longest: steps, tokens, time_ns of such steps
+    experts         layers: name, n_expert, n_used, expert_bytes, pool of each; n_expert: N; host_memory;
+                    pool_slots: slots of every pool;
+                    by_layer: sums over the run of `Step.layer_costs`, by name, each [L];
+                    looks: how often residency was looked at, every few steps with many experts;
+                    demand: activations; resident: looks at which the expert had a slot; arrivals: how often
+                    it had one and had none at the look before: int32 [L, N], little-endian, in base64
+    thresholds      of a scheduler whose utilities have levels: levels (K), per_row, steps (of each row),
+                    sums: [row][L] thresholds, summed over the row's steps
+    governor        name; curve: its last model, by draft length 0 … K: tokens, cycle_s, compute_s, missed,
+                    theta; per_row, steps (of each row, that had a model), theta: [row][K + 1] tokens per
+                    second, summed over the row's steps
+    device          "measured": `device_ns` is the device's time on experts; "at most": from each launch until
+                    it was seen to be over; null: it and `observe_ns` are not known
+
+A run of any length makes a file of bounded size: when the rows are full, they are merged two by two, and from
+then on each stands for twice as many steps. Sums stay sums, so nothing is lost but detail in time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spac import __version__
+from spac.machine.files import check_writable, write_atomically
+from spac.stats.series import FloatArray, Series
+
+if TYPE_CHECKING:
+    import spac._core as _core
+    from spac.governor.base import Governor
+    from spac.scheduler.driver import Driver
+    from spac.stats.prediction import Insight
+    from spac.stats.run_stats import RunStats
+
+FORMAT, SCHEMA = "spac-recording", 1
+
+STEP_ROWS, LAYER_ROWS = 2048, 256  # at most; of figures per step, and of those per step and layer
+LOOK = 4096  # experts that may be looked at after every step; of more, the looks are rarer
+BATCH = 32  # steps
+SPANS = 1 << 14  # of a batch at most, for the device's time
+
+COUNTERS = (
+    "activations", "activations_hit", "distinct", "distinct_hit",
+    "uploads", "upload_bytes", "upload_failures", "upload_ns", "uploads_wasted",
+    "evictions", "evictions_early",
+    "host_waits", "host_wait_ns", "host_compute_ns", "queue_ns",
+    "download_bytes", "join_bytes",
+)  # fmt: skip
+"""Columns that are the mechanism's counters, by its names (csrc/backend/experts.h)."""
+STEP = (
+    "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
+    "tokens", "verified", "drafted", "accepted", "draft_length", "resident",
+    *COUNTERS,
+    "expected_steps", "expected_tokens", "expected_ns",
+)  # fmt: skip
+SPAN = ("observe_ns", "device_ns")
+COLUMNS = (*STEP, *SPAN)
+"""Columns of `steps`. time_ns is the whole step; host_wait_ns, host_compute_ns and queue_ns (calls that
+launch and copy) lie within verify_ns, device_ns beside them; observe_ns: the draft model reads what was
+verified. draft_length is what was asked for, drafted what came of it; resident the slots in use at the
+end of a step; expected_… what the governor expected of `expected_steps` steps."""
+
+IntArray = npt.NDArray[np.int32]
+LENGTHS = ("steps", "tokens", "time_ns")
+
+
+class Events(Protocol):
+    """What an engine's events have counted, and whom they ask (`spac.engine.session_events.Events`)."""
+
+    @property
+    def driver(self) -> Driver | None: ...
+    @property
+    def insight(self) -> Insight: ...
+
+
+class Recorder:
+    """Records one generation; `Engine.generate(…, recorder=…)` calls it. Not thread-safe."""
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        """path: for `write`. Raises InputError when no file can be written there."""
+        self.path = Path(path) if path is not None else None
+        if self.path is not None:
+            check_writable(self.path)
+        self._session: _core.Session
+        self._experts: _core.Experts | None = None
+        self._events: Events | None = None
+        self._governor: Governor | None = None
+        self._trace: _core.Trace | None = None
+        self._device: str | None = None  # as in the file
+        self._model: dict[str, Any] | None = None
+        self._started: datetime | None = None
+        self._steps, self._spans = Series(len(STEP), STEP_ROWS), Series(len(SPAN), STEP_ROWS)
+        self._lengths: list[list[int]] = []
+        self._thresholds: Series | None = None
+        self._levels = 0
+        self._theta: Series | None = None
+        self._curve: Any = None
+        self._ends: list[int] = []  # of the last steps, which are yet to be summed up
+        self._costs: list[npt.NDArray[np.void]] = []  # [L] of each of them
+        self._taus: list[IntArray] = []  # int32 [L], likewise
+        self._by_layer: dict[str, Any] = {}
+        self._n_look = self._steps_unseen = 0
+
+    # While it runs
+
+    def watch(self, events: Events, governor: Governor | None = None) -> None:
+        """What else there is to note: what the engine's scheduler and governor do."""
+        self._events, self._governor = events, governor
+
+    def begin(self, session: _core.Session, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
+        """The prompt has been read, steps follow. counts: the experts' counters now, here and in `step`."""
+        self._session, self._started = session, datetime.now(UTC)
+        self._lengths = [[0, 0, 0] for _ in range(session.draft_max + 1)]
+        self._scheduled_ns = self._events.insight.scheduler_ns if self._events is not None else 0
+        self._counts = counts
+        if experts is None or experts.n_layer == 0:
+            return
+        self._experts, self._model = experts, _described(experts)
+        self._absent = experts.residency() >> 31  # -1 where an expert has no slot, else 0
+        self._look_every = -(-self._absent.size // LOOK)
+        self._demand, self._away, self._arrivals = (np.zeros_like(self._absent) for _ in range(3))
+        from spac import _core
+
+        self._kinds = [_core.ACTIVITIES.index(name) for name in ("observe", "device_part")]
+        if not experts.trace.on:  # else somebody else takes what it records
+            self._trace, self._device = experts.trace, "measured"
+            self._trace.start(SPANS)
+
+    def step(self, step: _core.Step, time_ns: int, counts: Mapping[str, int]) -> None:
+        """A step is over; time_ns: what all of it took."""
+        scheduled = self._events.insight.scheduler_ns if self._events is not None else 0
+        scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
+        length, n_token = self._session.draft_length, len(step.tokens)
+        values = [1, time_ns, step.draft_ns, step.verify_ns, step.sample_ns, scheduler_ns]
+        values += [n_token, step.n_verified, step.n_drafted, step.n_accepted, length]
+        sums = self._lengths[length]
+        sums[0] += 1
+        sums[1] += n_token
+        sums[2] += time_ns
+        if self._experts is not None:
+            before, self._counts = self._counts, counts
+            values.append(self._observe_experts(self._experts, step))
+            values += [counts[name] - before[name] for name in COUNTERS]
+        else:
+            values += [0] * (1 + len(COUNTERS))
+        self._steps.add([*values, *self._expected()])
+        self._ends.append(time.monotonic_ns())
+        if len(self._ends) == BATCH or (self._trace is not None and len(self._trace) > SPANS // 2):
+            self._sum_up()
+
+    def end(self) -> None:
+        """No step follows."""
+        self._sum_up()
+        if self._trace is not None:
+            self._trace.stop()
+        self._experts = self._trace = None  # the engine may go, the recording stays
+
+    def _observe_experts(self, experts: _core.Experts, step: _core.Step) -> int:
+        """The number of residents, after noting who is there, and who was wanted."""
+        self._steps_unseen += 1
+        if self._steps_unseen == self._look_every:
+            self._look(experts)
+        self._demand += step.demand
+        self._costs.append(step.layer_costs.copy())
+        driver = self._events.driver if self._events is not None else None
+        scheduler = driver.scheduler if driver is not None else None
+        levels, threshold = getattr(scheduler, "n_level", None), getattr(scheduler, "threshold", None)
+        if levels is not None and threshold is not None:
+            self._levels = levels
+            self._taus.append(threshold.copy())
+        return experts.slots.n_resident
+
+    def _look(self, experts: _core.Experts) -> None:
+        """Note who is resident, and who was not at the last look."""
+        absent = experts.residency() >> 31
+        self._away -= absent
+        self._arrivals -= self._absent & ~absent
+        self._absent = absent
+        self._n_look += 1
+        self._steps_unseen = 0
+
+    def _expected(self) -> list[float]:
+        """expected_steps, expected_tokens, expected_ns; and the governor's model."""
+        if self._governor is None:
+            return [0, 0, 0]
+        curve = getattr(self._governor, "curve", None)
+        if curve is not None:
+            if curve is not self._curve:
+                self._curve, self._now = curve, np.array(curve.theta)
+            if self._theta is None:
+                self._theta = Series(len(self._now), LAYER_ROWS)
+            self._theta.add(self._now)
+        expected = self._governor.expected
+        return [0, 0, 0] if expected is None else [1, expected[0], expected[1] * 1e9]
+
+    def _sum_up(self) -> None:
+        """Of the last steps, what is cheaper for several at once."""
+        if self._costs:
+            costs = np.stack(self._costs)
+            for name in costs.dtype.names or ():
+                self._by_layer[name] = self._by_layer.get(name, 0) + costs[name].sum(0, dtype=np.int64)
+        observe, device = self._traced()
+        for values in zip(observe, device, strict=True):
+            self._spans.add(values)
+        for tau in self._taus:
+            if self._thresholds is None:
+                self._thresholds = Series(len(tau), LAYER_ROWS)
+            self._thresholds.add(tau)
+        self._taus.clear()
+        self._costs.clear()
+        self._ends.clear()
+
+    def _traced(self) -> list[FloatArray]:
+        """observe_ns and device_ns of each of the last steps: by when a span ended."""
+        n = len(self._ends)
+        if self._trace is None or not n:
+            return [np.zeros(n), np.zeros(n)]
+        spans = self._trace.take()
+        at = np.minimum(np.searchsorted(self._ends, spans["end_ns"]), n - 1)
+        took = (spans["end_ns"] - spans["start_ns"]).astype(float)
+        chosen = [spans["activity"] == kind for kind in self._kinds]
+        if not spans["ok"][chosen[1]].all():
+            self._device = "at most"
+        return [np.bincount(at, took * which, n).astype(float) for which in chosen]
+
+    # What it was
+
+    def recording(self, stats: RunStats) -> dict[str, Any]:
+        """The file's content."""
+        self._sum_up()
+        rows = np.hstack((self._steps.rows, self._spans.rows))
+        columns = {name: _short(rows[:, i]) for i, name in enumerate(COLUMNS)}
+        return {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "version": __version__,
+            "started": self._started.isoformat(timespec="seconds") if self._started is not None else None,
+            "stats": asdict(stats),
+            "steps": {"per_row": self._steps.per_row, "columns": columns},
+            "lengths": {name: [row[i] for row in self._lengths] for i, name in enumerate(LENGTHS)},
+            "experts": self._experts_recorded(),
+            "thresholds": self._thresholds_recorded(),
+            "governor": self._governor_recorded(),
+            "device": self._device,
+        }
+
+    def write(self, stats: RunStats) -> None:
+        """Write the file, whole or not at all. Raises InputError where that fails."""
+        assert self.path is not None
+        text = json.dumps(self.recording(stats), separators=(",", ":"))
+        write_atomically(self.path, text.encode() + b"\n")
+
+    def _experts_recorded(self) -> dict[str, Any] | None:
+        if self._model is None:
+            return None
+        return {
+            **self._model,
+            "by_layer": {name: sums.tolist() for name, sums in self._by_layer.items()},
+            "looks": self._n_look,
+            "demand": encoded(self._demand),
+            "resident": encoded(self._n_look - self._away),
+            "arrivals": encoded(self._arrivals),
+        }
+
+    def _thresholds_recorded(self) -> dict[str, Any] | None:
+        series = self._thresholds
+        if series is None:
+            return None
+        sums = series.rows.astype(np.int64).tolist()
+        return {"levels": self._levels, **series.told, "sums": sums}
+
+    def _governor_recorded(self) -> dict[str, Any] | None:
+        if self._governor is None:
+            return None
+        recorded: dict[str, Any] = {"name": self._governor.name, "curve": None, "theta": None}
+        if self._curve is not None and self._theta is not None:
+            curve = self._curve
+            named = {"cycle_s": curve.cycle, "compute_s": curve.compute, "theta": curve.theta}
+            named |= {"tokens": curve.tokens, "missed": curve.missed}
+            recorded["curve"] = {name: _short(values) for name, values in named.items()}
+            recorded |= {**self._theta.told, "theta": [_short(row) for row in self._theta.rows]}
+        return recorded
+
+
+def _described(experts: _core.Experts) -> dict[str, Any]:
+    names = ("name", "n_expert", "n_used", "expert_bytes", "pool")
+    return {
+        "layers": [{name: getattr(layer, name) for name in names} for layer in experts.layers],
+        "n_expert": experts.n_expert,
+        "host_memory": experts.host_memory,
+        "pool_slots": experts.pool_slots,
+    }
+
+
+def _short(values: npt.NDArray[Any]) -> list[float]:
+    """Whole numbers as they are, others to six digits."""
+    return [int(v) if v == int(v) else float(f"{v:.6g}") for v in np.nan_to_num(values).tolist()]
+
+
+def encoded(matrix: npt.NDArray[Any]) -> str:
+    """int32 [L, N] as in the file."""
+    return base64.b64encode(np.minimum(matrix, 2**31 - 1).astype("<i4").tobytes()).decode()

@@ -1,0 +1,273 @@
+"""What one generation did and cost, as data.
+
+`RunStats.to_json()` is stable: a field is never renamed or given another meaning within one `schema`; new
+ones may be added. Rates are 0 to 1, times in seconds unless the name says `_ms`, sizes in bytes. A figure
+that this run cannot have (acceptance without a draft, a hit rate without experts) is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from spac.governor import Pace
+from spac.stats.prediction import Insight
+from spac.stats.table import rows
+
+SCHEMA = 1
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """part / whole, or None where there is no whole."""
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What ran, and with what."""
+
+    target: str
+    draft: str | None
+    device: str  # name of the device, or "cpu" for plain llama.cpp
+    device_is_stand_in: bool
+    scheduler: str
+    draft_types: tuple[str, ...]
+    draft_length: int
+    threads: int
+    context: int
+    seed: int
+    temp: float
+    n_experts: int  # experts of the target, all layers together
+    slots: int  # experts that the device can hold
+    slot_bytes: int  # device memory of the slots
+    load_s: float  # from the start of loading to the first possible prompt
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the defaults
+    governor: str = "none"  # what chose the draft length
+    expert_bytes: int = 0  # of an expert, in the mean over the layers
+    vram_bytes: int = 0  # buffers of this process on the device
+    vram_limit: int | None = None  # bytes that these may take together
+    paged: bool = False  # experts are more than memory holds
+    pinned_bytes: int = 0  # of the experts in host memory, that the device's driver has pinned
+    pageable_bytes: int = 0  # the others
+    stream_batch: int = 0  # tokens of the smallest graph for which all experts come to the device; 0: of none
+    lookahead: int = 0  # how many layers ahead experts are loaded while a step runs
+
+
+@dataclass
+class Meter:
+    """Raw counts of one generation; filled while it runs."""
+
+    reason: str = ""
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0  # less than the prompt where its beginning was still in the cache
+    generated_tokens: int = 0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0
+    step_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    step_hit_rates: float = 0.0  # sum over the steps that had activations
+    counted_steps: int = 0
+    resident: int = 0
+    experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
+    prompt_experts: dict[str, int] = field(default_factory=dict)  # and over the prompt
+    insight: Insight = field(default_factory=Insight)
+    pace: Pace | None = None  # None without speculation
+
+
+@dataclass(frozen=True)
+class RunStats:
+    """The statistics of one generation. The expert figures are of decode steps; the prompt is not in them."""
+
+    schema: int
+    reason: str  # why it ended: "stop", "length", "cancelled", or "" while it runs
+    # speed
+    tokens_per_second: float | None  # generated tokens per second of decoding, prompt excluded
+    latency_ms_per_token: float | None
+    latency_ms_per_step: float | None
+    prefill_tokens_per_second: float | None
+    time_to_first_token_s: float | None
+    load_s: float
+    prefill_s: float
+    decode_s: float
+    # tokens
+    prompt_tokens: int
+    prefilled_tokens: int  # of the prompt, evaluated; the others were in the context still, or again
+    generated_tokens: int
+    # speculation
+    acceptance: float | None  # drafted tokens that the target accepted
+    tokens_per_step: float | None
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    draft_s: float
+    verify_s: float
+    sample_s: float
+    # the governor
+    draft_length_mean: float | None  # chosen for a step
+    draft_lengths: Mapping[str, int]  # steps by the length that was chosen
+    predicted_tokens_per_second: float | None  # of the steps of which the governor expected something
+    amortization_intensity: float | None  # tokens per MB of experts that were wanted and not resident
+    # experts
+    hit_rate: float | None  # of activations (token, expert), computed on the device
+    hit_rate_distinct: float | None  # of distinct (layer, expert) per step, resident
+    hit_rate_step: float | None  # mean over the steps of each step's hit rate of activations
+    gpu_share: float | None  # of activations
+    cpu_share: float | None
+    activations: int
+    uploads: int
+    upload_failures: int
+    evictions: int
+    bytes_moved: Mapping[str, int]
+    """uploads (experts), downloads (ids, block inputs), joins (rows from the CPU); of the prompt, where its
+    experts come to the device: prompt_uploads, and prompt_copies, which were there, in slots"""
+    disk_bytes: int | None
+    """what this process read from disks meanwhile, where memory does not hold all experts"""
+    uploads_wasted: int  # whose expert was evicted again without a use
+    evictions_early: int  # of experts that the next execution of their layer wanted
+    upload_s: float  # time of the copies that `uploads` and `upload_failures` count
+    prediction: Mapping[str, float | None] | None  # hot or cold, see Insight.prediction
+    r_c: Sequence[float] | None  # for thresholds 1..K, see Insight.shares_by_threshold
+    r_g: Sequence[float] | None
+    reuse: float | None  # activations per distinct (layer, expert) of a step
+    reuse_by_tokens: Mapping[str, float]  # the same by the tokens that a step verified
+    host_waits: int
+    host_wait_s: float
+    host_compute_s: float
+    n_experts: int
+    slots: int
+    slots_resident: int
+    foreseen: int  # (token, expert) pairs that looking ahead predicted
+    foreseen_right: float | None  # the share of them that the routers chose
+    slot_bytes: int
+    vram_bytes: int  # of this process's buffers on the device: weights, contexts, slots and the rest
+    paged: bool  # experts are more than memory holds, and read from the file as they are needed
+    pinned_bytes: int  # of the experts in host memory, that the device's driver has pinned
+    pageable_bytes: int  # the others: copies of these go through a staging buffer, or wait for the driver
+    vram_limit: int | None  # of these, as --vram-limit has it
+    # scheduling: observe, solve, submit
+    scheduler_s: float
+    scheduler_ms_per_step: float | None
+    scheduler_share: float | None  # of the decode time
+    # setting
+    target: str
+    draft: str | None
+    device: str
+    device_is_stand_in: bool
+    scheduler: str
+    scheduler_options: Mapping[str, Any]
+    draft_types: tuple[str, ...]
+    draft_length: int
+    governor: str
+    expert_bytes: int
+    stream_batch: int
+    lookahead: int
+    threads: int
+    context: int
+    seed: int
+    temp: float
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, those that were in the context still, or again. The last one never is: it comes
+        with the first draft."""
+        return max(0, self.prompt_tokens - self.prefilled_tokens - 1)
+
+    @classmethod
+    def of(cls, setting: Setting, meter: Meter) -> RunStats:
+        """The derived figures of what `meter` counted."""
+        counts = meter.experts.get
+        activations, insight = counts("activations", 0), meter.insight
+        shares = insight.shares_by_threshold or {}
+        scheduler_s = insight.scheduler_ns / 1e9
+        scheduler_step = ratio(scheduler_s, meter.steps)
+        missed_mb = (counts("distinct", 0) - counts("distinct_hit", 0)) * setting.expert_bytes / 1e6
+        hit_rate = ratio(counts("activations_hit", 0), activations)
+        per_token, per_step = (
+            ratio(meter.decode_s, meter.generated_tokens),
+            ratio(meter.decode_s, meter.steps),
+        )
+        return cls(
+            schema=SCHEMA,
+            reason=meter.reason,
+            tokens_per_second=ratio(meter.generated_tokens, meter.decode_s),
+            latency_ms_per_token=None if per_token is None else per_token * 1e3,
+            latency_ms_per_step=None if per_step is None else per_step * 1e3,
+            prefill_tokens_per_second=ratio(meter.prefilled_tokens, meter.prefill_s) or None,
+            time_to_first_token_s=meter.first_token_s if meter.generated_tokens else None,
+            prefill_s=meter.prefill_s,
+            decode_s=meter.decode_s,
+            prompt_tokens=meter.prompt_tokens,
+            prefilled_tokens=meter.prefilled_tokens,
+            generated_tokens=meter.generated_tokens,
+            acceptance=ratio(meter.accepted, meter.drafted),
+            tokens_per_step=ratio(meter.step_tokens, meter.steps),
+            steps=meter.steps,
+            drafted_tokens=meter.drafted,
+            accepted_tokens=meter.accepted,
+            draft_s=meter.draft_s,
+            verify_s=meter.verify_s,
+            sample_s=meter.sample_s,
+            **_governed(meter.pace),
+            amortization_intensity=ratio(meter.step_tokens, missed_mb),
+            hit_rate=hit_rate,
+            hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
+            hit_rate_step=ratio(meter.step_hit_rates, meter.counted_steps),
+            gpu_share=hit_rate,
+            cpu_share=None if hit_rate is None else 1 - hit_rate,
+            activations=activations,
+            uploads=counts("uploads", 0),
+            upload_failures=counts("upload_failures", 0),
+            evictions=counts("evictions", 0),
+            bytes_moved={
+                "uploads": counts("upload_bytes", 0),
+                "downloads": counts("download_bytes", 0),
+                "joins": counts("join_bytes", 0),
+                "prompt_uploads": meter.prompt_experts.get("stream_bytes", 0),
+                "prompt_copies": meter.prompt_experts.get("stream_slot_bytes", 0),
+            },
+            disk_bytes=counts("disk_bytes", 0) if setting.paged else None,
+            uploads_wasted=counts("uploads_wasted", 0),
+            evictions_early=counts("evictions_early", 0),
+            upload_s=counts("upload_ns", 0) / 1e9,
+            prediction=insight.prediction,
+            r_c=shares.get("r_c"),
+            r_g=shares.get("r_g"),
+            reuse=ratio(activations, counts("distinct", 0)),
+            reuse_by_tokens=insight.reuse_by_tokens,
+            scheduler_s=scheduler_s,
+            scheduler_ms_per_step=None if scheduler_step is None else scheduler_step * 1e3,
+            scheduler_share=ratio(scheduler_s, meter.decode_s),
+            host_waits=counts("host_waits", 0),
+            host_wait_s=counts("host_wait_ns", 0) / 1e9,
+            host_compute_s=counts("host_compute_ns", 0) / 1e9,
+            slots_resident=meter.resident,
+            foreseen=counts("foreseen", 0),
+            foreseen_right=ratio(counts("foreseen_right", 0), counts("foreseen", 0)),
+            **asdict(setting),
+        )
+
+    def to_json(self) -> str:
+        """One line of JSON with every field."""
+        return json.dumps(asdict(self))
+
+    def table(self) -> str:
+        """The figures that a reader wants first, as lines of text."""
+        return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
+
+
+def _governed(pace: Pace | None) -> dict[str, Any]:
+    """The fields of RunStats that tell of the draft lengths chosen."""
+    lengths = pace.lengths if pace is not None else {}
+    return {
+        "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),
+        "draft_lengths": {str(k): n for k, n in sorted(lengths.items())},
+        "predicted_tokens_per_second": ratio(pace.expected_tokens, pace.expected_s) if pace else None,
+    }

@@ -1,0 +1,207 @@
+"""A timeline of what ran when, as a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The mechanism records its own work (`spac._core.Trace`), programs add theirs with `Timeline.add`. Times are of
+one clock, `time.monotonic_ns`. The format is the Trace Event Format's JSON object: complete events ("X") that
+nest on their track, instant events for evictions, and pairs of asynchronous events for work of a device that
+does not say when it computes: from its launch until it was seen to be over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+import numpy as np
+
+from spac.machine.files import check_writable, unwritable
+
+if TYPE_CHECKING:
+    import spac._core as _core
+
+Entry = dict[str, Any]
+
+CAPACITY = 1 << 18
+"""Spans kept: some thousand steps of a model with 48 MoE layers, a file of about 40 MB. The earliest stay."""
+
+PROCESS = 1
+TRACKS = ("session", "scheduler", "CPU", "device", "copies")
+"""Names of the tracks, in the order in which they are shown; their thread ids count from 1. Others come
+behind them where there is something to show: a program's own, and the prompts' copies."""
+_TRACK_OF = {
+    "prefill": "session",
+    "draft": "session",
+    "verify": "session",
+    "observe": "session",
+    "sample": "session",
+    "layer": "CPU",
+    "host_wait": "CPU",
+    "host_experts": "CPU",
+    "device_part": "device",
+    "copy": "copies",
+    "evict": "copies",
+    "fill": "prompts' copies",
+}
+_TITLES = {
+    "prefill": "prompt",
+    "observe": "draft model reads on",
+    "host_wait": "wait",
+    "host_experts": "experts",
+    "device_part": "experts",
+    "fill": "a layer's experts",
+}
+_FIELDS = {
+    "prefill": {"count": "tokens"},
+    "draft": {"count": "drafted"},
+    "verify": {"count": "tokens"},
+    "observe": {"count": "tokens"},
+    "sample": {"count": "accepted"},
+    "layer": {"layer": "layer", "count": "tokens"},
+    "host_wait": {"layer": "layer"},
+    "host_experts": {"layer": "layer", "count": "activations", "distinct": "experts"},
+    "device_part": {"layer": "layer"},
+    "evict": {"layer": "layer", "expert": "expert", "pool": "pool"},
+    "fill": {"layer": "layer", "bytes": "bytes"},
+}
+
+
+class Work(NamedTuple):
+    """A span that a program adds."""
+
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+    args: Entry
+
+
+class Timeline:
+    """Records into `trace` from now on, until it is written. Not thread-safe, but for what it records."""
+
+    def __init__(self, path: Path | str, trace: _core.Trace, capacity: int = CAPACITY) -> None:
+        """Raises InputError when the file cannot be written; it is written by `write` alone."""
+        self.path = Path(path)
+        check_writable(self.path)
+        self._trace, self._capacity = trace, capacity
+        self._work: list[Work] = []
+        self._lost = 0
+        self._tracks = list(TRACKS)
+        self._origin = time.monotonic_ns()
+        trace.start(capacity)
+
+    @property
+    def dropped(self) -> int:
+        """Spans that found no room."""
+        return self._trace.dropped + self._lost
+
+    def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None:
+        """A span of a program's own; on one track, spans nest or follow each other."""
+        if len(self._work) < self._capacity:
+            self._work.append(Work(track, name, start_ns, end_ns, args))
+        else:
+            self._lost += 1
+
+    def write(self, about: Entry) -> None:
+        """Stop recording and write the file; `about` is shown with it. Raises InputError where that fails."""
+        self._trace.stop()
+        spans = self._trace.take()
+        other = {**about, "dropped": self.dropped}
+        try:
+            with self.path.open("w") as file:
+                self._write(file, spans, other)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def _write(self, file: TextIO, spans: Any, about: Entry) -> None:
+        from spac import _core
+
+        recorded = {_TRACK_OF[_core.ACTIVITIES[i]] for i in np.unique(spans["activity"])}
+        others = recorded.union(work.track for work in self._work).difference(TRACKS)
+        self._tracks = [*TRACKS, *sorted(others)]
+        file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about) + ',"traceEvents":[')
+        separator = "\n"
+        for event in chain(_metadata(self._tracks), self._added(), self._recorded(spans)):
+            file.write(separator + json.dumps(event))
+            separator = ",\n"
+        file.write("\n]}\n")
+
+    def _added(self) -> Iterator[Entry]:
+        # one that holds others comes before them
+        for work in sorted(self._work, key=lambda work: (work.start_ns, -work.end_ns)):
+            yield self._complete(work.name, work.track, work.start_ns, work.end_ns, work.args)
+
+    def _recorded(self, spans: Any) -> Iterator[Entry]:
+        from spac import _core
+
+        spans = spans[np.lexsort((spans["activity"], -spans["end_ns"], spans["start_ns"]))]
+        for key, group in groupby(
+            _rows(spans), lambda row: (row["activity"], row["start_ns"], row["end_ns"])
+        ):
+            name = _core.ACTIVITIES[key[0]]
+            if name == "copy":
+                yield self._copies(list(group))
+                continue
+            for row in group:
+                yield from self._event(name, row)
+
+    def _event(self, name: str, row: Entry) -> Iterator[Entry]:
+        args = {shown: row[field] for field, shown in _FIELDS[name].items() if row[field] >= 0}
+        title, track = _TITLES.get(name, name), _TRACK_OF[name]
+        if name == "layer":
+            title = f"layer {row['layer']}" if row["layer"] >= 0 else "layer that is not split"
+        event = self._complete(title, track, row["start_ns"], row["end_ns"], args)
+        event["cat"] = name
+        if name == "evict":
+            del event["dur"]
+            yield event | {"ph": "i", "s": "t"}
+        elif row["ok"] == 0:
+            duration = event.pop("dur")
+            event |= {"name": f"{title}, at most", "id": row["start_ns"]}
+            yield event | {"ph": "b"}
+            yield event | {"ph": "e", "ts": event["ts"] + duration, "args": {}}
+        else:
+            yield event
+
+    def _copies(self, group: list[Entry]) -> Entry:
+        """A batch of copies: one event."""
+        args = {
+            "bytes": sum(row["bytes"] for row in group),
+            "experts": [f"layer {row['layer']} expert {row['expert']} pool {row['pool']}" for row in group],
+            "failed": (failed := group[0]["ok"] == 0),
+        }
+        title = f"{len(group)} expert{'s' if len(group) > 1 else ''}" + (" (failed)" if failed else "")
+        event = self._complete(title, "copies", group[0]["start_ns"], group[0]["end_ns"], args)
+        return event | {"cat": "copy"}
+
+    def _complete(self, name: str, track: str, start_ns: int, end_ns: int, args: Entry) -> Entry:
+        return {
+            "name": name,
+            "cat": track,
+            "ph": "X",
+            "pid": PROCESS,
+            "tid": 1 + self._tracks.index(track),
+            "ts": (start_ns - self._origin) / 1e3,
+            "dur": (end_ns - start_ns) / 1e3,
+            "args": args,
+        }
+
+
+def _rows(spans: Any) -> Iterator[Entry]:
+    """Records as dicts, some at a time: a long run's would take hundreds of megabytes."""
+    names = spans.dtype.names
+    for start in range(0, len(spans), 4096):
+        for row in spans[start : start + 4096].tolist():
+            yield dict(zip(names, row, strict=True))
+
+
+def _metadata(tracks: list[str]) -> list[Entry]:
+    """The names of process and tracks, and their order."""
+    base: Entry = {"ph": "M", "pid": PROCESS}
+    events = [base | {"name": "process_name", "args": {"name": "spac"}}]
+    for i, track in enumerate(tracks, 1):
+        events.append(base | {"name": "thread_name", "tid": i, "args": {"name": track}})
+        events.append(base | {"name": "thread_sort_index", "tid": i, "args": {"sort_index": i}})
+    return events

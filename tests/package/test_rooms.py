@@ -1,0 +1,164 @@
+"""The rooms of python/spac: few, imported in one direction, and with the entry points that users know."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "spac"
+MOST_ENTRIES = 25
+
+ROOMS = (
+    "errors", "demo", "machine", "env", "_library", "costs", "scheduler", "governor", "config", "stats",
+    "model", "engine", "cli", "run", "chat", "llama_cpp_python", "doctor", "bench", "profile", "report",
+    "serve",
+)  # fmt: skip
+"""Low to high. A room imports itself and lower ones, be it in a function or for types alone.
+
+`spac.cli` finds a program's module by the name that a user gave.
+"""
+FRONT = ("__main__", "__init__")
+"""The package itself. It stands above all rooms: `Llama`, `enable` and `disable` come from a high one."""
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+"""Imports against the order, each with the reason that it cannot be cut."""
+
+PROGRAMS = ("run", "chat", "serve", "doctor", "bench", "profile", "report")
+SURFACE = {
+    "spac": "Llama enable disable __version__",
+    "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH GOVERNORS LONGEST PROBABILITY "
+    "ContextConfig EngineConfig Range SamplingConfig Slots StreamBatch VramLimit names_in option",
+    "spac.costs": "SCHEMA Costs ExpertCosts Layer LiveCosts",
+    "spac.engine": "CostEstimator Engine EngineConfig Events FixedGovernor Generation Governor InputError "
+    "Insight LoadProgress Model ModelPair Pace Recorder Residence RooflineGovernor RunFiles SamplingConfig "
+    "Scheduler Setting TokenArray",
+    "spac.errors": "Cancelled DeviceError InputError InternalError OutOfMemoryError SpacError one_line",
+    "spac.governor": "FixedGovernor Governor Pace RooflineGovernor",
+    "spac.scheduler": "Event Layer Plan Scheduler View make names parse share_slots",
+    "spac.scheduler.base": "Event Layer Plan Scheduler View share_slots",
+    "spac.scheduler.cost": "UnitCosts",
+    "spac.scheduler.ewma": "best_per_pool",
+    "spac.stats": "SCHEMA Meter RunStats Setting ratio",
+    "spac.demo": "TARGET DRAFT PROMPT SAMPLING",
+    **{f"spac.{name}": "main" for name in (*PROGRAMS, "cli")},
+}
+"""What users, the documents and the examples import."""
+AT_FIRST = {
+    "spac", "spac._library", "spac.env", "spac.errors", "spac.machine", "spac.machine.device_memory",
+}  # fmt: skip
+"""All that `import spac` loads of it."""
+
+
+def entries() -> set[str]:
+    """Return what stands at the top of the package, without what a build and Python put there."""
+    built = re.compile(r"__pycache__|lib|_core\..*\.so|\..*")
+    return {path.name for path in PACKAGE.iterdir() if not built.fullmatch(path.name)}
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module, by its full name."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def modules() -> dict[str, Path]:
+    """Return the package's modules by their full names. The rooms' own `__main__` are modules too."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        words = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and full name of all that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def imported_room(name: str) -> str | None:
+    """Return the room that an import leads to; None for other packages, the mechanism and the version.
+
+    Python imports the package itself before any module in it, and the version is there from the start.
+    """
+    words = name.split(".")
+    if words[0] != "spac" or name in ("spac._core", "spac.__version__"):
+        return None
+    if len(words) > 1 and f"spac.{words[1]}" in MODULES:
+        return words[1]
+    return None if words[1:2] == ["_core"] else "__init__"
+
+
+def test_few_entries():
+    assert len(entries()) <= MOST_ENTRIES, sorted(entries())
+
+
+def test_every_room_has_its_place():
+    assert {room_of(name) for name in MODULES} == {*ROOMS, *FRONT}
+
+
+def test_arrows_go_down():
+    rank = {room: i for i, room in enumerate((*ROOMS, *FRONT))}
+    up = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for module, path in MODULES.items()
+        for line, name in imported(path)
+        if (room := imported_room(name)) is not None
+        and rank[room] > rank[room_of(module)]
+        and (module, name) not in EXCEPTIONS
+    ]
+    assert not up, "\n".join(up)
+
+
+def test_the_product_knows_no_tests_and_no_benchmarks():
+    outside = {"tests", "bench"}
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in MODULES.values()
+        for line, name in imported(path)
+        if name.split(".")[0] in outside
+    ]
+
+
+def test_the_documents_list_the_rooms():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.split("\n## The rooms of python/spac\n")[1].split("\n## ")[0]
+    assert tuple(re.findall(r"^- `(\w+)` ", section, re.MULTILINE)) == ROOMS
+
+
+@pytest.mark.parametrize("module", SURFACE)
+def test_what_users_import(module):
+    found = importlib.import_module(module)
+    assert not [name for name in SURFACE[module].split() if not hasattr(found, name)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_start(program):
+    done = subprocess.run(
+        [sys.executable, "-m", f"spac.{program}", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"spac.{program}" in done.stdout
+
+
+def test_the_first_import_is_light():
+    code = (
+        "import sys, spac; print(*(name for name in sys.modules if name.split('.')[0] in ('spac', 'numpy')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert set(done.stdout.split()) == AT_FIRST
