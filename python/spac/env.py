@@ -95,7 +95,7 @@ class Choice:
         """Return the word; None when it is not set. Raises InputError for any other value."""
         value = os.environ.get(self.name, "")
         if value and value not in self.words:
-            raise InputError(f"{self.name}: '{value}' is none of {', '.join(self.words)}")
+            raise InputError(f"{self.name}: '{value}' is not one of {', '.join(self.words)}")
         return value or None
 
 

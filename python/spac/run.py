@@ -1,7 +1,7 @@
 """Generate text from a prompt: `python -m spac.run --target model.gguf --draft draft.gguf --prompt "def f("`.
 
 The text goes to stdout as it comes, everything else to stderr. Exit codes: 0 done, 2 bad input, 130
-interrupted, 141 nobody reads stdout any more, 1 a fault of spac or of the device.
+interrupted, 141 stdout was closed, 1 a fault of spac or of the device.
 """
 
 from __future__ import annotations

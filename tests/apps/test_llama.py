@@ -350,7 +350,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such file": ({"path": TARGET.with_name("missing.gguf")}, "missing.gguf: there is no such file"),
     "not a model": ({"path": TARGET.with_name("MODEL_CARD.md")}, "this is not a GGUF file"),
     "no such draft": ({"draft": "missing.gguf"}, "missing.gguf: there is no such file"),
-    "slots": ({"slots": "many"}, "slots: 'many' is none of"),
+    "slots": ({"slots": "many"}, "slots: must be 'auto', a count"),
     "scheduler": ({"scheduler": "fifo"}, "unknown scheduler 'fifo'"),
     "device": ({"device": "cuda7"}, "unknown device 'cuda7'"),
     "context": ({"n_ctx": -1}, "ctx must be 0 to"),

@@ -125,7 +125,7 @@ def test_a_file_whose_name_has_a_comma_is_one_adapter(tmp_path):
         (["--stop=--"], "expected one argument"),
         (["-ncmoe"], "-ncmoe: expected one argument"),
         (["-ncmoe", "--seed", "3"], "-ncmoe: expected one argument"),
-        (["-fa", "perhaps"], "'perhaps' is none of on, off, auto"),
+        (["-fa", "perhaps"], "'perhaps' is not one of on, off, auto"),
         (["-ctk", "q7_0"], "q8_0"),
         (["-ngl", "most"], "a number of layers, all or auto"),
         (["--rope-scale", "0"], "must be a number"),
@@ -135,10 +135,10 @@ def test_a_file_whose_name_has_a_comma_is_one_adapter(tmp_path):
         (["--lora-scaled", "a.gguf:nan"], "the scale of a.gguf is nan"),
         (["--override-kv", "a=b"], "not KEY=TYPE:VALUE"),
         (["--override-kv", "a=int:b"], "'b' is no int"),
-        (["--override-kv", "a=half:1"], "'half' is none of int, float, bool, str"),
+        (["--override-kv", "a=half:1"], "'half' is not one of int, float, bool, str"),
         (["-l", "5"], "as in 15043+1"),
-        (["--samplers", "top_k;guess"], "'guess' is none of penalties"),
-        (["--sampler-seq", "kz"], "'z' is none of e penalties"),
+        (["--samplers", "top_k;guess"], "'guess' is not one of penalties"),
+        (["--sampler-seq", "kz"], "'z' is not one of e penalties"),
     ],
 )  # fmt: skip
 def test_what_is_no_option_is_told(words, said):
@@ -222,7 +222,7 @@ def test_command_lines_of_llama_cpp(program, words):
 @pytest.mark.parametrize(
     ("program", "words", "said"),
     [
-        ("run", "-hf a/b:Q4_K_M", "name a file with --target"),
+        ("run", "-hf a/b:Q4_K_M", "spac downloads nothing: pass --target FILE"),
         ("run", "--mmproj x", "no images"),
         ("serve", "-np 4", "one sequence at a time"),
         ("run", "-ts 3,1", "--device"),
@@ -290,17 +290,17 @@ def test_a_prompt_s_escapes(spac_run, target):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-j", "{"], "the JSON schema is no JSON"),
+        (["-j", "{"], "the JSON schema is not valid JSON"),
         (["-j", "3"], "is not an object"),
         (["-j", '{"$ref": "https://a/b"}'], "does not begin with #/"),
         (["-j", '{"type": "nothing"}'], "cannot be made a grammar"),
         (["-jf", "nowhere.json"], "nowhere.json: the JSON schema cannot be read"),
         (["--grammar-file", "nowhere.gbnf"], "nowhere.gbnf: the grammar cannot be read"),
-        (["--grammar", "root ::= [0-9]", "-j", "{}"], "grammar and json_schema both say"),
+        (["--grammar", "root ::= [0-9]", "-j", "{}"], "grammar and --json-schema both say"),
         (["-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
         (["--lora", "nowhere.gguf"], "nowhere.gguf: the LoRA adapter cannot be read"),
         (["-ctk", "q8_0", "-fa", "on"], "block size 32 does not divide n_embd_head_k=48"),
-        (["-l", "99999+1"], "logit_bias names token 99999"),
+        (["-l", "99999+1"], "--logit-bias names token 99999"),
     ],
 )
 def test_what_cannot_be_is_one_line(tiny_model, capsys, words, said):

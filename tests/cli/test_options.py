@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from spac.cli.program import in_options
+from spac.run import make_parser
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -29,6 +32,12 @@ import pytest
         (["--what"], "--what"),
         (["-p", "a", "-f", "b"], "not allowed with"),
         (["--draft-type", "draft-simple"], "--draft FILE"),
+        (["--draft-length", "3", "--governor", "roofline"], "--draft-length fixes the length"),
+        (
+            ["--draft-length", "3", "--draft-max", "4"],
+            "--draft-length is every draft's, --draft-max the longest",
+        ),
+        (["--latency-budget", "20", "--draft-length", "3"], "leave out --draft-length, governor"),
     ],
 )
 def test_an_option_that_cannot_be_says_what_is_accepted(spac_run, target, arguments, said):
@@ -93,3 +102,20 @@ def test_spellings_of_llama_cpp_are_understood(spac_run, target, draft):
     )  # fmt: skip
     assert outcome.code == 0
     assert "3 tokens" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("draft_length: must be 0 to 63", "--draft-length: must be 0 to 63"),
+        ("slots must be more", "--slots must be more"),
+        ("no slots are left", "no slots are left"),
+        (
+            "my_draft_length.gguf: vram_limit.json has draft_max",
+            "my_draft_length.gguf: vram_limit.json has --draft-max",
+        ),
+        ("'draft_max' is unknown", "'draft_max' is unknown"),
+    ],
+)
+def test_messages_name_options(message, shown):
+    assert in_options(make_parser(), message) == shown

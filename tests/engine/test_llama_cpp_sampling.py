@@ -103,15 +103,15 @@ def test_names_and_letters_of_samplers(names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"samplers": "top_k;guess"}, "'guess' is none of penalties"),
+        ({"samplers": "top_k;guess"}, "'guess' is not one of penalties"),
         ({"logit_bias": {-1: 1.0}}, "-1 is not the number of a token"),
         ({"logit_bias": {3: math.nan}}, "the bias of token 3 must be a number"),
         ({"logit_bias": {3: 1e9}}, "more than 1000000"),
         ({"grammar": "root ::= [0-9]", "grammar_file": "x"}, "grammar and grammar_file both"),
         ({"json_schema": "{}", "json_schema_file": "x"}, "json_schema and json_schema_file both"),
-        ({"json_schema": "{"}, "is no JSON"),
+        ({"json_schema": "{"}, "is not valid JSON"),
         ({"json_schema": "[1]"}, "is not an object"),
-        ({"json_schema": "[" * 100_000}, "is no JSON"),
+        ({"json_schema": "[" * 100_000}, "is not valid JSON"),
         ({"json_schema": {"type": "nothing"}}, "cannot be made a grammar"),
         ({"json_schema": {"$ref": "#/nowhere"}}, "cannot be made a grammar"),
         ({"json_schema": {"items": [{"$ref": "https://a/b"}]}}, "'https://a/b' does not begin with #/"),

@@ -300,7 +300,7 @@ def test_the_draft_s_are_the_draft_s(models: dict[str, Path], tiny_model: TinyMo
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"cache_type_k": "q8"}, "cache_type_k: 'q8' is none of f32, f16"),
+        ({"cache_type_k": "q8"}, "cache_type_k: 'q8' is not one of f32, f16"),
         ({"cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
         ({"cache_type_v_draft": "q4_0", "flash_attn": "off"}, "needs flash attention"),
         ({"flash_attn": True}, "flash_attn"),

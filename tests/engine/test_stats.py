@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from spac.stats import Meter, RunStats, Setting
+from spac.stats.words import end
 
 SETTING = Setting(
     target="target.gguf",
@@ -100,3 +102,19 @@ def test_the_table_has_a_line_for_every_subject(meter):
         "experts", "hit rate", "scheduler", "share", "moved", "host waits", "device",
     ]  # fmt: skip
     assert all(len(line) < 120 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("reason", "n_tokens", "words"),
+    [("length", 30, "stopped at --max-tokens"), ("length", 511, "stopped at a full context"),
+     ("stop", 30, "stopped by the model"), ("cancelled", 30, "cancelled"), ("", 30, "")],
+)  # fmt: skip
+def test_how_a_text_ended(reason, n_tokens, words):
+    assert end(reason, n_tokens, 512) == words
+
+
+def test_the_table_in_words():
+    one_thread = dataclasses.replace(SETTING, threads=1)
+    table = RunStats.of(one_thread, METER).table()
+    assert "20 tokens, stopped at --max-tokens, seed 7" in table
+    assert "1 CPU thread\n" in table + "\n"

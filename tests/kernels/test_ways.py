@@ -160,5 +160,5 @@ def test_a_wrong_setting_is_one_line(cache: Path) -> None:
         [sys.executable, "-m", "spac.run"], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert "SPAC_CPU_KERNELS: 'fast' is none of 0, 1, 256, 512" in done.stderr
+    assert "SPAC_CPU_KERNELS: 'fast' is not one of 0, 1, 256, 512" in done.stderr
     assert "Traceback" not in done.stderr

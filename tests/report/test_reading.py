@@ -78,13 +78,13 @@ def test_a_file_that_breaks_off(recorded, share):
     ("text", "told"),
     [
         ("", "is empty"),
-        ("hello", "no JSON"),
+        ("hello", "not valid JSON"),
         ("[1, 2]", "no recording"),
         ('{"schema": 1, "tokens_per_second": 3}', "no recording"),
         ('{"format": "spac-recording", "schema": 99}', "schema 99"),
         ('{"format": "spac-recording", "schema": 1}', "started"),
         ('{"format": "spac-recording", "schema": NaN}', "NaN"),
-        ("[" * 100000, "no JSON"),
+        ("[" * 100000, "not valid JSON"),
     ],
 )
 def test_what_is_no_recording(text, told, tmp_path):
@@ -96,7 +96,7 @@ def test_what_is_no_recording(text, told, tmp_path):
 
 def test_the_program_says_so_in_one_line(tmp_path):
     (tmp_path / "bad.json").write_text("{")
-    for name, told in (("bad.json", "no JSON"), ("missing.json", "No such file"), (".", "directory")):
+    for name, told in (("bad.json", "not valid JSON"), ("missing.json", "No such file"), (".", "directory")):
         done = spac("report", name, cwd=tmp_path)
         assert done.code == 2
         assert done.out == b""

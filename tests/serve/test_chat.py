@@ -248,7 +248,7 @@ def test_a_template_that_refuses(client):
         (("--chat-template", "{% if %}"), "chat template cannot be used"),
         (("--chat-template-file", "nowhere.jinja"), "nowhere.jinja"),
         (("--chat-template-kwargs", "[1]"), "object"),
-        (("--chat-template-kwargs", "{"), "no JSON"),
+        (("--chat-template-kwargs", "{"), "not valid JSON"),
         (("--reasoning-budget", "-2"), "-1 to"),
     ],
 )

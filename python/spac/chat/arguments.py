@@ -53,7 +53,7 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
         try:
             variables = json.loads(options.chat_template_kwargs)
         except ValueError as error:
-            raise InputError(f"--chat-template-kwargs: no JSON: {error}") from None
+            raise InputError(f"--chat-template-kwargs: not valid JSON: {error}") from None
         if not isinstance(variables, dict):
             raise InputError(
                 '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'

@@ -279,4 +279,4 @@ def _dumped(request: Mapping[str, Any]) -> str:
             .decode("utf-8", "replace")
         )
     except (TypeError, ValueError) as error:
-        raise InputError(f"the messages are no JSON: {one_line(str(error))}") from None
+        raise InputError(f"the messages are not valid JSON: {one_line(str(error))}") from None

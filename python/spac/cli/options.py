@@ -44,7 +44,7 @@ def _names(choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
         names = tuple(name.strip() for name in text.split(","))
         for name in names:
             if name not in choices:
-                raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(choices)}")
+                raise argparse.ArgumentTypeError(f"'{name}' is not one of {', '.join(choices)}")
         return names
 
     return convert
@@ -74,7 +74,7 @@ def _flash_attention(text: str) -> str:
     words = {"enabled": "on", "true": "on", "1": "on", "disabled": "off", "false": "off", "0": "off"}
     word = words.get(text, text)
     if word not in FLASH_ATTENTION:
-        raise InputError(f"'{text}' is none of {', '.join(FLASH_ATTENTION)}")
+        raise InputError(f"'{text}' is not one of {', '.join(FLASH_ATTENTION)}")
     return word
 
 

@@ -1,7 +1,7 @@
 """What all programs of spac do alike: which models run, notes and progress, one line for whatever goes wrong.
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 bad input, 130 interrupted, 141 nobody
-reads stdout any more, 1 a fault of spac or of the device.
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 bad input, 130 interrupted, 141 stdout
+was closed, 1 a fault of spac or of the device.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -64,8 +65,25 @@ def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: i
         logging.exception("the cause:")
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")  # the progress that the error ended
-    say(f"{parser.prog}: error: {message_of(error)}")
+    text = message_of(error)
+    say(f"{parser.prog}: error: {in_options(parser, text) if isinstance(error, InputError) else text}")
     return code
+
+
+def in_options(parser: argparse.ArgumentParser, text: str) -> str:
+    """Return a message with options of the command line in the place of the configuration's names.
+
+    A name of one word, such as `slots`, is replaced at the beginning only, where it is what the message is
+    about. Elsewhere it may be a word of a sentence.
+    """
+    for action in parser._actions:
+        flag = next((each for each in action.option_strings if each.startswith("--")), None)
+        if flag is None:
+            continue
+        name = re.escape(action.dest)
+        pattern = rf"(?<![\w./'-]){name}(?![\w./'-])" if "_" in action.dest else rf"^{name}(?=:| must )"
+        text = re.sub(pattern, flag, text)
+    return text
 
 
 def message_of(error: Exception) -> str:

@@ -83,7 +83,7 @@ class ContextConfig(Checked):
         group=CONTEXT_GROUP,
     )  # fmt: skip
     load_mode: str = option(
-        "auto", "how files come to memory; auto is mmap; none reads them, mlock keeps them from being "
+        "auto", "how files are loaded; auto is mmap; none reads them, mlock keeps them from being "
         "swapped out, dio reads past the system's cache", "--load-mode", "-lm", choices=LOAD_MODES,
         metavar="|".join(LOAD_MODES), group=CONTEXT_GROUP,
     )  # fmt: skip
@@ -130,8 +130,8 @@ class ContextConfig(Checked):
         "--cache-ram", "-cram", range=Range(-1, 2**40), group=CONTEXT_GROUP,
     )  # fmt: skip
     ctx_checkpoints: int = option(
-        32, "models whose memory cannot go back (recurrent layers; windows without --swa-full): states of a "
-        "conversation that are kept to go back to", "--ctx-checkpoints", "-ctxcp", "--swa-checkpoints",
+        32, "models that cannot rewind their state (recurrent layers; windows without --swa-full): states of "
+        "a conversation that are kept to go back to", "--ctx-checkpoints", "-ctxcp", "--swa-checkpoints",
         range=Range(0, 4096), group=CONTEXT_GROUP,
     )  # fmt: skip
     checkpoint_min_step: int = option(

@@ -135,14 +135,13 @@ class EngineConfig(ContextConfig):
         group=CONTEXT_GROUP,
     )  # fmt: skip
     stream_batch: StreamBatch | str | int | None = option(  # noqa: RUF009
-        None, "prompts: graphs of so many tokens and more have all experts brought together on the device "
-        "and are computed there; 0: never; auto: from where measured costs say that it is faster (default: "
-        "auto, on the stand-in never)",
+        None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
+        "N from measured costs (default: auto; 0 on the stand-in)",
         "--stream-batch", metavar="N|auto",
     )  # fmt: skip
     lookahead: int | None = option(
-        None, "in every step, each layer's input is shown to the router of the layer so many behind it, and "
-        "what that would choose is loaded first; 0: not (default: 3; 0 on the stand-in, with "
+        None, "each layer's input is also shown to the router of the layer N ahead, and the experts that it "
+        "would choose are loaded first; 0 disables it (default: 3; 0 on the stand-in, with "
         "--deterministic, with the scheduler static, and where memory does not hold all experts)",
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip

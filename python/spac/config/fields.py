@@ -82,7 +82,7 @@ class Checked:
         if choices is not None and value is not None:
             for each in names_in(value):
                 if each not in choices:
-                    raise InputError(f"{item.name}: '{each}' is none of {', '.join(choices)}")
+                    raise InputError(f"{item.name}: '{each}' is not one of {', '.join(choices)}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

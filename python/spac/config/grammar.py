@@ -29,7 +29,7 @@ def of_schema(schema: str | Mapping[str, Any], *, name: str = "") -> str:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}the JSON schema is no JSON: {one_line(str(error))}") from None
+            raise InputError(f"{name}the JSON schema is not valid JSON: {one_line(str(error))}") from None
     if not isinstance(schema, Mapping):
         raise InputError(f'{name}the JSON schema is not an object, such as {{"type": "object"}}')
     try:

@@ -39,7 +39,7 @@ def _value(key: str, kind: str, written: str) -> Value:
             return written
     except (KeyError, ValueError):
         raise InputError(f"{key}: '{written}' is no {kind}") from None
-    raise InputError(f"{key}: the type '{kind}' is none of {_KINDS}")
+    raise InputError(f"{key}: the type '{kind}' is not one of {_KINDS}")
 
 
 def check_overrides(values: Mapping[str, Any]) -> None:

@@ -144,7 +144,7 @@ def sampler_names(names: str | Sequence[str]) -> tuple[str, ...]:
         plain = re.sub("[-_ ]", "", str(name)).lower()
         known = _SAMPLER_NAMES.get(plain)
         if known is None:
-            raise InputError(f"samplers: '{name}' is none of {', '.join(SAMPLERS)}")
+            raise InputError(f"samplers: '{name}' is not one of {', '.join(SAMPLERS)}")
         found.append(known)
     return tuple(found)
 
@@ -155,7 +155,7 @@ def sampler_sequence(letters: str) -> tuple[str, ...]:
     for letter in letters:
         if letter not in known:
             listed = ", ".join(f"{letter} {name}" for letter, name in known.items())
-            raise InputError(f"samplers: '{letter}' is none of {listed}")
+            raise InputError(f"samplers: '{letter}' is not one of {listed}")
     return tuple(known[letter] for letter in letters)
 
 

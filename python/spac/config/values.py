@@ -56,7 +56,7 @@ class Slots:
         except InputError:
             raise
         except ValueError:
-            raise InputError(f"slots: '{value}' is none of {cls.ACCEPTED}") from None
+            raise InputError(f"slots: must be {cls.ACCEPTED}, not '{value}'") from None
 
     def __str__(self) -> str:
         if self.is_auto:
@@ -97,7 +97,7 @@ class VramLimit:
             return cls(n_bytes=n_bytes)
         if match := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
             return cls(share=float(match[1]) / 100)
-        raise InputError(f"vram_limit: '{value}' is none of {cls.ACCEPTED}")
+        raise InputError(f"vram_limit: must be {cls.ACCEPTED}, not '{value}'")
 
     def __str__(self) -> str:
         return f"{self.share:.6g}" if self.n_bytes is None else size(self.n_bytes)
@@ -105,7 +105,10 @@ class VramLimit:
 
 @dataclass(frozen=True)
 class StreamBatch:
-    """What a user says: graphs of so many tokens and more, 0 for never, None for an estimate."""
+    """The batch size, in tokens, from which prompts run all experts on the device.
+
+    0 stands for never, None for an estimate from measured costs.
+    """
 
     tokens: int | None = None
 

@@ -68,7 +68,7 @@ def parse(data: bytes, name: str) -> Recording:
     try:
         content = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is no JSON, or only the beginning of it: {error}") from None
+        raise InputError(f"{name} is not valid JSON, or only the beginning of it: {error}") from None
     check = _Check(name)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"{name} is no recording: make one with `spac run --record FILE`")

@@ -9,6 +9,7 @@ from typing import Any
 from spac.report.charts import Charts
 from spac.report.figures import file_name, fixed_hit_rate, number, percent, seconds, size
 from spac.report.reading import Recording
+from spac.stats.words import end
 
 NO_EXPERTS = "This model has no experts that could be split, or ran without the split."
 
@@ -41,9 +42,11 @@ def settings(recording: Recording) -> str:
 def cards(recording: Recording) -> str:
     """The key figures: terms and descriptions."""
     n, word, figure = _numbers(recording), recording.word, recording.figure
+    tokens = (figure("prompt_tokens") or 0) + (figure("generated_tokens") or 0)
+    ended = end(word("reason") or "", int(tokens), int(figure("context") or 0)) or "not ended"
     told = [
         ("Speed", n("tokens_per_second"), "tokens/s", f"{n('latency_ms_per_token')} ms per token"),
-        ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, ended by {word('reason') or '–'}"),
+        ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, {ended}"),
         (
             "First token",
             seconds(figure("time_to_first_token_s")),

@@ -89,7 +89,7 @@ def serve(options: argparse.Namespace) -> int:
         if note := adopt_format(llama, chat_options):
             talk.note(note)
         if not api_key and not _is_loopback(bound):
-            talk.note("whoever reaches this machine can use the model: --api-key asks for a key")
+            talk.note("anyone who can reach this host can use the model; set --api-key")
         app, house = make_app(
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
             defaults.of(config.sampling),

@@ -48,9 +48,9 @@ def checked(
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from None
+        raise Refusal(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(request, dict):
-        raise Refusal(400, "the body is no JSON object")
+        raise Refusal(400, "the body must be a JSON object")
     # What OpenAI's clients leave open is not said, rather than said to be null.
     request = {name: value for name, value in request.items() if value is not None}
     _check_model(path, request, models)
@@ -111,7 +111,7 @@ def _check_choices(request: Any) -> None:
     """What the server's types allow, and the server does not do."""
     for name in ("n", "best_of"):
         if getattr(request, name, None) not in (None, 1):
-            raise Refusal(400, f"{name}: only 1 answer to a request is made here", param=name)
+            raise Refusal(400, f"{name} > 1 is not supported", param=name)
     if getattr(request, "temperature", 0) < 0:
         raise Refusal(400, "temperature: must be at least 0", param="temperature")
     prompt = getattr(request, "prompt", "")
@@ -149,7 +149,9 @@ def _check_messages(request: dict[str, Any]) -> None:
         if role == "developer":
             message["role"] = "system"
         elif role not in ROLES:
-            raise Refusal(400, f"messages: the role '{role}' is none of {', '.join(ROLES)}", param="messages")
+            raise Refusal(
+                400, f"messages: the role '{role}' is not one of {', '.join(ROLES)}", param="messages"
+            )
         if role == "assistant" and message.get("content") is None:
             message.pop("content", None)  # as it is beside tool calls
         parts = message.get("content")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spac.stats.words import end
+
 if TYPE_CHECKING:
     from spac.stats.run_stats import RunStats
 
@@ -12,6 +14,7 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     """(subject, figures) in the order in which they are shown."""
     speculation = ", ".join(stats.draft_types) + f", {_lengths(stats)}" if stats.draft_types else "off"
     device = stats.device + (" (not a GPU: shows the split)" if stats.device_is_stand_in else "")
+    ended = end(stats.reason, stats.prompt_tokens + stats.generated_tokens, stats.context)
     rows = [
         (
             "speed",
@@ -25,9 +28,7 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
         ),
         (
             "text",
-            f"{stats.generated_tokens} tokens"
-            + (f", ended by {stats.reason}" if stats.reason else "")
-            + f", seed {stats.seed}",
+            f"{stats.generated_tokens} tokens" + (f", {ended}" if ended else "") + f", seed {stats.seed}",
         ),
         (
             "speculation",
@@ -41,7 +42,8 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     ]
     if stats.n_experts:
         rows += _expert_rows(stats)
-    return [*rows, ("device", f"{device}{_vram(stats)}, {stats.threads} CPU threads")]
+    threads = "thread" if stats.threads == 1 else "threads"
+    return [*rows, ("device", f"{device}{_vram(stats)}, {stats.threads} CPU {threads}")]
 
 
 def _vram(stats: RunStats) -> str:
@@ -56,7 +58,7 @@ def _lengths(stats: RunStats) -> str:
     """The draft lengths, and what was expected of them."""
     if stats.governor != "roofline":
         return f"{stats.draft_length} tokens"
-    lengths = f"0 to {stats.draft_length} tokens, {_number(stats.draft_length_mean)} in the mean"
+    lengths = f"0 to {stats.draft_length} tokens, mean {_number(stats.draft_length_mean)}"
     if stats.predicted_tokens_per_second is None:
         return lengths
     return f"{lengths}, expected {_number(stats.predicted_tokens_per_second)} tokens/s"
@@ -100,7 +102,7 @@ def _scheduler(stats: RunStats) -> str:
     if stats.scheduler_share:
         text += f": {_number(stats.scheduler_ms_per_step)} ms/step ({_percent(stats.scheduler_share)})"
     if stats.prediction is not None:
-        text += f", told hot from cold in {_percent(stats.prediction['accuracy'])}"
+        text += f", hot/cold prediction {_percent(stats.prediction['accuracy'])} accurate"
     return text
 
 
