@@ -18,8 +18,8 @@ from spac.scheduler import make, names
 from spac.scheduler.moe_spac_options import MoeSpacOptions
 from spac.serve.checks import REQUESTS
 from spac.serve.doors import DOORS
-from spac.serve.line import Line
 from spac.serve.metrics import Metrics
+from spac.serve.request_queue import RequestQueue
 from spac.stats import RunStats
 from tests.cli.conftest import environment
 from tests.cli.options_page import PAGE, page
@@ -167,7 +167,7 @@ def test_every_interface_of_the_server():
 
 def test_every_metric_of_the_server():
     named = {name for row in rows(PAGES["server.md"]) for name in re.findall(r"`(spac_\w+)`", row[0])}
-    told = Metrics(Line(1)).text().decode()
+    told = Metrics(RequestQueue(1)).text().decode()
     assert named == {
         name for name in re.findall(r"^# HELP (\w+)", told, re.MULTILINE) if not name.endswith("_created")
     }

@@ -76,7 +76,7 @@ def test_a_stop_while_it_serves(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("more", "key", "said"), [(["-q"], KEY, ""), (["-q"], "", ""), ([], "", "--api-key asks for a key")]
+    ("more", "key", "said"), [(["-q"], KEY, ""), (["-q"], "", ""), ([], "", "set --api-key")]
 )
 def test_an_open_door_is_spoken_of(tmp_path, more, key, said):
     """And with --quiet, there is nothing but the address."""

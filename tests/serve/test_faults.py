@@ -12,13 +12,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from spac.errors import Cancelled
-from spac.serve import gate
+from spac.serve import middleware
 from spac.serve.app import make_app
-from spac.serve.guest import Guest
-from spac.serve.line import Line
 from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal
-from spac.serve.ticket import TICKET, Ticket
+from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
+from spac.serve.request_queue import RequestQueue
+from spac.serve.served_model import ServedModel
 
 pytestmark = [  # of streams that end early, sse-starlette leaves the channel open
     pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning"),
@@ -100,12 +100,12 @@ def events_of(response):
 
 
 def served(llama):
-    app, house = make_app(llama, "failing", "", 2)
-    return TestClient(app), house
+    app, state = make_app(llama, "failing", "", 2)
+    return TestClient(app), state
 
 
 def test_a_fault_is_told_and_the_next_request_served(caplog):
-    client, house = served(Failing(0, RuntimeError("the device is gone")))
+    client, state = served(Failing(0, RuntimeError("the device is gone")))
     for stream in (False, True):
         with caplog.at_level(logging.ERROR, "spac.serve"):
             response = client.post("/v1/completions", json={**REQUEST, "stream": stream})
@@ -113,7 +113,7 @@ def test_a_fault_is_told_and_the_next_request_served(caplog):
         assert response.json()["error"]["message"] == "RuntimeError: the device is gone"
         assert response.json()["error"]["type"] == "server_error"
         assert "the device is gone" in caplog.text
-    assert not house.line.busy
+    assert not state.queue.busy
 
 
 def test_a_fault_after_the_beginning_is_an_event():
@@ -130,13 +130,13 @@ def test_a_fault_after_the_beginning_is_an_event():
 
 @pytest.mark.parametrize("path", CHATS)
 def test_a_fault_in_other_interfaces(path):
-    client, house = served(Chatting(0, RuntimeError("the device is gone")))
+    client, state = served(Chatting(0, RuntimeError("the device is gone")))
     for stream in (False, True):
         response = client.post(path, json={**CHATS[path], "stream": stream})
         assert response.status_code == 500
         assert response.json()["error"]["message"] == "RuntimeError: the device is gone"
         assert response.json()["error"]["type"] == {"/v1/messages": "api_error"}.get(path, "server_error")
-    assert not house.line.busy
+    assert not state.queue.busy
 
 
 @pytest.mark.parametrize("path", CHATS)
@@ -202,7 +202,7 @@ def test_pages_of_others_are_refused_without_a_key(origin, status):
 
 def test_a_client_that_leaves_stops_what_the_library_does():
     """Also the prompt's evaluation, during which no stopping criterion is asked."""
-    ticket = Ticket({})
+    context = RequestContext({})
 
     class Session:
         cancelled = False
@@ -217,36 +217,36 @@ def test_a_client_that_leaves_stops_what_the_library_does():
             session = Session()
 
         def create_completion(self, **_keywords):
-            ticket.cancel()
+            context.cancel()
             assert self.engine.session.cancelled
             raise Cancelled("cancelled")
 
-    token = TICKET.set(ticket)
+    token = REQUEST_CONTEXT.set(context)
     try:
-        guest = Guest(Evaluating(), "name", Metrics(Line(1)))
+        model = ServedModel(Evaluating(), "name", Metrics(RequestQueue(1)))
         for _ in range(2):  # the second time, it is not even begun
             with pytest.raises(Refusal) as refusal:
-                guest.create_completion()
+                model.create_completion()
             assert refusal.value.status == GONE
     finally:
-        TICKET.reset(token)
+        REQUEST_CONTEXT.reset(token)
 
 
 def test_while_it_stops_nobody_is_admitted():
-    client, house = served(Failing(1, None))
-    house.close()
+    client, state = served(Failing(1, None))
+    state.close()
     response = client.post("/v1/completions", json=REQUEST)
     assert response.status_code == 503
 
 
 def test_a_client_that_takes_nothing_is_gone(monkeypatch):
-    monkeypatch.setattr(gate, "STALL_S", 0.01)
+    monkeypatch.setattr(middleware, "STALL_S", 0.01)
 
     async def never(_message):
         await asyncio.Event().wait()
 
     async def main():
-        answer = gate.Answer(never, "/")
+        answer = middleware.Answer(never, "/")
         await answer.send({"type": "http.response.start", "status": 200, "headers": []})
         await answer.send({"type": "http.response.body", "body": b"data", "more_body": True})
 

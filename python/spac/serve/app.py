@@ -22,7 +22,7 @@ from spac.errors import InputError
 from spac.serve import defaults
 
 if TYPE_CHECKING:
-    from spac.serve.gate import House
+    from spac.serve.middleware import ServerState
 
 BACKLOG = 2048
 GRACE_S = 5  # for responses to end when the server is stopped; their generations are stopped at once
@@ -90,11 +90,11 @@ def serve(options: argparse.Namespace) -> int:
             talk.note(note)
         if not api_key and not _is_loopback(bound):
             talk.note("anyone who can reach this host can use the model; set --api-key")
-        app, house = make_app(
+        app, state = make_app(
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
             defaults.of(config.sampling),
         )  # fmt: skip
-        server = make_server(app, house, verbose=options.verbose)
+        server = make_server(app, state, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         print(f"http://{_address(bound)}/v1", file=out, flush=True)
         server.run(sockets=[bound])
@@ -165,38 +165,39 @@ def adopt_format(llama: Any, options: ChatOptions) -> str:
 
 def make_app(
     llama: Any, name: str, api_key: str, queue: int, given: Mapping[str, Any] | None = None
-) -> tuple[Any, House]:
-    """llama-cpp-python's app around a model, behind the gate; given: see `defaults.of`."""
+) -> tuple[Any, ServerState]:
+    """llama-cpp-python's app around a model, behind the middleware; given: see `defaults.of`."""
     from llama_cpp.server import app as upstream
     from llama_cpp.server.settings import ModelSettings, ServerSettings
     from starlette.middleware import Middleware
 
-    from spac.serve.gate import Gate, House
-    from spac.serve.guest import Guest, Shelf
-    from spac.serve.line import Line
     from spac.serve.metrics import Metrics
+    from spac.serve.middleware import RequestMiddleware, ServerState
+    from spac.serve.request_queue import RequestQueue
     from spac.serve.routes import add_routes
+    from spac.serve.served_model import ModelProxy, ServedModel
 
-    line = Line(queue)
-    metrics = Metrics(line)
-    house = House(line, metrics, (name,), api_key, given)
-    shelf = Shelf(name, Guest(llama, name, metrics))
+    request_queue = RequestQueue(queue)
+    metrics = Metrics(request_queue)
+    state = ServerState(request_queue, metrics, (name,), api_key, given)
+    proxied = ModelProxy(name, ServedModel(llama, name, metrics))
     os.environ.pop("CONFIG_FILE", None)  # else the app takes its models and its key from there
-    proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: shelf
+    proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied
     try:
         app = upstream.create_app(
-            # The key is the gate's matter. A request must not be interrupted by the next one.
+            # The middleware checks the key. A request must not be interrupted by the next one.
             server_settings=ServerSettings(api_key=None, interrupt_requests=False, root_path=""),
             model_settings=[ModelSettings(model=name)],
         )
     finally:
         upstream.LlamaProxy = proxy
-    app.user_middleware.append(Middleware(Gate, house=house))  # behind CORS, for browsers see refusals too
-    add_routes(app, house)
-    return app, house
+    # Behind CORS, so that browsers see refusals too.
+    app.user_middleware.append(Middleware(RequestMiddleware, state=state))
+    add_routes(app, state)
+    return app, state
 
 
-def make_server(app: Any, house: House, *, verbose: bool) -> Any:
+def make_server(app: Any, state: ServerState, *, verbose: bool) -> Any:
     """uvicorn around the app; from now on, Ctrl-C and SIGTERM stop it, and at once what it serves."""
     import uvicorn
 
@@ -212,7 +213,7 @@ def make_server(app: Any, house: House, *, verbose: bool) -> Any:
     leave = server.handle_exit
 
     def handle_exit(number: int, frame: Any) -> None:
-        house.close()
+        state.close()
         leave(number, frame)
 
     server.handle_exit = handle_exit

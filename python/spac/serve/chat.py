@@ -1,11 +1,11 @@
-"""Chat requests of the server: what they say beyond llama_cpp's arguments comes with their ticket."""
+"""Chat requests of the server: what they say beyond llama_cpp's arguments comes with the request context."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spac.llama_cpp_python.chat_handler import ChatHandler
-from spac.serve.ticket import TICKET
+from spac.serve.request_context import REQUEST_CONTEXT
 
 
 class ServedChat(ChatHandler):
@@ -13,6 +13,6 @@ class ServedChat(ChatHandler):
 
     def __call__(self, *, llama: Any, **given: Any) -> Any:
         """As `ChatHandler`'s."""
-        ticket = TICKET.get()
-        ticket.at_end(lambda: llama.preserve_tokens(()))  # a stream that was left is closed at any time
-        return super().__call__(llama=llama, request=ticket.request, **given)
+        context = REQUEST_CONTEXT.get()
+        context.at_end(lambda: llama.preserve_tokens(()))  # a stream that was left is closed at any time
+        return super().__call__(llama=llama, request=context.request, **given)

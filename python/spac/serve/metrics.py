@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 if TYPE_CHECKING:
-    from spac.serve.line import Line
+    from spac.serve.request_queue import RequestQueue
     from spac.stats import RunStats
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -16,12 +16,12 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 class Metrics:
     """Counters since the server started, and gauges of the last request's rates. A registry of its own."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, queue: RequestQueue) -> None:
         self._registry = CollectorRegistry()
-        self._set_up_requests(line)
+        self._set_up_requests(queue)
         self._set_up_generation()
 
-    def _set_up_requests(self, line: Line) -> None:
+    def _set_up_requests(self, queue: RequestQueue) -> None:
         self.requests = self._make(Counter, "requests", "Requests by path and status; 499: the client left.",
                                    ("path", "status"))  # fmt: skip
         self.seconds = self._make(Histogram, "request_seconds", "From a request to its answer's end.",
@@ -29,11 +29,11 @@ class Metrics:
         self.queued = self._make(Histogram, "queue_seconds", "Of a request's time, that in the queue.",
                                  buckets=SECONDS)  # fmt: skip
         self._make(Gauge, "queue_length", "Requests that wait for their turn.").set_function(
-            lambda: line.n_waiting
+            lambda: queue.n_waiting
         )
-        self._make(Gauge, "queue_limit", "Requests that may wait.").set(line.limit)
+        self._make(Gauge, "queue_limit", "Requests that may wait.").set(queue.limit)
         self._make(Gauge, "running", "Requests that are served at this moment.").set_function(
-            lambda: int(line.busy)
+            lambda: int(queue.busy)
         )
 
     def _set_up_generation(self) -> None:

@@ -17,16 +17,16 @@ from starlette.exceptions import HTTPException
 
 from spac.serve.chat_run import ChatRun
 from spac.serve.doors import DOORS, refusal_body
-from spac.serve.gate import House
+from spac.serve.middleware import ServerState
 from spac.serve.pieces import Telling, told
 from spac.serve.refusal import Refusal
-from spac.serve.ticket import TICKET, Ticket
+from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
 NO_ARGUMENTS = {"n", "logit_bias_type", "user", "min_tokens"}
 """Of a chat request, what `create_chat_completion` does not take."""
 
 
-def add_routes(app: FastAPI, house: House) -> None:
+def add_routes(app: FastAPI, state: ServerState) -> None:
     """Put them before those that are there, and have all errors told in their interface's form."""
     router = APIRouter()
     started = int(time.time())
@@ -35,16 +35,16 @@ def add_routes(app: FastAPI, house: House) -> None:
         return {"id": name, "object": "model", "created": started, "owned_by": "spac"}
 
     def health() -> dict[str, Any]:
-        return {"status": "ok", "running": int(house.line.busy), "queue": house.line.n_waiting}
+        return {"status": "ok", "running": int(state.queue.busy), "queue": state.queue.n_waiting}
 
     def metrics() -> Response:
-        return Response(house.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [entry(name) for name in house.models]}
+        return {"object": "list", "data": [entry(name) for name in state.models]}
 
     def model(name: str) -> dict[str, Any]:
-        if name not in house.models:
+        if name not in state.models:
             raise Refusal(404, f"the model '{name}' is not served here", code="model_not_found")
         return entry(name)
 
@@ -62,20 +62,20 @@ def add_routes(app: FastAPI, house: House) -> None:
 
 
 async def _chat(request: Request) -> Response:
-    """A request in another interface. The gate has read it: it is on the ticket, as a chat request."""
-    ticket, door = TICKET.get(), DOORS[request.url.path]
-    asked = CreateChatCompletionRequest.model_validate(ticket.request)
+    """Answer a request of another interface, which the request context has as a chat request."""
+    context, door = REQUEST_CONTEXT.get(), DOORS[request.url.path]
+    asked = CreateChatCompletionRequest.model_validate(context.request)
     if door.telling is not None and asked.stream:
-        events = _events(asked, ticket, door.telling(ticket.original))
+        events = _events(asked, context, door.telling(context.original))
         return EventSourceResponse(events, ping_message_factory=lambda: door.ping)
     run = _run(asked)
     made = await run_in_threadpool(run.count if door.counts else run.answer)
-    return JSONResponse(door.answer(ticket.original, made))
+    return JSONResponse(door.answer(context.original, made))
 
 
-async def _events(asked: Any, ticket: Ticket, telling: Telling) -> AsyncIterator[bytes]:
+async def _events(asked: Any, context: RequestContext, telling: Telling) -> AsyncIterator[bytes]:
     events = told(telling, _run(asked).chunks())
-    ticket.at_end(events.close)  # of a client that left, they would linger until they are collected
+    context.at_end(events.close)  # of a client that left, they would linger until they are collected
     async for event in iterate_in_threadpool(events):
         yield event
 
@@ -84,7 +84,7 @@ def _run(asked: Any) -> ChatRun:
     """What runs it, with the arguments that llama-cpp-python's route of chats would give.
 
     Without that route's lock: only the task that took it may release it, and a stream that was left may be
-    closed by another. The line lets in one request at a time.
+    closed by another. The queue lets in one request at a time.
     """
     arguments = asked.model_dump(exclude=NO_ARGUMENTS)
     llama = upstream.prepare_request_resources(asked, upstream._llama_proxy, asked.model, arguments)

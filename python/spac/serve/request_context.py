@@ -1,4 +1,4 @@
-"""One request on its way, known to all that happens for it in tasks and threads."""
+"""The context of one request, which all tasks and threads that work for it share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from typing import Any
 
 
-class Ticket:
-    """Whether the client is still there, and what to stop when it is not."""
+class RequestContext:
+    """Tells if the client is still there, and stops the work when it is not."""
 
     def __init__(self, request: Mapping[str, Any], original: Mapping[str, Any] | None = None) -> None:
         self.request = request
@@ -52,5 +52,5 @@ class Ticket:
             self._stop = stop
 
 
-TICKET: ContextVar[Ticket] = ContextVar("TICKET")
+REQUEST_CONTEXT: ContextVar[RequestContext] = ContextVar("REQUEST_CONTEXT")
 """Of the request that this task, or the thread that works for it, serves."""

@@ -1,4 +1,4 @@
-"""The queue: one request is served, others wait for their turn, in the order in which they came."""
+"""The queue: one request is served, and others wait for their turn in the order in which they came."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Full(Exception):  # noqa: N818  (a state, not a fault)
     """As many wait as may."""
 
 
-class Line:
-    """At most `limit` wait behind the one that is served. For one event loop."""
+class RequestQueue:
+    """Lets in one request at a time, and at most `limit` wait. It belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

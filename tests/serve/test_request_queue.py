@@ -9,49 +9,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.serve.line import Full, Line
+from spac.serve.request_queue import Full, RequestQueue
 
 
 def test_the_order_is_that_of_arrival():
     async def main():
-        line, order = Line(5), []
+        queue, order = RequestQueue(5), []
 
         async def one(name):
-            await line.turn()
+            await queue.turn()
             order.append(name)
             await asyncio.sleep(0)
-            line.leave()
+            queue.leave()
 
         await asyncio.gather(*(one(name) for name in range(6)))
-        return order, line.busy
+        return order, queue.busy
 
     assert asyncio.run(main()) == ([0, 1, 2, 3, 4, 5], False)
 
 
 def test_nobody_may_wait():
     async def main():
-        line = Line(0)
-        await line.turn()
+        queue = RequestQueue(0)
+        await queue.turn()
         with pytest.raises(Full):
-            await line.turn()
-        line.leave()
-        await line.turn()
+            await queue.turn()
+        queue.leave()
+        await queue.turn()
 
     asyncio.run(main())
 
 
 def test_the_time_to_come_back_follows_what_requests_take(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("spac.serve.line.time.monotonic", lambda: now)
+    monkeypatch.setattr("spac.serve.request_queue.time.monotonic", lambda: now)
 
     async def main():
         nonlocal now
-        line = Line(0)
+        queue = RequestQueue(0)
         for _ in range(30):
-            await line.turn()
+            await queue.turn()
             now += 20
-            line.leave()
-        return line.retry_after_s()
+            queue.leave()
+        return queue.retry_after_s()
 
     assert asyncio.run(main()) == 20
 
@@ -59,7 +59,7 @@ def test_the_time_to_come_back_follows_what_requests_take(monkeypatch):
 @given(st.lists(st.sampled_from(["come", "serve", "cancel first", "cancel last", "serve and cancel"])))
 def test_one_at_a_time_and_nobody_is_lost(actions):
     async def main():
-        line, limit = Line(3), 3
+        queue, limit = RequestQueue(3), 3
         tasks: list[asyncio.Task] = []  # in the order of arrival; the first is served
 
         async def settle():
@@ -68,7 +68,7 @@ def test_one_at_a_time_and_nobody_is_lost(actions):
 
         for action in actions:
             if action == "come":
-                task = asyncio.create_task(line.turn())
+                task = asyncio.create_task(queue.turn())
                 await settle()
                 if len(tasks) == limit + 1:
                     assert isinstance(task.exception(), Full)
@@ -79,12 +79,12 @@ def test_one_at_a_time_and_nobody_is_lost(actions):
                 gone.cancel()
             elif action.startswith("serve") and tasks:
                 tasks.pop(0)
-                line.leave()
+                queue.leave()
                 if action == "serve and cancel" and tasks:  # the turn comes at the same moment
                     tasks.pop(0).cancel()
             await settle()
-            assert line.busy == bool(tasks)
-            assert line.n_waiting == max(0, len(tasks) - 1)
+            assert queue.busy == bool(tasks)
+            assert queue.n_waiting == max(0, len(tasks) - 1)
             assert [task.done() for task in tasks] == [True] * bool(tasks) + [False] * (len(tasks) - 1)
         for task in tasks[1:]:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What stands before llama-cpp-python's app: the key, checks, the queue, and an eye on clients that leave.
+"""The middleware in front of llama-cpp-python's app: the key, checks, the queue, and clients that leave.
 
 The app itself answers some bad requests with a traceback and status 500, sends a stream's status before it
 knows whether there will be a stream, and generates on for clients that have left.
@@ -19,10 +19,10 @@ from starlette.concurrency import run_in_threadpool
 
 from spac.serve.checks import REQUESTS, checked
 from spac.serve.doors import DOORS, refusal_body, refusal_event, translated
-from spac.serve.line import Full, Line
 from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal, refusal_of
-from spac.serve.ticket import TICKET, Ticket
+from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
+from spac.serve.request_queue import Full, RequestQueue
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -39,11 +39,11 @@ OPEN_TO_ALL = {"/health"}
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
-class Gate:
+class RequestMiddleware:
     """An ASGI middleware, the innermost one."""
 
-    def __init__(self, app: App, *, house: House) -> None:
-        self._app, self._house = app, house
+    def __init__(self, app: App, *, state: ServerState) -> None:
+        self._app, self._state = app, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] == "OPTIONS":
@@ -52,7 +52,7 @@ class Gate:
         began, path = time.monotonic(), str(scope["path"])
         answer = Answer(send, path)
         try:
-            self._house.admit(path, scope)
+            self._state.admit(path, scope)
             if path in SERVED and scope["method"] == "POST":
                 await self._serve(path, scope, receive, answer)
             else:
@@ -65,37 +65,37 @@ class Gate:
             else:
                 await answer.refuse(refusal)
         finally:
-            metrics, known = self._house.metrics, path in SERVED
+            metrics, known = self._state.metrics, path in SERVED
             metrics.requests.labels(path if known else "other", str(answer.status)).inc()
             if known:
                 metrics.seconds.observe(time.monotonic() - began)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
         known, raw, original = translated(path, await _read(receive))
-        request, body = checked(known, raw, self._house.models, self._house.defaults)
-        ticket = Ticket(request, original)
-        watch = asyncio.create_task(_watch(receive, ticket))
-        self._house.tickets.add(ticket)
+        request, body = checked(known, raw, self._state.models, self._state.defaults)
+        context = RequestContext(request, original)
+        watch = asyncio.create_task(_watch(receive, context))
+        self._state.requests.add(context)
         try:
-            if not await self._turn(ticket):
+            if not await self._turn(context):
                 answer.status = GONE
                 return
             try:
-                await self._run(ticket, scope, body, answer)
+                await self._run(context, scope, body, answer)
             finally:
-                await run_in_threadpool(ticket.finish)
-                self._house.line.leave()
+                await run_in_threadpool(context.finish)
+                self._state.queue.leave()
         finally:
-            self._house.tickets.discard(ticket)
+            self._state.requests.discard(context)
             watch.cancel()
-            if ticket.cancelled and not answer.complete:
+            if context.cancelled and not answer.complete:
                 answer.status = GONE
 
-    async def _turn(self, ticket: Ticket) -> bool:
+    async def _turn(self, context: RequestContext) -> bool:
         """Wait for the request's turn; False when its client leaves before. Raises Refusal: no place."""
-        line, began = self._house.line, time.monotonic()
-        turn = asyncio.create_task(line.turn())
-        left = asyncio.create_task(ticket.left.wait())
+        queue, began = self._state.queue, time.monotonic()
+        turn = asyncio.create_task(queue.turn())
+        left = asyncio.create_task(context.left.wait())
         try:
             await asyncio.wait({turn, left}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -105,18 +105,18 @@ class Gate:
         with contextlib.suppress(asyncio.CancelledError):
             try:
                 await turn
-                self._house.metrics.queued.observe(time.monotonic() - began)
+                self._state.metrics.queued.observe(time.monotonic() - began)
                 return True
             except Full:
                 raise Refusal(
                     429,
-                    f"{line.n_waiting} requests are waiting, and no more may: try again later",
+                    f"{queue.n_waiting} requests are waiting, and no more may: try again later",
                     code="queue_full",
-                    retry_after_s=line.retry_after_s(),
+                    retry_after_s=queue.retry_after_s(),
                 ) from None
         return False
 
-    async def _run(self, ticket: Ticket, scope: Scope, body: bytes, answer: Answer) -> None:
+    async def _run(self, context: RequestContext, scope: Scope, body: bytes, answer: Answer) -> None:
         told = {b"content-length": str(len(body)).encode(), b"content-type": b"application/json"}
         others = [(name, value) for name, value in scope["headers"] if name not in told]
         scope = {**scope, "headers": [*others, *told.items()]}
@@ -125,14 +125,14 @@ class Gate:
         async def receive() -> Message:
             if messages:
                 return messages.pop()
-            await ticket.left.wait()
+            await context.left.wait()
             return {"type": "http.disconnect"}
 
-        token = TICKET.set(ticket)
+        token = REQUEST_CONTEXT.set(context)
         try:
             await self._app(scope, receive, answer.send)
         finally:
-            TICKET.reset(token)
+            REQUEST_CONTEXT.reset(token)
         await answer.end()
 
 
@@ -143,20 +143,20 @@ def _host_of(origin: str) -> str | None:
         return None
 
 
-class House:
-    """What the gate and the routes share: the queue, the figures, the names, the key, who is being served."""
+class ServerState:
+    """The state that middleware and routes share: queue, metrics, model names, key, running requests."""
 
     def __init__(
         self,
-        line: Line,
+        queue: RequestQueue,
         metrics: Metrics,
         models: tuple[str, ...],
         api_key: str,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """defaults: what holds where a request says nothing."""
-        self.line, self.metrics, self.models, self.defaults = line, metrics, models, defaults or {}
-        self.tickets: set[Ticket] = set()
+        self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
+        self.requests: set[RequestContext] = set()
         self._key = api_key.encode()
         self._closing = False
 
@@ -183,8 +183,8 @@ class House:
     def close(self) -> None:
         """Stop everything that runs or waits, and admit nobody. From the event loop's thread."""
         self._closing = True
-        for ticket in list(self.tickets):
-            ticket.cancel()
+        for context in list(self.requests):
+            context.cancel()
 
 
 class Answer:
@@ -259,8 +259,8 @@ async def _read(receive: Receive) -> bytes:
             return bytes(body)
 
 
-async def _watch(receive: Receive, ticket: Ticket) -> None:
+async def _watch(receive: Receive, context: RequestContext) -> None:
     """Cancel when the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    ticket.cancel()
+    context.cancel()

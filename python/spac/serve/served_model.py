@@ -1,5 +1,7 @@
-"""The model as llama-cpp-python's server gets it: stops when its client has left, counts what it did, and
-refuses in words for clients."""
+"""The model as llama-cpp-python's server gets it.
+
+It stops when its client has left, counts what it did, and refuses in words for clients.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from fastapi.responses import JSONResponse
 from spac.errors import Cancelled
 from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal, refusal_of
-from spac.serve.ticket import TICKET, Ticket
+from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
 
-class Guest:
-    """Behaves like the `Llama` inside. One request at a time: the queue sees to that."""
+class ServedModel:
+    """Behaves like the `Llama` inside, for one request at a time, as the queue lets them in."""
 
     def __init__(self, llama: Any, name: str, metrics: Metrics) -> None:
         """`name` is what answers call the model."""
@@ -47,29 +49,29 @@ class Guest:
         return bytes(self._llama.detokenize(tokens).decode("utf-8", "replace"), "utf-8")
 
     def create_completion(self, *args: Any, stopping_criteria: Any = None, **keywords: Any) -> Any:
-        ticket = TICKET.get()
-        criteria = [*(stopping_criteria or ()), lambda _tokens, _logits: ticket.cancelled]
+        context = REQUEST_CONTEXT.get()
+        criteria = [*(stopping_criteria or ()), lambda _tokens, _logits: context.cancelled]
         keywords["model"] = self._name
         keywords["stopping_criteria"] = llama_cpp.StoppingCriteriaList(criteria)
         if keywords.get("stream"):
-            stream = self._stream(ticket, args, keywords)
-            ticket.at_end(stream.close)  # of a client that left, it would linger until it is collected
+            stream = self._stream(context, args, keywords)
+            context.at_end(stream.close)  # of a client that left, it would linger until it is collected
             return stream
-        with _refusing(), self._at_work(ticket):
+        with _refusing(), self._at_work(context):
             made = self._llama.create_completion(*args, **keywords)
         if (stats := getattr(self._llama, "stats", None)) is not None:
             made["usage"]["prompt_tokens_details"] = {"cached_tokens": stats.cached_tokens}
         return made
 
     def _stream(
-        self, ticket: Ticket, args: tuple[Any, ...], keywords: dict[str, Any]
+        self, context: RequestContext, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Generator[Any, None, None]:
-        with _refusing(), self._at_work(ticket):
+        with _refusing(), self._at_work(context):
             yield from self._llama.create_completion(*args, **keywords)
 
     @contextlib.contextmanager
-    def _at_work(self, ticket: Ticket) -> Iterator[None]:
-        if ticket.cancelled:
+    def _at_work(self, context: RequestContext) -> Iterator[None]:
+        if context.cancelled:
             raise Refusal(GONE, "cancelled")
         engine = getattr(self._llama, "engine", None)
 
@@ -79,11 +81,11 @@ class Guest:
                 engine.session.cancel()
 
         before = getattr(self._llama, "stats", None)
-        ticket.running(stop)
+        context.running(stop)
         try:
             yield
         finally:
-            ticket.running(None)
+            context.running(None)
             stats = getattr(self._llama, "stats", None)
             if stats is not None and stats != before:
                 self._metrics.observe(stats)
@@ -106,14 +108,14 @@ def _refusing() -> Iterator[None]:
         raise refusal_of(error) from error
 
 
-class Shelf:
-    """In place of llama-cpp-python's LlamaProxy: the one model, by its name."""
+class ModelProxy:
+    """Replaces llama-cpp-python's LlamaProxy: it has one model, by its name."""
 
-    def __init__(self, name: str, guest: Guest) -> None:
-        self.name, self._guest = name, guest
+    def __init__(self, name: str, model: ServedModel) -> None:
+        self.name, self._model = name, model
 
-    def __call__(self, _model: str | None = None) -> Guest:
-        return self._guest
+    def __call__(self, _model: str | None = None) -> ServedModel:
+        return self._model
 
     def __iter__(self) -> Iterator[str]:
         return iter([self.name])
