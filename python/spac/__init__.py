@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Llama", "__version__", "disable", "enable"]
 
-# From here on, whoever imports spac._core or llama_cpp gets them on spac's library. Nothing is loaded yet.
+# From here on, an import of spac._core or llama_cpp uses spac's library. Nothing is loaded yet.
 _library.install()
 
 
 def __getattr__(name: str) -> Any:
-    """What loads the library does so when it is first used."""
+    """Import a name that loads the library when it is first used."""
     if name == "Llama":
         from spac.llama_cpp_python.llama import Llama
 

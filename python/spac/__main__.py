@@ -1,4 +1,4 @@
-"""`python -m spac` is the `spac` command."""
+"""The program `python -m spac`, which is the `spac` command."""
 
 import sys
 

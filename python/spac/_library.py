@@ -1,9 +1,8 @@
-"""Load spac's shared library, and see to it that llama_cpp (llama-cpp-python's Python half) runs on the
-same file.
+"""Load spac's shared library for `spac._core` and for llama_cpp, llama-cpp-python's Python half.
 
-`install()` puts a finder in front of Python's import system that loads nothing until somebody imports
-`spac._core` or `llama_cpp`; then the library comes first, so that both find the one that is already in the
-process. Whatever is wrong ends in an ImportError of one line.
+`install()` puts a finder in front of Python's import system. The finder loads the library before the first
+import of `spac._core` or `llama_cpp`. So both find the library that is already in the process. Every failure
+is an ImportError of one line.
 """
 
 import ctypes
@@ -18,7 +17,7 @@ from types import ModuleType
 
 from spac import env
 
-# Modules of llama_cpp that load further libraries, which would bring a llama.cpp of their own.
+# These modules of llama_cpp load further libraries, which have a llama.cpp of their own.
 REFUSED = {
     "llama_cpp.mtmd_cpp": "multimodal models are not supported: spac's library comes without libmtmd",
     "llama_cpp.llava_cpp": "multimodal models are not supported: spac's library comes without libllava",
@@ -31,13 +30,13 @@ _handle: ctypes.CDLL | None = None
 
 
 def library_path() -> Path:
-    """The file lib/libllama.so beside the module spac._core, wherever that was installed.
+    """Return the path of lib/libllama.so beside the module spac._core.
 
-    An editable install has the module in site-packages and this file in the source tree. Raises ImportError
-    when the module is missing.
+    An editable install has that module in site-packages and this file in the source tree. Raise ImportError
+    if the module is missing.
     """
     package = sys.modules["spac"].__path__
-    # The finders behind ours only: this is called while ours is at work.
+    # Our finder is left out, because it calls this function.
     for finder in sys.meta_path:
         spec = None if isinstance(finder, _Finder) else finder.find_spec("spac._core", package, None)
         if spec is not None and spec.origin is not None:
@@ -48,10 +47,10 @@ def library_path() -> Path:
 
 
 def load() -> Path:
-    """Load the library (once), point llama_cpp at it, and return its path.
+    """Load the library once, point llama_cpp at it, and return its path.
 
-    Raises ImportError, in one line, when it is missing or cannot be loaded, or when llama_cpp is already
-    there with another library.
+    Raise ImportError, in one line, if the library is missing or cannot be loaded, or if llama_cpp is already
+    loaded on another library.
     """
     global _handle
     path = library_path()
@@ -63,7 +62,7 @@ def load() -> Path:
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """dlopen `path`, with shared libraries that it lacks taken from Python packages (cuBLAS)."""
+    """Load the library at `path`, and take missing shared libraries (cuBLAS) from Python packages."""
     tried: set[str] = set()
     while True:
         try:
@@ -85,7 +84,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _in_packages(name: str) -> Path | None:
-    """The file `name` in the lib folders of NVIDIA's Python packages (nvidia/<package>/lib)."""
+    """Return the file `name` of a lib folder of NVIDIA's Python packages (nvidia/<package>/lib), or None."""
     for folder in sys.path:
         for found in Path(folder or ".").glob(f"nvidia/*/lib/{name}"):
             return found
@@ -93,7 +92,7 @@ def _in_packages(name: str) -> Path | None:
 
 
 def _refuse_other_library(path: Path) -> None:
-    """Raise ImportError when llama_cpp was imported before spac and loaded another file."""
+    """Raise ImportError if llama_cpp was imported before spac and loaded another file."""
     module = sys.modules.get("llama_cpp.llama_cpp")
     if module is None:
         return
@@ -105,7 +104,7 @@ def _refuse_other_library(path: Path) -> None:
 
 
 def _version_of(spec: importlib.machinery.ModuleSpec) -> str:
-    """The version that a llama_cpp package states, without importing it."""
+    """Return the version that a llama_cpp package states, without importing it."""
     try:
         text = Path(spec.origin or "").read_text(encoding="utf-8")
     except OSError:
@@ -115,8 +114,7 @@ def _version_of(spec: importlib.machinery.ModuleSpec) -> str:
 
 
 def _check_llama_cpp(path: Sequence[str] | None) -> None:
-    """Raise ImportError unless the llama_cpp that would be imported has the version the library was built
-    from."""
+    """Raise ImportError unless the installed llama_cpp has the version that the library was built from."""
     from spac import _core
 
     pinned = _core.llama_cpp_python_version
@@ -133,11 +131,12 @@ def _check_llama_cpp(path: Sequence[str] | None) -> None:
 
 
 class _Finder:
-    """A meta path finder that finds nothing itself: it prepares what the finders behind it will find."""
+    """A meta path finder that finds no module itself. It loads the library for the finders behind it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Prepare the import of `name`, and return None. Raise ImportError if it must not be imported."""
         if name == "spac._core":
             load()
         elif name == "llama_cpp":
@@ -149,6 +148,6 @@ class _Finder:
 
 
 def install() -> None:
-    """Put the finder in front (once)."""
+    """Put the finder in front of the other ones, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -1,7 +1,7 @@
-"""Every environment variable that spac reads or sets, declared once: its name, type, default and meaning.
+"""The environment variables that spac reads or sets, declared once: name, type, default and meaning.
 
-The settings of a run are options of the programs and fields of their configuration; what is here concerns
-the process, the machine, or tests.
+The settings of a run are options of the programs and fields of their configuration. Environment variables
+concern the process, the machine, or tests.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ from spac.machine.device_memory import parse_size
 
 @dataclass(frozen=True)
 class Folder:
-    """A variable that holds a folder; unset and empty are the same."""
+    """A variable that holds a folder. An empty value counts as not set."""
 
     name: str
     doc: str
 
     def get(self) -> Path | None:
-        """The folder, or None."""
+        """Return the folder; None if it is not set."""
         value = os.environ.get(self.name, "")
         return Path(value) if value else None
 
     def set(self, folder: Path) -> None:
-        """Set it for this process and its children."""
+        """Set the variable for this process and its children."""
         os.environ[self.name] = str(folder)
 
 
 @dataclass(frozen=True)
 class Text:
-    """A variable that holds any text; unset and empty are the same."""
+    """A variable that holds any text. An empty value counts as not set."""
 
     name: str
     doc: str
 
     def get(self) -> str:
-        """The text; "" when it is not set."""
+        """Return the text; "" if it is not set."""
         return os.environ.get(self.name, "")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A variable that holds `name=value` pairs with commas between; `known` has their names and types."""
+    """A variable that holds `name=value` pairs, separated by commas. `known` has their names and types."""
 
     name: str
     known: dict[str, type[int] | type[float]]
     doc: str
 
     def get(self) -> dict[str, int | float]:
-        """The pairs; empty when it is not set. Raises InputError for names it does not know and values that
-        are not numbers from 0 on."""
+        """Return the pairs; none if the variable is not set.
+
+        Raise InputError for an unknown name, and for a value that is not a finite number from 0 on.
+        """
         pairs: dict[str, int | float] = {}
         for pair in filter(None, os.environ.get(self.name, "").split(",")):
             key, _, value = pair.partition("=")
@@ -70,13 +72,13 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable that is 1 or 0; unset and empty are the same."""
+    """A variable that is 1 or 0. An empty value counts as not set."""
 
     name: str
     doc: str
 
     def get(self) -> bool | None:
-        """None when it is not set. Raises InputError for any other value."""
+        """Return the value; None if it is not set. Raise InputError for any other value than 0 or 1."""
         value = os.environ.get(self.name, "")
         if value not in ("", "0", "1"):
             raise InputError(f"{self.name}: '{value}' is neither 0 nor 1")
@@ -85,14 +87,14 @@ class Switch:
 
 @dataclass(frozen=True)
 class Choice:
-    """A variable that is one of some words; unset and empty are the same."""
+    """A variable that is one of some words. An empty value counts as not set."""
 
     name: str
     words: tuple[str, ...]
     doc: str
 
     def get(self) -> str | None:
-        """Return the word; None when it is not set. Raises InputError for any other value."""
+        """Return the word; None if it is not set. Raise InputError for any other value."""
         value = os.environ.get(self.name, "")
         if value and value not in self.words:
             raise InputError(f"{self.name}: '{value}' is not one of {', '.join(self.words)}")
@@ -101,13 +103,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Number:
-    """A variable that is a number from 0 on; unset and empty are the same."""
+    """A variable that is a number from 0 on. An empty value counts as not set."""
 
     name: str
     doc: str
 
     def get(self) -> float | None:
-        """None when it is not set. Raises InputError for what is no such number."""
+        """Return the number; None if it is not set. Raise InputError for any other value."""
         value = os.environ.get(self.name, "")
         if value == "":
             return None
@@ -122,13 +124,13 @@ class Number:
 
 @dataclass(frozen=True)
 class Size:
-    """A variable that is a number of bytes, with or without a unit; unset and empty are the same."""
+    """A variable that is a number of bytes, with or without a unit. An empty value counts as not set."""
 
     name: str
     doc: str
 
     def get(self) -> int | None:
-        """The bytes; None when it is not set. Raises InputError for what is no size."""
+        """Return the number of bytes; None if it is not set. Raise InputError for an invalid size."""
         value = os.environ.get(self.name, "").strip()
         n_bytes = int(value) if value.isdecimal() else parse_size(value)
         if value and n_bytes is None:
@@ -239,10 +241,10 @@ API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send; --
 
 
 def cache_folder() -> Path:
-    """Where spac keeps what can be made again; it may not exist yet."""
+    """Return spac's folder for files that can be made again. It may not exist yet."""
     return (CACHE_HOME.get() or Path.home() / ".cache") / "spac"
 
 
 def state_folder() -> Path:
-    """Where spac keeps what it remembers; it may not exist yet."""
+    """Return spac's folder for files that programs remember things in. It may not exist yet."""
     return (STATE_HOME.get() or Path.home() / ".local" / "state") / "spac"

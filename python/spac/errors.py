@@ -1,30 +1,33 @@
-"""The errors of spac. Each carries one line that says what is wrong and, where there is one, the remedy."""
+"""The errors of spac. Each has one line that says what is wrong and, if there is one, the remedy."""
 
 
 def one_line(text: str) -> str:
-    """`text` on one line, with what a terminal cannot show as an escape: messages quote what users gave."""
+    """Return `text` on one line, with escapes for characters that a terminal cannot show.
+
+    Messages quote user input, which may have such characters.
+    """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
 
 
 class SpacError(Exception):
-    """Base of every error that spac raises on purpose."""
+    """The base class of every error that spac raises on purpose."""
 
 
 class InputError(SpacError, ValueError):
-    """The caller's file, number or name cannot be used; programs exit with code 2."""
+    """An error for a file, number or name that cannot be used. Programs exit with code 2."""
 
 
 class OutOfMemoryError(SpacError, MemoryError):
-    """What was asked for does not fit into the device's or the host's memory."""
+    """An error for a request that does not fit into the device's or the host's memory."""
 
 
 class DeviceError(SpacError):
-    """The device refused or failed."""
+    """An error for a device that refused or failed."""
 
 
 class InternalError(SpacError):
-    """A check of spac's own failed: a fault of spac, not of its caller."""
+    """An error for a failed internal check. It is a fault of spac, and not of its caller."""
 
 
 class Cancelled(SpacError):  # noqa: N818  (what happened, not a fault)
-    """The work was stopped by a call to cancel()."""
+    """An exception for work that a call to cancel() stopped."""

@@ -1,6 +1,6 @@
 """Generate text from a prompt: `python -m spac.run --target model.gguf --draft draft.gguf --prompt "def f("`.
 
-The text goes to stdout as it comes, everything else to stderr. Exit codes: 0 done, 2 bad input, 130
+The text goes to stdout as it comes, everything else goes to stderr. Exit codes: 0 done, 2 bad input, 130
 interrupted, 141 stdout was closed, 1 a fault of spac or of the device.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    # Until the program can end in good order, Ctrl-C ends it without a traceback.
+    # Until the program handles Ctrl-C itself, Ctrl-C ends it without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from spac.engine.generation import Generation
     from spac.stats import RunStats
 
-STDIN_PATIENCE_S = 0.5  # for a pipe that may or may not bring a prompt
+STDIN_PATIENCE_S = 0.5  # the wait for a pipe, which may bring no prompt
 
 
 def make_parser() -> Parser:
-    """The options of `spac.run`."""
+    """Return the parser with the options of `spac.run`."""
     parser = Parser(
         prog="spac.run",
         description="Generate text with a Mixture-of-Experts model split between a device and the CPU. "
@@ -75,7 +75,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program and return its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     return guarded(parser, options, Run(options).run)
@@ -91,14 +91,15 @@ class Run:
         self._talk = Talk(options.quiet)
 
     def run(self) -> int:
+        """Generate and print the text, and return the exit code."""
         options = self.options
         target, draft, demo = models(options)
         prompt = self._prompt(demo)
-        self._write_figures("")  # whether it can be: not after a long generation
+        self._write_figures("")  # fails now, and not after a long generation
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         if options.record is not None:
             self._recorder = Recorder(options.record)
-        from spac.engine import Engine  # late: it loads the library, and bad options should not wait for that
+        from spac.engine import Engine  # late: bad options do not wait for the library
 
         if options.escape:
             options.stop = [unescaped(text) for text in options.stop]
@@ -122,7 +123,7 @@ class Run:
             return text
         if demo is None or options.file == "-":
             raise InputError("no prompt: give --prompt TEXT, --file FILE, or pipe it to stdin")
-        options.echo = True  # the user has not seen it
+        options.echo = True  # the user has not seen the prompt
         return str(demo.PROMPT)
 
     # Output
@@ -134,7 +135,7 @@ class Run:
         limit = None if options.max_tokens < 0 else options.max_tokens
         self.generation = generation = engine.generate(
             prompt, limit, stop=options.stop, recorder=self._recorder,
-            progress=None if options.echo else self._talk.reading,  # it would take the echo's last line away
+            progress=None if options.echo else self._talk.reading,  # progress clears the echo's last line
         )  # fmt: skip
         code = 0
         try:
@@ -188,7 +189,10 @@ def _read_text(name: str) -> str:
 
 
 def _read_stdin(patience_s: float | None) -> str:
-    """All of stdin; "" when nothing has come within `patience_s` (an open pipe that nobody writes to)."""
+    """Return all of stdin; "" if nothing comes within `patience_s` seconds.
+
+    Nothing comes from an open pipe that nobody writes to.
+    """
     is_pipe = stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)
     if is_pipe and patience_s is not None and not select.select([sys.stdin], [], [], patience_s)[0]:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chat; returns its exit code."""
+    """Run the chat and return its exit code."""
     from spac.chat.app import main as run
 
     return run(arguments)

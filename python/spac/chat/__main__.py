@@ -1,9 +1,9 @@
-"""`python -m spac.chat`."""
+"""The program `python -m spac.chat`."""
 
 import signal
 
 if __name__ == "__main__":
-    # Until the chat can end in good order, Ctrl-C ends it without a traceback.
+    # Until the chat handles Ctrl-C itself, Ctrl-C ends it without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import sys

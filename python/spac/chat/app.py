@@ -1,7 +1,7 @@
-"""The program: reads messages, shows answers, until the user leaves.
+"""The chat program. It reads messages and shows answers until the user leaves.
 
-Answers go to stdout, everything else to stderr; on a terminal, reasoning stands before its answer. Exit codes
-as of `spac.run`; from a script, the worst of what its lines met.
+Answers go to stdout, everything else goes to stderr. On a terminal, reasoning stands before its answer. The
+exit codes are those of `spac.run`. A script's exit code is the highest one that a line of it caused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> Parser:
-    """The options of `spac.chat`."""
+    """Return the parser with the options of `spac.chat`."""
     parser = Parser(
         prog="spac.chat",
         description="Talk with a Mixture-of-Experts model in the terminal. /help lists the commands. "
@@ -55,7 +55,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chat; returns its exit code."""
+    """Run the chat and return its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     return guarded(parser, options, App(options).run)
@@ -71,6 +71,7 @@ class App:
         self._code = 0
 
     def run(self) -> int:
+        """Talk until the user leaves, and return the exit code."""
         options = self._options
         source, display = self._source(), self._display()
         conversation = Conversation.load(Path(options.load)) if options.load else Conversation()
@@ -79,7 +80,7 @@ class App:
         chat_options = read_chat_options(options)
         target, draft, demo = models(options)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
-        from spac.chat.dialogue import Dialogue  # late: they load the library
+        from spac.chat.dialogue import Dialogue  # imported late: these modules load the library
         from spac.chat.format import ChatFormat
         from spac.engine import Engine
 
@@ -131,7 +132,7 @@ class App:
                     raise
             except BrokenPipeError:
                 raise
-            except Exception as error:  # whatever it is, what was said is not lost
+            except Exception as error:  # no error ends the chat: the conversation would be lost
                 self._refuse(error)
 
     def _answer(self, dialogue: Dialogue, text: str, display: Display) -> None:
@@ -142,7 +143,7 @@ class App:
             self._talk.note(f"context full: the oldest {n} exchanges are no longer seen by the model")
         generation = dialogue.generation
         assert generation is not None
-        # No second Ctrl-C ends the process: what was said would be lost.
+        # A second Ctrl-C does not end the process: the conversation would be lost.
         with interrupt.Interrupt(lambda: generation.cancel, insistent=False):
             display.show(pieces, dialogue.status)
         if dialogue.ending:

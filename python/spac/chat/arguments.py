@@ -1,4 +1,4 @@
-"""The arguments of chat templates and reasoning, for the programs that talk: `spac.chat` and `spac.serve`."""
+"""The options of chat templates and reasoning, which `spac.chat` and `spac.serve` share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spac.errors import InputError
 
 
 def add_chat_options(parser: argparse._ActionsContainer) -> None:
-    """The options; `read_chat_options` reads them."""
+    """Add the options of chat templates and reasoning; `read_chat_options` reads them."""
     parser.add_argument(
         "--chat-template", metavar="TEXT", help="a Jinja template in place of the model's own"
     )
@@ -35,7 +35,7 @@ def add_chat_options(parser: argparse._ActionsContainer) -> None:
 
 
 def add_prefill_option(parser: argparse._ActionsContainer) -> None:
-    """For programs whose messages come from others."""
+    """Add --prefill-assistant, for programs whose messages come from clients."""
     parser.add_argument(
         "--prefill-assistant", action=argparse.BooleanOptionalAction, default=True,
         help="whether an assistant's message at the end of the messages is the beginning of an answer, to be "
@@ -44,7 +44,11 @@ def add_prefill_option(parser: argparse._ActionsContainer) -> None:
 
 
 def read_chat_options(options: argparse.Namespace) -> ChatOptions:
-    """What the options say. Raises InputError for a file that cannot be read, and for what is no object."""
+    """Return the options of chat templates and reasoning.
+
+    Raise InputError if both template options are given, if the template's file cannot be read, or if the
+    variables are not a JSON object.
+    """
     given, file = options.chat_template, options.chat_template_file
     if given is not None and file is not None:
         raise InputError("--chat-template and --chat-template-file: give one of them")

@@ -1,4 +1,4 @@
-"""What can be asked of the chat itself: lines that begin with a slash."""
+"""The commands of the chat: lines that begin with a slash."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 
 class Leave(Exception):  # noqa: N818  (a wish, not a fault)
-    """The user wants to go."""
+    """The user leaves the chat."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what follows its name, what it does, and the function that does it and says so."""
+    """A command of the chat.
+
+    `argument` describes the text after the name: "" means that there is none, brackets that it is optional.
+    `purpose` is the command's line in /help. `run` executes it and returns the message for the user.
+    """
 
     argument: str
     purpose: str
@@ -29,12 +33,18 @@ class Command:
 
 
 def is_command(text: str) -> bool:
-    """Whether a line is for the chat and not for the model; two slashes send one."""
+    """Return True if a line is a command for the chat.
+
+    A line that begins with two slashes is a message for the model that begins with one.
+    """
     return text.startswith("/") and not text.startswith("//")
 
 
 def run_command(dialogue: Dialogue, line: str) -> str:
-    """Do what a line asks for; returns what to tell. Raises InputError, or Leave."""
+    """Execute the command in a line, and return the message for the user.
+
+    Raise InputError if the command is unknown or fails, and Leave if the user leaves.
+    """
     name, _, argument = line[1:].partition(" ")
     argument = argument.strip()
     command = COMMANDS.get(name)

@@ -1,4 +1,4 @@
-"""Where messages come from: a line editor on a terminal, plain lines elsewhere."""
+"""Sources of messages: a line editor on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ PROMPT = "> "
 
 
 class Source(Protocol):
-    """Gives one message after the other. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C."""
+    """A source of messages. Its `read` raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
 
     def read(self) -> str: ...
 
 
 def is_complete(text: str) -> bool:
-    """Whether a message ends here: not after a backslash, and not inside triple quotes."""
+    """Return True if a message ends after `text`.
+
+    A message goes on after a backslash at the end of a line, and inside triple quotes.
+    """
     stripped = text.strip()
     if stripped.startswith(FENCE):
         return len(stripped) >= 2 * len(FENCE) and stripped.endswith(FENCE)
@@ -30,7 +33,7 @@ def is_complete(text: str) -> bool:
 
 
 def unfold(text: str) -> str:
-    """The message that was meant, without backslashes at line ends and quotes around it."""
+    """Return the message without backslashes at line ends and without the quotes around it."""
     stripped = text.strip()
     if stripped.startswith(FENCE):
         return stripped.removeprefix(FENCE).removesuffix(FENCE).strip("\n")
@@ -41,6 +44,7 @@ class Lines:
     """Plain lines of stdin, for scripts and pipes."""
 
     def read(self) -> str:
+        """Return the next message. Raise EOFError at the end of stdin."""
         text = ""
         while True:
             line = sys.stdin.readline()
@@ -58,8 +62,11 @@ class Editor:
     """A line editor with history. Enter sends, Alt-Enter starts a new line, a paste stays whole."""
 
     def __init__(self, words: Iterable[str], history: Path | None) -> None:
-        """`words` are completed with Tab at the start; without `history` lines are remembered for this chat
-        only. Raises InputError when prompt_toolkit is missing."""
+        """Prepare the editor. Raise InputError if prompt_toolkit is missing.
+
+        Tab completes `words` at the start of a line. Without `history`, lines are remembered for this chat
+        only.
+        """
         try:
             from prompt_toolkit import PromptSession
             from prompt_toolkit.completion import WordCompleter
@@ -73,10 +80,11 @@ class Editor:
             multiline=True,
             key_bindings=_keys(),
             prompt_continuation="  ",
-            output=create_output(always_prefer_tty=True),  # stdout may be a file: answers go there
+            output=create_output(always_prefer_tty=True),  # answers go to stdout, which may be a file
         )
 
     def read(self) -> str:
+        """Return the next message. Raise EOFError for Ctrl-D, and KeyboardInterrupt for Ctrl-C."""
         return unfold(str(self._session.prompt(PROMPT)))
 
 
@@ -107,12 +115,12 @@ def _history(path: Path | None) -> Any:
         return InMemoryHistory()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what people type is theirs alone
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # only the user may read it
     except OSError:
         return InMemoryHistory()
     return FileHistory(str(path))
 
 
 def history_file() -> Path:
-    """Where the editor's history is kept."""
+    """Return the path of the editor's history."""
     return env.state_folder() / "chat-history"

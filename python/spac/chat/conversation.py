@@ -1,4 +1,4 @@
-"""What was said: a system prompt and exchanges, kept in a file on request."""
+"""A conversation: a system prompt and exchanges, which a file can keep."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Any, Self
 from spac.errors import InputError
 
 Message = dict[str, str]
-"""`role` (system, user, assistant), `content`, and of an assistant that reasoned `reasoning_content`."""
+"""A message of a chat template.
+
+Its keys are `role` (system, user, assistant), `content` and, if an assistant reasoned, `reasoning_content`.
+"""
 
 SCHEMA = 1
-"""Of the file; raised when a field changes its meaning."""
+"""The version of the file's format. It rises when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Exchange:
     user: str
     assistant: str
     reasoning: str = ""
-    """What the model reasoned before it answered."""
+    """The model's reasoning before the answer."""
 
 
 @dataclass
@@ -36,23 +39,26 @@ class Conversation:
     exchanges: list[Exchange] = field(default_factory=list)
 
     def messages(self, then: str | None = None, skip: int = 0) -> list[Message]:
-        """As a chat template takes them, but for the oldest `skip` exchanges; `then` is the next message."""
+        """Return the messages for a chat template, without the oldest `skip` exchanges.
+
+        The user's message `then` comes last.
+        """
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for exchange in self.exchanges[skip:]:
             messages.append({"role": "user", "content": exchange.user})
             messages.append({"role": "assistant", "content": exchange.assistant})
-            if exchange.reasoning:  # whether the model sees it again is for the template to decide
+            if exchange.reasoning:  # the template decides if the model sees it again
                 messages[-1]["reasoning_content"] = exchange.reasoning
         if then is not None:
             messages.append({"role": "user", "content": then})
         return messages
 
     def save(self, path: Path) -> None:
-        """Write a JSON file whole or not at all. Raises InputError when it cannot be written."""
+        """Write a JSON file whole or not at all. Raise InputError if it cannot be written."""
         text = json.dumps({"spac_chat": SCHEMA, "messages": self.messages()}, indent=1, ensure_ascii=False)
         name = None
         try:
-            # Beside the file, so that one step puts it in place. mkstemp makes it readable by its owner only.
+            # A file in the same folder is renamed in one step. mkstemp makes it readable by its owner only.
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             with open(handle, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text + "\n")
@@ -66,7 +72,10 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote, or a list of OpenAI's messages. Raises InputError."""
+        """Read a file of `save`, or a list of OpenAI's messages.
+
+        Raise InputError if the file cannot be read, or if it is not a conversation.
+        """
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

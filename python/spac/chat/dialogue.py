@@ -1,4 +1,4 @@
-"""The conversation with an engine: one answer after the other, in one context."""
+"""The dialogue with an engine: one answer after the other, in one context."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from spac.engine.generation import Generation
     from spac.model.c_api import TokenArray
 
-ROOM_SHARE = 4  # of the context, one part in so many stays free for the answer
+ROOM_SHARE = 4  # the context divided by this stays free for the answer
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is shown of an answer next."""
+    """The part of an answer that is shown next."""
 
     text: str
     is_reasoning: bool = False
-    """Whether it is not yet the answer, but what the model reasons before."""
+    """True if the text is reasoning before the answer."""
 
 
 class Dialogue:
-    """An engine, a chat format and what was said.
+    """Answers messages with an engine, and keeps the conversation.
 
-    The engine's session keeps what it has evaluated: of a prompt that begins like the last one, only the
-    rest is. A seed is chosen once, so that /stats can tell it.
+    The engine's session keeps the tokens that it has evaluated. If a prompt begins like the last one, only
+    the rest is evaluated. The seed is chosen once, so that /stats can show it.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Dialogue:
         max_tokens: int | None,
         options: ChatOptions = DEFAULTS,
     ) -> None:
-        """Raises InputError for options that contradict themselves."""
+        """Prepare the dialogue. Raise InputError if the template's variable enable_thinking is not a bool."""
         self.engine, self.conversation = engine, conversation
         self._chat, self._max_tokens, self._options = chat, max_tokens, options
         self._variables = dict(options.variables)
         self.reasoning = self._variables.pop("enable_thinking", options.reasoning)
-        """Whether the model is asked to reason before it answers. May be set at any time."""
+        """True if the model is asked to reason before it answers. It may be set at any time."""
         if not isinstance(self.reasoning, bool):
             raise InputError(
                 f"--chat-template-kwargs: enable_thinking is true or false, not {self.reasoning!r}"
@@ -61,22 +61,22 @@ class Dialogue:
         self._sampling = sampling
         self._said, self._reading = _Said(), ""
         self.generation: Generation | None = None
-        """The one that runs or ran last; None before the first."""
+        """The generation that runs or ran last; None before the first one."""
         self.n_forgotten = 0
-        """The oldest exchanges that the context has no room for. They stay in the conversation."""
+        """The number of oldest exchanges that do not fit into the context. They stay in the conversation."""
 
     def begin(self, conversation: Conversation) -> None:
-        """Go on with another conversation."""
+        """Continue with another conversation."""
         self.conversation, self.n_forgotten = conversation, 0
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know about the template, as reasoning is set now."""
+        """Notes for the user about the template and the present setting of reasoning."""
         return [note for note in (self._chat.note, self.reasoning_note) if note]
 
     @property
     def reasoning_note(self) -> str:
-        """What keeps a model from doing without reasoning where it should; "" for nothing."""
+        """The reason why reasoning cannot be turned off although it should be; "" if there is none."""
         if self.reasoning or self._chat.can_stop_thinking:
             return ""
         note = "the chat template has no way to turn reasoning off"
@@ -84,18 +84,19 @@ class Dialogue:
 
     @property
     def answered(self) -> bool:
-        """Whether the last answer has any text, beside what was reasoned."""
+        """True if the last answer has any text besides its reasoning."""
         return bool(self._said.content)
 
     @property
     def context(self) -> int:
-        """Tokens that the context holds."""
+        """The number of tokens that the context holds."""
         return self.engine.context
 
     def set_draft_length(self, n: int | None) -> None:
-        """Tokens drafted per step from the next answer on; None leaves it to the governor of the start.
+        """Set the number of drafted tokens per step from the next answer on.
 
-        Raises InputError beyond what was started with.
+        None leaves it to the governor that the chat was started with. Raise InputError if `n` is greater
+        than the longest draft that the chat was started with.
         """
         config = self.engine.config
         longest = config.longest_draft if config.draft_types else 0
@@ -105,9 +106,11 @@ class Dialogue:
         self.engine.fix_draft_length(n)
 
     def answer(self, text: str) -> Iterator[Piece]:
-        """The answer to `text`, piece by piece; becomes part of the conversation as far as it came, also when
-        it is stopped or fails. Reasoning alone is no answer, and not kept. Raises InputError when `text`
-        alone does not fit into the context.
+        """Return the pieces of the answer to `text`, as they come.
+
+        The answer becomes part of the conversation as far as it came, also if it is stopped or fails. An
+        answer of reasoning alone is not kept. Raise InputError if `text` alone does not fit into the
+        context.
         """
         prompt, tokens = self._fit(text)
         self.generation = generation = self.engine.generate(
@@ -127,7 +130,7 @@ class Dialogue:
                 for piece in generation:
                     self._reading = ""
                     yield from said.take(answer.push(piece))
-            finally:  # what has not been told yet is not lost
+            finally:  # additions that `push` held back are kept too
                 rest = said.take(answer.finish())
             yield from rest
         finally:
@@ -136,10 +139,10 @@ class Dialogue:
                 self.conversation.exchanges.append(Exchange(text, said.content, said.reasoning.rstrip()))
 
     def _fit(self, text: str) -> tuple[ChatPrompt, TokenArray]:
-        """The prompt and its tokens, without the oldest exchanges that would leave no room for an answer.
+        """Return the prompt and its tokens, without the oldest exchanges if no space for an answer is left.
 
-        Without them, all the others are read again: when some have to go, so many do that half of the context
-        is free, if they can.
+        The rest is evaluated again when an exchange is left out. So enough exchanges are left out at once to
+        free half of the context, if that is possible.
         """
         exchanges = len(self.conversation.exchanges)
         forgotten = self.n_forgotten = min(self.n_forgotten, exchanges)
@@ -169,7 +172,7 @@ class Dialogue:
 
     @property
     def ended_by_context(self) -> bool:
-        """Whether the last answer stops because the context is full."""
+        """True if the last answer ended because the context is full."""
         generation = self.generation
         if generation is None or generation.reason != "length":
             return False
@@ -177,7 +180,7 @@ class Dialogue:
 
     @property
     def ending(self) -> str:
-        """What a user should know about the end of the last answer; "" where it is whole."""
+        """A note for the user about the end of the last answer; "" if the answer is whole."""
         if self.generation is None:
             return ""
         reason = self.generation.reason
@@ -199,9 +202,10 @@ class Dialogue:
         return "the model has nothing to say"
 
     def status(self) -> str:
-        """The figures of the last answer on one line; those that it cannot have are left out.
+        """Return the available figures of the last answer on one line.
 
-        Before an answer begins: how much of the prompt has been read. While the model reasons, it says so.
+        Before an answer begins, the line says how much of the prompt has been evaluated. While the model
+        reasons, the line says so.
         """
         if self.generation is None:
             return ""
@@ -220,15 +224,15 @@ class Dialogue:
 
 
 class _Said:
-    """What an answer has said so far, without the space that it begins with."""
+    """The text of an answer so far, without the white space at its beginning."""
 
     def __init__(self) -> None:
         self.content = self.reasoning = ""
         self.is_reasoning = False
-        """Whether what came last is not yet the answer."""
+        """True if the last piece was reasoning."""
 
     def take(self, deltas: Sequence[Delta]) -> list[Piece]:
-        """Adds them; returns what is shown of them."""
+        """Add text, and return the pieces of it to show."""
         pieces = []
         for delta in deltas:
             is_reasoning = bool(delta.reasoning)

@@ -1,4 +1,4 @@
-"""Where answers go: as they come to a file or a pipe, as rendered Markdown to a terminal."""
+"""Displays of answers: plain text for a file or a pipe, rendered Markdown for a terminal."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ REFRESH_PER_S = 8
 
 
 class Display(Protocol):
-    """Shows one answer, from its first piece to its last; what has come stays when the pieces fail."""
+    """Shows one answer, from its first piece to its last. If the pieces fail, the shown ones stay."""
 
     def show(self, pieces: Iterator[Piece], status: Callable[[], str]) -> None: ...
 
 
 def visible(text: str) -> str:
-    """`text` without what a terminal would obey: models may write escape sequences."""
+    """Return `text` with a replacement character for each control character.
+
+    Models may write escape sequences, which a terminal would obey.
+    """
     return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 class Plain:
-    """Pieces as they come. On a terminal without control characters, elsewhere exactly as they are.
+    """Writes pieces as they come: without control characters on a terminal, elsewhere exactly.
 
-    Reasoning stands before the answer on a terminal; elsewhere it goes to stderr, or nowhere when `quiet`.
+    On a terminal, reasoning stands before the answer. Elsewhere it goes to stderr, or nowhere if `quiet`.
     """
 
     def __init__(self, *, terminal: bool, quiet: bool = False) -> None:
@@ -40,6 +43,7 @@ class Plain:
         self._terminal, self._quiet = terminal, quiet
 
     def show(self, pieces: Iterator[Piece], _status: Callable[[], str]) -> None:
+        """Write the pieces to stdout, and a newline at the end."""
         out, reasoning = sys.stdout, _Reasoning(self._write_aside, apart=not self._terminal)
         try:
             for piece in pieces:
@@ -59,14 +63,16 @@ class Plain:
             sys.stdout.write(text)
             sys.stdout.flush()
         elif not self._quiet:
-            with contextlib.suppress(OSError):  # nobody may be listening
+            with contextlib.suppress(OSError):  # stderr may be closed
                 sys.stderr.write(text)
                 sys.stderr.flush()
 
 
 class _Reasoning:
-    """Reasoning as it comes: dim on a terminal; without colors between two lines that name it, where it
-    shares a stream with the answer."""
+    """Writes reasoning as it comes. It is dim on a terminal.
+
+    Without colors, lines that name reasoning and answer stand before each if both share a stream.
+    """
 
     def __init__(self, write: Callable[[str], None], *, apart: bool) -> None:
         self._write, self._apart = write, apart
@@ -80,25 +86,27 @@ class _Reasoning:
             self._write("[reasoning]\n")
         self._is_open = True
         text = self._space + self._clean(text)
-        shown = text.rstrip()  # the space at its end is not its last
+        shown = text.rstrip()  # white space at the end of the reasoning is not shown
         self._space = text[len(shown) :]
         if shown:
             self._write(f"\033[2m{shown}\033[0m" if self._is_dim else shown)
 
     def end(self) -> None:
-        """The answer follows."""
+        """End the reasoning; the answer follows."""
         if self._is_open:
             self._write("\n" if self._apart else "\n\n" if self._is_dim else "\n[answer]\n")
         self._is_open, self._space = False, ""
 
 
 class Markdown:
-    """Rendered blocks. Those that are complete are printed for good; the last one is drawn anew while it
-    grows, as much of it as fits on the screen, with the figures below. Reasoning is dim text, not Markdown.
+    """Shows answers as rendered Markdown, and reasoning as dim text.
+
+    Complete blocks are printed for good. The last block is drawn anew while it grows, as much of it as fits
+    on the screen, with the figures below.
     """
 
     def __init__(self) -> None:
-        """Raises InputError when rich is missing."""
+        """Open the console. Raise InputError if rich is missing."""
         try:
             from rich.console import Console
         except ImportError:
@@ -110,6 +118,7 @@ class Markdown:
         self._status: Callable[[], str] = str
 
     def show(self, pieces: Iterator[Piece], status: Callable[[], str]) -> None:
+        """Show the pieces, and the figures of `status` while they come."""
         from rich.live import Live
 
         self._tail, self._is_reasoning, self._is_first, self._status = "", False, True, status
@@ -140,7 +149,7 @@ class Markdown:
             self._print(complete)
 
     def _print(self, text: str) -> None:
-        """Print blocks, with an empty line before all but the first."""
+        """Print blocks, with an empty line before each except the first."""
         if not text.strip():
             return
         if not self._is_first:
@@ -170,12 +179,12 @@ class Markdown:
 def _parser() -> Any:
     from markdown_it import MarkdownIt
 
-    # Without HTML: a renderer for terminals would drop it, and <think> with it.
+    # HTML is off, because a renderer for terminals drops it, <think> included.
     return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
 
 def rendered(text: str) -> Any:
-    """Markdown as rich draws it, with HTML as the text that it is."""
+    """Return Markdown as rich draws it, with HTML as plain text."""
     from rich import markdown
 
     drawn = markdown.Markdown(text)
@@ -184,7 +193,7 @@ def rendered(text: str) -> Any:
 
 
 def split_blocks(text: str) -> tuple[str, str]:
-    """The blocks that are complete, and the last one, which may still grow. Together they are `text`."""
+    """Return the complete blocks, and the last one, which may still grow. Together they are `text`."""
     starts = [
         token.map[0]
         for token in _parser().parse(text)
@@ -198,6 +207,6 @@ def split_blocks(text: str) -> tuple[str, str]:
 
 
 def split_paragraphs(text: str) -> tuple[str, str]:
-    """The paragraphs that are complete, and the last one. Together they are `text`."""
+    """Return the complete paragraphs, and the last one. Together they are `text`."""
     at = text.rfind("\n\n") + 1
     return text[:at], text[at:]

@@ -1,7 +1,7 @@
-"""From messages to a prompt and from an answer back to a message, in the format of the model's family.
+"""Conversion of messages to a prompt, and of an answer to a message, in the format of the model's family.
 
 llama.cpp's `common` knows how each family writes its reasoning and its tool calls: `<think>`, gpt-oss's
-channels, a dozen ways to write a call. Chat and server read answers through this file alone.
+channels, a dozen ways to write a call. Chat and server read answers with this module only.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ FALLBACK = (
 """The Jinja template of models that have none."""
 FALLBACK_STOP = ("\nUser:",)
 
-_RAISED = "Jinja Exception: "  # by a template's raise_exception()
+_RAISED = "Jinja Exception: "  # the prefix of errors from a template's raise_exception()
 
 TEXTS = ("reasoning_content", "content")
-"""A message's texts, in the order in which they come."""
+"""The keys of a message's texts, in the order in which the texts come."""
 
-READING_SHARE = 0.1  # of the time, at most, goes into reading what an answer means so far
+READING_SHARE = 0.1  # the largest share of the time that goes into reading the answer so far
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What an answer gained: text of its reasoning, of its content, or a part of its tool call `index`."""
+    """An addition to an answer: text of its reasoning, of its content, or a part of its tool call `index`."""
 
     reasoning: str = ""
     content: str = ""
     index: int | None = None
     name: str = ""
     arguments: str = ""
-    """The end of the arguments' JSON text, as far as it has come."""
+    """The new part of the arguments' JSON text."""
 
 
 class ChatFormat:
-    """The chat templates of a model. Keeps the model alive."""
+    """The chat templates of a model. An object keeps the model alive."""
 
     def __init__(self, model: Model, source: str | None = None) -> None:
-        """`source` is a Jinja template in place of the model's. Raises InputError for one that is faulty.
+        """Read the model's template, or the Jinja template `source` in its place.
 
-        A model without a template, or with one that cannot be used, gets a plain one, and `note` says so.
+        Raise InputError if `source` cannot be used. A model without a usable template gets a plain one, and
+        `note` says so.
         """
         self._model, self.note, self.is_plain = model, "", False
         self._folds_system = False
         given = source if source is not None else model.chat_template
         if given is None:
             fault = f"{model.path.name} has no chat template"
-        else:  # by no source the model's own, with its variant for tools
+        else:  # "" means the model's own, with its variant for tools
             fault = self._adopt(source or "") if given.strip() else "it is empty"
         if fault and source is not None:
             raise InputError(f"the chat template cannot be used: {fault}")
@@ -70,7 +71,7 @@ class ChatFormat:
             self.note, self.is_plain, self._folds_system = f"{wrong}: a plain one is used", True, False
 
     def _adopt(self, source: str) -> str:
-        """Take a template; returns what is wrong with it, or ""."""
+        """Set the template, and return what is wrong with it, or ""."""
         user = {"role": "user", "content": "hello"}
         try:
             self._templates = _core.ChatTemplates(self._model.address, source)
@@ -80,8 +81,8 @@ class ChatFormat:
             return _cause(error)
         has_place = self._templates.capabilities.get("supports_system_role", True)
         try:
-            # The library folds where a template does not look at the system prompt: some look, and leave it
-            # out all the same.
+            # The library folds the system prompt if a template does not read it. Some templates read it and
+            # still leave it out.
             with_system = self._apply({"messages": [{"role": "system", "content": "be brief"}, user]})
             self._folds_system = "be brief" not in with_system.text
         except InputError:
@@ -92,17 +93,17 @@ class ChatFormat:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end an answer, beside the prompt's own `stops` and the model's end tokens."""
+        """Texts that end an answer, besides the prompt's own `stops` and the model's end tokens."""
         return FALLBACK_STOP if self.is_plain else ()
 
     @property
     def can_stop_thinking(self) -> bool:
-        """Whether `thinking` makes a difference."""
+        """True if `thinking` changes the prompt."""
         return self._templates.can_stop_thinking
 
     @property
     def thinks(self) -> bool:
-        """Whether the model may reason before it answers, as far as the template tells."""
+        """True if the model may reason before it answers, according to the template."""
         return self._apply({"messages": [{"role": "user", "content": "hello"}]}).thinks
 
     def prompt(
@@ -117,16 +118,16 @@ class ChatFormat:
         variables: Mapping[str, Any] | None = None,
         continues: bool = False,
     ) -> _core.ChatPrompt:
-        """The prompt after which the assistant's answer comes.
+        """Return the prompt after which the assistant's answer comes.
 
-        `messages`, `tools` and `tool_choice` ("auto", "none", "required") are OpenAI's. `json_schema` is what
-        the answer has to follow. `variables` are the template's own (`--chat-template-kwargs`). With
-        `continues`, an assistant's message at the end is the beginning of the answer. Raises InputError with
-        the reason when the template or the request refuses.
+        `messages`, `tools` and `tool_choice` ("auto", "none", "required") are OpenAI's. The answer has to
+        follow `json_schema`. `variables` are the template's own (`--chat-template-kwargs`). With `continues`,
+        an assistant's message at the end is the beginning of the answer. Raise InputError with the reason if
+        the template refuses the messages or the request is invalid.
         """
         before, begun = split_begun(messages, thinking) if continues else (list(messages), None)
         if begun is not None and self.is_plain and text_of(begun):
-            begun = {**begun, "content": " " + text_of(begun).lstrip()}  # as its template has it
+            begun = {**begun, "content": " " + text_of(begun).lstrip()}  # the plain template writes one space
         request: dict[str, Any] = {
             "messages": [*(folded(before) if self._folds_system else before), *([begun] if begun else ())],
             "continue_final_message": begun is not None,
@@ -149,29 +150,32 @@ class ChatFormat:
         return self._templates.apply(_dumped(request))
 
     def answer(self, prompt: _core.ChatPrompt) -> Answer:
-        """What reads the answer to a prompt of this format."""
+        """Return the reader of the answer to a prompt of this format."""
         return Answer(None if self.is_plain else prompt)
 
 
 class Answer:
-    """Reads an answer as it comes. Its text is read anew each time, but never for long: see READING_SHARE."""
+    """Reads an answer as it comes.
+
+    The whole text is read anew each time. READING_SHARE limits the time that this takes.
+    """
 
     def __init__(self, prompt: _core.ChatPrompt | None) -> None:
-        """`prompt`: whose answer it is; None where all of it is content."""
+        """Prepare to read the answer to `prompt`; None means that the whole answer is content."""
         self._prompt, self._text = prompt, ""
         begun = _read(prompt, "", is_partial=True) if prompt is not None and prompt.goes_on else None
-        self._begun = {key: str((begun or {}).get(key) or "") for key in TEXTS}  # by the last message
+        self._begun = {key: str((begun or {}).get(key) or "") for key in TEXTS}  # in the last message
         self._told: dict[str, Any] = dict(self._begun)
         self._due = 0.0
 
     @property
     def reasoning(self) -> str:
-        """What was told of the model's reasoning so far."""
+        """The model's reasoning so far."""
         return self._said("reasoning_content")
 
     @property
     def content(self) -> str:
-        """What was told of the answer so far."""
+        """The content of the answer so far."""
         return self._said("content")
 
     def _said(self, key: str) -> str:
@@ -179,11 +183,11 @@ class Answer:
 
     @property
     def tool_calls(self) -> list[dict[str, str]]:
-        """The tool calls told so far: `name`, and `arguments` as JSON text."""
+        """The tool calls so far: `name`, and `arguments` as JSON text."""
         return list(self._told.get("tool_calls", ()))
 
     def push(self, text: str) -> list[Delta]:
-        """What the answer gains by `text`, in order; it may come with a later piece."""
+        """Add `text`, and return the additions to the answer in order. They may come with a later piece."""
         self._text += text
         if self._prompt is None:
             return self._tell({"content": self._text})
@@ -196,9 +200,9 @@ class Answer:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The rest, also where it was stopped in the middle, by a limit or its reader.
+        """Return the remaining additions, also if a limit or the reader stopped the answer.
 
-        An answer that is not of the model's own format is told as the text that it is.
+        An answer that does not follow the model's format is returned as plain content.
         """
         if self._prompt is None:
             return []
@@ -210,7 +214,7 @@ class Answer:
         return self._tell(message)
 
     def _adds(self, message: Mapping[str, Any] | None) -> bool:
-        """Whether it says more than the last message did."""
+        """Return True if it has tool calls, or more text than the message that the answer continues."""
         if message is None:
             return False
         return bool(message.get("tool_calls")) or any(
@@ -223,7 +227,7 @@ class Answer:
         told, deltas = self._told, list[Delta]()
         calls, now = told.setdefault("tool_calls", []), message.get("tool_calls") or []
         n_begun = len(calls)
-        for index, call in enumerate(now[:n_begun]):  # they end before what comes behind them
+        for index, call in enumerate(now[:n_begun]):  # earlier calls end before later text begins
             deltas += self._tell_call(calls, index, call["function"])
         for key in TEXTS:
             more = _gain(told[key], message.get(key) or "")
@@ -236,7 +240,7 @@ class Answer:
 
     @staticmethod
     def _tell_call(calls: list[dict[str, str]], index: int, function: Mapping[str, str]) -> list[Delta]:
-        if not function["name"]:  # it has not come yet
+        if not function["name"]:  # the name has not come yet
             return []
         is_new = index == len(calls)
         if is_new:
@@ -249,7 +253,7 @@ class Answer:
 
 
 def _gain(told: str, now: str) -> str:
-    """What `now` has beyond `told`; nothing while it does not begin with that."""
+    """Return the part of `now` after `told`; "" if `now` does not begin with `told`."""
     return now[len(told) :] if now.startswith(told) else ""
 
 
@@ -262,7 +266,7 @@ def _read(prompt: _core.ChatPrompt, text: str, *, is_partial: bool) -> dict[str,
 
 
 def _cause(error: InputError) -> str:
-    """What a template's author says, or the interpreter, without the way to it."""
+    """Return the message of a template's author or of the interpreter, without its trace."""
     text = one_line(str(error))
     place = re.search(r"at line \d+, column \d+", text)
     cause = text.rpartition("Error: ")[2]

@@ -1,4 +1,4 @@
-"""Lists of messages as templates can take them: which one is to be continued, where a system prompt is."""
+"""Changes to lists of messages for templates: the message to continue, and the place of a system prompt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from spac.errors import InputError
 
 
 def split_begun(messages: Sequence[Any], thinking: bool) -> tuple[list[Any], dict[str, Any] | None]:
-    """The messages, without one that the answer goes on with, and that one. Raises InputError where it cannot
-    be gone on with."""
+    """Return the messages before the one that the answer continues, and that one or None.
+
+    Raise InputError if the last message cannot be continued.
+    """
     if not messages or not _is_assistants(messages[-1]):
         return list(messages), None
     *before, last = messages
@@ -32,16 +34,19 @@ def _is_assistants(message: Any) -> bool:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Of its content, also where that is in parts."""
+    """Return the text of a message's content, also if the content is in parts."""
     content = message.get("content") or ""
     if not isinstance(content, list):
         return str(content)
     texts = (part.get("text") or "" for part in content if isinstance(part, Mapping))
-    return "\n\n".join(map(str, texts))  # as the library joins them
+    return "\n\n".join(map(str, texts))  # the library joins them so
 
 
 def folded(messages: Sequence[Any]) -> list[Any]:
-    """The system prompt in front of the first message, for templates that have no place for it."""
+    """Return the messages with the system prompt at the beginning of the first message.
+
+    This is for templates that have no place for a system prompt.
+    """
     if len(messages) < 2 or not all(isinstance(message, Mapping) for message in messages[:2]):
         return list(messages)
     system, first, *others = messages

@@ -1,4 +1,4 @@
-"""What a user asks of chat templates and reasoning."""
+"""The user's options for chat templates and reasoning."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What was asked for, read and checked."""
+    """The options for chat templates and reasoning, after they were read and checked."""
 
     template: str | None
     """Jinja source in place of the model's template."""
     reasoning: bool
+    """True if the model may reason before it answers."""
     reasoning_budget: int
-    """Tokens; -1: no limit."""
+    """The largest number of reasoning tokens. -1 means no limit."""
     variables: dict[str, Any]
-    """Of the template."""
+    """The template's variables, by name."""
     prefill: bool = True
-    """Whether an assistant's message at the end is the beginning of the answer."""
+    """True if an assistant's message at the end is the beginning of the answer."""
 
 
 DEFAULTS = ChatOptions(template=None, reasoning=True, reasoning_budget=-1, variables={})

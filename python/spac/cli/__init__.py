@@ -1,4 +1,4 @@
-"""The `spac` command: one front door to all programs. Nothing of theirs is imported before that."""
+"""The `spac` command, which starts every program. A program is imported only when it starts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COMMANDS = {
     "report": "a run's figures as one HTML page",
     "doctor": "what was found on this machine, and what is off and why",
 }
-"""Each is the module spac.<name>, which has a `main(arguments) -> exit code`."""
+"""The commands and their purposes. Each is the module spac.<name>, with `main(arguments) -> exit code`."""
 
 
 def usage() -> str:
-    """The help of the command itself."""
+    """Return the help of the `spac` command itself."""
     lines = [
         "usage: spac COMMAND [OPTIONS]",
         "",
@@ -42,7 +42,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `spac COMMAND …`; returns the exit code: 2 for what is no command, else the command's."""
+    """Run `spac COMMAND …`, and return the command's exit code, or 2 if there is no such command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given else ""
     if name in ("-h", "--help", "help"):
@@ -74,7 +74,7 @@ def _refuse(name: str) -> int:
 
 
 def entry() -> int:
-    """The console script."""
-    # Until a program can end in good order, Ctrl-C ends it without a traceback.
+    """Run the console script `spac`, and return its exit code."""
+    # Until a program handles Ctrl-C itself, Ctrl-C ends it without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return main()

@@ -1,4 +1,4 @@
-"""`python -m spac.cli` is the `spac` command."""
+"""The program `python -m spac.cli`, which is the `spac` command."""
 
 import sys
 

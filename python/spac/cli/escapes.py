@@ -1,4 +1,4 @@
-"""Backslashes in a prompt of the command line, as llama.cpp reads them with --escape."""
+"""Escape sequences in a prompt of the command line. llama.cpp reads the same ones with --escape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ _ESCAPE = re.compile(r"""\\(?:x([0-9a-fA-F]{2})|([nrt'"\\]))""")
 
 
 def unescaped(text: str) -> str:
-    r"""`text` with \n, \t and so on, and with bytes as in \x41, as what they stand for; other backslashes
-    stay."""
+    r"""Return `text` with its escape sequences replaced.
+
+    These are \n, \r, \t, quotes, \\ and bytes such as \x41. Other backslashes stay.
+    """
 
     def meant(match: re.Match[str]) -> str:
         if match[2] is not None:
@@ -18,5 +20,5 @@ def unescaped(text: str) -> str:
         byte = bytes([int(match[1], 16)])
         return byte.decode("utf-8", "surrogateescape")
 
-    # Bytes that make a character together become it; others stay bytes.
+    # Bytes that form a character in UTF-8 become that character. Others stay bytes.
     return _ESCAPE.sub(meant, text).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks to stop in good order, the second one ends the process."""
+"""Handling of Ctrl-C: the first one asks the work to stop, the second one ends the process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PATIENCE_S = 0.05
 
 
 class Interrupt:
-    """While it is entered, the first Ctrl-C calls what `cancel` gives, at once and on another thread.
+    """Handles Ctrl-C while it is entered: the first one calls the function that `cancel` returns, at once.
 
     Python runs signal handlers between its own instructions only, and one graph of a large model can take
-    seconds. The thread here wakes as the signal arrives; whichever of the two comes first asks, once. Where
-    `cancel` gives nothing to call, KeyboardInterrupt is raised. The second Ctrl-C ends the process, unless
-    `insistent` is False.
+    seconds. So a thread wakes up when the signal arrives. The thread or the handler, whichever comes first,
+    calls the function once. If `cancel` returns None, the handler raises KeyboardInterrupt. The second Ctrl-C
+    ends the process, unless `insistent` is False.
     """
 
     def __init__(self, cancel: Callable[[], Callable[[], None] | None], *, insistent: bool = True) -> None:
@@ -50,8 +50,10 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _ask(self) -> bool:
-        """Whether what runs has been asked to stop, now or before. When the other thread looks, it may have
-        ended, or something else may have begun."""
+        """Return True if the running work has been asked to stop, now or before.
+
+        `cancel` is called each time: since the signal, the work may have ended and other work may have begun.
+        """
         with self._lock:
             if not self._asked and (cancel := self._cancel()) is not None:
                 self._asked = True
@@ -61,7 +63,7 @@ class Interrupt:
     def _watch(self) -> None:
         presses = 0
         while True:
-            # What was raised may have been swallowed, as by a callback of the library: what begins is asked.
+            # A callback of the library may swallow KeyboardInterrupt. Then the next work is asked to stop.
             while presses and not self._asked and not select.select([self._read], [], [], _PATIENCE_S)[0]:
                 self._ask()
             if not (data := os.read(self._read, 16)):

@@ -1,8 +1,8 @@
-"""llama.cpp's options that are no options here: what spac does of itself, and what it does not do.
+"""llama.cpp's options that spac does not have: it accepts the unneeded ones and refuses the others.
 
-Those of the first kind are accepted, with a note that says what happens instead; those of the second are
-refused, with the remedy. An option that changes what is generated, or where it could not be, is never of the
-first kind; one that only makes llama.cpp faster is.
+An accepted option yields a note that says what happens instead. A refused option yields an error with the
+remedy. An option that changes the generated text, or without which generation fails, is refused. An option
+that only makes llama.cpp faster is accepted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ _ON_OFF = ("on", "off", "auto", "enabled", "disabled", "true", "false", "1", "0"
 
 @dataclass(frozen=True)
 class Foreign:
-    """Options of llama.cpp's (`flags`, separated by spaces) with `n_values` values, or with one that may be
-    left out, of `maybe`. Refused ones are accepted with a value of `unless`."""
+    """Options of llama.cpp that get the same answer.
+
+    `flags` has their names, separated by spaces. They take `n_values` values, or one optional value out of
+    `maybe`. Refused options are accepted with a value out of `unless`.
+    """
 
     flags: str
     text: str
@@ -24,26 +27,26 @@ class Foreign:
     is_refused: bool = False
     unless: tuple[str, ...] = ()
     maybe: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()  # none: all
+    programs: tuple[str, ...] = ()  # empty: all programs
 
     def takes(self, n_taken: int, word: str) -> bool:
-        """Whether a word is its next value."""
+        """Return True if a word is the option's next value, after `n_taken` others."""
         return n_taken < self.n_values or (n_taken == 0 and word in self.maybe)
 
     def refuses(self, values: list[str]) -> bool:
-        """Whether it is refused with these values."""
+        """Return True if the option is refused with these values."""
         return self.is_refused and not (values and values[0] in self.unless)
 
     @property
     def note(self) -> str:
-        """What is said where it is accepted."""
+        """The note that the user gets if the option is accepted."""
         return self.text.partition(":")[0] if self.is_refused else self.text
 
 
 def _accepted(
     text: str, *flags: str, maybe: tuple[str, ...] = (), programs: tuple[str, ...] = ()
 ) -> list[Foreign]:
-    """`flags`: those with no value, with one, and so on."""
+    """Return accepted options; `flags[n]` has those with n values."""
     return [Foreign(names, text, n, maybe=maybe, programs=programs) for n, names in enumerate(flags)]
 
 
@@ -296,7 +299,7 @@ _REFUSED = [
 
 
 def foreign_options(program: str) -> dict[str, Foreign]:
-    """By their names, those that a program meets."""
+    """Return the options that `program` may get, by their names."""
     found = [
         each
         for each in (*_ACCEPTED, *_REFUSED, *_sampling(program))
@@ -306,7 +309,7 @@ def foreign_options(program: str) -> dict[str, Foreign]:
 
 
 def _sampling(program: str) -> list[Foreign]:
-    """What a server has no default for; the others are options of its own, which come before these."""
+    """Return the sampling options that the server refuses. Options that it has itself take precedence."""
     from spac.cli.spellings import SPELLINGS
     from spac.config.fields import option_fields
     from spac.config.sampling import SamplingConfig

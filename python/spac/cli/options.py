@@ -1,4 +1,4 @@
-"""The command line, made from the fields of the configuration: the same options in every program."""
+"""The options of the command line, made from the configuration's fields. All programs share them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "read
 
 
 def number(kind: type[int] | type[float], limits: Range | None) -> Callable[[str], Any]:
-    """A converter for argparse whose message states the accepted range."""
+    """Return a converter for argparse whose error states the accepted range."""
 
     def convert(text: str) -> int | float:
         try:
@@ -66,11 +66,11 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "StreamBatch": StreamBatch.parse,
     "VramLimit": VramLimit.parse,
 }
-"""Of fields whose values are written in several ways, by the name of their type."""
+"""Parsers of fields whose values are written in several ways, by the name of the type."""
 
 
 def _flash_attention(text: str) -> str:
-    """llama.cpp takes these words for it too."""
+    """Return the value for a word, or for a synonym that llama.cpp accepts too."""
     words = {"enabled": "on", "true": "on", "1": "on", "disabled": "off", "false": "off", "0": "off"}
     word = words.get(text, text)
     if word not in FLASH_ATTENTION:
@@ -89,15 +89,15 @@ _NAMED: dict[str, Callable[[str], Any]] = {
     "gpu_layers_draft": _layers,
     "samplers": sampler_names,
 }
-"""Of fields whose values are written otherwise than they are, by their own names."""
+"""Parsers of fields whose type alone does not say how a value is written, by the field's name."""
 _OPTIONAL: dict[str, dict[str, Any]] = {"flash_attn": {"nargs": "?", "const": "on"}}
-"""Of options that had no value in llama.cpp once."""
+"""Further arguments of options that once had no value in llama.cpp, by the field's name."""
 _GATHERED: dict[str, Callable[[str], Any]] = {
     "lora": Adapter.parse,
     "override_kv": parse_overrides,
     "logit_bias": parse_bias,
 }
-"""Of fields whose options may be given several times."""
+"""Parsers of fields whose options may be given several times, by the field's name."""
 
 
 def _scheduler(text: str) -> str:
@@ -109,12 +109,12 @@ def _scheduler(text: str) -> str:
 
 
 def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
-    """The engine's options, under the headings "engine" and those that fields name."""
+    """Add the engine's options, under the heading "engine" and those that fields name."""
     _add(parser, "engine", EngineConfig, only)
 
 
 def add_sampling(parser: argparse.ArgumentParser, about: str | None = None) -> None:
-    """The sampling's options, under their heading."""
+    """Add the sampling's options, under their heading."""
     _add(parser, "sampling", SamplingConfig, None, about)
 
 
@@ -140,9 +140,10 @@ def add_config(
     only: Collection[str] | None = None,
     group: str | None = None,
 ) -> None:
-    """An option for every field that declares flags, or for those named in `only`, or in a `group`.
+    """Add an option for every field that declares flags.
 
-    What is not given stays out of the namespace.
+    `only` limits them to the named fields, `group` to the fields of a group. An option that the user does not
+    give stays out of the namespace.
     """
     for item in _all(config):
         if not _is_wanted(item, only) or group not in (None, _group(item)):
@@ -154,7 +155,7 @@ def add_config(
 
 
 def _all(config: Any) -> list[Field[Any] | Spelling]:
-    """A configuration's own fields, then those that it inherits; spellings behind theirs."""
+    """Return a configuration's own fields, then the inherited ones. Spellings follow their field."""
     inherited = {name for base in config.__bases__ for name in getattr(base, "__dataclass_fields__", ())}
     found: list[Field[Any] | Spelling] = []
     for item in sorted(option_fields(config), key=lambda item: item.name in inherited):
@@ -218,7 +219,7 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
 
 
 def _type(item: Field[Any]) -> str:
-    """The first of the types that a field may have, by its name."""
+    """Return the name of the first type that a field may have."""
     return str(item.type).removeprefix("InitVar[").removesuffix("]").split(" | ")[0]
 
 
@@ -238,7 +239,7 @@ def _help(item: Field[Any]) -> str:
 def read_config(
     options: argparse.Namespace, target: Path, draft: Path | None, **defaults: Any
 ) -> EngineConfig:
-    """The configuration that the options ask for; `defaults` are the sampling's where they say nothing."""
+    """Return the configuration that the options ask for. `defaults` fills in sampling options not given."""
     given = vars(options)
 
     def named(config: type[EngineConfig] | type[SamplingConfig]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The parser of all programs' command lines. It reads llama.cpp's too, as far as they mean something here."""
+"""The parser of all programs' command lines. It also understands llama.cpp's options."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with exit code 2.
+    """An argument parser that reports an error in one line, with exit code 2.
 
-    An argument of one dash and several letters is an option of that name, never a short option with its value
-    behind it, but for numbers (-c4096). `notes` are about options that were understood but are not needed.
+    An argument of one dash and several letters is an option of that name. Only a number may follow a short
+    option directly (-c4096). `notes` has a line for each option that was understood but is not needed.
     """
 
     def __init__(self, prog: str, description: str, *, like_llama_cpp: bool = False) -> None:
-        """`like_llama_cpp`: llama.cpp's options that are no options here are understood, or refused with
-        what to do instead; there are many, so the usage does not list them."""
+        """Make a parser without options.
+
+        With `like_llama_cpp`, llama.cpp's options that spac does not have are understood, or refused with a
+        remedy. They are many, so the usage does not list them.
+        """
         usage = "%(prog)s [OPTIONS]" if like_llama_cpp else None
         super().__init__(prog=prog, description=description, usage=usage, allow_abbrev=False)
         self.notes: list[str] = []
         self._foreign = foreign_options(prog.rpartition(".")[2]) if like_llama_cpp else {}
 
     def error(self, message: str) -> NoReturn:
+        """Print one line on stderr, and exit with code 2."""
         self.exit(2, f"{self.prog}: error: {one_line(message)} (--help lists the options)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """argparse's, which its `parse_args` calls too."""
+        """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args(self._spelled_out(deque(given)), namespace)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        return []  # argparse guesses nothing from the beginning of an argument
+        return []  # keeps argparse from matching the beginning of an option
 
     def _spelled_out(self, given: deque[str]) -> list[str]:
-        """The arguments as argparse cannot misread them, without those of llama.cpp's that are not ours."""
+        """Return the arguments in a form that argparse cannot misread, without foreign options."""
         known, words = self._option_string_actions, list[str]()
         while given:
             word = given.popleft()
@@ -53,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             if not _looks_like_an_option(word):
                 words.append(word)
             elif name in known:
-                if value == "--":  # which argparse takes away
+                if value == "--":  # argparse would drop it
                     self.error(f"argument {name}: expected one argument")
                 words.append(name + equals + value)
                 if not equals and self._takes_next(known[name], given):
@@ -67,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         return words
 
     def _as_here(self, name: str) -> str:
-        """llama.cpp takes --ctx_size for --ctx-size."""
+        """Return the option's name here: llama.cpp accepts --ctx_size for --ctx-size."""
         plain = name.replace("_", "-")
         return plain if name.startswith("--") and self._is_option(plain) else name
 
@@ -75,13 +79,13 @@ class Parser(argparse.ArgumentParser):
         return word.partition("=")[0] in {**self._option_string_actions, **self._foreign}
 
     def _takes_next(self, action: argparse.Action, given: deque[str]) -> bool:
-        """Whether what comes next is the option's one value, though it begins with a dash."""
+        """Return True if the next argument is the option's one value although it begins with a dash."""
         if action.nargs is not None or not given or given[0] == "--":
             return False
         return given[0].startswith("-") and not self._is_option(given[0])
 
     def _take(self, name: str, values: list[str], given: deque[str]) -> None:
-        """Read an option of llama.cpp's that is none here."""
+        """Read an option of llama.cpp that spac does not have, and note or refuse it."""
         foreign = self._foreign[name]
         while given and foreign.takes(len(values), given[0]) and not self._is_option(given[0]):
             values.append(given.popleft())

@@ -1,7 +1,7 @@
-"""What all programs of spac do alike: which models run, notes and progress, one line for whatever goes wrong.
+"""The common parts of spac's programs: the choice of models, notes, progress, and errors of one line.
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 bad input, 130 interrupted, 141 stdout
-was closed, 1 a fault of spac or of the device.
+Results go to stdout, everything else goes to stderr. Exit codes: 0 done, 2 bad input, 130 interrupted,
+141 stdout was closed, 1 a fault of spac or of the device.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 if TYPE_CHECKING:
     from spac.engine import Engine
 
-LONG_PROMPT = 64  # tokens; others are read before one has seen anything
+LONG_PROMPT = 64  # tokens; a shorter prompt is evaluated before progress could be seen
 FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
 
 
 def add_talk(parser: argparse._ActionsContainer) -> None:
-    """The options that say how much goes to stderr."""
+    """Add --verbose and --quiet, which say how much goes to stderr."""
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="show llama.cpp's log and the cause of faults"
     )
@@ -38,7 +38,7 @@ def add_talk(parser: argparse._ActionsContainer) -> None:
 
 
 def guarded(parser: Parser, options: argparse.Namespace, work: Callable[[], int]) -> int:
-    """The exit code of `work()`; whatever it raises becomes one line on stderr and the code that fits."""
+    """Return the exit code of `work()`. Print one line on stderr for an exception, and return its code."""
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a fault in the library starts a debugger on stdout
     if options.verbose:
         logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(message)s")
@@ -56,7 +56,7 @@ def guarded(parser: Parser, options: argparse.Namespace, work: Callable[[], int]
         return broken_pipe()
     except (InputError, OutOfMemoryError, ImportError) as error:  # ImportError: the library is not built
         return _fail(parser, options, error, BAD_INPUT)
-    except Exception as error:  # whatever it is, the user gets one line
+    except Exception as error:  # the user gets one line for any error
         return _fail(parser, options, error, FAULT)
 
 
@@ -64,17 +64,17 @@ def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: i
     if options.verbose:
         logging.exception("the cause:")
     if sys.stderr.isatty():
-        sys.stderr.write("\r\033[K")  # the progress that the error ended
+        sys.stderr.write("\r\033[K")  # clears the progress line
     text = message_of(error)
     say(f"{parser.prog}: error: {in_options(parser, text) if isinstance(error, InputError) else text}")
     return code
 
 
 def in_options(parser: argparse.ArgumentParser, text: str) -> str:
-    """Return a message with options of the command line in the place of the configuration's names.
+    """Return a message in which options of the command line replace the configuration's names.
 
-    A name of one word, such as `slots`, is replaced at the beginning only, where it is what the message is
-    about. Elsewhere it may be a word of a sentence.
+    A name of one word, such as `slots`, is replaced only at the beginning, where it is the subject of the
+    message. Elsewhere it may be a word of a sentence.
     """
     for action in parser._actions:
         flag = next((each for each in action.option_strings if each.startswith("--")), None)
@@ -87,7 +87,7 @@ def in_options(parser: argparse.ArgumentParser, text: str) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """What a user is told of an error: one line."""
+    """Return the line that a user gets for an error."""
     text = one_line(str(error)) or type(error).__name__
     if isinstance(error, SpacError | ImportError | OSError):
         return text
@@ -95,19 +95,25 @@ def message_of(error: Exception) -> str:
 
 
 def say(line: str) -> None:
-    """A line on stderr."""
-    with contextlib.suppress(OSError):  # nobody may be listening
+    """Print a line on stderr."""
+    with contextlib.suppress(OSError):  # stderr may be closed
         print(line, file=sys.stderr, flush=True)
 
 
 def broken_pipe() -> int:
-    """Nobody reads stdout: keep the interpreter from trying once more at exit."""
+    """Point stdout at the null device, and return the exit code for a closed stdout.
+
+    Otherwise the interpreter writes to the closed pipe once more at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE
 
 
 def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
-    """Target, draft, and the demo's module where its pair is used. Raises InputError."""
+    """Return target, draft, and the demo's module if its pair is used.
+
+    Raise InputError for a draft without a target, and if neither a target nor a demo pair is there.
+    """
     given = vars(options)
     if "target" in given:
         return given["target"], given.get("draft"), None
@@ -122,7 +128,7 @@ def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
 
 
 class Talk:
-    """Notes and progress on stderr; silent with --quiet."""
+    """Prints notes and progress on stderr. It prints nothing with --quiet."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
@@ -130,11 +136,12 @@ class Talk:
         self._n_notes = 0
 
     def note(self, line: str) -> None:
+        """Print a note on stderr."""
         if not self.quiet:
             say(f"spac: {line}")
 
     def show_notes(self, engine: Engine) -> None:
-        """The engine's notes that came since the last call."""
+        """Print the engine's notes that are new since the last call."""
         notes = engine.notes
         for note in notes[self._n_notes :]:
             self.note(note)
@@ -142,7 +149,7 @@ class Talk:
 
     @property
     def progress(self) -> Callable[[Path, float], bool] | None:
-        """For `Engine(progress=…)`: a line that is written over and over; None where nobody would see it."""
+        """The callback for `Engine(progress=…)`, which rewrites one line; None if nobody would see it."""
         return None if self.quiet or not sys.stderr.isatty() else self._show_progress
 
     def _show_progress(self, path: Path, done: float) -> bool:
@@ -151,7 +158,7 @@ class Talk:
 
     @property
     def reading(self) -> Callable[[int, int], object] | None:
-        """For `Engine.generate(progress=…)`, as `progress`."""
+        """The callback for `Engine.generate(progress=…)`; None if nobody would see its line."""
         return None if self.quiet or not sys.stderr.isatty() else self._show_reading
 
     def _show_reading(self, done: int, total: int) -> None:
@@ -159,15 +166,15 @@ class Talk:
             self.show(f"reading the prompt: {done} of {total} tokens")
 
     def show(self, line: str) -> None:
-        """Progress, in place of what was shown last; nothing where nobody would see it."""
-        line = line[: shutil.get_terminal_size().columns - 1]  # what wraps cannot be taken away again
+        """Replace the progress line on stderr, if stderr is a terminal."""
+        line = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be cleared
         if line != self._line and not self.quiet and sys.stderr.isatty():
             sys.stderr.write(f"\r\033[K{line}")
             sys.stderr.flush()
             self._line = line
 
     def end_progress(self) -> None:
-        """Take the progress line away."""
+        """Clear the progress line."""
         if self._line:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""llama.cpp's further options for what a field of the configuration says already."""
+"""Further options of llama.cpp that set a field of the configuration in another way."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from spac.config.values import Adapter
 
 @dataclass(frozen=True)
 class Spelling:
-    """Options that write `field`: `change` makes its value of what was given, or, for one without `metavar`,
-    of the value so far (None where nothing is said)."""
+    """Options that set `field` in another way.
+
+    `change` makes the field's value from the option's text. For an option without `metavar`, it makes the
+    value from the field's value so far, which is None if none was given.
+    """
 
     field: str
     flags: tuple[str, ...]
@@ -69,7 +72,7 @@ SPELLINGS = (
 
 
 class Change(argparse.Action):
-    """The action of a spelling without a value."""
+    """The argparse action of a spelling without a value. It changes the field's value so far."""
 
     def __init__(self, *, change: Callable[[Any], Any], **keywords: Any) -> None:
         super().__init__(nargs=0, **keywords)
@@ -82,7 +85,7 @@ class Change(argparse.Action):
 
 
 class Gather(argparse.Action):
-    """Of options that may be given several times: tuples and mappings become one."""
+    """The argparse action of options that may be given several times. It joins their tuples or mappings."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None

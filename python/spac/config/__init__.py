@@ -1,4 +1,4 @@
-"""What can be set: the options of an engine, of contexts and of sampling, each declared and checked once."""
+"""The options of an engine, of contexts and of sampling. Each is declared and checked in one place."""
 
 from spac.config.context import CONTEXT_GROUP, ContextConfig
 from spac.config.engine import (

@@ -1,4 +1,4 @@
-"""How models and contexts are set up: llama.cpp's settings, names and defaults."""
+"""The options of models and contexts, with llama.cpp's names and defaults."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from spac.errors import InputError
 CONTEXT_GROUP = "context and memory"
 """The heading of these options in the help."""
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-"""llama.cpp's types of a KV cache."""
+"""The types that llama.cpp has for a KV cache."""
 WHOLE_TYPES = ("f32", "f16", "bf16")
+"""The types of a KV cache that are not quantized."""
 FLASH_ATTENTION = ("on", "off", "auto")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
-"""How a file comes to memory; auto is mmap."""
+"""The ways to load a file into memory; auto is mmap."""
 PAGING = ("auto", "on", "off")
+"""The choices for leaving experts in the file until they are needed."""
 HUGE_PAGES = ("auto", "on", "off")
-"""Whether experts stay in the file until they are needed."""
+"""The choices for copying models to memory on pages of 2 MB."""
 ROPE_SCALINGS = ("none", "linear", "yarn")
-_POSITIVE = Range(0, 10**12)  # 0 is the model's, as in llama.cpp
+_POSITIVE = Range(0, 10**12)  # 0 stands for the model's value, as in llama.cpp
 _FACTOR = Range(0, 10**6)
 
 
@@ -37,10 +39,10 @@ def _of_model(what: str, flag: str, range: Range = _POSITIVE) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextConfig(Checked):
-    """The part of `spac.config.EngineConfig` that llama.cpp's own programs have too.
+    """The options of `spac.config.EngineConfig` that llama.cpp's own programs have too.
 
-    Those of the context's form (cache, flash attention, rope, threads) are the target's and the draft's,
-    but for those called draft; `lora` is the target's.
+    Options of a context (cache, flash attention, rope, threads) hold for the target and for the draft, unless
+    the draft has its own option, whose name contains "draft". `lora` holds for the target.
     """
 
     cache_type_k: str = _cached(
@@ -154,7 +156,10 @@ class ContextConfig(Checked):
 
 
 def layers_of(value: str | int, name: str) -> int | None:
-    """The number of layers that `gpu_layers` means; None for all. Raises InputError."""
+    """Return the number of layers that `gpu_layers` means; None for all.
+
+    Raises InputError, which begins with `name`, if the value is not a number of layers, all or auto.
+    """
     if value in ("all", "auto"):
         return None
     try:

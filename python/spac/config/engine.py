@@ -1,7 +1,7 @@
-"""What can be set of an engine, once: name, type, default, range and the words that explain it.
+"""The options of an engine: name, type, default, range and help text of each.
 
-The dataclasses check themselves, and the command line is made from the same fields (`spac.run`), so that a
-range is stated in one place.
+The dataclasses check themselves. Programs make their command lines from the same fields (`spac.run`), so that
+a range is stated in one place.
 """
 
 from __future__ import annotations
@@ -31,25 +31,29 @@ DRAFT_TYPES = (
     "ngram-mod",
     "ngram-cache",
 )
-"""llama.cpp's names of the ways to draft. Those called draft-… have a model; draft-mtp can do with the
-target's own extra layers."""
+"""llama.cpp's names of the ways to draft.
 
+Those called draft-… need a draft model. draft-mtp can also use the target's own extra layers.
+"""
 
 GOVERNORS = ("roofline", "fixed")
 FIXED_LENGTH = 8
-"""Tokens drafted per step where nothing is said and nobody chooses."""
+"""The default number of tokens drafted per step with a fixed draft length."""
 LONGEST = 16
-"""Tokens that a governor may have drafted per step where nothing is said; llama.cpp's default too."""
+"""The default limit of the tokens that a governor drafts per step. llama.cpp's default is the same."""
 
-
-CONTEXT = Range(0, 2**24)  # more than models know; the library makes lists of this length first
+CONTEXT = Range(0, 2**24)
+"""Tokens of a context. The limit is above every model's; the library allocates lists of this length."""
 DRAFT = Range(0, 63)
+"""Tokens drafted per step."""
 
 
 @dataclass(frozen=True)
 class EngineConfig(ContextConfig):
-    """What an `Engine` runs and on what. Only `target` has no default. How contexts and models are set up,
-    by llama.cpp's names, is in `ContextConfig`."""
+    """The options of an `Engine`. Only `target` has no default.
+
+    `ContextConfig` declares the options of contexts and models, by llama.cpp's names.
+    """
 
     target: Path | str = option(  # noqa: RUF009
         None, "GGUF of the model (default: the bundled demo pair)", "--target", "--model", "-m"
@@ -152,9 +156,9 @@ class EngineConfig(ContextConfig):
         None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
     )
     model_params: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of llama_model_params to set beside the above, by llama.cpp's names."""
+    """Further fields of llama_model_params to set, by llama.cpp's names."""
     context_params: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of llama_context_params to set beside the above, by llama.cpp's names."""
+    """Further fields of llama_context_params to set, by llama.cpp's names."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:
@@ -162,7 +166,7 @@ class EngineConfig(ContextConfig):
             raise InputError("no target: name the GGUF file of a model")
         super().__post_init__()
         if isinstance(self.scheduler, str):
-            schedulers.make(self.scheduler, **self.scheduler_options)  # refused now rather than after loading
+            schedulers.make(self.scheduler, **self.scheduler_options)  # refuses it before models are loaded
         self._check_draft()
         for name in self.draft_types:
             if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
@@ -195,14 +199,14 @@ class EngineConfig(ContextConfig):
 
     @property
     def is_governed(self) -> bool:
-        """Whether the draft length is chosen while it runs (governor "roofline")."""
+        """True if the governor "roofline" chooses the draft length of each step."""
         if self.governor is not None:
             return self.governor == "roofline"
         return self.draft_length is None and not self.deterministic
 
     @property
     def longest_draft(self) -> int:
-        """Tokens drafted per step at most; where the length is fixed, always."""
+        """The largest number of tokens drafted per step; the number of every step if the length is fixed."""
         if self.draft_length is not None:
             return self.draft_length
         if self.draft_max is not None:
@@ -211,7 +215,7 @@ class EngineConfig(ContextConfig):
 
     @property
     def draft_types(self) -> tuple[str, ...]:
-        """The ways to draft, resolved: empty without speculation."""
+        """The ways to draft, with defaults resolved; empty without speculation."""
         if self.longest_draft == 0:
             return ()
         if self.draft_type is None:

@@ -1,4 +1,4 @@
-"""What a setting is, and how it is checked: a field of a dataclass, and an option of the command line."""
+"""Declaration and check of a setting: a dataclass field that is also an option of the command line."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def option(
     group: str = "",
     off: tuple[str, ...] = (),
 ) -> Any:
-    """A field that is also an option of the command line; the first flag is the one that messages name.
+    """Return a dataclass field that is also an option of the command line. Messages name its first flag.
 
-    `group` is its heading in the help, where that is not the configuration's own. `off` are the flags that
-    make False of a field whose default is True; `flags` are then understood, and `help` says what `off` does.
-    A `default` of dict is an empty one.
+    `group` is the option's heading in the help, if it differs from the configuration's. `off` has the flags
+    that set a field to False whose default is True. Such a field still accepts `flags`, and its `help` tells
+    what the flags of `off` do. A `default` of dict means an empty dictionary.
     """
     metadata = {
         "help": help, "flags": flags, "range": range, "choices": choices, "metavar": metavar, "group": group,
@@ -58,14 +58,14 @@ def option(
 
 
 def option_fields(config: Any) -> list[Field[Any]]:
-    """The fields of a configuration, and what else may be given to make one: other ways to write a field."""
+    """Return the fields of a configuration, with the InitVars that are other ways to set one of them."""
     return [
         item for item in config.__dataclass_fields__.values() if not str(item.type).startswith("ClassVar")
     ]
 
 
 class Checked:
-    """Checks every field against its declared range and choices."""
+    """A base class of configurations. It checks every field against its declared range and choices."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
@@ -86,7 +86,10 @@ class Checked:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From keys and values, as of a settings file. An unknown key is an InputError naming the known."""
+        """Return a configuration from keys and values, such as those of a settings file.
+
+        Raises InputError for an unknown key. The message lists the known keys.
+        """
         known = [item.name for item in option_fields(cls)]
         for key in values:
             if key not in known:
@@ -97,7 +100,7 @@ class Checked:
 
 
 def names_in(value: Any) -> tuple[str, ...]:
-    """Names that are written as a tuple, or in one text with commas."""
+    """Return the names in a tuple, in a list, or in one text that separates them with commas."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(","))
     return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -1,4 +1,4 @@
-"""Grammars from files and from JSON schemas, as the text that llama.cpp's sampler takes."""
+"""Grammars from files and JSON schemas, as GBNF text for llama.cpp's sampler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spac.errors import InputError, one_line
 
 
 def of_file(path: Path | str) -> str:
-    """The grammar in a file. Raises InputError."""
+    """Return the grammar in a file. Raises InputError if it cannot be read or is empty."""
     text = _read(path, "grammar")
     if not text.strip():
         raise InputError(f"{path}: the grammar is empty")
@@ -19,12 +19,15 @@ def of_file(path: Path | str) -> str:
 
 
 def of_schema_file(path: Path | str) -> str:
-    """The grammar of what fits the JSON schema in a file. Raises InputError."""
+    """Return the grammar of all texts that fit the JSON schema in a file. Raises InputError."""
     return of_schema(_read(path, "JSON schema"), name=f"{path}: ")
 
 
 def of_schema(schema: str | Mapping[str, Any], *, name: str = "") -> str:
-    """The grammar of what fits a JSON schema. Raises InputError."""
+    """Return the grammar of all texts that fit a JSON schema.
+
+    Raises InputError if the schema is invalid. The message begins with `name`.
+    """
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -39,13 +42,13 @@ def of_schema(schema: str | Mapping[str, Any], *, name: str = "") -> str:
         return str(json_schema_to_gbnf(json.dumps(schema)))
     except ImportError:
         raise
-    except Exception as error:  # it raises whatever a schema that is none makes it stumble over
+    except Exception as error:  # the converter raises many types for invalid schemas
         reason = one_line(str(error)) or type(error).__name__
         raise InputError(f"{name}the JSON schema cannot be made a grammar: {reason}") from None
 
 
 def _check_references(schema: Any) -> None:
-    """Only those inside: a schema from the network would be another one tomorrow."""
+    """Raise InputError for a reference to another schema: a schema from the network may change."""
     if isinstance(schema, Mapping):
         reference = schema.get("$ref", "#/")
         if not (isinstance(reference, str) and reference.startswith("#/")):

@@ -1,4 +1,4 @@
-"""Metadata that are read in place of a model file's own (`--override-kv`)."""
+"""Metadata that replace those of a model file (`--override-kv`)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from spac.errors import InputError
 
 Value = bool | int | float | str
-_LONGEST = 127  # bytes of a key and of a text, in llama.cpp's structure
+_LONGEST = 127
+"""Bytes of the longest key, and of the longest text, in llama.cpp's structure."""
 _KINDS = "int, float, bool, str"
 _TRUTH = {"true": True, "false": False}
 
 
 def parse_overrides(text: str) -> dict[str, Value]:
-    """From `KEY=TYPE:VALUE,…`. Raises InputError."""
+    """Return the values in a text `KEY=TYPE:VALUE,…`. Raises InputError."""
     found: dict[str, Value] = {}
     for item in text.split(","):
         key, is_pair, rest = item.partition("=")
@@ -43,7 +44,7 @@ def _value(key: str, kind: str, written: str) -> Value:
 
 
 def check_overrides(values: Mapping[str, Any]) -> None:
-    """Raises InputError for what llama.cpp's structure does not hold."""
+    """Raise InputError for a key or a value that llama.cpp's structure cannot hold."""
     for key, value in values.items():
         if not 0 < len(key.encode()) <= _LONGEST or "\0" in key:
             raise InputError(f"override_kv: a key has 1 to {_LONGEST} bytes, not '{key[:40]}'")

@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""The options of sampling, with llama.cpp's names and defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLERS = {
     "xtc": "x",
     "temperature": "t",
 }
-"""llama.cpp's samplers in its order, each with the letter that --sampler-seq has for it."""
+"""llama.cpp's samplers in its order, each with its letter in --sampler-seq."""
 _SAMPLER_NAMES = {
     **{name.replace("_", ""): name for name in SAMPLERS},
     "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p", "nucleus": "top_p",
@@ -33,7 +33,10 @@ _SAMPLER_NAMES = {
 
 @dataclass(frozen=True)
 class SamplingConfig(Checked):
-    """How the next token is chosen: llama.cpp's samplers, names and defaults. `temp=0` is greedy."""
+    """The options that choose the next token, with llama.cpp's samplers, names and defaults.
+
+    `temp=0` is greedy.
+    """
 
     seed: int | None = option(
         None, "seed of the sampler; without it, or with -1, a random one, which is reported", "--seed", "-s",
@@ -108,7 +111,7 @@ class SamplingConfig(Checked):
     json_schema_file: InitVar[Path | str | None] = option(  # noqa: RUF009
         None, "the same, from a file", "--json-schema-file", "-jf"
     )
-    """A file or a schema becomes `grammar`."""
+    """A grammar file, a JSON schema, or a schema file sets `grammar`."""
 
     def __post_init__(
         self,
@@ -138,7 +141,10 @@ class SamplingConfig(Checked):
 
 
 def sampler_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """llama.cpp's own names of samplers, from names as it takes them. Raises InputError."""
+    """Return llama.cpp's own names of samplers, from the names and aliases that it accepts.
+
+    Raises InputError for an unknown name.
+    """
     found = []
     for name in names.split(";") if isinstance(names, str) else names:
         plain = re.sub("[-_ ]", "", str(name)).lower()
@@ -150,7 +156,7 @@ def sampler_names(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def sampler_sequence(letters: str) -> tuple[str, ...]:
-    """The samplers that --sampler-seq names by their letters. Raises InputError."""
+    """Return the samplers that --sampler-seq names by their letters. Raises InputError."""
     known = {letter: name for name, letter in SAMPLERS.items()}
     for letter in letters:
         if letter not in known:
@@ -160,7 +166,7 @@ def sampler_sequence(letters: str) -> tuple[str, ...]:
 
 
 def parse_bias(text: str) -> dict[int, float]:
-    """From TOKEN+BIAS or TOKEN-BIAS. Raises InputError."""
+    """Return the bias of a token from a text TOKEN+BIAS or TOKEN-BIAS. Raises InputError."""
     match = re.fullmatch(r"\s*(\d+)([+-])(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf)", text, re.ASCII)
     if match is None:
         raise InputError(f"logit_bias: '{text}' is not a token's number, + or -, and the bias, as in 15043+1")
@@ -168,7 +174,7 @@ def parse_bias(text: str) -> dict[int, float]:
 
 
 def checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
-    """Raises InputError for what is no token, or no number."""
+    """Return the biases as a dictionary. Raises InputError for an invalid token or bias."""
     for token, value in bias.items():
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
             raise InputError(f"logit_bias: {token!r} is not the number of a token")

@@ -1,4 +1,4 @@
-"""Values that a user writes in several ways: slots, a memory limit, a prompt's batch, an adapter."""
+"""Values that a user can write in several ways: slots, memory limits, streaming batches, adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from spac.machine.device_memory import parse_size, size
 
 @dataclass(frozen=True)
 class Slots:
-    """How many experts the device holds: a share of all experts, a count, or as many as fit (both None)."""
+    """The number of experts that the device holds: a share of all experts, or a count.
+
+    If both are None, the device holds the experts that fit.
+    """
 
     share: float | None = None
     count: int | None = None
@@ -30,16 +33,20 @@ class Slots:
 
     @property
     def is_auto(self) -> bool:
+        """True if the device holds the experts that fit."""
         return self.share is None and self.count is None
 
     def of(self, n_experts: int) -> int:
-        """The number of slots for a model with `n_experts` experts in all its layers. Not for auto."""
+        """Return the number of slots for a model with `n_experts` experts in all its layers. Not for auto."""
         wanted = round(self.share * n_experts) if self.share is not None else self.count or 0
         return min(wanted, n_experts)
 
     @classmethod
     def parse(cls, value: Slots | str | int | float) -> Slots:
-        """From what a user writes. Integers are counts; numbers with a point or a percent sign are shares."""
+        """Return the slots that a user's value means. Raises InputError.
+
+        Integers are counts. Numbers with a point or a percent sign are shares.
+        """
         if isinstance(value, Slots):
             return value
         if isinstance(value, int):
@@ -66,7 +73,10 @@ class Slots:
 
 @dataclass(frozen=True)
 class VramLimit:
-    """What spac's buffers may take of a device together: bytes, or a share of its memory. One is None."""
+    """The limit of the memory that spac's buffers take of a device together.
+
+    It is a number of bytes, or a share of the device's memory. One of the two is None.
+    """
 
     n_bytes: int | None = None
     share: float | None = None
@@ -80,12 +90,15 @@ class VramLimit:
             raise InputError(f"vram_limit: the share {self.share:g} is not above 0 and up to 1")
 
     def of(self, total: int) -> int:
-        """Bytes, on a device of `total` bytes."""
+        """Return the limit in bytes for a device of `total` bytes."""
         return self.n_bytes if self.n_bytes is not None else int((self.share or 1.0) * total)
 
     @classmethod
     def parse(cls, value: VramLimit | str | int | float) -> VramLimit:
-        """From what a user writes. Integers are bytes, other numbers shares. Raises InputError."""
+        """Return the limit that a user's value means. Raises InputError.
+
+        Integers are bytes. Floating-point numbers are shares.
+        """
         if isinstance(value, VramLimit):
             return value
         if isinstance(value, int):
@@ -107,18 +120,18 @@ class VramLimit:
 class StreamBatch:
     """The batch size, in tokens, from which prompts run all experts on the device.
 
-    0 stands for never, None for an estimate from measured costs.
+    0 means never. None means that the size is estimated from measured costs.
     """
 
     tokens: int | None = None
 
     ACCEPTED = "'auto', or a number of tokens (0: never)"
     LEAST = 32
-    """Tokens below which `auto` never streams: such graphs may be verifications."""
+    """Tokens. `auto` never streams smaller batches, which may be verifications."""
 
     @classmethod
     def parse(cls, value: StreamBatch | str | int) -> StreamBatch:
-        """From what a user writes. Raises InputError."""
+        """Return the batch size that a user's value means. Raises InputError."""
         if isinstance(value, StreamBatch):
             return value
         if isinstance(value, str) and value.strip().lower() == "auto":
@@ -137,7 +150,7 @@ class StreamBatch:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's file, and the factor that it is applied with."""
+    """A LoRA adapter's file, and the factor that the adapter is applied with."""
 
     path: Path
     scale: float = 1.0
@@ -150,7 +163,7 @@ class Adapter:
 
     @classmethod
     def of(cls, value: Any) -> Adapter:
-        """From itself, a path, or a pair of path and scale."""
+        """Return an adapter from an adapter, a path, or a pair of path and scale. Raises InputError."""
         if isinstance(value, Adapter):
             return value
         if isinstance(value, str | os.PathLike):
@@ -163,20 +176,20 @@ class Adapter:
 
     @classmethod
     def several(cls, values: Any) -> tuple[Adapter, ...]:
-        """From one of these, or a sequence of them."""
+        """Return adapters from one value that `of` accepts, or from a sequence of them. Raises InputError."""
         if isinstance(values, str | os.PathLike | Adapter):
             return (cls.of(values),)
         return tuple(map(cls.of, values))
 
     @classmethod
     def parse(cls, text: str) -> tuple[Adapter, ...]:
-        """From `FILE,…`; a file whose own name has a comma is one. Raises InputError."""
+        """Return the adapters in a text `FILE,…`. An existing file whose name has a comma is one adapter."""
         names = [text] if Path(text).exists() else text.split(",")
         return tuple(cls(Path(name)) for name in names)
 
     @classmethod
     def parse_scaled(cls, text: str) -> tuple[Adapter, ...]:
-        """From `FILE:SCALE,…`. Raises InputError."""
+        """Return the adapters in a text `FILE:SCALE,…`. Raises InputError."""
         found = []
         for item in text.split(","):
             name, _, scale = item.rpartition(":")

@@ -1,4 +1,4 @@
-"""Tell what spac found on this machine, and what is off and why: `python -m spac.doctor`."""
+"""The program that reports what spac found on this machine, what is off and why: `python -m spac.doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program and return its exit code."""
     from spac.doctor.program import main as run
 
     return run(arguments)

@@ -1,4 +1,4 @@
-"""`python -m spac.doctor`."""
+"""The program `python -m spac.doctor`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a check of `spac doctor` tells."""
+"""The result of a check of `spac doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ State = Literal["ok", "off", "fault"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `why` says what is off about it, and what to do; empty for "ok"."""
+    """The result of one check. `why` says what is off and what to do. It is empty for "ok"."""
 
     name: str
     state: State

@@ -1,4 +1,4 @@
-"""The mechanisms of the split that can be switched off alone: names, switches, and what shows their use."""
+"""The mechanisms of the split that can be switched off alone: their names, switches and counters."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One way in which the split is made faster; the plain split does without any."""
+    """One way to make the split faster. The plain split uses none."""
 
     name: str
     switch: env.Switch | None = None
-    """The variable that switches it; None where an option does."""
+    """The variable that switches it; None if an option does."""
     option: str = ""
-    """What a user gives to a program to switch it off, where `switch` is None."""
+    """The option that switches it off if `switch` is None."""
     needs: tuple[str, ...] = ()
-    """The names of mechanisms that have to be on as well."""
+    """The names of the mechanisms that it needs."""
     counter: str = ""
-    """A counter of `Experts.stats` that stays zero unless the mechanism is at work; "" where none tells."""
+    """A counter of `Experts.stats` that rises only while the mechanism is used; "" if there is none."""
     usual_on_stand_in: bool = False
-    """Whether the simulated device has it where a user has not chosen."""
+    """True if the simulated device uses it by default."""
 
     @property
     def remedy(self) -> str:
-        """Tell what switches it off."""
+        """The setting that switches it off, in words."""
         return f"set {self.switch.name}=0" if self.switch is not None else f"give {self.option}"
 
     @property
     def refused(self) -> bool:
-        """Tell whether the user has switched it off."""
+        """True if the user has switched it off."""
         return self.switch is not None and self.switch.get() is False
 
     @property
     def chosen(self) -> bool:
-        """Tell whether the user has switched it on."""
+        """True if the user has switched it on."""
         return self.switch is not None and self.switch.get() is True
 
 
@@ -51,7 +51,7 @@ PINNED = Mechanism("pinned experts", env.PIN, usual_on_stand_in=True)
 STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
 LOOKAHEAD = Mechanism("looking ahead", env.LOOKAHEAD, counter="foreseen")
 MECHANISMS = (MASKS, AHEAD, IN_PLACE, PINNED, STREAMED, LOOKAHEAD)
-"""All of them, those that others need first."""
+"""All mechanisms. Each stands after those that it needs."""
 BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
 
 
@@ -61,7 +61,7 @@ def with_needs(mechanism: Mechanism) -> frozenset[str]:
 
 
 def without_orphans(names: Iterable[str]) -> frozenset[str]:
-    """Return the names, but for those of mechanisms that need one that is not among them."""
+    """Return the names, except those of mechanisms that need one that is not among them."""
     kept = frozenset(names)
     return frozenset(m.name for m in MECHANISMS if m.name in kept and kept.issuperset(m.needs))
 
@@ -73,19 +73,19 @@ def settings_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def there_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
-    """Tell whether a device has what a mechanism needs: not every device's kernels read ids masks."""
+    """Return True if a device can run a mechanism: not every device's kernels read ids masks."""
     return device.is_stand_in or device.reads_masks or MASKS.name not in with_needs(mechanism)
 
 
 def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
-    """Tell whether a run on a device uses a mechanism that works there, as things are set now."""
+    """Return True if a run with the present settings uses a mechanism that works on a device."""
     if mechanism.refused or any(other.refused for other in MECHANISMS if other.name in mechanism.needs):
         return False
     return mechanism.usual_on_stand_in or mechanism.chosen or not device.is_stand_in
 
 
 def why_unused(mechanism: Mechanism) -> str:
-    """Tell in words why a run does not use a mechanism."""
+    """Return the reason why a run does not use a mechanism."""
     for other in MECHANISMS:
         if other.name in with_needs(mechanism) and other.refused and other.switch is not None:
             return f"not used: {other.switch.name}=0"

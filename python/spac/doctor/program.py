@@ -1,7 +1,7 @@
-"""What spac found on this machine, and what is off and why: `spac doctor`, or `python -m spac.doctor --json`.
+"""Checks of this machine, for `spac doctor` or `python -m spac.doctor --json`: what is off, and why.
 
-Exit code 0 when models can be run here, 1 when something stands in the way. What merely slows them down, or
-an extra that is not installed, is told and changes nothing.
+The exit code is 0 if models can run here, and 1 if something prevents that. A finding that only slows models
+down, or a missing extra, does not change the exit code.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ EXTRAS = {
 
 
 def missing_modules(extra: str) -> list[str]:
-    """Those of an extra's modules that are not installed."""
+    """Return the modules of an extra that are not installed."""
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 
 
 def examine(
     target: Path | None = None, vram_limit: VramLimit | None = None, self_test: bool | None = None
 ) -> Iterator[Finding]:
-    """Everything, in the order in which it is told. No check stops those after it.
+    """Yield the findings of all checks, in order. A check that fails does not stop the later ones.
 
-    With a `target`, also how much of it would fit on the device, of which `vram_limit` may be taken.
-    `self_test`: whether every mechanism is tried; None: on GPUs, not on the simulated device.
+    With a `target`, a finding says how much of the model fits on the device within `vram_limit`. `self_test`
+    says if every mechanism is tried; None tries them on GPUs, not on the simulated device.
     """
     room = functools.partial(_vram, target, vram_limit)
     trial = Trial(self_test)
@@ -92,7 +92,7 @@ def _llama_cpp_python() -> Iterator[Finding]:
     name = "llama-cpp-python"
     try:
         import llama_cpp
-    except ImportError as error:  # its line tells the remedy
+    except ImportError as error:  # its message has the remedy
         yield Finding(name, "fault", "not usable", one_line(str(error)))
         return
     yield Finding(name, "ok", f"{llama_cpp.__version__}, on spac's library")
@@ -110,7 +110,7 @@ def _cpu(target: Path | None) -> Iterator[Finding]:
 
 
 def _kernels(target: Path | None) -> Finding:
-    """Tell which kernels there are, and which of them the CPU computes with."""
+    """Return which of spac's kernels there are, and which of them the CPU uses."""
     from spac import _core
     from spac.model import kernels
     from spac.model.gguf.check import check_model
@@ -133,7 +133,7 @@ def _kernels(target: Path | None) -> Finding:
 
 
 def _repacking(target: Path | None) -> Iterator[Finding]:
-    """Tell whether llama.cpp repacks a model's weights on the CPU alone, and what that gains."""
+    """Yield the choice to repack a model's weights on the CPU alone, and the gain of it."""
     from spac import _core
     from spac.model import kernels, repacking
     from spac.model.gguf.check import check_model
@@ -171,7 +171,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
-    """What the device that runs by default has room for."""
+    """Yield the memory free for models on the default device, and the part of a model that fits."""
     from spac.model.gguf.check import check_model
     from spac.model.pair import choose_device
 
@@ -210,7 +210,7 @@ def _why_no_gpu(built: bool, driver: str) -> str:
 
 
 def _driver() -> str:
-    """The NVIDIA driver and the CUDA version that it can do; "" without one."""
+    """Return the NVIDIA driver's version and the CUDA version that it supports; "" without a driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -221,7 +221,7 @@ def _driver() -> str:
     cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:  # WSL2 has none
+    except OSError:  # WSL2 has no such file
         return cuda
     match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
     return f"{match[1]}, {cuda}" if match else cuda
@@ -239,7 +239,7 @@ def _memory(target: Path | None = None) -> Iterator[Finding]:
 
 
 def _huge_pages(target: Path | None) -> Iterator[Finding]:
-    """Tell what the machine offers, and what a model would gain."""
+    """Yield the huge pages that the machine offers, and the gain for a model."""
     from spac.model import huge_pages
     from spac.model.gguf.check import check_model
 
@@ -249,7 +249,7 @@ def _huge_pages(target: Path | None) -> Iterator[Finding]:
 
 
 def _paging(target: Path) -> Iterator[Finding]:
-    """Whether memory holds a model's experts."""
+    """Yield the size of a model's experts, and a reason if memory does not hold them all."""
     from spac.config import EngineConfig
     from spac.model.gguf.check import check_model
     from spac.model.paging import is_paged
@@ -279,7 +279,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _demo() -> Iterator[Finding]:
-    """Load the bundled pair, with its split, and generate a little: the one check that proves the others."""
+    """Load the bundled pair with its split, and generate a few tokens. This check covers the others."""
     if importlib.util.find_spec("spac.demo") is None:
         yield Finding("demo", "off", "none", "this installation has no demo pair")
         return
@@ -325,7 +325,7 @@ def _gb(size: int) -> str:
 
 
 def make_parser() -> Parser:
-    """The options of `spac doctor`."""
+    """Return the parser with the options of `spac doctor`."""
     parser = Parser(
         prog="spac.doctor", description="Tell what was found on this machine, and what is off and why."
     )
@@ -341,7 +341,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine and tell; returns 1 when something keeps models from running."""
+    """Run all checks, print their findings, and return 1 if something keeps models from running."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     limit = VramLimit.parse(options.vram_limit) if "vram_limit" in options else None

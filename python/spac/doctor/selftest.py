@@ -1,8 +1,8 @@
-"""Tries every mechanism of the split on a device, each in a process of its own that has a time limit.
+"""Try every mechanism of the split on a device, each in a process of its own that has a time limit.
 
 A process evaluates a few tokens of the bundled demo pair with a quarter of the experts resident. Its logits
-are compared with those of the plain split, which uses none of the mechanisms. `spac doctor` tells what came
-of it. `python -m spac.doctor.selftest` is what the processes run, and no program for users.
+are compared with those of the plain split, which uses none of the mechanisms. `spac doctor` shows the
+results. The processes run `python -m spac.doctor.selftest`, which is not a program for users.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
     from spac.model.pair import ModelPair
 
 LIMIT_S = 15.0
-"""Seconds that one process has."""
+"""The time limit of one process in seconds."""
 BOUND = 5e-3
-"""The largest normalized mean square error of logits: CPU and device round differently, and the router's near
-ties may move."""
+"""The largest normalized mean square error of logits that passes.
+
+CPU and device round differently, and near ties of the router may change.
+"""
 BATCHES = (40, 4, 1, 1)
-"""Tokens evaluated at a time: a prompt that is long enough to be streamed, a verification, single tokens."""
+"""The tokens of each batch: a prompt long enough for prefill streaming, a verification, single tokens."""
 SLOTS = 4
-"""One of so many experts is resident."""
+"""The number of experts per resident expert."""
 STREAM_TOKENS = 32
 PLAIN = "plain split"
 TOGETHER = "together"
 _LAYERS_AHEAD = 1  # the demo pair has few layers
-_KILLED_S = 5.0  # a process inside a driver's call may not even end when it is killed
+_KILLED_S = 5.0  # a killed process inside a driver's call may not end
 _TELLS = re.compile(r"error|ASSERT|abort|spac: |illegal|Fatal", re.IGNORECASE)
 
 Verdict = Literal["works", "wrong", "crashed", "no answer", "idle", "not tried"]
@@ -53,7 +55,7 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of trying one mechanism. `found` says it in words."""
+    """The outcome of one mechanism's test. `found` says it in words."""
 
     name: str
     verdict: Verdict
@@ -61,22 +63,22 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Tell whether the mechanism must not be used on this device."""
+        """True if the mechanism must not be used on this device."""
         return self.verdict in ("wrong", "crashed", "no answer")
 
 
 class SelfTest:
-    """The processes of one device."""
+    """Runs the processes that test one device."""
 
     def __init__(
         self, device: _core.DeviceInfo, limit_s: float = LIMIT_S, faults: Mapping[str, str] | None = None
     ) -> None:
-        """Prepare the test. `faults`: for tests, a fault of `_core.set_fault` by a mechanism's name."""
+        """Prepare the test. For tests, `faults` has a fault of `_core.set_fault` for a mechanism's name."""
         self._device, self._limit_s, self._faults = device, limit_s, faults or {}
         self._plain: Logits | None = None
 
     def run(self) -> Iterator[Result]:
-        """Try the plain split, then each mechanism beside it; only the former where that fails."""
+        """Try the plain split, and then each mechanism. Stop if the plain split fails."""
         plain = self._try(PLAIN, frozenset())
         yield plain
         if plain.failed:
@@ -129,7 +131,7 @@ class SelfTest:
 
     def _environment(self, on: frozenset[str]) -> dict[str, str]:
         more = settings_of(on) | {"GGML_NO_BACKTRACE": "1", "PYTHONFAULTHANDLER": "1"}
-        if env.GATE_TIMEOUT.get() is None:  # so that the library has the time to say where it waits
+        if env.GATE_TIMEOUT.get() is None:  # leaves the library time to say where it waits
             more[env.GATE_TIMEOUT.name] = f"{self._limit_s / 2:g}"
         return {**os.environ, **more}
 
@@ -137,9 +139,9 @@ class SelfTest:
 def run_limited(
     words: Sequence[str], environment: Mapping[str, str], log: Path, limit_s: float
 ) -> int | None:
-    """Run a process and return its exit code; None where it was killed, for it was not done in time.
+    """Run a process and return its exit code; None if it ran past the limit and was killed.
 
-    Its output goes to `log`. A process that does not end even so is left behind.
+    Its output goes to `log`. A process that does not end after the kill is left behind.
     """
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -158,9 +160,9 @@ def run_limited(
 
 
 def telling_line(log: Path) -> str:
-    """Return the first line of a log that explains a failure, else the last one of all.
+    """Return the first line of a log that explains a failure, else its last line.
 
-    The first such line names the cause; those after it name what followed from it.
+    The first such line names the cause. Later ones name its consequences.
     """
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if _TELLS.search(line)]
@@ -168,19 +170,19 @@ def telling_line(log: Path) -> str:
 
 
 def error(found: Logits, wanted: Logits) -> float:
-    """Return the normalized mean square error; infinite where a number is none."""
+    """Return the normalized mean square error; infinity if it is not a finite number."""
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     value = float(np.square(a - b).sum() / np.square(b - b.mean()).sum())
     return value if np.isfinite(value) else float("inf")
 
 
-# What the processes do
+# The work of the processes
 
 
 def evaluate(device: str, on: frozenset[str]) -> tuple[Logits, dict[str, int]]:
     """Return the logits float32 [tokens, n_vocab] of the fixed tokens, and the counters of the experts.
 
-    The environment has been set as `settings_of(on)` says.
+    The caller has set the environment to `settings_of(on)`.
     """
     from spac.config import EngineConfig
     from spac.model.pair import ModelPair
@@ -193,11 +195,11 @@ def evaluate(device: str, on: frozenset[str]) -> tuple[Logits, dict[str, int]]:
     pair = ModelPair(config, None)
     try:
         experts = pair.experts
-        assert experts is not None  # the demo pair's target has some
+        assert experts is not None  # the demo pair's target has experts
         make_resident(experts)
         experts.set_lookahead(_LAYERS_AHEAD if LOOKAHEAD.name in on else 0)
-        experts.set_stream_tokens(stream_tokens)  # a pair is made without
-        experts.set_step_tokens(max(BATCHES[1:]))  # larger batches are prompts, which may be streamed
+        experts.set_stream_tokens(stream_tokens)  # a new pair does not stream
+        experts.set_step_tokens(max(BATCHES[1:]))  # larger batches are prompts
         tokens = np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()
         found, at = [], 0
         for n in BATCHES:
@@ -209,7 +211,7 @@ def evaluate(device: str, on: frozenset[str]) -> tuple[Logits, dict[str, int]]:
 
 
 def make_resident(experts: _core.Experts) -> None:
-    """Load a quarter of the experts, of every layer some."""
+    """Make a quarter of the experts resident, some of every layer."""
     counts = [layer.n_expert for layer in experts.layers]
     experts.attach_slots(sum(counts) // SLOTS)
     priority = np.tile(np.arange(max(counts)) % SLOTS, (len(counts), 1)).astype(np.int32)
@@ -218,7 +220,7 @@ def make_resident(experts: _core.Experts) -> None:
 
 
 def decode(pair: ModelPair, tokens: Sequence[int], position: int) -> Logits:
-    """Return float32 [n, n_vocab] of tokens that are evaluated as one batch. Raises DeviceError."""
+    """Return the logits float32 [n, n_vocab] of one batch. Raise DeviceError if the evaluation fails."""
     import llama_cpp.llama_cpp as api
 
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(pair.target.pointer))
@@ -236,13 +238,13 @@ def decode(pair: ModelPair, tokens: Sequence[int], position: int) -> Logits:
 
 
 def _echo(level: int, text: bytes, _: object) -> None:
-    """Write warnings and errors to stderr: what a driver says comes through the log alone."""
+    """Write warnings and errors to stderr: a driver's messages come only through the log."""
     if level in (3, 4):
         os.write(2, text)
 
 
 def main() -> int:
-    """Evaluate the tokens in this process, and write the result to a file."""
+    """Evaluate the tokens in this process, write the result to a file, and return the exit code."""
     parser = argparse.ArgumentParser(prog="spac.doctor.selftest", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", required=True)
     parser.add_argument("--on", default="", help="names of mechanisms, with commas between")
@@ -255,12 +257,12 @@ def main() -> int:
 
     echo_log(_echo)
     is_stand_in = any(one.is_stand_in for one in _core.devices() if one.name == options.device)
-    # The simulated device always reads masks, but for this, which is what other devices do without them.
+    # The simulated device reads masks unless this fault is set. Then it does what other devices do.
     plain = "compact" if is_stand_in and MASKS.name not in on else ""
     _core.set_fault(options.fault or plain)
     try:
         logits, counters = evaluate(options.device, on)
-    except Exception as problem:  # whatever it is, one line tells it
+    except Exception as problem:  # any error is reported on one line
         print(f"error: {one_line(str(problem)) or type(problem).__name__}", file=sys.stderr)
         return 1
     finally:

@@ -1,4 +1,4 @@
-"""What `spac doctor` makes of the self-test: which mechanisms work and are used, what to switch off."""
+"""The findings of the self-test: which mechanisms work and are used, and what to switch off."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 
 class Trial:
-    """The self-test of the device that runs by default, and what follows from it for the checks behind."""
+    """Runs the self-test of the default device, and applies its results to the later checks."""
 
     def __init__(self, wanted: bool | None, make: Callable[[DeviceInfo], SelfTest] | None = None) -> None:
-        """Prepare it. `wanted` None: on GPUs, not on the simulated device; `make`: for tests."""
+        """Prepare the test, which runs if `wanted` is True.
+
+        None runs it on GPUs, not on the simulated device. `make` replaces the self-test in tests.
+        """
         self._wanted, self._make = wanted, make
         self._unusable = ""
         self._switches: dict[str, str] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Try every mechanism; yield what came of each as soon as it is known."""
+        """Try every mechanism, and yield the finding of each as soon as it is known."""
         if self._wanted is False or importlib.util.find_spec("spac.demo") is None:
             return
         from spac.doctor import selftest
@@ -47,7 +50,7 @@ class Trial:
             yield self._together(test.together(together))
 
     def heeded(self, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Run the check that loads a model, as the findings advise: what failed is switched off for it."""
+        """Run the check that loads a model, with the failed mechanisms switched off."""
         if self._unusable:
             yield Finding("demo", "off", "not run", self._unusable)
             return

@@ -1,1 +1,1 @@
-"""What the machine has: processor, memory, device memory, and files that are written whole."""
+"""Facts about the machine (processor, memory, device memory), and files that are written atomically."""

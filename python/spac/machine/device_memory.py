@@ -1,4 +1,4 @@
-"""A device's memory: how much of it spac may take, and the words for what does not fit."""
+"""A device's memory: sizes, the margin that spac leaves free, and messages about lacking memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import spac._core as _core
 
-MARGIN_SHARE = 0.05  # of the device's memory, or of the limit, that stays free
-MARGIN_LEAST = 256 << 20  # on a real device, whose libraries allocate when they are first used
-MARGIN_MOST = 2 << 30  # these need no more on a larger one
+MARGIN_SHARE = 0.05
+"""The share of the device's memory, or of the limit, that stays free."""
+MARGIN_LEAST = 256 << 20
+"""Bytes. The least margin on a real device, whose libraries allocate when they are first used."""
+MARGIN_MOST = 2 << 30
+"""Bytes. The largest margin on a real device. Its libraries need no more on a larger one."""
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?b)?")
 
 
 def parse_size(text: str) -> int | None:
-    """The bytes that a size with a unit says; None where it is none."""
+    """Return the bytes of a size with a unit, such as "8G"; None if the text is not such a size."""
     if not (match := _SIZE.fullmatch(text.strip().lower())):
         return None
     base = 1000 if match[3] == "b" else 1024
@@ -25,19 +28,19 @@ def parse_size(text: str) -> int | None:
 
 
 def size(n_bytes: int) -> str:
-    """A number of bytes for a message."""
+    """Return a number of bytes as text in GiB or MiB."""
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.1f} MiB"
 
 
 def room_of(device: str, memory: _core.DeviceMemory) -> str:
-    """What a device may hold, for a message."""
+    """Return a phrase for the memory that spac may use on a device: its limit, or all of it."""
     if memory.limit:
         return f"the {size(memory.limit)} of {device} that --vram-limit allows"
     return f"the memory of {device}"
 
 
 def shortage(device: str, asked: int, memory: _core.DeviceMemory) -> str:
-    """Why `asked` bytes more were refused: what is needed, and what there is."""
+    """Return the reason why a device refused `asked` more bytes: the bytes needed and the bytes there are."""
     if memory.limit:
         needed = f"at least {size(memory.used + asked)} are needed beside the experts"
         return f"{needed}, and --vram-limit allows {size(memory.limit)} of {device}"
@@ -46,14 +49,16 @@ def shortage(device: str, asked: int, memory: _core.DeviceMemory) -> str:
 
 
 def in_use(device: str) -> int:
-    """Bytes of this process's buffers on a device; 0 for "cpu" and unknown ones."""
-    from spac import _core  # late: a configuration needs no library
+    """Return the bytes of this process's buffers on a device; 0 for "cpu" and for unknown devices."""
+    from spac import _core  # late: a configuration does not need the library
 
     return next((each.memory.used for each in _core.devices() if each.name == device), 0)
 
 
 def margin(n_bytes: int, *, is_stand_in: bool) -> int:
-    """Bytes that slots leave free of a device, or a limit, of `n_bytes`: pools and handles of the device's
-    libraries are in nobody's account."""
+    """Return the bytes that slots leave free on a device, or within a limit, of `n_bytes`.
+
+    The device's libraries allocate pools and handles there, which spac does not count.
+    """
     share = int(n_bytes * MARGIN_SHARE)
     return share if is_stand_in else min(max(share, MARGIN_LEAST), MARGIN_MOST)

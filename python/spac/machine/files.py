@@ -1,4 +1,4 @@
-"""Files that a run leaves behind: found to be writable before the work, and never half written after it."""
+"""Output files: check that they can be written before the work, and write them whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spac.errors import InputError
 
 
 def check_writable(path: Path) -> None:
-    """Raises InputError, one line, when a file of this name cannot be written. What is in it stays."""
+    """Raise InputError, with one line, if a file of this name cannot be written. Its content stays."""
     try:
         existed = path.exists()
         with path.open("ab"):
@@ -23,9 +23,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file has either its old content or `data`, whatever happens. Raises InputError, one line.
+    """Write `data` to a file so that it always has either its old content or `data`.
 
-    What is no file (a pipe, /dev/null) is written to; the file behind a link is replaced, not the link.
+    A pipe or a device such as /dev/null is written to directly. A link stays, and the file that it points to
+    is replaced. Raises InputError, with one line.
     """
     try:
         if path.exists() and not path.is_file():
@@ -49,12 +50,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def unwritable(path: Path, error: Exception) -> InputError:
-    """What is said of a file that cannot be written."""
+    """Return the InputError for a file that cannot be written."""
     return InputError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}")
 
 
 def _umask() -> int:
-    """The process's: what a new file of a user's would get."""
+    """Return the umask of this process, which the mode of a new file depends on."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

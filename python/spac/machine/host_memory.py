@@ -1,4 +1,4 @@
-"""How much of the machine's memory may be taken."""
+"""The host memory that this process may take, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_NO_LIMIT = 1 << 60  # version 1 says a number near 2^63
+_NO_LIMIT = 1 << 60
+"""Bytes. Larger limits mean no limit: control groups of version 1 report a number near 2^63."""
 
 
 def sizes() -> tuple[int, int]:
-    """Bytes that are available, and that there are; a control group's limit does not count. Raises OSError
-    where the system does not tell."""
+    """Return the available and the total bytes of memory, without regard to limits of control groups.
+
+    Raises OSError or KeyError if the system does not report them.
+    """
     found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
     return int(found["MemAvailable"]) << 10, int(found["MemTotal"]) << 10
 
 
 def group_limit() -> int | None:
-    """Bytes that this process's control groups allow; None for no limit."""
+    """Return the bytes that this process's control groups allow; None without a limit."""
     return min((limit for limit, _ in _limits()), default=None)
 
 
 def available() -> int:
-    """Bytes that may be taken, pages of mapped files among them; 0 where the system does not tell."""
+    """Return the bytes that may be taken, with pages of mapped files; 0 if the system reports none."""
     try:
         free, _ = sizes()
     except (OSError, KeyError):
@@ -33,7 +36,7 @@ def available() -> int:
 
 
 def most() -> int:
-    """Bytes that this process could have if nobody else had any; 0 where the system does not tell."""
+    """Return the bytes that this process could have on an idle machine; 0 if the system reports none."""
     try:
         _, total = sizes()
     except (OSError, KeyError):
@@ -42,7 +45,7 @@ def most() -> int:
 
 
 def swap() -> int:
-    """Bytes of swap space; 0 where the system does not tell."""
+    """Return the bytes of swap space; 0 if the system reports none."""
     try:
         match = re.search(r"^SwapTotal:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -51,8 +54,10 @@ def swap() -> int:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Limit and use of every control group around this process that has a limit; pages of files, which go
-    when others need the memory, do not count as used."""
+    """Yield the limit and the use, in bytes, of every control group of this process that has a limit.
+
+    Pages of files do not count as used, because the system drops them when the memory is needed.
+    """
     for folder in _folders():
         limits = (_number(folder, name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes"))
         limit = min((each for each in limits if each is not None), default=_NO_LIMIT)
@@ -63,8 +68,10 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 
 def _folders() -> Iterator[Path]:
-    """The process's control groups that count memory, the innermost first, of version 2 and 1. A container
-    may show its own as the outermost."""
+    """Yield the folders of this process's control groups that count memory, the innermost first.
+
+    They are of version 2 or 1. A container may show its own group as the outermost one.
+    """
     try:
         lines = _OWN.read_text().splitlines()
     except OSError:
@@ -80,12 +87,13 @@ def _folders() -> Iterator[Path]:
 
 
 def _file_pages(folder: Path) -> int:
+    """Return the bytes of pages of files that count as used in a control group."""
     try:
         text = (folder / "memory.stat").read_text()
     except OSError:
         return 0
     found = dict(re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE))
-    prefix = "total_" if "total_active_file" in found else ""  # version 1: with the groups inside
+    prefix = "total_" if "total_active_file" in found else ""  # version 1: the sum with inner groups
     return sum(int(found.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 

@@ -1,4 +1,4 @@
-"""The CPUs of the machine, and which of them the threads that compute should run on."""
+"""The CPUs of the machine, and the choice of CPUs for the threads that compute."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 _DEVICES = Path("/sys/devices")
 _SLOW = 0.8
-"""A CPU below this share of the fastest one's speed is of a slower kind. CPUs of one kind differ less:
-some of them are allowed a slightly higher clock."""
+"""A CPU below this share of the fastest CPU's speed is of a slower kind.
+
+CPUs of one kind differ less: some of them are allowed a slightly higher clock.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,22 +23,22 @@ class Cpu:
     core: int
     """The lowest number of the core's CPUs that this process may use."""
     rank: int = 0
-    """0 for the first of these CPUs, 1 for the second one."""
+    """The CPU's place among the CPUs of its core: 0 for the first, 1 for the second."""
     is_slow: bool = False
-    """True for an efficiency core's."""
+    """True for a CPU of an efficiency core."""
     node: int = 0
-    """The NUMA node whose memory is near."""
+    """The number of the NUMA node whose memory is near."""
 
 
 def usable() -> set[int]:
-    """Return the CPUs that the system lets this process use."""
+    """Return the numbers of the CPUs that the system lets this process use."""
     return os.sched_getaffinity(0)
 
 
 def read_cpus(allowed: Collection[int] | None = None, devices: Path = _DEVICES) -> list[Cpu]:
-    """Return the allowed CPUs as the system describes them below `devices`; all that is usable by default.
+    """Return the allowed CPUs, by default all usable ones, as the system describes them below `devices`.
 
-    What the system does not tell is taken as equal: a CPU is a core of its own, fast, on node 0.
+    Where the system gives no description, a CPU is taken as a fast core of its own on node 0.
     """
     numbers = sorted(usable() if allowed is None else allowed)
     slow, nodes = _slow_ones(numbers, devices), _nodes(devices)
@@ -55,26 +57,27 @@ def n_cores(cpus: Sequence[Cpu]) -> int:
 
 
 def ranked(cpus: Sequence[Cpu]) -> list[int]:
-    """Return the CPUs in the order in which threads should get them.
+    """Return the numbers of the CPUs in the order in which threads should get them.
 
-    The first thread of every core comes first, performance cores before efficiency cores, and then by node:
-    threads that are fewer than the cores of a node stay together.
+    The first hardware thread of every core comes first. Performance cores come before efficiency cores, and
+    then nodes in order, so that threads stay on one node if its cores suffice.
     """
     order = sorted(cpus, key=lambda cpu: (cpu.rank, cpu.is_slow, cpu.node, cpu.number))
     return [cpu.number for cpu in order]
 
 
 def is_uneven(cpus: Sequence[Cpu]) -> bool:
-    """Return whether it matters which CPUs are used: there are two kinds of cores, or several NUMA nodes."""
+    """Return True if the choice of CPUs matters: there are two kinds of cores, or several NUMA nodes."""
     return len({cpu.is_slow for cpu in cpus}) > 1 or len({cpu.node for cpu in cpus}) > 1
 
 
 def placing(cpus: Sequence[Cpu], threads: int, pin: bool | None) -> tuple[list[int], bool]:
-    """Return the CPUs that so many threads run on, and whether each has one for itself.
+    """Return the CPUs for this number of threads, and True if each thread is bound to one of them.
 
-    `pin` is the user's wish. Without one, threads are bound to the best CPUs together where these are uneven,
-    and the system moves them among these. Elsewhere it decides alone: a thread that is bound to one CPU waits
-    when another program runs there, and all other threads wait for it. An empty list binds nothing.
+    `pin` is the user's choice. If it is None and the CPUs are uneven, all threads are bound to the set of the
+    best CPUs, and the system moves them within it. If the CPUs are even, the system decides alone: a thread
+    that is bound to one CPU waits when another program runs there, and all other threads wait for it. An
+    empty list binds nothing.
     """
     if pin is False or (pin is None and not is_uneven(cpus)):
         return [], False
@@ -82,10 +85,10 @@ def placing(cpus: Sequence[Cpu], threads: int, pin: bool | None) -> tuple[list[i
 
 
 def shared_nodes(cpus: Sequence[Cpu], policy: str | None = None) -> list[int]:
-    """Return the NUMA nodes that memory should be spread over; an empty list if there is nothing to decide.
+    """Return the NUMA nodes that memory should be spread over; an empty list if it should not be spread.
 
     All threads read all weights, so weights that lie in one node's memory are read at that memory's speed.
-    `policy` is a line of /proc/self/numa_maps; by default it is read. A policy that the user has chosen
+    `policy` is a line of /proc/self/numa_maps, which is read by default. A policy that the user has chosen
     stays.
     """
     nodes = sorted({cpu.node for cpu in cpus})
@@ -108,7 +111,7 @@ def numa_advice(cpus: Sequence[Cpu], policy: str | None = None) -> str | None:
 
 
 def _slow_ones(numbers: Sequence[int], devices: Path) -> set[int]:
-    """Return the CPUs of efficiency cores."""
+    """Return the numbers of the CPUs of efficiency cores."""
     performance, efficiency = (
         set(_numbers(_text(devices / name / "cpus"))) for name in ("cpu_core", "cpu_atom")
     )
@@ -123,13 +126,13 @@ def _slow_ones(numbers: Sequence[int], devices: Path) -> set[int]:
 
 
 def _speed(path: Path) -> int:
-    """Return the number in a file, 0 where there is none."""
+    """Return the number in a file; 0 if there is none."""
     text = _text(path).strip()
     return int(text) if text.isdecimal() else 0
 
 
 def _nodes(devices: Path) -> dict[int, int]:
-    """Return the NUMA node of each CPU."""
+    """Return the NUMA node of each CPU, by the CPU's number."""
     folder, nodes = devices / "system/node", {}
     for node in _numbers(_text(folder / "online")):
         nodes.update(dict.fromkeys(_numbers(_text(folder / f"node{node}/cpulist")), node))
@@ -137,7 +140,7 @@ def _nodes(devices: Path) -> dict[int, int]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers of a list such as "0-3,8"; what is no such list is empty."""
+    """Return the numbers of a list such as "0-3,8"; none if the text is not such a list."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -148,7 +151,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text, "" where it cannot be read."""
+    """Return a file's text; "" if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, ValueError):

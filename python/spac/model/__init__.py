@@ -1,1 +1,1 @@
-"""Models and contexts of llama.cpp: checked, fitted to the machine, loaded, and closed."""
+"""Models and contexts of llama.cpp: this package checks them, fits them to the machine, and loads them."""

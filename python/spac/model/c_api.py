@@ -1,6 +1,6 @@
-"""Models and contexts of llama.cpp, owned by Python through llama-cpp-python's ctypes functions.
+"""Models and contexts of llama.cpp. Python owns them through llama-cpp-python's ctypes functions.
 
-Every object closes what it owns once, in `close()`; a context must be closed before its model.
+Every object frees what it owns once, in `close()`. A context must be closed before its model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spac.machine.device_memory import shortage
 
 TokenArray = npt.NDArray[np.int32]
 Progress = Callable[[float], bool]
-"""Called with 0 to 1 while a model loads; returns False to stop."""
+"""A callback that gets the loaded share, 0 to 1, while a model loads. It returns False to stop loading."""
 
 log = logging.getLogger("spac.llama")
 log.addHandler(logging.NullHandler())
@@ -37,13 +37,18 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 _recent_errors: deque[str] = deque(maxlen=8)
 _notices: deque[str] = deque(maxlen=32)
 _echo: Callable[[int, bytes, object], object] | None = None
-_AGAIN_S = 0.01  # until a Ctrl-C that was held back comes again
-_OURS = "spac: "  # how lines begin that spac's part of the library logs
+_AGAIN_S = 0.01
+"""Seconds until a Ctrl-C that a callback held back is raised again."""
+_OURS = "spac: "
+"""The beginning of log lines from spac's part of the library."""
 
 
 @api.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _user_data: object) -> None:
-    """Pass the library's log on. No exception leaves a callback: a Ctrl-C that meets one comes again."""
+    """Pass a line of the library's log on.
+
+    An exception must not leave a callback, so a Ctrl-C in here is held back and raised again later.
+    """
     try:
         _note(level, text)
     except KeyboardInterrupt:
@@ -51,8 +56,10 @@ def _on_log(level: int, text: bytes, _user_data: object) -> None:
 
 
 def _note(level: int, text: bytes) -> None:
-    """llama.cpp's log goes to the logger `spac.llama`; errors are kept for the message of what fails next,
-    and spac's own warnings for whoever shows notes."""
+    """Write a line of llama.cpp's log to the logger `spac.llama`.
+
+    Errors are kept for the message of the next failure. spac's own warnings are kept for `take_notices`.
+    """
     if _echo is not None:
         _echo(level, text, None)
     line = text.decode("utf-8", "replace").rstrip("\n")
@@ -65,20 +72,20 @@ def _note(level: int, text: bytes) -> None:
     log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
-# The callback is a module global: the library may log until the process ends.
+# The callback is a module global, because the library may log until the process ends.
 api.llama_log_set(_on_log, ctypes.c_void_p(0))
 api.llama_backend_init()
 
 
 def echo_log(echo: Callable[[int, bytes, object], object] | None) -> None:
-    """Also call `echo` with every line's level and text, from now on; None: no more."""
+    """Call `echo` with the level and text of every further log line, beside the logger. None ends this."""
     global _echo
     _echo = echo
 
 
 def last_error() -> str:
-    """The library's first error line since the last call, as a clause for a message; "" for none."""
-    # The first one names the cause; those after it only say that something above failed.
+    """Return the library's first error line since the last call, as a clause for a message; "" for none."""
+    # The first line names the cause. Later ones only report that an operation failed.
     cause = (
         _recent_errors[0].split(": ", 1)[-1].removeprefix("error loading model: ") if _recent_errors else ""
     )
@@ -88,15 +95,15 @@ def last_error() -> str:
 
 
 def take_notices() -> list[str]:
-    """What spac's part of the library has warned of since the last call, one line each."""
+    """Return the warnings of spac's part of the library since the last call, one line each."""
     notices = []
-    while _notices:  # the library may add one meanwhile, from any thread
+    while _notices:  # any thread of the library may add one meanwhile
         notices.append(_notices.popleft())
     return notices
 
 
 def refusal(what: str) -> SpacError:
-    """The error for what the library refused; its log says whether for want of memory."""
+    """Return the error for a refusal of the library. Its log tells if memory was lacking."""
     if short := _core.take_memory_refusal():
         return OutOfMemoryError(f"{what}: {shortage(*short)}")
     cause = last_error() or "no reason given"
@@ -105,7 +112,7 @@ def refusal(what: str) -> SpacError:
 
 
 def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
-    """Set fields of a structure of parameters. Raises InputError for a name that it does not have."""
+    """Set fields of a structure of parameters. Raises InputError for an unknown name."""
     known = [name for name, *_ in params._fields_]
     for name, value in values.items():
         if name not in known:
@@ -114,7 +121,7 @@ def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
 
 
 def token_piece(vocab: Any, token: int, special: bool) -> bytes:
-    """The bytes of a token of a llama_vocab; of a control token, empty unless `special`."""
+    """Return the bytes of a token of a llama_vocab. Those of a control token are empty unless `special`."""
     room = 64
     while True:
         buffer = ctypes.create_string_buffer(room)
@@ -125,7 +132,10 @@ def token_piece(vocab: Any, token: int, special: bool) -> bytes:
 
 
 class _Report:
-    """The progress callback. What it raises (Ctrl-C) cannot cross the library: it is kept, loading stops."""
+    """The progress callback of loading.
+
+    An exception (Ctrl-C) cannot pass through the library, so it is kept in `error`, and loading stops.
+    """
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -140,9 +150,10 @@ class _Report:
 
 
 class _Owned:
-    """A pointer of the library's, freed once; using it afterwards is an error and not a crash.
+    """A pointer of the library. It is freed once, and its later use raises InputError instead of a crash.
 
-    In a child process after a fork it is refused, and not freed: the library's threads are not there.
+    A child process after a fork cannot use the pointer and does not free it, because it lacks the library's
+    threads.
     """
 
     _pointer: Any = None
@@ -152,6 +163,7 @@ class _Owned:
 
     @property
     def pointer(self) -> Any:
+        """The pointer. Raises InputError if it is closed, or was made before a fork."""
         name = type(self).__name__.lower()
         if not self._pointer:
             raise InputError(f"the {name} is closed")
@@ -167,6 +179,7 @@ class _Owned:
         return int(ctypes.cast(self.pointer, ctypes.c_void_p).value or 0)
 
     def close(self) -> None:
+        """Free the pointer. Calling it again does nothing."""
         pointer, self._pointer = self._pointer, None
         if pointer and self._home == os.getpid():
             self._free(pointer)
@@ -176,11 +189,11 @@ class _Owned:
 
 
 class Model(_Owned):
-    """A loaded GGUF. Raises SpacError with the library's own reason when it cannot be loaded."""
+    """A loaded GGUF. Raises SpacError with the library's own reason if it cannot be loaded."""
 
     path: Path
     adapters: list[tuple[Any, float]]
-    """LoRA adapters, with their scales; freed with the model."""
+    """Pointers of LoRA adapters, with their scales. They are freed with the model."""
 
     def __init__(
         self,
@@ -218,37 +231,43 @@ class Model(_Owned):
 
     @property
     def trained_context(self) -> int:
+        """The length in tokens of the context that the model was trained with."""
         return int(api.llama_model_n_ctx_train(self.pointer))
 
     @property
     def n_layer(self) -> int:
-        """Its layers, those that predict further tokens included."""
+        """The number of layers, with the extra layers that predict further tokens."""
         pointer = self.pointer
         return int(api.llama_model_n_layer(pointer)) + int(api.llama_model_n_layer_nextn(pointer))
 
     @property
     def n_bytes(self) -> int:
-        """The size of its weights."""
+        """The size of the weights in bytes."""
         return int(api.llama_model_size(self.pointer))
 
     @property
     def description(self) -> str:
+        """llama.cpp's short description of the model."""
         buffer = ctypes.create_string_buffer(256)
         api.llama_model_desc(self.pointer, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
     @property
     def has_mtp(self) -> bool:
-        """Whether its file has extra layers that predict further tokens."""
+        """True if the file has extra layers that predict further tokens."""
         return int(api.llama_model_n_layer_nextn(self.pointer)) > 0
 
     @property
     def has_encoder(self) -> bool:
+        """True if the model has an encoder."""
         return bool(api.llama_model_has_encoder(self.pointer))
 
     def tokenize(self, text: str, *, special: bool = True) -> TokenArray:
-        """int32 tokens of `text`, with the model's beginning token; `special` reads control tokens."""
-        data = text.encode("utf-8", "surrogateescape")  # arguments may hold bytes that are no UTF-8
+        """Return the int32 tokens of `text`, with the model's beginning token if it adds one.
+
+        `special` makes control tokens of their text.
+        """
+        data = text.encode("utf-8", "surrogateescape")  # arguments may hold bytes that are not UTF-8
         room = len(data) + 8
         for _ in range(2):
             tokens = (api.llama_token * room)()
@@ -259,23 +278,23 @@ class Model(_Owned):
         raise SpacError("llama.cpp could not tokenize the prompt")
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token; of a control token, empty unless `special`."""
+        """Return the bytes of a token. Those of a control token are empty unless `special`."""
         return token_piece(self._vocab, token, special)
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template that turns messages into a prompt; None when the file has none."""
+        """The Jinja template that turns messages into a prompt; None if the file has none."""
         text = api.llama_model_chat_template(self.pointer, None)
         return text.decode("utf-8", "replace") if text else None
 
     @property
     def begin_text(self) -> str:
-        """The beginning token as text; "" without one."""
+        """The beginning token as text; "" if the model has none."""
         return self._text(int(api.llama_vocab_bos(self._vocab)))
 
     @property
     def adds_begin(self) -> bool:
-        """Whether `tokenize` puts the beginning token in front."""
+        """True if `tokenize` puts the beginning token in front."""
         return bool(api.llama_vocab_get_add_bos(self._vocab))
 
     def _text(self, token: int) -> str:
@@ -283,12 +302,12 @@ class Model(_Owned):
         return text.decode("utf-8", "replace") if text else ""
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation."""
+        """Return True if the token ends a generation."""
         return bool(api.llama_vocab_is_eog(self._vocab, token))
 
 
 class Context(_Owned):
-    """A context of a model. Raises SpacError when it cannot be made."""
+    """A context of a model. Raises SpacError if it cannot be made."""
 
     def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
         super().__init__()
@@ -305,15 +324,15 @@ class Context(_Owned):
 
     @property
     def size(self) -> int:
-        """Tokens that fit."""
+        """The number of tokens that fit into the context."""
         return int(api.llama_n_ctx(self.pointer))
 
     @property
     def threads(self) -> int:
-        """CPU threads that a graph computes with, of a prompt or of a token, whichever are more."""
+        """The number of CPU threads of a graph: the larger one of those for a prompt and for a token."""
         return int(max(api.llama_n_threads(self.pointer), api.llama_n_threads_batch(self.pointer)))
 
     @property
     def graph_tokens(self) -> int:
-        """Tokens of one graph at most."""
+        """The largest number of tokens of one graph."""
         return int(api.llama_n_ubatch(self.pointer))

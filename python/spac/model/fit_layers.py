@@ -1,4 +1,4 @@
-"""`--gpu-layers auto`: as many layers on the device as it has room for."""
+"""Implementation of `--gpu-layers auto`: finds the largest number of layers that fits on the device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from spac.errors import OutOfMemoryError
 def load_what_fits(
     config: EngineConfig, n_layer: int, load: Callable[[EngineConfig], None], unload: Callable[[], None]
 ) -> None:
-    """`load(config)`; where that is too much for the device, and the number of layers is left open, with the
-    largest number that is not. That is found by loading, which alone knows all that a context takes.
+    """Call `load` with `config`, or with the largest number of layers that fits if `gpu_layers` is auto.
 
-    `unload` undoes what a `load` has done, whether it ended well or not. Raises what `load` raises.
+    The number is found by loading, because only loading shows how much memory a context takes. `unload`
+    undoes a `load`, also a failed one. Raises the errors of `load`.
     """
     try:
         load(config)

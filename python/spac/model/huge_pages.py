@@ -1,4 +1,4 @@
-"""Weights on pages of 2 MB: when a model's files are copied to such pages, and what users are told of it.
+"""Weights on pages of 2 MB: the decision to copy a model's files to such pages, the copying, and its notes.
 
 llama.cpp maps a file, and the CPU then reads the weights from pages of 4 KB. The copy lies in anonymous
 memory on pages of 2 MB and takes the mapping's place (csrc/core/huge_pages.h).
@@ -26,24 +26,24 @@ from spac.model.paging import bytes_beside
 from spac.model.params import LOAD_MODES
 
 LEAST = 256 << 20
-"""Bytes of weights. `auto` leaves smaller models mapped: their copy gains little."""
+"""Bytes of weights. `auto` leaves smaller models mapped, because their copy gains little."""
 LEAST_GAIN = 1.1
-"""`auto` copies where the copy is read this much faster than the mapping."""
+"""`auto` copies if the copy is read at least this many times as fast as the mapping."""
 LONGEST_PAYBACK = 120.0
-"""Seconds of decoding. `auto` gives up a copy whose time would not be saved again within them."""
+"""Seconds of decoding. `auto` gives up a copy that takes more time than it saves within them."""
 STALL_PAGE_NS = 2_000_000
-"""Nanoseconds. Time that the first touch of a page may take without counting as a stall."""
+"""Nanoseconds. A page's first touch that takes longer counts as a stall."""
 STALL_TOTAL_NS = 2_000_000_000
-"""Nanoseconds. All stalls of one file together, after which the rest of the copy goes to small pages."""
+"""Nanoseconds of all stalls of one file together. After them, its rest is copied to small pages."""
 STALL_COMPACTIONS = 1
-"""Compactions of memory that the system must have counted meanwhile."""
+"""The number of memory compactions that the system must also have counted meanwhile."""
 _MOST_THREADS = 8
 _MEMORY_SHARE = 7 / 8
 """The copy may take this share of the available memory. Contexts and other programs need the rest."""
 _COPY_SHARE = 0.9
 """The copying's share of the reported progress. The rest belongs to llama.cpp's own loading."""
 _SAMPLE = 128 << 20
-"""Bytes of a file that are read to measure the gain: more than most processors cache."""
+"""Bytes of a file that are read to measure the gain. They exceed most processors' caches."""
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 
 Progress = Callable[[float], bool]
@@ -51,21 +51,21 @@ Progress = Callable[[float], bool]
 
 @dataclass(frozen=True)
 class Choice:
-    """The decision whether the files of a model are copied."""
+    """The decision about copying the files of a model."""
 
     copy: bool
     drop_cache: bool = False
-    """True if the system's cache of the files goes, since memory does not hold both."""
+    """True if the system's cache of the files is dropped, because memory does not hold both."""
     gain: float = 0.0
-    """The copy is read this many times as fast; 0 where nobody measured it."""
+    """The factor by which the copy is read faster than the mapping; 0 if it was not measured."""
     most_seconds: float = 0.0
-    """Seconds after which the copy no longer pays; 0 for no limit."""
+    """Seconds of the threads' processor time after which the copy no longer pays; 0 for no limit."""
     why: str = ""
-    """The reason that keeps the files mapped, in words for users; "" where nobody needs to know."""
+    """The reason to keep the files mapped, in words for users; "" if users need no note."""
 
 
 def missing() -> str:
-    """Return why the system gives no transparent huge pages of 2 MB; "" where it gives them."""
+    """Return the reason why the system gives no transparent huge pages of 2 MB; "" if it gives them."""
     chosen = _chosen(_SETTINGS / f"hugepages-{_core.HUGE_PAGE >> 10}kB" / "enabled")
     if chosen in ("", "inherit"):
         chosen = _chosen(_SETTINGS / "enabled")
@@ -77,7 +77,7 @@ def missing() -> str:
 
 
 def _chosen(path: Path) -> str:
-    """Return the word in brackets; "" where there is none."""
+    """Return the word in brackets, which is the chosen setting; "" if there is none."""
     try:
         match = re.search(r"\[(\w+)\]", path.read_text())
     except OSError:
@@ -86,21 +86,24 @@ def _chosen(path: Path) -> str:
 
 
 def read_rates(path: Path, n_threads: int) -> _core.ReadRates:
-    """Measure how fast so many threads read a file's mapping and a copy of it: 0.1 to 0.3 s, and longer where
-    its first samples come from a slow disk. Raises SpacError where that is not possible."""
+    """Measure how fast this number of threads reads a file's mapping, and a copy of it on huge pages.
+
+    It takes 0.1 to 0.3 s, and longer if the first samples come from a slow disk. Raises SpacError if the
+    measurement is not possible.
+    """
     with path.open("rb") as file:
         n_bytes = min(512 << 20, max(_SAMPLE, n_threads * (16 << 20)))
         return _core.measure_read_rates(file.fileno(), n_bytes, n_threads)
 
 
 def _largest_part(path: Path) -> Path:
-    """Return the largest file of a model in parts; the first part may have no weights."""
+    """Return the largest file of a model in parts, because the first part may have no weights."""
     pattern = re.sub(r"-\d{5}-of-(?=\d{5}\.gguf$)", "-[0-9][0-9][0-9][0-9][0-9]-of-", glob.escape(path.name))
     return max(path.parent.glob(pattern), key=lambda part: part.stat().st_size, default=path)
 
 
 def weigh(info: ModelInfo, n_threads: int) -> tuple[float, str]:
-    """Return how many times as fast a copy would be read, and why none is made, which is "" where it pays."""
+    """Return the gain of a copy's reading speed, and the reason against a copy, which is "" if it pays."""
     try:
         rates = read_rates(_largest_part(info.path), n_threads)
     except (OSError, SpacError) as error:
@@ -113,7 +116,7 @@ def weigh(info: ModelInfo, n_threads: int) -> tuple[float, str]:
 
 
 def outlook(info: ModelInfo | None, n_threads: int) -> tuple[str, str]:
-    """Return what the machine offers a model, and why its files would stay mapped, for `spac doctor`."""
+    """Return the pages that a model could use, and the reason to keep its files mapped, for `spac doctor`."""
     if why := missing():
         return "none", why
     if info is None or info.file_size < LEAST:
@@ -133,7 +136,7 @@ def choose(
     is_draft: bool,
     n_threads: int,
 ) -> Choice:
-    """Decide whether a model's files are copied. `params`: the fields of llama_model_params that are set."""
+    """Decide if a model's files are copied. `params` has the fields of llama_model_params that are set."""
     wanted = config.huge_pages
     if wanted == "off":
         return Choice(False)
@@ -162,30 +165,30 @@ def choose(
 def _read_bytes(
     info: ModelInfo, params: Mapping[str, Any], device: _core.DeviceInfo | None, *, is_draft: bool
 ) -> int:
-    """Return how many of the model's bytes the CPU reads where llama.cpp maps them."""
+    """Return the number of the model's bytes that the CPU reads from llama.cpp's mapping."""
     if device is not None:
         return 0 if is_draft else info.expert_bytes
-    return 0 if params.get("use_extra_bufts", True) else info.file_size  # repacked weights lie elsewhere
+    return 0 if params.get("use_extra_bufts", True) else info.file_size  # repacked weights lie outside it
 
 
 class _Told:
-    """Tells `progress` how far a model is: first of the copying, then of llama.cpp's own loading."""
+    """Reports a model's loaded share to `progress`: first the copying, then llama.cpp's own loading."""
 
     def __init__(self, progress: Progress | None, n_bytes: int) -> None:
         self._progress, self._n_bytes, self._copied = progress, max(1, n_bytes), 0.0
 
     def copying(self, done: int) -> bool:
-        """Take the bytes that are copied. Python also runs signal handlers in here."""
+        """Report that `done` bytes are copied. Python also runs signal handlers during this call."""
         self._copied = _COPY_SHARE * min(1.0, done / self._n_bytes)
         return self._progress is None or self._progress(self._copied)
 
     def loading(self, done: float) -> bool:
-        """Take llama.cpp's share of its part, 0 to 1."""
+        """Report that llama.cpp has done this share of its loading, 0 to 1."""
         return self._progress is None or self._progress(self._copied + (1 - self._copied) * done)
 
 
 class Copying:
-    """Copies the files of one model while it loads, tells `progress`, and stops when that says so."""
+    """Copies the files of one model while it loads. It reports to `progress`, which can stop it."""
 
     def __init__(self, info: ModelInfo, choice: Choice, progress: Progress | None = None) -> None:
         self._name, self._choice = info.path.name, choice
@@ -199,16 +202,16 @@ class Copying:
                 shared_nodes(read_cpus()),
             )  # fmt: skip
         self.loading: Progress | None = self._told.loading if progress is not None else None
-        """For llama.cpp's own loading."""
+        """The callback for llama.cpp's own loading, which gets 0 to 1; None without `progress`."""
 
     @property
     def n_bytes(self) -> int:
-        """The size of the copy; 0 where the files are mapped."""
+        """The size of the copy in bytes; 0 if the files are mapped."""
         return self._copies.bytes if self._copies is not None else 0
 
     @contextmanager
     def scope(self, *, paged: bool = False) -> Iterator[_core.LoadScope]:
-        """Open a LoadScope, in which the model is to be loaded. What `progress` raises leaves it as it is."""
+        """Open a LoadScope for loading the model. Exceptions of `progress` leave it unchanged."""
         with _core.LoadScope(paged, self._copies) as scope:
             try:
                 yield scope
@@ -218,7 +221,7 @@ class Copying:
                 raise
 
     def notes(self) -> list[str]:
-        """Return what users should know, once the model is loaded."""
+        """Return notes for users about the copy, once the model is loaded."""
         copies = self._copies
         if copies is None or copies.bytes == 0:
             why = self._choice.why if copies is None else copies.failure or "llama.cpp mapped no file"

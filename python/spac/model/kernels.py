@@ -1,8 +1,8 @@
-"""Which of its ways the CPU computes with, for each type of weights: measured once per machine, and kept.
+"""The choice of the CPU's kernels for each type of weights, measured once per machine and kept.
 
 A product of quantized weights with 1 to 8 rows of input can be computed in up to three ways: by llama.cpp's
 own functions ("ggml"), or by spac's kernels with vectors of 256 or of 512 bits. All give the same results,
-bit for bit. Which one is the fastest depends on the CPU, on the type and on the number of rows.
+bit for bit. The fastest one depends on the CPU, on the type and on the number of rows.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from spac.errors import InputError
 from spac.machine.cpu import cpu_description
 from spac.machine.files import write_atomically
 
-SECONDS = 0.1  # of measurement for each type
+SECONDS = 0.1
+"""Seconds of measurement for each type."""
 LEAST_GAIN = 1.03
-"""A way must be this many times as fast as llama.cpp's own. Where both are about equal, the measurement
-cannot tell them apart, and a wrong choice would be a loss."""
+"""A way must be this many times as fast as llama.cpp's own.
+
+The measurement cannot tell ways of nearly equal speed apart, and a wrong choice would lose time.
+"""
 UNDISTURBED = 0.9
-"""The share of the time for which threads must have had their cores; of less, a measurement is not kept."""
+"""The share of the time for which threads must have had their cores. With less, no measurement is kept."""
 Times = Mapping[str, list[float]]
-"""By way: seconds for the same weights with 1 to 8 rows of input."""
+"""Seconds for the same weights with 1 to 8 rows of input ([8]), by way."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Key:
 
     @property
     def path(self) -> Path:
-        """The file of this key; it may not exist."""
+        """The cache file of this key, which may not exist."""
         text = json.dumps(asdict(self), sort_keys=True)
         return env.cache_folder() / "kernels" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
@@ -56,9 +59,9 @@ class Key:
 def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
     """Make the CPU compute with the fastest way for these types, and return the ways for 1 to 8 rows.
 
-    The types' names are GGUF's or ggml's. Types that no measurement is kept of are measured with so many
-    threads, which takes about a quarter of a second each. Types that have no kernels are left out. Nothing is
-    measured where SPAC_CPU_KERNELS fixes a way.
+    The types' names are GGUF's or ggml's. Types without a kept measurement are measured with this number of
+    threads, which takes about a quarter of a second each. Types without kernels are left out. Nothing is
+    measured if SPAC_CPU_KERNELS fixes a way.
     """
     names = {ggml_name(kind) for kind in types}
     wanted = [kind for kind in _core.trusted_cpu_kernels() if kind in names]
@@ -69,22 +72,22 @@ def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
 
 
 def ggml_name(kind: str) -> str:
-    """Return ggml's name of a type that GGUF calls so: "q4_K" for "Q4_K", "iq4_xs" for "IQ4_XS"."""
+    """Return ggml's name of a type from GGUF's name: "q4_K" for "Q4_K", "iq4_xs" for "IQ4_XS"."""
     name = kind.lower()
     return f"{name[:-1]}K" if name.endswith("_k") else name
 
 
 def fastest(times: Times) -> list[str]:
-    """Return the fastest way for each number of rows: llama.cpp's own unless another gains enough."""
+    """Return the fastest way for each number of rows. It is llama.cpp's own unless another gains enough."""
     n_rows = min(len(row) for row in times.values())
     allowance = {way: 1.0 if way == "ggml" else LEAST_GAIN for way in times}
     return [min(times, key=lambda way: times[way][i] * allowance[way]) for i in range(n_rows)]
 
 
 def measured(types: list[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, of which those that are not in the cache are measured.
+    """Return the times of these types, from the cache or else from a measurement.
 
-    They are kept, unless other programs took so much of the cores that the next run had better measure again.
+    A measurement is not kept if other programs took too much of the cores. The next run measures again then.
     """
     key = Key.of(threads)
     known = load(key)
@@ -97,17 +100,17 @@ def measured(types: list[str], threads: int) -> dict[str, Times]:
 
 
 def kept(threads: int) -> list[str]:
-    """Return the types that a measurement with so many threads is kept of."""
+    """Return the types that have a kept measurement with this number of threads."""
     return list(load(Key.of(threads)))
 
 
 def load(key: Key) -> dict[str, Times]:
-    """Return what is kept for this key; nothing where there is nothing that can be used."""
+    """Return the usable times that are kept for this key."""
     return {kind: times for kind, times in read_page(key.path, key).items() if _is_times(times)}
 
 
 def read_page(path: Path, key: Key) -> dict[str, Any]:
-    """Return the times of a file that belongs to this key, unchecked; nothing where it does not."""
+    """Return the unchecked times of a cache file; nothing if the file does not belong to this key."""
     try:
         stored: Any = json.loads(path.read_text())
         return dict(stored["times"]) if stored["key"] == asdict(key) else {}
@@ -126,12 +129,12 @@ def _is_times(times: Any) -> bool:
 
 
 def store(key: Key, times: Mapping[str, Times]) -> None:
-    """Keep times for the next run, where the cache folder can be written."""
+    """Keep times for the next run, if the cache folder can be written."""
     write_page(key.path, {"key": asdict(key), "times": dict(times)})
 
 
 def write_page(path: Path, page: Mapping[str, Any]) -> None:
-    """Write a file of the cache, where that is possible: what is not kept is measured again."""
+    """Write a cache file. Ignore errors, because a later run can measure again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(page, indent=1).encode())
@@ -140,12 +143,12 @@ def write_page(path: Path, page: Mapping[str, Any]) -> None:
 
 
 def described(ways: Mapping[str, list[str]]) -> str:
-    """Return the ways of each type in words, such as "q4_K 512; q6_K ggml for 1, 512 for 2-8"."""
+    """Return the ways of each type as text, such as "q4_K 512; q6_K ggml for 1, 512 for 2-8"."""
     return "; ".join(f"{kind} {_runs(row)}" for kind, row in ways.items())
 
 
 def _runs(row: list[str]) -> str:
-    """Return runs of equal ways, with the rows they begin and end at."""
+    """Return runs of equal ways as text, with the first and last number of rows of each."""
     parts, start = [], 0
     for i in range(1, len(row) + 1):
         if i == len(row) or row[i] != row[start]:

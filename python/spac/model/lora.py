@@ -1,4 +1,4 @@
-"""LoRA adapters of a target: which files with which weight, checked, loaded, applied, freed."""
+"""LoRA adapters of a target: checks, loads and applies them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_adapter(path: Path) -> None:
-    """Looks at what llama.cpp takes on trust in an adapter's file. Raises InputError, one line."""
+    """Check the parts of an adapter's file that llama.cpp trusts. Raises InputError, with one line."""
     from spac.model.gguf.check import NO_KERNEL
     from spac.model.gguf.header import HeaderError, read_header
 
@@ -44,8 +44,10 @@ def check_adapter(path: Path) -> None:
 
 
 def load_adapters(model: Model, adapters: Sequence[Any]) -> None:
-    """Load adapters of a model, for its contexts that are made from now on. They are the model's, which frees
-    them with itself. Raises InputError or OutOfMemoryError, one line."""
+    """Load adapters of a model, which owns them and frees them with itself.
+
+    Contexts that are made later can apply them. Raises InputError or OutOfMemoryError, with one line.
+    """
     import llama_cpp.llama_cpp as api
 
     from spac import _core
@@ -62,7 +64,7 @@ def load_adapters(model: Model, adapters: Sequence[Any]) -> None:
 
 
 def apply_adapters(model: Model, context: Context) -> None:
-    """Whatever a new context computes, it computes with its model's adapters. Raises as `load_adapters`."""
+    """Make a new context compute with its model's adapters. Raises the errors of `load_adapters`."""
     import llama_cpp.llama_cpp as api
 
     from spac import _core
@@ -76,7 +78,7 @@ def apply_adapters(model: Model, context: Context) -> None:
     last_error()
     with _core.AbortGuard():
         failed = api.llama_set_adapters_lora(context.pointer, pointers, n, scales)
-        # The memory for them is made when something is decoded: now, for later slots have it.
+        # The first decoding allocates the adapters' memory. Decode now, because slots take all memory later.
         token = (api.llama_token * 1)(0)
         failed = failed or api.llama_decode(context.pointer, api.llama_batch_get_one(token, 1))
         api.llama_memory_clear(api.llama_get_memory(context.pointer), True)

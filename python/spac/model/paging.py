@@ -1,4 +1,4 @@
-"""Models whose experts are more than host memory holds: these are read from the file as they are needed."""
+"""Paging: experts that host memory cannot hold stay in the file and are read when they are needed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from spac.machine.device_memory import size
 from spac.model.gguf.info import ModelInfo
 
 _SHARE = 15 / 16
-"""Of what is available: contexts and everybody else need some, and a system that has none left drops pages
-that are wanted."""
+"""The share of the available memory that experts may take.
+
+Contexts and other programs need the rest. A system without free memory drops pages that are in use.
+"""
 _AUTO_SLOTS = 0.25
-"""Of the experts, that the stand-in takes by itself."""
+"""The share of the experts that the simulated device's slots hold by default."""
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_paged(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None) -> bool:
-    """Whether the target's experts are left in the file, to be read as they are needed.
+    """Return True if the target's experts stay in the file and are read when they are needed.
 
-    Raises InputError where they cannot be, OutOfMemoryError where they would have to be.
+    Raises InputError if paging is on and the load mode reads or locks the file. Raises OutOfMemoryError if
+    memory does not hold the experts and the load mode prevents paging.
     """
     wanted = layers_of(config.gpu_layers, "gpu_layers")
     if device is None or not info.is_moe or wanted == 0:
@@ -47,7 +50,7 @@ def is_paged(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | N
 
 
 def paging_note(info: ModelInfo) -> str:
-    """One line for users."""
+    """Return one line for users that says why paging is on."""
     return (
         f"{info.path.name}: memory ({size(host_memory.available())} available) does not hold all of its "
         f"experts ({size(info.expert_bytes)}): they are read from the file as they are needed"
@@ -55,8 +58,10 @@ def paging_note(info: ModelInfo) -> str:
 
 
 def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None) -> int:
-    """Return the bytes of host memory that a device without memory of its own takes: dense parts, slots and
-    the draft."""
+    """Return the bytes of host memory that dense parts, slots and the draft take on a simulated device.
+
+    Other devices have their own memory: the result is 0.
+    """
     if device is None or not device.is_stand_in:
         return 0
     slots = Slots.parse(config.slots)
@@ -64,14 +69,16 @@ def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo
     share = _AUTO_SLOTS if slots.is_auto else slots.of(n_experts) / n_experts
     draft = (
         Path(config.draft) if config.draft is not None else None
-    )  # unused by some types, and not looked for
+    )  # some draft types do not use it, so it may not exist
     draft_bytes = draft.stat().st_size if draft is not None and draft.is_file() else 0
     return info.file_size - info.expert_bytes + int(share * info.expert_bytes) + draft_bytes
 
 
 def _check_unmapped(config: EngineConfig, info: ModelInfo) -> None:
-    """Without a mapping, what memory and swap do not hold ends the process. A mapping that cannot be locked
-    stays one."""
+    """Raise OutOfMemoryError if memory and swap cannot hold the experts of a model that is not mapped.
+
+    The system would end the process. With mmap+mlock the file stays mapped, also if it cannot be locked.
+    """
     room = host_memory.most() + host_memory.swap()
     if config.load_mode != "mmap+mlock" and info.expert_bytes > room > 0:
         raise OutOfMemoryError(
@@ -81,7 +88,7 @@ def _check_unmapped(config: EngineConfig, info: ModelInfo) -> None:
 
 
 def _in_memory(path: Path) -> bool:
-    """Whether its file system is memory."""
+    """Return True if the file system of a file is in memory."""
     try:
         lines = _MOUNTS.read_text().splitlines()
     except OSError:

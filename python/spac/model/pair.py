@@ -1,4 +1,4 @@
-"""Target and draft: loaded onto the chosen device, with their contexts, and closed in the right order."""
+"""The pair of target and draft: loads them onto the chosen device, makes their contexts, and closes both."""
 
 from __future__ import annotations
 
@@ -29,42 +29,44 @@ from spac.model.thread_pool import SharedPool, place
 from spac.model.threads import fit_to_cpu
 
 LoadProgress = Callable[[Path, float], bool]
-"""Called with the file and 0 to 1 while it loads; returns False to stop."""
+"""A callback that gets the file and its loaded share, 0 to 1. It returns False to stop loading."""
 
 DEFAULT_CONTEXT = 4096
+"""Tokens. The largest context if the user gives none."""
 
 Owned = TypeVar("Owned", Model, Context)
 
 
 class ModelPair:
-    """Owns the models and contexts of an engine. The draft's experts, if it has any, are not the target's."""
+    """Owns the models and contexts of an engine. The experts of target and draft are kept apart."""
 
     draft_experts: _core.Experts | None = None
-    """Those of a draft model of its own; None where it has none, or runs on the CPU."""
+    """The experts of a separate draft model; None without one, or on the CPU."""
     draft_tap: _core.Tap | None = None
-    """Of the draft's context, off until somebody wants its states; None without a draft model of its own."""
+    """The tap of hidden states of the draft's context, off at first; None without a separate draft model."""
 
     pool: SharedPool | None = None
-    """Threads for what contexts compute on the CPU outside the split; None where that is nothing."""
+    """The threads for graph parts on the CPU outside the split; None if there are no such parts."""
 
     threads: int
-    """The number of CPU threads that compute a token: the user's, else the fastest of those measured."""
+    """The number of CPU threads that compute a token: the user's, or else the fastest one measured."""
 
     paged: bool = False
-    """Whether the target's experts are more than memory holds, and read as they are needed."""
+    """True if the target's experts stay in the file and are read when they are needed."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None, *, all_rows: bool = True) -> None:
-        """Load both. `all_rows`: the target's context has memory for the logits of every token of a batch. A
-        session needs no more than those of its longest verification.
+        """Load both models and make their contexts.
 
-        Raises InputError, OutOfMemoryError or SpacError with one line; nothing stays loaded then.
+        With `all_rows`, the target's context has memory for the logits of every token of a batch. A session
+        needs only those of its longest verification. Raises InputError, OutOfMemoryError or SpacError, with
+        one line. Nothing stays loaded then.
         """
         self._config, self._progress, self._all_rows = config, progress, all_rows
         self._closing = ExitStack()
         self.copied: list[Model] = []
-        """Those whose files were copied to memory, and are not mapped."""
+        """The models whose files were copied to memory instead of being mapped."""
         self.notes: list[str] = []
-        """What a user should know about how the models run, one line each."""
+        """Notes for the user about how the models run, one line each."""
         try:
             self._load()
         except BaseException:
@@ -72,7 +74,7 @@ class ModelPair:
             raise
 
     def close(self) -> None:
-        """Free contexts, then models. Calling it again does nothing."""
+        """Free the contexts, then the models. Calling it again does nothing."""
         self._closing.close()
 
     def _load(self) -> None:
@@ -98,21 +100,21 @@ class ModelPair:
     def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
         """Choose the kernels and the number of threads for both models, by measurement.
 
-        The number is not measured for a deterministic run, whose text it could change, nor beside a simulated
-        device, which computes on the same cores.
+        The number is not measured in two cases. It could change the text of a deterministic run. A simulated
+        device computes on the same cores.
         """
         models = [info] if draft is None else [info, draft]
         measure = not (self._config.deterministic or self._simulated)
         self.threads = fit_to_cpu(models, self._config.threads, self._most_threads, measure=measure)
 
     def _note_paging(self, info: ModelInfo) -> None:
-        """Once it is known whether there is something to split."""
+        """Add a note about paging. Call it when `experts` is known: without experts nothing is paged."""
         self.paged = self.paged and self.experts is not None
         if self.paged and self._config.paging == "auto":
             self.notes.append(paging_note(info))
 
     def _note_pinning(self) -> None:
-        """Once contexts are there, for which experts are pinned."""
+        """Add a note about pinning. Call it after contexts are made, because that pins the experts."""
         if self.experts is not None and self.device is not None:
             note = pinning_note(Path(self._config.target).name, self.experts, self.device)
             self.notes += [note] if note else []
@@ -131,7 +133,7 @@ class ModelPair:
         with self._room_for_prompts(experts):
             self._open_contexts()
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
-        """The target's experts; None where there is nothing to split."""
+        """The target's experts; None if there are none to split."""
         self._note_paging(info)
         self._note_pinning()
         self._note_layers()
@@ -144,16 +146,16 @@ class ModelPair:
 
     @property
     def layers_on_device(self) -> int:
-        """Layers of the target whose dense parts are on the device."""
+        """The number of the target's layers whose dense parts are on the device."""
         wanted = layers_of(self._config.gpu_layers, "gpu_layers")
         if self.device is None:
             return 0
         n_layer = self.target.n_layer
-        return n_layer if wanted is None else max(0, min(wanted - 1, n_layer))  # the output counts first
+        return n_layer if wanted is None else max(0, min(wanted - 1, n_layer))  # the output counts as one
 
     @property
     def setup(self) -> str:
-        """What sets its costs apart from those of the same files, in words; "" where nothing does."""
+        """A text of the settings that change the costs of these files; "" if there are none."""
         config, parts = self._config, []
         if self.device is not None and self.layers_on_device != self.target.n_layer:
             parts.append(f"{self.layers_on_device} layers")
@@ -205,20 +207,20 @@ class ModelPair:
                 self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
             if settings := env.STAND_IN.get():
                 _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
-                self.device = choose_device(device.name)  # as it is now: with that much memory
+                self.device = choose_device(device.name)  # reads it anew: its memory has changed
         if device is not None:
             self._limit_memory()
         self.notes += missing_features(_core.system_info())
         self._place_threads()
 
     def _place_threads(self) -> None:
-        """Choose the CPUs of threads that are made from now on, and note what a user should change."""
+        """Choose the CPUs of threads that are made later, and add notes about settings to change."""
         cpus = place(max(self.threads, self.prompt_threads))
         advice = (threads_advice(self.threads, physical_cores(), self._most_threads), numa_advice(cpus))
         self.notes += [line for line in advice if line is not None]
 
     def _limit_memory(self) -> None:
-        """The device's limit is this configuration's from now on, whatever others have set."""
+        """Set this configuration's memory limit on the device, which replaces an earlier one."""
         assert self.device is not None
         limit, device = self._config.vram_limit, self.device
         n_bytes = 0 if limit is None else VramLimit.parse(limit).of(device.memory.total)
@@ -229,8 +231,10 @@ class ModelPair:
 
     @contextmanager
     def _room_for_prompts(self, experts: _core.Experts | None) -> Iterator[None]:
-        """Contexts that are made in it have the memory that experts pass through which come to the device for
-        a prompt: made later, it would be what slots have left."""
+        """Make contexts in this scope reserve the memory for prefill streaming.
+
+        Later, only the memory that slots leave would be there for it.
+        """
         wanted = self._config.stream_batch
         if wanted is None:
             wanted = 0 if self.device is None or self.device.is_stand_in else "auto"
@@ -242,7 +246,7 @@ class ModelPair:
         try:
             yield
         finally:
-            experts.set_stream_tokens(0)  # until it is known from where on it pays
+            experts.set_stream_tokens(0)  # off until measured costs give a batch size
 
     def _open(
         self, info: ModelInfo, *, load_mtp: bool, is_draft: bool = False
@@ -252,7 +256,7 @@ class ModelPair:
         if not is_draft and self._keeps_plain(info):
             values["use_extra_bufts"] = False
         if paged:
-            values["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
+            values["load_mode"] = LOAD_MODES["mmap"]  # auto does not map on every device
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         devices = () if self.device is None else (_core.device_handle(self.device.name),)
         copying = self._copying(info, params, is_draft=is_draft)
@@ -262,7 +266,7 @@ class ModelPair:
         return model, None if self.device is None else scope.experts
 
     def _keeps_plain(self, info: ModelInfo) -> bool:
-        """Return whether llama.cpp is to repack no weights of the target."""
+        """Return True if llama.cpp should not repack weights of the target."""
         if self.device is not None or not self._has_experts or "use_extra_bufts" in self._config.model_params:
             return False
         return not repacking_pays(info, self.threads)
@@ -320,11 +324,11 @@ class ModelPair:
 
     def _open_contexts(self) -> None:
         config, types = self._config, self._config.draft_types
-        # A recurrent memory takes rejected tokens back only when it was made for that; others ignore it.
+        # A recurrent memory takes rejected tokens back only if n_rs_seq allows it; others ignore it.
         size = self._context_size()
         self.pool = self._new_pool()
         if self.pool is not None:
-            self._closing.callback(self.pool.close)  # after the contexts, which are closed first
+            self._closing.callback(self.pool.close)  # runs after the contexts are closed
         self.target_context = self._context(
             self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows
         )
@@ -333,7 +337,7 @@ class ModelPair:
         self.draft_context = self._open_draft_context() if needs_draft else None
 
     def _new_pool(self) -> SharedPool | None:
-        """Return a pool for what contexts compute on the CPU, None where all of that is the split's."""
+        """Return a pool for graph parts on the CPU; None if the split does all work of the CPU."""
         config = self._config
         whole = self.device is not None and self.layers_on_device == self.target.n_layer
         if whole and config.kv_offload and config.gpu_layers_draft in ("all", "auto"):
@@ -345,7 +349,10 @@ class ModelPair:
         return {} if self._all_rows else target_rows(self._config)
 
     def _open_draft_context(self) -> Context:
-        """As llama.cpp's own programs do it: drafts from the target's hidden states see its context."""
+        """Make the draft's context as llama.cpp's own programs do.
+
+        A draft that uses the target's hidden states gets the target's context.
+        """
         params: dict[str, Any] = {"n_ctx": self.target_context.size, **draft_rows(self._config)}
         if "draft-simple" not in self._config.draft_types:
             params["ctx_other"] = self.target_context.pointer
@@ -363,7 +370,7 @@ class ModelPair:
             "n_threads": self.threads,
             "n_threads_batch": self.prompt_threads,
         }
-        # The draft's context, also where it is one of the target's extra layers.
+        # With draft-mtp, the draft's context may belong to the target's own extra layers.
         is_draft = model is not self.target or "ctx_type" in params
         values = context_values(self._config, is_draft=is_draft)
         try:
@@ -384,7 +391,7 @@ class ModelPair:
 
     @property
     def prompt_threads(self) -> int:
-        """The number of CPU threads for prompts. All cores are of use there, whatever a token needs."""
+        """The number of CPU threads for prompts. Prompts use all cores, also if a token needs fewer."""
         return self._config.threads_batch or self._config.threads or self._most_threads
 
     @property
@@ -398,7 +405,10 @@ class ModelPair:
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:
-    """The device of that name; for "auto" the first real one, else the stand-in; None for "cpu"."""
+    """Return the device of a name; None for "cpu".
+
+    "auto" is the first real device, or else the simulated device. Raises InputError for an unknown name.
+    """
     known = _core.devices()
     wanted = name.lower()
     if wanted == "cpu":

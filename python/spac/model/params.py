@@ -1,4 +1,4 @@
-"""The configuration in llama.cpp's terms: fields of its parameters of models and of contexts."""
+"""Translation of the configuration into fields of llama.cpp's model and context parameters."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ ROPE_SCALINGS = {
     "yarn": api.LLAMA_ROPE_SCALING_TYPE_YARN,
 }
 _WITHOUT_STATES = ("draft-simple",)
-"""Draft types with a model that read nothing of the target but its tokens."""
+"""Draft types with a model that read only tokens of the target, and no hidden states."""
 _ROW_BY_ROW = ("draft-simple", "draft-mtp")
-"""Draft types whose batches want the logits of one token."""
+"""Draft types whose batches need the logits of one token."""
 _POSITIONS = (
     "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_slow", "yarn_beta_fast",
@@ -43,7 +43,7 @@ _POSITIONS = (
 
 
 def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> dict[str, Any]:
-    """What the configuration says of a model."""
+    """Return the fields of llama_model_params that the configuration sets."""
     values: dict[str, Any] = {"load_mode": LOAD_MODES[config.load_mode]}
     n_layers = layers_of(config.gpu_layers_draft if is_draft else config.gpu_layers, "gpu_layers")
     if on_device and n_layers is not None:
@@ -54,7 +54,7 @@ def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> di
 
 
 def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
-    """What the configuration says of a context."""
+    """Return the fields of llama_context_params that the configuration sets."""
     key, value = (
         (config.cache_type_k_draft, config.cache_type_v_draft)
         if is_draft
@@ -65,7 +65,7 @@ def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
         "type_v": TYPES[value],
         "flash_attn_type": FLASH_ATTENTION[config.flash_attn],
         "offload_kqv": config.kv_offload,
-        "swa_full": is_draft or config.swa_full,  # who drafts goes back all the time
+        "swa_full": is_draft or config.swa_full,  # a draft rewinds at every step
         "rope_scaling_type": ROPE_SCALINGS[config.rope_scaling],
     }
     for name in _POSITIONS:
@@ -75,11 +75,11 @@ def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
 
 
 def target_rows(config: EngineConfig) -> dict[str, Any]:
-    """Return what makes a target's context as small as a session lets it be: rows of logits for the longest
-    verification, where llama.cpp would have one for every token of a batch.
+    """Return the field that limits a target's rows of logits to those of the longest verification.
 
-    A draft that reads the target's hidden states gets none of it: for these, the last layer computes every
-    token of a prompt, which the smaller context has not planned for.
+    By default, llama.cpp has a row for every token of a batch. Nothing is limited if the draft reads the
+    target's hidden states. The last layer then computes every token of a prompt, and the smaller context has
+    no memory planned for that.
     """
     drafts = [name for name in config.draft_types if name.startswith("draft-")]
     if any(name not in _WITHOUT_STATES for name in drafts):
@@ -88,28 +88,28 @@ def target_rows(config: EngineConfig) -> dict[str, Any]:
 
 
 def draft_rows(config: EngineConfig) -> dict[str, Any]:
-    """Return the same for a draft's context, whose batches want the logits of their last token alone.
+    """Return the field that limits a draft's rows of logits to one: its batches need their last token's only.
 
-    One of `draft-mtp` samples on the device, and would take the rows twice: the second time at its first use,
-    when slots are there.
+    A context of `draft-mtp` samples on the device and would allocate the rows twice. The second allocation is
+    at its first use, when slots already take the memory.
     """
     drafts = [name for name in config.draft_types if name.startswith("draft-")]
     return _rows(config, 1) if all(name in _ROW_BY_ROW for name in drafts) else {}
 
 
 def _rows(config: EngineConfig, n: int) -> dict[str, Any]:
-    """Return the field for `n` rows, or nothing where the configuration's own fields want more."""
-    if config.context_params.get("embeddings"):  # these have a row for every token
+    """Return the field for `n` rows, or nothing if the configuration asks for embeddings."""
+    if config.context_params.get("embeddings"):  # embeddings have a row for every token
         return {}
     return {"n_outputs_max": max(n, int(config.context_params.get("n_seq_max", 1)))}
 
 
 def as_array(values: Mapping[str, Value]) -> Any:
-    """For llama_model_params.kv_overrides: an array that ends with an empty key."""
+    """Return an array for llama_model_params.kv_overrides, which ends with an empty key."""
     array = (api.llama_model_kv_override * (len(values) + 1))()
     for entry, (key, value) in zip(array, values.items(), strict=False):
         entry.key = key.encode()
-        if isinstance(value, bool):  # before int, which it is too
+        if isinstance(value, bool):  # before int, because a bool is also an int
             entry.tag, entry.value.val_bool = api.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
         elif isinstance(value, int):
             entry.tag, entry.value.val_i64 = api.LLAMA_KV_OVERRIDE_TYPE_INT, value

@@ -1,4 +1,4 @@
-"""How much of a model's experts is pinned: what is allowed, what is set, and what is said of it."""
+"""Pinning of experts in host memory: the limit, its setting, and notes for users."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from spac.machine import host_memory
 from spac.machine.device_memory import size
 
 SLICE = 1 << 30
-"""Bytes that the driver is asked to register at once: some refuse 512 GiB in one call, and what is refused is
-lost by the slice."""
+"""Bytes of one registration with the driver.
+
+Some drivers refuse 512 GiB in one call. A refusal leaves only one slice unpinned.
+"""
 _READ_ONLY = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
 
 
 def set_pinning() -> None:
-    """Set what the environment says, for models that are loaded from now on. Raises InputError, one line."""
+    """Set the environment's pinning for models that are loaded later. Raises InputError, with one line."""
     _core.set_pinning(on=env.PIN.get() is not False, limit=limit(), slice=SLICE)
 
 
 def limit() -> int | None:
-    """Bytes of experts that may be pinned; None for no limit. Raises InputError, one line."""
+    """Return the bytes of experts that may be pinned; None without a limit. Raises InputError."""
     wanted = env.PIN_LIMIT.get()
     return _usual_limit() if wanted is None else wanted
 
 
 def _usual_limit() -> int | None:
-    """Return half of the memory on WSL2, which pins no more. Other systems have no limit of their own."""
+    """Return half of the memory in bytes on WSL2, which pins no more; None on other systems."""
     if "microsoft" not in platform.release().lower():
         return None
     try:
@@ -37,7 +39,7 @@ def _usual_limit() -> int | None:
 
 
 def pinning_note(name: str, experts: _core.Experts, device: _core.DeviceInfo) -> str:
-    """One line for users where something should have been pinned and was not; else ""."""
+    """Return one line for users if experts that should be pinned are not; else ""."""
     found = experts.host_bytes
     if found.why not in ("limit", "refused"):
         return ""
@@ -67,7 +69,7 @@ def _reason(why: str, some: bool, device: _core.DeviceInfo) -> str:
 
 
 def registers_read_only(device: str) -> bool:
-    """Tell whether a CUDA device can register a file's mapping. The answer is True where nobody tells."""
+    """Return True if a CUDA device can register a file's mapping, or if that is unknown."""
     number = device.removeprefix("CUDA")
     if number == device or not number.isdigit():
         return True
@@ -83,7 +85,7 @@ def registers_read_only(device: str) -> bool:
 
 
 def outlook(devices: list[_core.DeviceInfo]) -> tuple[str, str]:
-    """Return what would be pinned, and why that is less than could be, before a model is loaded."""
+    """Return what would be pinned, and the reason for less than all, before a model is loaded."""
     if env.PIN.get() is False:
         return "off", f"{env.PIN.name}=0: uploads are slower"
     if devices and not registers_read_only(devices[0].name):

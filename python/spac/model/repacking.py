@@ -1,7 +1,7 @@
-"""The measurement that tells if llama.cpp's repacked weights make a model faster on the CPU alone.
+"""A measurement that decides if llama.cpp repacks the weights of a model on the CPU alone.
 
 llama.cpp can copy weights of some types into a layout of its own, with kernels of its own. spac's kernels
-read weights as the file has them. Which of the two is faster depends on the CPU and on the types.
+read weights in the layout of the file. The faster of the two depends on the CPU and on the types.
 """
 
 from __future__ import annotations
@@ -23,30 +23,33 @@ MEMORY_SHARE = 7 / 8
 """Repacked weights may take this share of the available memory. Contexts and other programs need the rest."""
 PROMPT, ANSWER = 256, 128
 """Tokens of the answer whose time is compared, and of the prompt before it."""
-SECONDS = 0.1  # of measurement for each type
+SECONDS = 0.1
+"""Seconds of measurement for each type."""
 Times = Mapping[str, Any]
-"""The times of one type have "plain", and "repacked" where llama.cpp can repack it (`_core.time_repacking`),
-and the "ways" that plain weights were measured with (`spac.model.kernels`)."""
+"""The times of one type: "plain", and "repacked" if llama.cpp can repack it (`_core.time_repacking`).
+
+"ways" has the ways that plain weights were measured with (`spac.model.kernels`).
+"""
 
 
 def repacking_pays(info: ModelInfo, threads: int) -> bool:
-    """Return whether llama.cpp should repack the weights of this model with experts on the CPU alone.
+    """Return True if llama.cpp should repack the weights of this model, with experts on the CPU alone.
 
     Repacking costs memory and loading time, and repacked weights do not lie on the pages of 2 MB of
-    `--huge-pages`. So it has to be faster by more than a little. A model that memory does not hold is left to
-    the mapping of its file. SPAC_CPU_KERNELS=0 leaves the choice to llama.cpp, which repacks all that it can.
+    `--huge-pages`. So its gain must be above LEAST_GAIN. A model that memory does not hold stays mapped.
+    SPAC_CPU_KERNELS=0 leaves the choice to llama.cpp, which repacks all types that it can.
     """
     if not _core.cpu_kernels_enabled():
         return True
-    room = host_memory.available()  # 0 where the system does not tell
+    room = host_memory.available()  # 0 if the system does not report it
     return not 0 < room * MEMORY_SHARE < info.file_size and gain(info, threads) > LEAST_GAIN
 
 
 def gain(info: ModelInfo, threads: int) -> float:
-    """Return how many times as fast the model is with repacked weights: 1.0 where there is nothing to repack.
+    """Return the factor by which repacked weights make the model faster; 1.0 if none can be repacked.
 
-    Types that llama.cpp can repack and that no measurement is kept of are measured, which takes less than
-    half a second each.
+    Types that llama.cpp can repack are measured if they have no kept measurement. That takes less than half a
+    second each.
     """
     read = {ggml_name(kind): n_bytes for kind, n_bytes in read_bytes(info).items()}
     kinds = _core.repackable_cpu_types(list(read))
@@ -54,7 +57,7 @@ def gain(info: ModelInfo, threads: int) -> float:
 
 
 def read_bytes(info: ModelInfo) -> dict[str, tuple[float, float]]:
-    """Return by type's name the bytes of experts and of dense matrices that one token is multiplied with."""
+    """Return the bytes of experts and of dense matrices that one token is multiplied with, by type's name."""
     used = info.n_expert_used / info.n_expert if info.n_expert else 0.0
     experts = {kind: info.expert_types.get(kind, 0) for kind in info.types}
     return {
@@ -66,8 +69,8 @@ def read_bytes(info: ModelInfo) -> dict[str, tuple[float, float]]:
 def gain_of(read: Mapping[str, tuple[float, float]], times: Mapping[str, Times]) -> float:
     """Return the time of an answer with plain weights divided by that with repacked ones.
 
-    `read` is what `read_bytes` returns, by ggml's names. Types without times stay as they are, and a byte of
-    theirs is taken to cost as much as a plain byte of the others.
+    `read` is the result of `read_bytes`, by ggml's names. Types without times are not repacked. A byte of
+    them is assumed to cost as much as a plain byte of the others.
     """
     plain = sum(_answer(read[kind], of["plain"]) for kind, of in times.items())
     repacked = sum(_answer(read[kind], of.get("repacked", of["plain"])) for kind, of in times.items())
@@ -88,9 +91,9 @@ def _answer(read: tuple[float, float], seconds: list[float]) -> float:
 
 
 def measured(types: Iterable[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, of which those that are not in the cache are measured.
+    """Return the times of these types, from the cache or else from a measurement.
 
-    They are kept, unless other programs took so much of the cores that the next run had better measure again.
+    A measurement is not kept if other programs took too much of the cores. The next run measures again then.
     """
     key, ways = Key.of(threads), {kind: _ways(kind) for kind in types}
     known = load(key)
@@ -103,17 +106,17 @@ def measured(types: Iterable[str], threads: int) -> dict[str, Times]:
 
 
 def _ways(kind: str) -> list[str]:
-    """Return the ways to compute with plain weights; none where there are no kernels of spac's."""
+    """Return the ways to compute with plain weights; none if spac has no kernels for the type."""
     return _core.chosen_cpu_kernels(kind) if kind in _core.trusted_cpu_kernels() else []
 
 
 def path(key: Key) -> Path:
-    """Return the file of this key; it may not exist."""
+    """Return the cache file of this key, which may not exist."""
     return key.path.with_name(f"{key.path.stem}-repacking.json")
 
 
 def load(key: Key) -> dict[str, Times]:
-    """Return what is kept for this key; nothing where there is nothing that can be used."""
+    """Return the usable times that are kept for this key."""
     times = read_page(path(key), key)
     return {kind: of for kind, of in times.items() if _is_times(of)}
 

@@ -1,8 +1,8 @@
-"""The number of threads that the CPU computes a token with: measured once per machine, and kept.
+"""The number of CPU threads that compute a token, measured once per machine and kept.
 
-Experts of one token are read from memory once and used once. Where a few threads read as fast as memory
-allows, more of them gain nothing, and they wait for each other after every matrix. Where memory is fast, all
-cores are needed. So the number is measured, with experts of the model's most frequent type.
+The experts of one token are read from memory once and used once. If a few threads already read as fast as
+memory allows, more threads gain nothing, and they wait for each other after every matrix. If memory is fast,
+all cores are needed. So the number is measured, with experts of the model's most frequent type.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from spac.model import kernels
 from spac.model.gguf.info import ModelInfo
 from spac.model.kernels import UNDISTURBED, Key, ggml_name, read_page, write_page
 
-SECONDS = 0.15  # of measurement
+SECONDS = 0.15
+"""Seconds of measurement."""
 CLOSE = 1.02
-"""Fewer threads are used where they take at most this many times the shortest time."""
+"""Fewer threads are used if they take at most this many times the shortest time."""
 Times = Mapping[int, float]
 """Seconds for the same work, by the number of threads."""
 
@@ -28,8 +29,8 @@ Times = Mapping[int, float]
 def fit_to_cpu(models: Sequence[ModelInfo], given: int, most: int, *, measure: bool = True) -> int:
     """Choose the kernels for the types of these models, and return the number of threads for a token.
 
-    `given` is the user's number, 0 without one. `most` is the largest number otherwise, which is returned if
-    `measure` is False. The experts of the first model decide.
+    `given` is the user's number, 0 without one. Otherwise `most` is the largest number, which is returned if
+    `measure` is False. The measurement uses the experts of the first model.
     """
     types = [kind for info in models for kind in info.types]
     kernels.choose(types, given or most)
@@ -43,8 +44,8 @@ def fit_to_cpu(models: Sequence[ModelInfo], given: int, most: int, *, measure: b
 def fastest_threads(info: ModelInfo, most: int) -> int:
     """Return the number of threads, at most `most`, that compute a token of this model fastest.
 
-    It is the smallest of those that are equally fast. A model without quantized weights is not measured: it
-    gets `most`, as a machine with one core.
+    It is the smallest of the numbers that are about equally fast. Nothing is measured for a model without
+    quantized weights or for fewer than 2 threads: the result is `most`.
     """
     kind = most_read_type(info)
     if most < 2 or kind is None:
@@ -53,7 +54,7 @@ def fastest_threads(info: ModelInfo, most: int) -> int:
 
 
 def candidates(most: int) -> list[int]:
-    """Return the numbers of threads that are tried: half, three quarters, all but one, and all of `most`."""
+    """Return the numbers of threads to try: half, three quarters, all but one, and all of `most`."""
     return sorted({max(1, count) for count in (most // 2, most * 3 // 4, most - 1, most)})
 
 
@@ -63,9 +64,9 @@ def fastest(times: Times) -> int:
 
 
 def most_read_type(info: ModelInfo) -> str | None:
-    """Return ggml's name of the quantized type that most bytes of a model's experts have, None without one.
+    """Return ggml's name of the quantized type with the most bytes of a model's experts; None without one.
 
-    In a model without experts these are the bytes of all weights.
+    In a model without experts, the bytes of all weights count.
     """
     n_bytes = {ggml_name(kind): size for kind, size in (info.expert_types or info.types).items()}
     known = _core.quantized_cpu_types(list(n_bytes))
@@ -73,10 +74,10 @@ def most_read_type(info: ModelInfo) -> str | None:
 
 
 def measured(kind: str, counts: list[int]) -> Times:
-    """Return the times of these numbers of threads, the last of which is the largest.
+    """Return the times of these numbers of threads, from the cache or else from a measurement.
 
-    They come from the cache, or are measured and kept. A measurement is not kept if other programs took so
-    much of the cores that the next run had better measure again.
+    The last number must be the largest. A measurement is not kept if other programs took too much of the
+    cores. The next run measures again then.
     """
     key = Key.of(counts[-1])
     known = load(key)
@@ -89,17 +90,17 @@ def measured(kind: str, counts: list[int]) -> Times:
 
 
 def path(key: Key) -> Path:
-    """Return the file of this key; it may not exist."""
+    """Return the cache file of this key, which may not exist."""
     return key.path.with_name(f"{key.path.stem}-threads.json")
 
 
 def load(key: Key) -> dict[str, Times]:
-    """Return the times of every type that are kept for this key and can be used."""
+    """Return the usable times that are kept for this key, by type."""
     return {kind: found for kind, times in read_page(path(key), key).items() if (found := _checked(times))}
 
 
 def _checked(times: Any) -> dict[int, float]:
-    """Return the times with numbers as their keys, which JSON writes as text; nothing if one is unusable."""
+    """Return the times with integer keys, which JSON stores as text; nothing if an entry is unusable."""
     if not isinstance(times, dict):
         return {}
     usable = all(

@@ -1,7 +1,7 @@
-"""One HTML page about a run: `python -m spac.report run.json`, of what `spac run --record run.json` noted.
+"""One HTML page about a run: `python -m spac.report run.json`.
 
-The page is one file that needs no network. It goes to `run.html` beside the recording, or to --output. Exit
-codes are those of `spac.run`.
+The program reads what `spac run --record run.json` recorded. The page is one file that needs no network. It
+goes to `run.html` beside the recording, or to --output. The exit codes are those of `spac.run`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spac.report.reading import read
 
 
 def make_parser() -> Parser:
-    """The options of `spac.report`."""
+    """Return the parser of `spac.report`'s options."""
     parser = Parser(
         prog="spac.report",
         description="Show what a run did as one HTML page, from a recording of `spac run --record FILE`.",
@@ -34,7 +34,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program, and return its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     return guarded(parser, options, lambda: _run(options))

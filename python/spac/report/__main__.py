@@ -1,10 +1,10 @@
-"""`python -m spac.report` is `spac report`."""
+"""The entry of `python -m spac.report`, which is `spac report`."""
 
 import signal
 import sys
 
 if __name__ == "__main__":
-    # Until the program can end in good order, Ctrl-C ends it without a traceback.
+    # Ctrl-C ends the process without a traceback until the program installs its own handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from spac.report import main

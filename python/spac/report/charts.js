@@ -1,5 +1,5 @@
 "use strict";
-// Charts as SVG, drawn from data alone: lines, stacks, bars and fields (a colour for every step and row).
+// Draws charts as SVG from data: lines, stacks, bars and fields (a colour for every step and row).
 
 const PAD = { left: 54, right: 14, top: 12, bottom: 34 };
 const charts = [];
@@ -46,7 +46,7 @@ class Chart {
     return [this.spec.title, ...told].join(", ");
   }
 
-  // The tops of every series, one upon the other; what is dashed stands beside the stack.
+  // Return the tops of the stacked series; a dashed series is not part of the stack.
   #stacked() {
     let below = this.spec.x.map(() => 0);
     return this.spec.series.map((series) => {
@@ -56,7 +56,7 @@ class Chart {
     });
   }
 
-  // The range of the y axis; a few peaks may not flatten all the rest.
+  // Return the range of the y axis. A few high peaks are cut off, so that they do not flatten the rest.
   #range() {
     if (this.spec.y_range) return this.spec.y_range;
     const rows = this.top || this.spec.series.map((s) => s.values);
@@ -118,7 +118,7 @@ class Chart {
     make("svg:text", { class: "label", x: 2, y: PAD.top - 2 }, root, unit);
   }
 
-  // Runs of points without a gap, as [x, y] in pixels.
+  // Return runs of points without a gap, as [x, y] in pixels.
   #runs(values) {
     const runs = [[]];
     values.forEach((value, i) => {
@@ -128,7 +128,7 @@ class Chart {
     return runs.filter((run) => run.length);
   }
 
-  // Corners of a curve: straight, or as steps.
+  // Return the corners of a curve, which is straight between points or stepped.
   #corners(run, stepped) {
     if (!stepped || run.length < 2) return run;
     return run.flatMap(([x, y], i) => {
@@ -255,7 +255,7 @@ class Chart {
   }
 }
 
-// Charts of one group share the place that the reader points at.
+// Show one place in all charts of a group; x is null if the reader points at no place.
 function showAt(group, x, from) {
   for (const chart of charts) if (chart.spec.group === group) chart.show(x, from);
 }

@@ -1,4 +1,4 @@
-"""What the page's charts show, as data for the drawing in `charts.js`: titles, axes and series."""
+"""The data of the page's charts, which `charts.js` draws: titles, axes and series."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from spac.report.reading import Recording
 
 Chart = dict[str, Any]
 
-POINTS = 240  # along an axis, at most: more would not be seen
-BANDS = 30  # of that many neighbours, smoothed curves
+POINTS = 240  # the most rows along an axis; more could not be seen
+BANDS = 30  # a point of a smoothed curve covers one BANDS-th of the rows
 
-PINK, BLUE, SKY, RED, ORANGE, GREEN, VIOLET, GREY, INK = range(9)  # page.css has them as --c0 … --c8
+PINK, BLUE, SKY, RED, ORANGE, GREEN, VIOLET, GREY, INK = range(9)  # --c0 … --c8 in page.css
 
 
 class Charts:
-    """The charts of one recording, by the names of the places where the page wants them."""
+    """Makes the charts of one recording, by the names of their places in the page."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._content = recording, recording.content
@@ -40,7 +40,7 @@ class Charts:
         self.n_step = int(self._steps.sum())
 
     def all(self) -> dict[str, Chart]:
-        """Those that there is something to show in."""
+        """Return the charts that have data, by name."""
         if not self.n_step:
             return {}
         charts = {"time": self._time(), "speed": self._speed()}
@@ -57,11 +57,11 @@ class Charts:
         return charts
 
     def parts(self) -> list[Part]:
-        """The time's parts, in rows that add up to all of it."""
+        """Return the parts of the steps' time; in each row they add up to the whole time."""
         return time_parts(self._c)
 
     def _over_steps(self, title: str, unit: str, series: list[Chart], **more: Any) -> Chart:
-        """series: with a value for every row of steps, unless `more` has other x."""
+        """Return a chart over the steps; a series has a value for each row, unless `more` has another x."""
         x_range = [0.5, self.n_step + 0.5]
         axis = {"group": "steps", "x": _middles(self._steps), "x_label": "step", "x_range": x_range}
         return {"kind": "lines", **axis, "title": title, "unit": unit, "series": series, **more}
@@ -93,7 +93,7 @@ class Charts:
         return self._over_steps("Hit rate", "%", series, y_range=[0, 1], marks=marks)
 
     def _thresholds(self) -> dict[str, Chart]:
-        """τ over time; of every layer where they differ."""
+        """Return the chart of the threshold τ over time, and of every layer's τ if layers often differ."""
         told = self._content["thresholds"]
         steps, levels = np.array(told["steps"], float), told["levels"]
         each = np.array(told["sums"], float) / steps[:, None]
@@ -201,13 +201,16 @@ class Charts:
             "What the governor expected of every draft length", shares, governor,
             scale=[0, 1], y_label="draft length", ramp="resident", ends=["worst", "best at that time"],
         )  # fmt: skip
-        chart["from"] = max(0, self.n_step - int(counts.sum())) + 0.5  # no model in the first steps
+        chart["from"] = max(0, self.n_step - int(counts.sum())) + 0.5  # the first steps have no model
         chart["shown"] = [[f"{number(value)} tokens/s" for value in row] for row in theta.tolist()]
         chart["series"] = [_series("asked for", RED, self._per_step("draft_length").tolist(), style="step")]
         return chart
 
     def _field(self, title: str, values: FloatArray, told: Chart, **more: Any) -> Chart:
-        """values: float64 [y, row]; told: the part of the recording that they stem from."""
+        """Return a chart of colours over the steps.
+
+        values: float64 [y, row]; told: the part of the recording that has their steps.
+        """
         field = [[round(value, 3) for value in row] for row in values.tolist()]
         more = {"kind": "field", "per_row": told["per_row"], "from": 0.5, "field": field, **more}
         return self._over_steps(title, "", [], **more)
@@ -252,6 +255,6 @@ def _series(name: str, colour: int, values: Sequence[Any], *, style: str = "line
 
 
 def _middles(steps: FloatArray) -> list[float]:
-    """Where on the axis of steps a row of so many lies."""
+    """Return the middle of each row on the axis of steps; `steps` has the number of steps per row."""
     middles: list[float] = (np.cumsum(steps) - steps / 2 + 0.5).tolist()
     return middles

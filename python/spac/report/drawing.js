@@ -1,5 +1,5 @@
 "use strict";
-// What all drawings need: elements, numbers in words, ticks, colours.
+// Functions that all drawings share: elements, number formats, ticks, colours.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -13,7 +13,7 @@ function make(name, attributes, parent, text) {
   return element;
 }
 
-// Three digits, without an exponent.
+// Return a number with three digits, without an exponent.
 function short(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
@@ -43,7 +43,7 @@ function ticks(low, high, count, whole) {
   return list;
 }
 
-// Colours between the stops of a ramp that CSS declares, lowest first; at: 0 to 1.
+// Return a function that maps 0 to 1 to a colour of a ramp. CSS declares the ramp's stops, lowest first.
 function rampOf(name) {
   const style = getComputedStyle(document.documentElement);
   const stops = style.getPropertyValue(`--ramp-${name}`).trim().split(/\s+/).map((hex) =>
@@ -55,7 +55,7 @@ function rampOf(name) {
   };
 }
 
-// The width that an element leaves to what is in it.
+// Return the width inside an element, without its padding.
 function inside(element) {
   const style = getComputedStyle(element);
   return element.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);

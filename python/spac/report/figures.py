@@ -1,4 +1,4 @@
-"""The figures of a page, computed from a recording; what they look like is decided elsewhere."""
+"""The figures of a page, computed from a recording, and number formats for them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ class Part:
     name: str
     explanation: str
     ns: FloatArray
-    """By row."""
+    """The part's time in nanoseconds, float64 [row]."""
 
 
 def rows(recording: Recording, n_max: int) -> dict[str, FloatArray]:
-    """The columns of the steps, float64 [row], with at most `n_max` rows: neighbours are added up."""
+    """Return the columns of the steps, float64 [row], by name.
+
+    Neighbouring rows are added up until there are at most `n_max` rows.
+    """
     columns = recording.content["steps"]["columns"]
     n = len(columns["steps"])
     starts = np.arange(0, n, max(1, -(-n // n_max)))
@@ -38,12 +41,12 @@ def rows(recording: Recording, n_max: int) -> dict[str, FloatArray]:
 
 
 def rate(part: FloatArray, whole: FloatArray) -> list[float | None]:
-    """part / whole, None where there is no whole."""
+    """Return part / whole; None where the whole is not positive."""
     return [p / w if w > 0 else None for p, w in zip(part.tolist(), whole.tolist(), strict=True)]
 
 
 def smooth(values: FloatArray, width: int) -> FloatArray:
-    """Sums over `width` neighbours centred on each row, fewer at the ends."""
+    """Return sums over `width` rows centred on each row; at the ends, the sums cover fewer rows."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     at = np.arange(len(values))
     low, high = np.maximum(at - width // 2, 0), np.minimum(at + (width + 1) // 2, len(values))
@@ -51,7 +54,7 @@ def smooth(values: FloatArray, width: int) -> FloatArray:
 
 
 def time_parts(columns: Mapping[str, FloatArray]) -> list[Part]:
-    """Where the steps' time went, part by part; their sum is `time_ns`."""
+    """Return the parts of the steps' time; their sum is `time_ns`."""
     c = columns
     within = c["host_wait_ns"] + c["host_compute_ns"] + c["queue_ns"]
     draft = c["draft_ns"] + c["observe_ns"]
@@ -75,8 +78,10 @@ def time_parts(columns: Mapping[str, FloatArray]) -> list[Part]:
 
 
 def fixed_hit_rate(recording: Recording) -> float | None:
-    """Share of the activations that the best fixed choice of experts would have met: the most wanted of every
-    pool, as many as it has slots. None without demand."""
+    """Return the hit rate that the best fixed choice of experts would have had; None without demand.
+
+    The choice has the most activated experts of every pool, as many as the pool has slots.
+    """
     demand = recording.matrices.get("demand")
     if demand is None or not demand.any():
         return None
@@ -90,22 +95,24 @@ def fixed_hit_rate(recording: Recording) -> float | None:
 
 
 def file_name(path: str | None) -> str | None:
-    """A model's name: where it lies is nobody's business."""
+    """Return a model's file name; the page does not show its folder, which is private."""
     return None if path is None else PurePath(path).name or path
 
 
 def number(value: Any) -> str:
-    """Three digits; "–" for what there is not."""
+    """Return a number with three digits, or in whole from 1000 on; "–" for None."""
     if value is None:
         return "–"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def percent(value: Any) -> str:
+    """Return a share in percent; "–" for None."""
     return "–" if value is None else f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"
 
 
 def seconds(value: Any) -> str:
+    """Return a time in s, ms or µs; "–" for None."""
     if value is None:
         return "–"
     for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
@@ -115,7 +122,7 @@ def seconds(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes, in powers of 1000."""
+    """Return a number of bytes, with units in powers of 1000; "–" for None."""
     if value is None:
         return "–"
     amount = float(value)

@@ -1,5 +1,5 @@
 "use strict";
-// The two maps of all experts: a cell for every (layer, expert), both pointed at together.
+// The two maps of all experts, with a cell for every (layer, expert). They mark the same cell together.
 
 class Experts {
   constructor(data) {
@@ -16,7 +16,7 @@ class Experts {
     return new Int32Array(bytes.buffer);
   }
 
-  // By layer: its experts, the most wanted first.
+  // Return each layer's experts, the most activated first.
   #ranked() {
     return this.counts.map((count, layer) => {
       const experts = Array.from({ length: count }, (_, i) => i), first = layer * this.n_expert;
@@ -30,7 +30,7 @@ class Experts {
     for (const map of this.maps) map.draw();
   }
 
-  // The expert that is shown in a column, or -1.
+  // Return the expert that is shown in a column, or -1.
   expertAt(layer, column) {
     if (column >= this.counts[layer]) return -1;
     return this.order ? this.order[layer][column] : column;
@@ -53,7 +53,7 @@ class Experts {
 }
 
 class HeatMap {
-  // value: of an expert's index, 0 to 1.
+  // value: a function that maps an expert's index to 0 to 1.
   constructor(host, experts, title, ramp, value, ends) {
     Object.assign(this, { host, experts, ramp, value });
     const caption = make("figcaption", {}, host);

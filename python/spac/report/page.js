@@ -1,5 +1,5 @@
 "use strict";
-// Puts the data that the page carries into its places.
+// Draws the page's data into its places.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -15,7 +15,7 @@ if (data.experts) {
   let most = 1;
   for (const count of experts.demand) most = Math.max(most, count);
   const looks = Math.max(1, experts.looks);
-  // Demand is skewed: by its root, what is rarely wanted can still be told from what never is.
+  // Demand is skewed. Its square root keeps rare demand distinguishable from none.
   new HeatMap(document.getElementById("heat-resident"), experts, "Residency", "resident",
     (i) => experts.resident[i] / looks, ["never", "in every step"]);
   new HeatMap(document.getElementById("heat-demand"), experts, "Demand", "demand",

@@ -1,4 +1,4 @@
-"""Puts a page together: one HTML file with its style, its drawing and its data inside."""
+"""Builds the page: one HTML file that contains its style, its scripts and its data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAPS = """\
 
 
 def page(recording: Recording) -> str:
-    """The page as text; all that is a recording's is escaped."""
+    """Return the page as text; all text from the recording is escaped."""
     charts = Charts(recording)
     drawn = charts.all()
     script = "\n".join(_file(name) for name in SCRIPTS)
@@ -53,7 +53,7 @@ def _file(name: str) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that no HTML parser takes for markup."""
+    """Return JSON that no HTML parser takes for markup."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -105,7 +105,7 @@ def _section(name: str, title: str, lead: str, body: str) -> str:
 
 
 def _figures(drawn: dict[str, Chart], *names: str) -> str:
-    """Places for those of the charts that there are, side by side where there is room."""
+    """Return places for the charts that exist, side by side if the page is wide enough."""
     there = [name for name in names if name in drawn]
     places = "".join(f'<figure id="chart-{name}"></figure>' for name in there)
     return f'<div class="pair of{len(there)}">{places}</div>' if there else ""

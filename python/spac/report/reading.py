@@ -1,4 +1,4 @@
-"""Reads a recording, and refuses in one line what is none."""
+"""Reads and checks a recording; an invalid one raises InputError with one line."""
 
 from __future__ import annotations
 
@@ -26,43 +26,44 @@ LAYER_COSTS = ("host_ns", "wait_ns", "host_activations", "device_activations")
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording whose parts have the shapes that `spac.stats.recording` promises."""
+    """A recording whose parts have the shapes that `spac.stats.recording` describes."""
 
     content: Mapping[str, Any]
-    """All of it, as in the file."""
+    """The whole content of the file."""
     matrices: Mapping[str, Matrix]
-    """int32 [L, N]: demand, resident, arrivals; empty without experts."""
+    """The matrices demand, resident and arrivals, int32 [L, N]; empty without experts."""
 
     @property
     def stats(self) -> Mapping[str, Any]:
+        """The run's statistics by name."""
         return dict(self.content["stats"])
 
     def figure(self, name: str) -> float | None:
-        """A number of the statistics; None where there is none of this name."""
+        """Return a number of the statistics; None if there is no number of this name."""
         value = self.content["stats"].get(name)
         return value if _is_number(value) else None
 
     def word(self, name: str) -> str | None:
-        """A word of the statistics, likewise."""
+        """Return a string of the statistics; None if there is no string of this name."""
         value = self.content["stats"].get(name)
         return value if isinstance(value, str) else None
 
     def total(self, column: str) -> float:
-        """The sum over all steps."""
+        """Return a column's sum over all steps."""
         return float(sum(self.content["steps"]["columns"][column]))
 
 
 def read(name: str) -> Recording:
-    """The recording in a file; "-" is stdin. Raises InputError, one line, for what is none."""
+    """Return the recording in a file, or in stdin for "-"; raise InputError if it is invalid."""
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+    except (OSError, ValueError) as error:  # a null character in the name raises ValueError
         raise InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return parse(data, "stdin" if name == "-" else name)
 
 
 def parse(data: bytes, name: str) -> Recording:
-    """The recording in `data`, which messages call `name`."""
+    """Return the recording in `data`, which messages call `name`; raise InputError if it is invalid."""
     if not data.strip():
         raise InputError(f"{name} is empty: record a run with `spac run --record FILE`")
     try:
@@ -85,7 +86,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 class _Check:
-    """Checks part for part; every failure is an InputError that names the part."""
+    """Checks a recording part by part; every failure raises an InputError that names the part."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -142,7 +143,10 @@ class _Check:
         return value
 
     def _stats(self, stats: dict[str, Any]) -> None:
-        """Figures are numbers, words, null, or lists and mappings of them; what there are may change."""
+        """Check that figures are numbers, strings, booleans, null, or lists and mappings of these.
+
+        The set of figures may differ between versions.
+        """
         for name, value in stats.items():
             if not _is_plain(value, 4):
                 self._fail(f"stats.{name}")
@@ -206,7 +210,7 @@ class _Check:
         if governor.get("curve") is None:
             return
         curve = self._mapping(governor, "curve")
-        # A model of few and noisy observations may say anything.
+        # A model of few and noisy observations may have any values, negative ones too.
         n = len(self._numbers(curve.get("theta"), "governor.curve.theta", low=-LIMIT))
         for name in CURVE:
             self._numbers(curve.get(name), f"governor.curve.{name}", n, low=-LIMIT)
@@ -214,7 +218,7 @@ class _Check:
 
 
 def _is_number(value: Any) -> bool:
-    """Anything that can be added up some thousand times."""
+    """Return True for a number that is small enough for sums of thousands of them."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LIMIT
 
 

@@ -1,4 +1,4 @@
-"""What the page says in words: what ran, the key figures, the sentences and the tables."""
+"""The page's text: settings, key figures, sentences and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_EXPERTS = "This model has no experts that could be split, or ran without the 
 
 
 def settings(recording: Recording) -> str:
-    """List items: what ran, and with what."""
+    """Return the settings of the run as list items."""
     word, figure = recording.word, recording.figure
     draft = file_name(word("draft")) or plain(recording.stats.get("draft_types") or "none")
     longest = f"{word('governor') or 'fixed'}, at most {number(figure('draft_length'))}"
@@ -40,7 +40,7 @@ def settings(recording: Recording) -> str:
 
 
 def cards(recording: Recording) -> str:
-    """The key figures: terms and descriptions."""
+    """Return the key figures as terms and descriptions."""
     n, word, figure = _numbers(recording), recording.word, recording.figure
     tokens = (figure("prompt_tokens") or 0) + (figure("generated_tokens") or 0)
     ended = end(word("reason") or "", int(tokens), int(figure("context") or 0)) or "not ended"
@@ -86,7 +86,7 @@ def _numbers(recording: Recording) -> Any:
 
 
 def of_hits(recording: Recording) -> str:
-    """How good the choice of residents was."""
+    """Return a sentence that compares the run's hit rate with that of the best fixed choice."""
     slots, n_expert = recording.figure("slots"), recording.figure("n_experts")
     best = fixed_hit_rate(recording)
     if not slots or not n_expert or best is None:
@@ -99,7 +99,7 @@ def of_hits(recording: Recording) -> str:
 
 
 def of_time(charts: Charts) -> str:
-    """What takes most of it."""
+    """Return a sentence about the two parts that took most of a step's time."""
     parts = sorted(charts.parts(), key=lambda part: -part.ns.sum())
     total = sum(part.ns.sum() for part in parts) or 1.0
     first, second = parts[:2]
@@ -111,7 +111,7 @@ def of_time(charts: Charts) -> str:
 
 
 def of_speculation(recording: Recording) -> str:
-    """What drafting brought."""
+    """Return a sentence about drafted and accepted tokens."""
     n = _numbers(recording)
     if not recording.stats.get("draft_types"):
         return "Off: every step decoded one token."
@@ -122,7 +122,7 @@ def of_speculation(recording: Recording) -> str:
 
 
 def time_table(charts: Charts) -> str:
-    """The parts of a step's time."""
+    """Return a table of the parts of a step's time."""
     parts = charts.parts()
     total = sum(float(part.ns.sum()) for part in parts) or 1.0
     rows = []
@@ -134,7 +134,7 @@ def time_table(charts: Charts) -> str:
 
 
 def layer_table(recording: Recording) -> str:
-    """Every MoE layer's figures; "" without them."""
+    """Return a table of every MoE layer's figures; "" without them."""
     experts = recording.content["experts"]
     if experts is None or not experts["by_layer"]:
         return ""
@@ -162,7 +162,7 @@ def layer_table(recording: Recording) -> str:
 
 
 def statistics_table(recording: Recording) -> str:
-    """All of the run's statistics."""
+    """Return a table of all of the run's statistics."""
     stats = {name: plain(value) for name, value in recording.stats.items()}
     for name in ("target", "draft"):
         stats[name] = file_name(recording.word(name)) or "–"
@@ -170,7 +170,7 @@ def statistics_table(recording: Recording) -> str:
 
 
 def plain(value: Any) -> str:
-    """Any value of the statistics."""
+    """Return any value of the statistics as text."""
     if value is None:
         return "–"
     if isinstance(value, dict):
@@ -181,7 +181,7 @@ def plain(value: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], n_text: int) -> str:
-    """n_text: columns of words, to the left; those of numbers follow."""
+    """Return a table as HTML; the first `n_text` columns hold text, the others numbers."""
     kinds = ["" if i < n_text else ' class="n"' for i in range(len(head))]
     top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
     lines = []

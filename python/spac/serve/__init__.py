@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the server until it is stopped; returns its exit code."""
+    """Run the server until it is stopped, and return its exit code."""
     from spac.serve.app import main as run
 
     return run(arguments)

@@ -1,9 +1,9 @@
-"""`python -m spac.serve`."""
+"""The entry of `python -m spac.serve`."""
 
 import signal
 
 if __name__ == "__main__":
-    # Until the server can end in good order, Ctrl-C ends it without a traceback.
+    # Ctrl-C ends the process without a traceback until the server installs its own handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import sys

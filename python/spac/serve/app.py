@@ -1,4 +1,4 @@
-"""The program: loads a model, puts it into llama-cpp-python's server, and serves until it is stopped."""
+"""The server program: it loads a model, puts it into llama-cpp-python's server, and serves until stopped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from spac.serve.middleware import ServerState
 
 BACKLOG = 2048
-GRACE_S = 5  # for responses to end when the server is stopped; their generations are stopped at once
+GRACE_S = 5  # seconds in which responses can end after a stop; generations end at once
 
 
 def make_parser() -> Parser:
-    """The options of `spac.serve`."""
+    """Return the parser of `spac.serve`'s options."""
     parser = Parser(
         prog="spac.serve",
         description="Serve a Mixture-of-Experts model with OpenAI's interfaces and Anthropic's Messages, at "
@@ -62,14 +62,14 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until stopped; returns the exit code, 0 after Ctrl-C."""
+    """Serve until stopped, and return the exit code, 0 after Ctrl-C."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     return guarded(parser, options, lambda: serve(options))
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Listen, load, serve."""
+    """Listen, load the model and serve it; return the exit code."""
     _check_extra()
     talk = Talk(options.quiet)
     target, draft, demo = models(options)
@@ -77,10 +77,10 @@ def serve(options: argparse.Namespace) -> int:
     api_key = env.API_KEY.get() if options.api_key is None else options.api_key
     out = sys.stdout
     with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
-        # llama-cpp-python's server prints when a client leaves.
+        # llama-cpp-python's server prints to stdout when a client leaves.
         chatter = sys.stderr if options.verbose else stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(contextlib.redirect_stdout(chatter))
-        if talk.progress is not None:  # somebody watches
+        if talk.progress is not None:  # stderr is a terminal, without --quiet
             talk.note(f"loading {target.name}")
         with interrupt.Interrupt(lambda: None):
             llama = stack.enter_context(contextlib.closing(load(config)))
@@ -113,8 +113,10 @@ def _check_extra() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, before anything is loaded. Raises InputError when there is no such address, or it is
-    taken."""
+    """Return a bound socket; raise InputError if the address does not exist or is taken.
+
+    The socket is bound before the model is loaded, so that a taken port is reported at once.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -147,14 +149,14 @@ def _is_loopback(bound: socket.socket) -> bool:
 
 
 def load(config: EngineConfig) -> Any:
-    """The model, as llama-cpp-python's `Llama` with the split."""
+    """Return the model as llama-cpp-python's `Llama` with the split."""
     from spac.llama_cpp_python.llama import Llama
 
     return Llama.from_config(config, verbose=False)
 
 
 def adopt_format(llama: Any, options: ChatOptions) -> str:
-    """Have chat requests follow the format of the model's family; returns what a user should know, or ""."""
+    """Give chat requests the format of the model's family; return a note for the user, or ""."""
     from spac.chat.format import ChatFormat
     from spac.serve.chat import ServedChat
 
@@ -166,7 +168,10 @@ def adopt_format(llama: Any, options: ChatOptions) -> str:
 def make_app(
     llama: Any, name: str, api_key: str, queue: int, given: Mapping[str, Any] | None = None
 ) -> tuple[Any, ServerState]:
-    """llama-cpp-python's app around a model, behind the middleware; given: see `defaults.of`."""
+    """Return llama-cpp-python's app around a model, behind the middleware, and the server state.
+
+    given: the default sampling options, see `defaults.of`.
+    """
     from llama_cpp.server import app as upstream
     from llama_cpp.server.settings import ModelSettings, ServerSettings
     from starlette.middleware import Middleware
@@ -181,7 +186,7 @@ def make_app(
     metrics = Metrics(request_queue)
     state = ServerState(request_queue, metrics, (name,), api_key, given)
     proxied = ModelProxy(name, ServedModel(llama, name, metrics))
-    os.environ.pop("CONFIG_FILE", None)  # else the app takes its models and its key from there
+    os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file
     proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied
     try:
         app = upstream.create_app(
@@ -191,14 +196,17 @@ def make_app(
         )
     finally:
         upstream.LlamaProxy = proxy
-    # Behind CORS, so that browsers see refusals too.
+    # The middleware stands behind CORS, so that browsers can read refusals too.
     app.user_middleware.append(Middleware(RequestMiddleware, state=state))
     add_routes(app, state)
     return app, state
 
 
 def make_server(app: Any, state: ServerState, *, verbose: bool) -> Any:
-    """uvicorn around the app; from now on, Ctrl-C and SIGTERM stop it, and at once what it serves."""
+    """Return uvicorn's server around the app.
+
+    From now on, Ctrl-C and SIGTERM stop it, and cancel the requests that it serves.
+    """
     import uvicorn
 
     config = uvicorn.Config(
@@ -217,8 +225,8 @@ def make_server(app: Any, state: ServerState, *, verbose: bool) -> Any:
         leave(number, frame)
 
     server.handle_exit = handle_exit
-    # uvicorn takes the signals over when it starts, and raises them again at its end: to be stopped is how a
-    # server ends well.
+    # uvicorn replaces these handlers when it starts, and raises the signals again when it ends. A stop is a
+    # server's normal end, so these handlers raise nothing.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, lambda *_: setattr(server, "should_exit", True))
     return server

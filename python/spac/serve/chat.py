@@ -1,4 +1,4 @@
-"""Chat requests of the server: what they say beyond llama_cpp's arguments comes with the request context."""
+"""The handler of chat requests; it reads fields beyond llama_cpp's arguments from the request context."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from spac.serve.request_context import REQUEST_CONTEXT
 
 
 class ServedChat(ChatHandler):
-    """The handler of a served model."""
+    """Handles the chat requests of a served model."""
 
     def __call__(self, *, llama: Any, **given: Any) -> Any:
-        """As `ChatHandler`'s."""
+        """Answer a chat request, as `ChatHandler` does."""
         context = REQUEST_CONTEXT.get()
-        context.at_end(lambda: llama.preserve_tokens(()))  # a stream that was left is closed at any time
+        # An abandoned stream may be closed late, so the request's end resets the tokens.
+        context.at_end(lambda: llama.preserve_tokens(()))
         return super().__call__(llama=llama, request=context.request, **given)

@@ -1,5 +1,8 @@
-"""One chat on the model, with what answers in other interfaces tell beyond OpenAI's: the prompt's tokens at
-the beginning, how many were still in the context, which stop sequence was met."""
+"""One chat on the model, with the figures that interfaces beside OpenAI's report.
+
+They are the prompt's tokens at the beginning, the tokens that were still in the context, and the stop
+sequence that was met.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from spac.serve.stops import Stops
 
 
 class ChatRun:
-    """Behaves like the served model towards its chat format, and looks on as it completes the prompt."""
+    """Behaves like the served model towards its chat format, and observes the completion of the prompt."""
 
     def __init__(self, llama: Any, arguments: Mapping[str, Any]) -> None:
-        """`arguments` are those of `create_chat_completion`."""
+        """Prepare a chat; `arguments` are those of `create_chat_completion`."""
         stop = arguments.get("stop") or ()
         self._llama, self._arguments = llama, arguments
         self._stops: Sequence[str] = [stop] if isinstance(stop, str) else list(stop)
@@ -27,20 +30,23 @@ class ChatRun:
         return getattr(self._llama, name)
 
     def count(self) -> dict[str, Any]:
-        """The same of an answer without a token: its usage has the prompt's. Nothing is evaluated."""
+        """Return a chat completion without a token, whose usage counts the prompt's tokens.
+
+        Nothing is evaluated.
+        """
         self._counts = True
         made: dict[str, Any] = self._chat(stream=False)
         return made
 
     def answer(self) -> dict[str, Any]:
-        """A chat completion; its choice has a `stop_reason`, the stop sequence that was met."""
+        """Return a chat completion; its choice has a `stop_reason`, the stop sequence met or None."""
         made: dict[str, Any] = self._chat(stream=False)
         choice = made["choices"][0]
         reasoning = choice["message"].get("reasoning_content", "")
         return {**made, "choices": [self._told(choice)], "usage": self._usage(made["usage"], reasoning)}
 
     def chunks(self) -> Generator[dict[str, Any], None, None]:
-        """A chat completion's chunks; already the first has a `usage`."""
+        """Yield a chat completion's chunks; the first one has a `usage` already."""
         reasoning, is_first = "", True
         for chunk in self._chat(stream=True):
             told = {**chunk, "choices": [self._told(choice) for choice in chunk["choices"]]}
@@ -55,8 +61,10 @@ class ChatRun:
     def create_completion(
         self, *, prompt: Sequence[int], stop: Sequence[str], stream: bool, **more: Any
     ) -> Any:
-        """What the chat format calls. What the client asked to stop at is looked for here: llama_cpp does not
-        tell which of them it met."""
+        """Complete the prompt; the chat format calls this.
+
+        The client's stop sequences are searched for here, because llama_cpp does not report which one it met.
+        """
         self._n_prompt = len(prompt)
         if self._counts:
             return _completion("", {}, self._n_prompt, 0)
@@ -69,7 +77,7 @@ class ChatRun:
         return parts if stream else self._whole(parts)
 
     def _chat(self, *, stream: bool) -> Any:
-        # Unbound, so that the chat format's handler asks us for the completion.
+        # The method is called unbound, so that the chat format's handler asks this object for the completion.
         return llama_cpp.Llama.create_chat_completion(self, **{**self._arguments, "stream": stream})
 
     def _told(self, choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +90,7 @@ class ChatRun:
             n_reasoned = min(len(tokens), usage["completion_tokens"])
             details["completion_tokens_details"] = {"reasoning_tokens": n_reasoned}
         if (stats := self.stats) is not None:
-            # The prompt's last token is not evaluated with it, but with the first draft.
+            # The prompt's last token is evaluated with the first draft, not with the prompt.
             cached = max(0, stats.prompt_tokens - stats.prefilled_tokens - 1)
             details["prompt_tokens_details"] = {"cached_tokens": cached}
         return {**usage, **details}
@@ -111,7 +119,10 @@ class ChatRun:
 
 
 def _completion(text: str, last: Mapping[str, Any], n_prompt: int, n_made: int) -> dict[str, Any]:
-    """As llama_cpp makes it of a stream that ended with `last`; without one, an empty answer."""
+    """Return the completion that llama_cpp makes of a stream that ended with `last`.
+
+    An empty `last` gives an empty answer.
+    """
     reason = last["choices"][0]["finish_reason"] if last else "stop"
     return {
         "id": last.get("id", "cmpl-"),

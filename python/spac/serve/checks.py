@@ -1,4 +1,4 @@
-"""Whether a request can be served, before it takes a place in the queue."""
+"""Checks of a request before it enters the request queue."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ CHAT_FIELDS: dict[str, tuple[type, str]] = {
     "logprobs": (bool, "true or false"),
     "continue_final_message": (bool, "true or false"),
 }
-"""What chat requests may have beside what llama-cpp-python's server reads: types, and how to call them."""
+"""Fields of chat requests that llama-cpp-python's server does not read: their types, and words for these."""
 
 MOST_LOGPROBS = 20
-"""Alternatives to a token, at most, as OpenAI has it."""
+"""The largest number of alternatives to a token, as in OpenAI's interface."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -41,9 +41,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 def checked(
     path: str, body: bytes, models: Collection[str], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """The request, and its body as llama-cpp-python's server understands it. Raises Refusal, with a 4xx.
+    """Return the request, and its body as llama-cpp-python's server understands it.
 
-    `defaults` hold where a request says nothing (`defaults.of`).
+    `defaults` apply where a request gives no value (`defaults.of`). Raises Refusal with a 4xx status.
     """
     try:
         request = json.loads(body)
@@ -51,7 +51,7 @@ def checked(
         raise Refusal(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(request, dict):
         raise Refusal(400, "the body must be a JSON object")
-    # What OpenAI's clients leave open is not said, rather than said to be null.
+    # A null field counts as absent: OpenAI's clients send null for what they leave open.
     request = {name: value for name, value in request.items() if value is not None}
     _check_model(path, request, models)
     if "prompt" in request or "messages" in request:
@@ -75,7 +75,7 @@ def checked(
 
 
 def _translate(request: dict[str, Any]) -> None:
-    """OpenAI's newer names into those that llama-cpp-python's server knows."""
+    """Replace OpenAI's newer fields by those that llama-cpp-python's server knows."""
     if "max_completion_tokens" in request:
         request.setdefault("max_tokens", request.pop("max_completion_tokens"))
     form = request.get("response_format")
@@ -99,7 +99,7 @@ def _check_model(path: str, request: dict[str, Any], models: Collection[str]) ->
 
 
 def _first_fault(error: ValidationError) -> Refusal:
-    # A union names its members by their types in the location; those not meant complain of the role.
+    # A union puts its members' types into the location. Members for other roles report a literal_error.
     faults = error.errors()
     fault = next((each for each in faults if each["type"] != "literal_error"), faults[0])
     parts = [str(part) for part in fault["loc"]]
@@ -108,7 +108,7 @@ def _first_fault(error: ValidationError) -> Refusal:
 
 
 def _check_choices(request: Any) -> None:
-    """What the server's types allow, and the server does not do."""
+    """Raise Refusal for values that the server's types allow, and that the server does not support."""
     for name in ("n", "best_of"):
         if getattr(request, name, None) not in (None, 1):
             raise Refusal(400, f"{name} > 1 is not supported", param=name)
@@ -123,7 +123,7 @@ def _check_choices(request: Any) -> None:
 
 
 def _check_types(request: dict[str, Any]) -> None:
-    """Of what llama-cpp-python's server does not read."""
+    """Raise Refusal if one of the `CHAT_FIELDS` has a wrong type."""
     for name, (kind, what) in CHAT_FIELDS.items():
         if name in request and not isinstance(request[name], kind):
             raise Refusal(400, f"{name}: {what} is needed", param=name)
@@ -140,7 +140,7 @@ def _check_logprobs(request: dict[str, Any], name: str) -> None:
 
 
 def _check_messages(request: dict[str, Any]) -> None:
-    """Also gives the newer role "developer" the older name that templates know."""
+    """Raise Refusal for invalid messages; rename the role "developer" to "system", which templates know."""
     messages = request.get("messages")
     if not messages or not isinstance(messages, list):
         raise Refusal(400, "messages: a list of at least one is needed", param="messages")
@@ -153,7 +153,7 @@ def _check_messages(request: dict[str, Any]) -> None:
                 400, f"messages: the role '{role}' is not one of {', '.join(ROLES)}", param="messages"
             )
         if role == "assistant" and message.get("content") is None:
-            message.pop("content", None)  # as it is beside tool calls
+            message.pop("content", None)  # null is usual beside tool calls
         parts = message.get("content")
         if isinstance(parts, list) and any(
             not isinstance(part, dict) or part.get("type") != "text" for part in parts

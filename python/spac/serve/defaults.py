@@ -1,4 +1,4 @@
-"""How tokens are chosen where a request does not say."""
+"""Sampling options that apply where a request gives none."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ SAMPLING = {
     "mirostat_lr": "mirostat_eta",
     "mirostat_ent": "mirostat_tau",
 }
-"""What a request can say of the sampling: the names of `SamplingConfig`, and the request's."""
+"""The sampling options that a request can give: their names in `SamplingConfig`, and in a request."""
 
 
 def of(sampling: SamplingConfig) -> dict[str, Any]:
-    """What holds where a request says nothing. llama-cpp-python's server would penalize repetitions."""
+    """Return the values that apply where a request gives none, by their names in a request.
+
+    Without them, llama-cpp-python's server would penalize repetitions.
+    """
     given = {asked: getattr(sampling, name) for name, asked in SAMPLING.items()}
     return {name: value for name, value in given.items() if value is not None}

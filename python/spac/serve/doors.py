@@ -1,4 +1,4 @@
-"""Chats in other interfaces than that of chat completions: which there are, how each is asked and told."""
+"""Interfaces to chats beside chat completions: their paths, and the translation of requests and answers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CHAT = "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class Door:
-    """One of them; each request to it is a chat request in other words."""
+    """One interface; it translates its requests to chat requests, and their answers back."""
 
     chat: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """The chat request that a request is. Raises Refusal."""
+    """Function that returns the chat request for a request. It raises Refusal."""
     answer: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
-    """What a chat completion is in answer to a request."""
+    """Function that returns the answer to a request from its chat completion."""
     telling: Callable[[Mapping[str, Any]], Telling] | None = None
-    """What tells a stream; None where there are none."""
+    """Class that turns a streamed chat into events; None if the interface has no streams."""
     ping: bytes = b": ping\n\n"
-    """What keeps a stream alive while nothing is told."""
+    """Bytes that keep a stream alive while it has no events."""
     counts: bool = False
-    """Whether only the prompt's tokens are counted."""
+    """True if the interface only counts the prompt's tokens."""
 
 
 DOORS = {
@@ -37,12 +37,15 @@ DOORS = {
     ),
     "/v1/responses": Door(responses.chat, responses.answer, responses.ResponseEvents),
 }
-"""By path."""
+"""The interfaces by path."""
 
 
 def translated(path: str, body: bytes) -> tuple[str, bytes, dict[str, Any] | None]:
-    """The path and the body of the request that `checks` knows, and what was asked where that is in other
-    words. A body that is no request is left as it is. Raises Refusal."""
+    """Return the path and the body of the request for `checks`, and the original of a translated request.
+
+    The original is None if nothing was translated. A body that is no JSON object is returned unchanged, and
+    `checks` refuses it. Raises Refusal.
+    """
     door = DOORS.get(path)
     if door is None:
         return path, body, None
@@ -57,12 +60,12 @@ def translated(path: str, body: bytes) -> tuple[str, bytes, dict[str, Any] | Non
 
 
 def refusal_body(path: str, refusal: Refusal) -> dict[str, Any]:
-    """What a client of this path is told of a fault."""
+    """Return the error body for a client of this path."""
     return messages.error(refusal) if _is_anthropics(path) else refusal.body()
 
 
 def refusal_event(path: str, refusal: Refusal) -> bytes:
-    """The same as an event of a stream that has begun."""
+    """Return the error as an event of a stream that has begun."""
     return encoded(messages.error(refusal)) if _is_anthropics(path) else refusal.event()
 
 

@@ -1,4 +1,7 @@
-"""Reading a request field by field: what is not as it has to be is refused by its place."""
+"""Readers of a request's fields.
+
+A reader raises Refusal for an invalid field, and names it by its place in the request.
+"""
 
 from __future__ import annotations
 
@@ -12,42 +15,42 @@ PASSED = (
     "min_tokens", "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau",
     "mirostat_eta", "chat_template_kwargs", "reasoning_budget", "continue_final_message",
 )  # fmt: skip
-"""What every interface to chats means alike; of its own, or of llama.cpp's."""
+"""Fields that mean the same in every interface to chats, the interface's own ones and llama.cpp's."""
 
 
 def refuse(where: str, why: str) -> Refusal:
-    """To be raised."""
+    """Return the refusal of a field; the caller raises it."""
     return Refusal(400, f"{where}: {why}", param=where)
 
 
 def text(value: Any, where: str) -> str:
-    """A string, maybe an empty one."""
+    """Return a string, which may be empty."""
     if not isinstance(value, str):
         raise refuse(where, "a string is needed")
     return value
 
 
 def name(value: Any, where: str) -> str:
-    """A string that is not empty."""
+    """Return a string that has at least one character."""
     if not isinstance(value, str) or not value:
         raise refuse(where, "a string is needed, not an empty one")
     return value
 
 
 def data(value: Any, where: str) -> dict[str, Any]:
-    """An object, as it is."""
+    """Return an object unchanged."""
     if not isinstance(value, dict):
         raise refuse(where, "an object is needed")
     return value
 
 
 def mapping(value: Any, where: str) -> dict[str, Any]:
-    """An object; what it leaves open is not said, rather than said to be null."""
+    """Return an object without its null fields, which count as absent."""
     return {key: inner for key, inner in data(value, where).items() if inner is not None}
 
 
 def mappings(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a list, each with its place."""
+    """Return the objects of a list, each with its place."""
     if not isinstance(value, list):
         raise refuse(where, "a list of objects is needed")
     places = [f"{where}.{index}" for index in range(len(value))]
@@ -55,29 +58,31 @@ def mappings(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def blocks(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """The same of a content that may also be a string, which is one block of text."""
+    """Return the objects of a content, each with its place; a string counts as one block of text."""
     if not isinstance(value, str | list):
         raise refuse(where, "a string or a list of objects is needed")
     return mappings([{"type": "text", "text": value}] if isinstance(value, str) else value, where)
 
 
 def flag(value: Any, where: str) -> bool:
-    """True or false."""
+    """Return a boolean."""
     if not isinstance(value, bool):
         raise refuse(where, "true or false is needed")
     return value
 
 
 def count(value: Any, where: str) -> int:
-    """A number of tokens, at least 1."""
+    """Return a number of tokens, at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refuse(where, "a whole number of at least 1 is needed")
     return value
 
 
 def joined(value: Any, where: str, kinds: Mapping[str, str], between: str = "\n") -> str:
-    """Text that comes as a string, or as a list of parts: `kinds` has their types, and the field of each that
-    holds its text."""
+    """Return a text that comes as a string, or as a list of parts to join with `between`.
+
+    `kinds` maps the types of parts to the fields that hold their text.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -86,7 +91,7 @@ def joined(value: Any, where: str, kinds: Mapping[str, str], between: str = "\n"
 
 
 def part(item: Mapping[str, Any], where: str, kinds: Mapping[str, str]) -> str:
-    """One part's text."""
+    """Return one part's text."""
     kind = item.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise refuse(where, f"only text can be read here, not a part of type {kind!r}")
@@ -94,10 +99,10 @@ def part(item: Mapping[str, Any], where: str, kinds: Mapping[str, str]) -> str:
 
 
 class Turns:
-    """A chat's messages, put together one after another.
+    """Builds a chat's messages, one after another.
 
-    Templates want one system prompt, in front, and many that user and assistant take turns. So what follows
-    itself becomes one message, and a system prompt in the middle is told by the user.
+    Templates expect one system prompt at the front, and many expect user and assistant to alternate. So
+    successive messages of one of them become one message. A later system prompt becomes the user's text.
     """
 
     def __init__(self) -> None:
@@ -105,12 +110,14 @@ class Turns:
         self._messages: list[dict[str, Any]] = []
 
     def system(self, content: str) -> None:
+        """Add text to the system prompt, or to the user's messages if there is a message already."""
         if self._messages:
             self.user(content)
         elif content:
             self._system.append(content)
 
     def user(self, content: str) -> None:
+        """Add text of the user."""
         last = self._last("user")
         if last is None:
             self._messages.append({"role": "user", "content": content})
@@ -118,23 +125,24 @@ class Turns:
             last["content"] = "\n\n".join(filter(None, (last["content"], content)))
 
     def tool(self, call: str, content: str) -> None:
-        """What a call gave."""
+        """Add the result of a tool call."""
         self._messages.append({"role": "tool", "tool_call_id": call, "content": content})
 
     def assistant(self, content: str = "", *, reasoning: str = "") -> None:
+        """Add text and reasoning of the assistant."""
         last = self._answer()
         last["content"] += content
         if reasoning:
             last["reasoning_content"] = last.get("reasoning_content", "") + reasoning
 
     def call(self, id_: str, name: str, arguments: str) -> None:
-        """The assistant calls a tool; the arguments are JSON text."""
+        """Add a tool call of the assistant; `arguments` is JSON text."""
         function = {"name": name, "arguments": arguments}
         calls = self._answer().setdefault("tool_calls", [])
         calls.append({"id": id_, "type": "function", "function": function})
 
     def all(self) -> list[dict[str, Any]]:
-        """The messages."""
+        """Return the messages, the system prompt first."""
         system = "\n".join(self._system)
         return [*([{"role": "system", "content": system}] if system else ()), *self._messages]
 
@@ -150,22 +158,22 @@ class Turns:
 
 
 def function(name_: str, description: Any, parameters: Any, where: str) -> dict[str, Any]:
-    """A tool as chats know it."""
+    """Return a tool in the form of chat requests."""
     told = {} if description is None else {"description": text(description, f"{where}.description")}
     return {"type": "function", "function": {"name": name_, **told, "parameters": parameters}}
 
 
 def schema_format(schema: Any, where: str) -> dict[str, Any]:
-    """The `response_format` of an answer that follows a schema."""
+    """Return the `response_format` of an answer that follows a schema."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": data(schema, where)}}
 
 
 def effort(value: Any, where: str) -> str:
-    """How much a model reasons; templates know no word beyond "high"."""
+    """Return the reasoning effort; "high" is the highest that templates know."""
     word = name(value, where)
     return {"xhigh": "high", "max": "high"}.get(word, word)
 
 
 def passed(request: Mapping[str, Any], but: Sequence[str] = ()) -> dict[str, Any]:
-    """What means the same in a chat request."""
+    """Return the fields that mean the same in a chat request, without those in `but`."""
     return {key: request[key] for key in PASSED if key in request and key not in but}

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: a request as a chat's, and a chat's answer as a message, whole or as events."""
+"""Anthropic's Messages: translates requests to chat requests, and answers to messages or their events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from spac.serve.refusal import Refusal
 
 TEXT = {"text": "text"}
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-"""What some clients put in front of a system prompt for whom they pay. It is other in each request: no prompt
-would begin as the one before, and all of it would be evaluated anew."""
+"""A line for billing that some clients put in front of a system prompt.
+
+It differs in each request. With it, no prompt would begin like the one before, and all of it would be
+evaluated again.
+"""
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -29,7 +32,7 @@ ERRORS = {
 
 
 def chat(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request that a request for a message is. Raises Refusal."""
+    """Return the chat request for a request for a message; raise Refusal if it is invalid."""
     asked = count(request)
     asked["max_tokens"] = fields.count(request.get("max_tokens"), "max_tokens")
     if asked.get("stream"):
@@ -38,7 +41,7 @@ def chat(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a request for the count of a prompt's tokens, which needs to say less."""
+    """Return the chat request for a request to count a prompt's tokens, which needs no `max_tokens`."""
     asked = {**fields.passed(request), **_tools(request), **_reasoning(request)}
     stops = request.get("stop_sequences", [])
     if not isinstance(stops, list):
@@ -70,7 +73,7 @@ def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _user(turns: Turns, blocks: list[tuple[str, dict[str, Any]]]) -> None:
-    """Its texts are one message, unless what a tool gave comes between them."""
+    """Add the user's blocks; their texts become one message, unless a tool's result stands between them."""
     texts: list[str] = []
     for where, block in blocks:
         if block.get("type") != "tool_result":
@@ -96,7 +99,7 @@ def _assistant(turns: Turns, blocks: list[tuple[str, dict[str, Any]]]) -> None:
             arguments = json.dumps(fields.data(block.get("input"), f"{where}.input"), ensure_ascii=False)
             id_, name = (fields.name(block.get(key), f"{where}.{key}") for key in ("id", "name"))
             turns.call(id_, name, arguments)
-        elif kind != "redacted_thinking":  # which nobody here can read
+        elif kind != "redacted_thinking":  # it cannot be read here
             turns.assistant(fields.part(block, where, TEXT))
 
 
@@ -130,7 +133,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _reasoning(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `thinking`, and what an answer has to be like."""
+    """Return the chat fields for `thinking` and `output_config`."""
     asked: dict[str, Any] = {}
     thinking = fields.mapping(request.get("thinking", {}), "thinking")
     kind = thinking.get("type")
@@ -157,7 +160,7 @@ def _reasoning(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(_request: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that a chat answered."""
+    """Return the message for a chat completion."""
     choice = made["choices"][0]
     end = end_of(choice)
     blocks = [_whole(piece, is_cut=end.reason == "length") for piece in pieces_of(choice["message"])]
@@ -179,7 +182,7 @@ def _message(
 
 
 def _whole(piece: Piece, *, is_cut: bool) -> dict[str, Any] | None:
-    """A block; None of a call that was cut in the middle."""
+    """Return a block; None for a call that was cut in the middle."""
     block = _empty(piece)
     if piece.kind == "call":
         try:
@@ -189,7 +192,7 @@ def _whole(piece: Piece, *, is_cut: bool) -> dict[str, Any] | None:
         if not isinstance(block["input"], dict):
             if is_cut:
                 return None
-            block["input"] = {}  # the tool will say what it misses
+            block["input"] = {}  # the tool reports what is missing
         return block
     return {**block, {"reasoning": "thinking"}.get(piece.kind, "text"): piece.text}
 
@@ -221,7 +224,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
 
 
 class MessageEvents(Telling):
-    """The events of a message."""
+    """Turns a streamed chat into the events of a message."""
 
     def __init__(self, _request: Mapping[str, Any]) -> None:
         super().__init__()
@@ -246,7 +249,7 @@ class MessageEvents(Telling):
 
     def _stop(self, end: End | None) -> Iterator[Event]:
         if self._kind == "reasoning":
-            yield self._delta({"type": "signature_delta", "signature": ""})  # nobody's, here
+            yield self._delta({"type": "signature_delta", "signature": ""})  # there is no signature here
         yield {"type": "content_block_stop", "index": self._index}
 
     def _finish(self, end: End, usage: Mapping[str, Any]) -> Iterator[Event]:
@@ -254,6 +257,7 @@ class MessageEvents(Telling):
         yield {"type": "message_stop"}
 
     def fail(self, refusal: Refusal) -> Iterator[Event]:
+        """Yield the error event of a refusal."""
         yield error(refusal)
 
     def _delta(self, delta: dict[str, str]) -> Event:
@@ -261,11 +265,11 @@ class MessageEvents(Telling):
 
 
 def error(refusal: Refusal) -> dict[str, Any]:
-    """What a client is told of a fault."""
+    """Return the error body of a refusal, in Anthropic's form."""
     kind = ERRORS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
     message = refusal.message
     if refusal.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # by these words clients know that they have to shorten it
+        message = f"prompt is too long: {message}"  # clients that read these words shorten the prompt
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 

@@ -1,4 +1,4 @@
-"""The figures of a server, for Prometheus."""
+"""The server's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Metrics:
-    """Counters since the server started, and gauges of the last request's rates. A registry of its own."""
+    """Holds counters since the server started and gauges of the last request's rates, in its own registry."""
 
     def __init__(self, queue: RequestQueue) -> None:
         self._registry = CollectorRegistry()
@@ -55,7 +55,7 @@ class Metrics:
         return kind(f"spac_{name}", text, labels, registry=self._registry, **more)
 
     def observe(self, stats: RunStats) -> None:
-        """Count one generation, finished or stopped. From any thread."""
+        """Count one generation, finished or stopped; any thread may call this."""
         for gauge, rate in (
             (self._speed, stats.tokens_per_second),
             (self._acceptance, stats.acceptance),
@@ -78,5 +78,5 @@ class Metrics:
         self._waits.inc(stats.host_waits)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return bytes(generate_latest(self._registry))

@@ -1,7 +1,7 @@
 """The middleware in front of llama-cpp-python's app: the key, checks, the queue, and clients that leave.
 
-The app itself answers some bad requests with a traceback and status 500, sends a stream's status before it
-knows whether there will be a stream, and generates on for clients that have left.
+The app itself answers some bad requests with a traceback and status 500. It sends a stream's status before it
+knows that there will be a stream. It continues to generate for clients that have left.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SERVED = {*REQUESTS, *DOORS}
 """The paths of requests that use the model."""
 MAX_BODY = 32 << 20
 STALL_S = 60.0
-"""A client that takes nothing for so long counts as gone: others wait for the model."""
+"""Seconds after which a client that receives nothing counts as gone, because others wait for the model."""
 OPEN_TO_ALL = {"/health"}
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class RequestMiddleware:
-    """An ASGI middleware, the innermost one."""
+    """The innermost ASGI middleware, which checks, queues and runs each request."""
 
     def __init__(self, app: App, *, state: ServerState) -> None:
         self._app, self._state = app, state
@@ -61,7 +61,7 @@ class RequestMiddleware:
         except Exception as error:
             refusal = refusal_of(error)
             if refusal.status == GONE:
-                answer.status = GONE  # nobody listens
+                answer.status = GONE  # the client has left
             else:
                 await answer.refuse(refusal)
         finally:
@@ -92,7 +92,10 @@ class RequestMiddleware:
                 answer.status = GONE
 
     async def _turn(self, context: RequestContext) -> bool:
-        """Wait for the request's turn; False when its client leaves before. Raises Refusal: no place."""
+        """Wait for the request's turn; return False if its client leaves before.
+
+        Raises Refusal if the queue is full.
+        """
         queue, began = self._state.queue, time.monotonic()
         turn = asyncio.create_task(queue.turn())
         left = asyncio.create_task(context.left.wait())
@@ -154,16 +157,16 @@ class ServerState:
         api_key: str,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """defaults: what holds where a request says nothing."""
+        """Create the state; `defaults` apply where a request gives no value."""
         self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
         self.requests: set[RequestContext] = set()
         self._key = api_key.encode()
         self._closing = False
 
     def admit(self, path: str, scope: Scope) -> None:
-        """Raises Refusal when the key is wrong or the server is about to stop.
+        """Raise Refusal if the key is wrong or the server is about to stop.
 
-        Without a key, pages of other machines are refused: browsers let any of them send requests here.
+        Without a key, pages of other machines are refused, because browsers let any page send requests here.
         """
         if self._closing:
             raise Refusal(503, "the server is stopping")
@@ -181,28 +184,32 @@ class ServerState:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
 
     def close(self) -> None:
-        """Stop everything that runs or waits, and admit nobody. From the event loop's thread."""
+        """Cancel all requests that run or wait, and admit no more; call this in the event loop's thread."""
         self._closing = True
         for context in list(self.requests):
             context.cancel()
 
 
 class Answer:
-    """The way out. Holds back a response's beginning until there is something of it, and its end until the
-    app is done, so that what goes wrong meanwhile can still be told."""
+    """Sends a response to the client.
+
+    It holds back the response's beginning until the body begins, and the end until the app is done. So it can
+    still report a fault that happens in the meantime.
+    """
 
     def __init__(self, send: Send, path: str) -> None:
-        """`path` says in whose words a refusal is told."""
+        """Create an answer; `path` selects the form of refusals."""
         self._out, self._path = send, path
         self._held: list[Message] = []
         self._started = False
         self._streams = False
         self.status = 500
-        """Of the response."""
+        """The response's HTTP status."""
         self.complete = False
-        """Whether all of it has been sent."""
+        """True once all of the response has been sent."""
 
     async def send(self, message: Message) -> None:
+        """Send a message of the app, or hold it back."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             fields = dict(message.get("headers", ()))
@@ -215,11 +222,11 @@ class Answer:
             await self._send(message)
 
     async def end(self) -> None:
-        """The app is done."""
+        """Send what was held back, when the app is done."""
         await self._release()
 
     async def refuse(self, refusal: Refusal) -> None:
-        """In place of the response; as an event where one has begun."""
+        """Send a refusal in place of the response, or as an event if a stream has begun."""
         if self._started:
             if self._streams:
                 event = refusal_event(self._path, refusal)
@@ -246,7 +253,7 @@ class Answer:
 
 
 async def _read(receive: Receive) -> bytes:
-    """The request's body. Raises Refusal when it is too large, or its client left."""
+    """Return the request's body; raise Refusal if it is too large, or if its client left."""
     body = bytearray()
     while True:
         message = await receive()
@@ -260,7 +267,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 async def _watch(receive: Receive, context: RequestContext) -> None:
-    """Cancel when the client leaves."""
+    """Cancel the request when its client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     context.cancel()

@@ -1,4 +1,4 @@
-"""What a chat answers, as pieces of blocks: reasoning, text, calls. Other interfaces tell them one by one."""
+"""A chat's answer in pieces of blocks: reasoning, text and calls. Other interfaces send them as events."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Piece:
-    """More of one block."""
+    """A further piece of one block."""
 
     kind: str
-    """"reasoning", "text" or "call"."""
+    """The block's kind: "reasoning", "text" or "call"."""
     text: str
-    """Of a call: of its arguments, JSON text."""
+    """The piece's text. For a call, it is JSON text of the arguments."""
     index: int = 0
-    """Of a call: which one."""
+    """The index of a call."""
     id: str = ""
     name: str = ""
 
 
 @dataclass(frozen=True)
 class End:
-    """How an answer ended."""
+    """The end of an answer."""
 
     reason: str
-    """As a chat's `finish_reason`."""
+    """The reason in the words of a chat's `finish_reason`."""
     stop: str | None
-    """The stop sequence that was met."""
+    """The stop sequence that was met, or None."""
 
 
 def pieces_of(message: Mapping[str, Any]) -> Iterator[Piece]:
-    """Those of a chat's message, or of a delta of it."""
+    """Yield the pieces of a chat's message, or of a delta of it."""
     for kind, key in (("reasoning", "reasoning_content"), ("text", "content")):
         if message.get(key):
             yield Piece(kind, message[key])
@@ -50,28 +50,31 @@ def pieces_of(message: Mapping[str, Any]) -> Iterator[Piece]:
 
 
 def end_of(choice: Mapping[str, Any]) -> End:
-    """Of the choice of a chat that ended."""
+    """Return the end of an answer from the choice of a chat that ended."""
     return End(choice["finish_reason"], choice.get("stop_reason"))
 
 
 def own_id(made: Mapping[str, Any]) -> str:
-    """What is an answer's own in the ids that are made for it."""
+    """Return the part of an answer's id that all ids made for it contain."""
     return str(made["id"]).removeprefix("chatcmpl-")
 
 
 class Telling(ABC):
-    """A streamed chat as another interface's events. One block is open at a time, and each is closed."""
+    """Turns a streamed chat into another interface's events.
+
+    One block is open at a time, and each is closed.
+    """
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether anything was told."""
+        """True once an event was made."""
         self._open: tuple[str, int] | None = None
         self._n_calls = 0
         self._end: End | None = None
         self._usage: Mapping[str, Any] = {}
 
     def push(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """What a chunk of the chat tells."""
+        """Yield the events of a chunk of the chat."""
         self._usage = chunk.get("usage") or self._usage
         if not self.begun:
             self.begun = True
@@ -83,7 +86,7 @@ class Telling(ABC):
                 self._end = end_of(choice)
 
     def finish(self) -> Iterator[Event]:
-        """After the last chunk."""
+        """Yield the events after the last chunk; raise SpacError if the answer has no end."""
         if self._end is None:
             raise SpacError("the answer broke off")
         yield from self._shut(self._end)
@@ -109,31 +112,34 @@ class Telling(ABC):
 
     @abstractmethod
     def _begin(self, made: Mapping[str, Any], usage: Mapping[str, Any]) -> Iterable[Event]:
-        """The answer begins."""
+        """Return the events for the beginning of the answer."""
 
     @abstractmethod
     def _start(self, piece: Piece) -> Iterable[Event]:
-        """A block begins; the piece's text is told by `_more`."""
+        """Return the events for the beginning of a block; `_more` adds the piece's text."""
 
     @abstractmethod
     def _more(self, piece: Piece) -> Iterable[Event]:
-        """The block that began last goes on."""
+        """Return the events for more of the open block."""
 
     @abstractmethod
     def _stop(self, end: End | None) -> Iterable[Event]:
-        """That block is over; `end` where the answer is."""
+        """Return the events for the end of the block; `end` is given if the answer ends with it."""
 
     @abstractmethod
     def _finish(self, end: End, usage: Mapping[str, Any]) -> Iterable[Event]:
-        """The answer is over."""
+        """Return the events for the end of the answer."""
 
     @abstractmethod
     def fail(self, refusal: Refusal) -> Iterable[Event]:
-        """In place of the rest."""
+        """Return the events that report a fault in place of the rest."""
 
 
 def told(telling: Telling, chunks: Iterable[Mapping[str, Any]]) -> Generator[bytes, None, None]:
-    """The events of a chat's chunks. A fault before the first of them is raised, a later one is told."""
+    """Yield the encoded events of a chat's chunks.
+
+    A fault before the first event is raised. A later fault becomes an event, unless the client has left.
+    """
     try:
         for chunk in chunks:
             yield from map(encoded, telling.push(chunk))
@@ -146,5 +152,5 @@ def told(telling: Telling, chunks: Iterable[Mapping[str, Any]]) -> Generator[byt
 
 
 def encoded(event: Event) -> bytes:
-    """As it goes out."""
+    """Return the event as the bytes that are sent."""
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()

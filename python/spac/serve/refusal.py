@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be served, in OpenAI's form."""
+"""The errors that clients receive when a request cannot be served, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import HTTPException
 from spac.errors import Cancelled, one_line
 
 GONE = 499
-"""The status that logs and metrics count for a client that left; nobody receives it."""
+"""The status that logs and metrics count for a client that left; it is never sent."""
 
 TOO_LONG = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d+)")
 UNABLE = re.compile(r"must be created with (embedding|logits_all)=True|logits_all=False")
@@ -22,7 +22,10 @@ log = logging.getLogger("spac.serve")
 
 
 class Refusal(HTTPException):  # type: ignore[misc]
-    """A status, and a message of one line. The kind of error that llama-cpp-python's routes let through."""
+    """An error with an HTTP status and a message of one line.
+
+    llama-cpp-python's routes let exceptions of its base class through.
+    """
 
     def __init__(
         self,
@@ -38,14 +41,14 @@ class Refusal(HTTPException):  # type: ignore[misc]
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """The JSON that goes out."""
+        """Return the JSON object that is sent."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         if self.status == 429:
             kind = "rate_limit_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def fields(self) -> list[tuple[bytes, bytes]]:
-        """The header."""
+        """Return the header fields of the response."""
         fields = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             fields.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -54,15 +57,18 @@ class Refusal(HTTPException):  # type: ignore[misc]
         return fields
 
     def event(self) -> bytes:
-        """As an event of a stream that has begun; OpenAI's clients raise an error for it."""
+        """Return the event for a stream that has begun; OpenAI's clients raise an error for it."""
         return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """What a client is told of an error. ValueErrors are about what it asked for, the rest is ours."""
+    """Return the refusal that reports an error to a client.
+
+    A ValueError is a fault of the request. Other unknown errors are faults of the server, status 500.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error.__cause__, Refusal):  # the framework's "the response has already started"
+    if isinstance(error.__cause__, Refusal):  # the framework wraps it: "the response has already started"
         error = error.__cause__
     if isinstance(error, Refusal):
         return error

@@ -10,27 +10,27 @@ from typing import Any
 
 
 class RequestContext:
-    """Tells if the client is still there, and stops the work when it is not."""
+    """Holds one request, and stops its work when the client has left."""
 
     def __init__(self, request: Mapping[str, Any], original: Mapping[str, Any] | None = None) -> None:
         self.request = request
-        """What was asked, as `checks.checked` leaves it."""
+        """The request in the form that `checks.checked` returns."""
         self.original = original or request
-        """The same in the words of the interface in which it was asked (`doors`)."""
+        """The request in the form of its own interface (`doors`)."""
         self.left = asyncio.Event()
-        """Set when nobody waits for the answer any more. For the event loop."""
-        self._lock = threading.RLock()  # a signal's handler may cancel while its thread does
+        """An event that is set when the request is cancelled. Only the event loop's tasks use it."""
+        self._lock = threading.RLock()  # reentrant: a signal's handler may cancel while its thread holds it
         self._cancelled = False
         self._stop: Callable[[], None] | None = None
         self._at_end: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
-        """The same, for any thread."""
+        """True once the request is cancelled; any thread may read it."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Nobody waits any more: stop what runs. From the event loop's thread."""
+        """Stop the request's work, because its answer is not needed; call this in the event loop's thread."""
         self.left.set()
         with self._lock:
             self._cancelled = True
@@ -38,19 +38,19 @@ class RequestContext:
                 self._stop()
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """What to call when the request is over, before the next one's turn."""
+        """Register a call for the request's end, which comes before the next request's turn."""
         self._at_end.append(call)
 
     def finish(self) -> None:
-        """The request is over."""
+        """Make the calls that `at_end` registered, the last one first."""
         while self._at_end:
             self._at_end.pop()()
 
     def running(self, stop: Callable[[], None] | None) -> None:
-        """What to call on `cancel` from now on; None when nothing runs any more."""
+        """Set the call that `cancel` makes from now on; None if nothing runs any more."""
         with self._lock:
             self._stop = stop
 
 
 REQUEST_CONTEXT: ContextVar[RequestContext] = ContextVar("REQUEST_CONTEXT")
-"""Of the request that this task, or the thread that works for it, serves."""
+"""The context of the request that the current task, or a thread that works for it, serves."""

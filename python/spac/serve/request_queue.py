@@ -1,4 +1,4 @@
-"""The queue: one request is served, and others wait for their turn in the order in which they came."""
+"""The request queue: one request is served, and others wait for their turn in their order of arrival."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from collections import deque
 
 
 class Full(Exception):  # noqa: N818  (a state, not a fault)
-    """As many wait as may."""
+    """Raised if the request queue has no free place."""
 
 
 class RequestQueue:
-    """Lets in one request at a time, and at most `limit` wait. It belongs to one event loop."""
+    """Admits one request at a time, while at most `limit` others wait. It belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._busy = False
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._mean_s = 1.0  # that a request is served, the last ones weighing most
+        self._mean_s = 1.0  # mean seconds to serve a request; recent requests weigh most
         self._since = 0.0
 
     @property
     def n_waiting(self) -> int:
+        """The number of requests that wait."""
         return len(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether somebody is served."""
+        """True while a request is served."""
         return self._busy
 
     async def turn(self) -> None:
-        """Returns when it is the caller's turn, which then has to `leave`. Raises Full. May be cancelled."""
+        """Wait for the caller's turn; the caller then has to call `leave`.
+
+        Raises Full if the queue has no free place. The wait may be cancelled.
+        """
         if self._busy:
             if len(self._waiting) >= self.limit:
                 raise Full
@@ -50,16 +54,16 @@ class RequestQueue:
         self._since = time.monotonic()
 
     def leave(self) -> None:
-        """The caller has been served."""
+        """End the caller's turn, and begin the next one's."""
         self._mean_s += (time.monotonic() - self._since - self._mean_s) / 4
         self._next()
 
     def _next(self) -> None:
         if self._waiting:
-            self._waiting.popleft().set_result(None)  # still busy: nobody may come in between
+            self._waiting.popleft().set_result(None)  # the queue stays busy: no request comes in between
         else:
             self._busy = False
 
     def retry_after_s(self) -> int:
-        """Seconds after which there may be a place, as far as the past tells."""
+        """Return the seconds after which a place may be free, from the mean time of past requests."""
         return max(1, min(600, math.ceil(self._mean_s)))

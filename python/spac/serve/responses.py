@@ -1,6 +1,6 @@
-"""OpenAI's Responses: a request as a chat's, and a chat's answer as a response, whole or as events.
+"""OpenAI's Responses: translates requests to chat requests, and answers to responses or their events.
 
-The whole response is the one that the last event has, so both are the same.
+A whole response is taken from the last event, so both forms are the same.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from spac.serve.refusal import Refusal
 INPUT = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 REASONING = {"reasoning_text": "text", "summary_text": "text"}
 STORED = ("previous_response_id", "conversation", "prompt")
-"""What refers to something that a server would have kept."""
+"""Fields that refer to something that a server would have stored."""
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "reasoning", "temperature", "top_p", "user")
-"""What a response repeats of its request."""
+"""Fields of its request that a response repeats."""
 
 
 # Requests
 
 
 def chat(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request that a request for a response is. Raises Refusal."""
+    """Return the chat request for a request for a response; raise Refusal if it is invalid."""
     for name in STORED:
         if name in request:
             raise refuse(name, "nothing is stored here: send the whole conversation as input")
@@ -73,7 +73,7 @@ def _read(turns: Turns, item: Mapping[str, Any], where: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         _read_message(turns, item, where)
-    elif kind == "reasoning":  # may be there in words of nobody here, or summed up
+    elif kind == "reasoning":  # its text may be missing, or only a summary
         parts = item.get("content") or item.get("summary") or []
         turns.assistant(reasoning=fields.joined(parts, f"{where}.content", REASONING))
     elif kind == "function_call":
@@ -103,7 +103,10 @@ def _read_message(turns: Turns, item: Mapping[str, Any], where: str) -> None:
 
 
 def _tools(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Functions alone: what else there is would run at the provider's, and a model need not call any tool."""
+    """Return the chat fields for functions.
+
+    Other tools are left out: they would run at the provider, and a model need not call them.
+    """
     asked: dict[str, Any] = {}
     tools = [_tool(tool, space, where) for where, space, tool in _functions(request)]
     if tools:
@@ -129,7 +132,7 @@ def _tool(tool: Mapping[str, Any], space: str | None, where: str) -> dict[str, A
 
 
 def _functions(request: Mapping[str, Any]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
-    """Where each is, its namespace, and it."""
+    """Yield the place, the namespace (or None) and the definition of each function."""
     for where, tool in fields.mappings(request.get("tools", []), "tools"):
         if tool.get("type") == "function":
             yield where, None, tool
@@ -141,7 +144,7 @@ def _functions(request: Mapping[str, Any]) -> Iterator[tuple[str, str | None, di
 
 
 def _flat(space: Any, name: str) -> str:
-    """A function's name where there are no namespaces."""
+    """Return a function's name for chats, which have no namespaces."""
     return f"{space}__{name}" if space else name
 
 
@@ -149,7 +152,7 @@ def _flat(space: Any, name: str) -> str:
 
 
 def answer(request: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """The response that a chat answered."""
+    """Return the response for a chat completion."""
     choice = made["choices"][0]
     delta = {**choice["message"]}
     chunk = {**made, "choices": [{**choice, "delta": delta}]}
@@ -162,7 +165,7 @@ def answer(request: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any
 
 
 class ResponseEvents(Telling):
-    """The events of a response."""
+    """Turns a streamed chat into the events of a response."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         super().__init__()
@@ -237,6 +240,7 @@ class ResponseEvents(Telling):
         yield self._event(f"response.{status}", response={**whole, "usage": _usage(usage)})
 
     def fail(self, refusal: Refusal) -> Iterator[Event]:
+        """Yield the event of a failed response."""
         error = {"code": "server_error", "message": refusal.message}
         whole = {**self._response, "status": "failed", "error": error, "output": self._output}
         yield self._event("response.failed", response=whole)

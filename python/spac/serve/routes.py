@@ -1,5 +1,8 @@
-"""The routes beside those of llama-cpp-python's server: chats in other interfaces (`doors`); and in the place
-of those that would wait for the model: health, metrics, the list of models."""
+"""The routes beside those of llama-cpp-python's server.
+
+They serve chats in other interfaces (`doors`), health, metrics and the list of models. The last three do not
+wait for the model, unlike the routes that they replace.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from spac.serve.refusal import Refusal
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
 NO_ARGUMENTS = {"n", "logit_bias_type", "user", "min_tokens"}
-"""Of a chat request, what `create_chat_completion` does not take."""
+"""Fields of a chat request that `create_chat_completion` does not take."""
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
-    """Put them before those that are there, and have all errors told in their interface's form."""
+    """Put the routes before the app's own ones, and report all errors in the form of their interface."""
     router = APIRouter()
     started = int(time.time())
 
@@ -62,7 +65,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
 
 
 async def _chat(request: Request) -> Response:
-    """Answer a request of another interface, which the request context has as a chat request."""
+    """Answer a request of another interface; the request context has its chat request."""
     context, door = REQUEST_CONTEXT.get(), DOORS[request.url.path]
     asked = CreateChatCompletionRequest.model_validate(context.request)
     if door.telling is not None and asked.stream:
@@ -75,16 +78,16 @@ async def _chat(request: Request) -> Response:
 
 async def _events(asked: Any, context: RequestContext, telling: Telling) -> AsyncIterator[bytes]:
     events = told(telling, _run(asked).chunks())
-    context.at_end(events.close)  # of a client that left, they would linger until they are collected
+    context.at_end(events.close)  # a client that left would keep them until they are collected
     async for event in iterate_in_threadpool(events):
         yield event
 
 
 def _run(asked: Any) -> ChatRun:
-    """What runs it, with the arguments that llama-cpp-python's route of chats would give.
+    """Return the run of a chat, with the arguments that llama-cpp-python's chat route would give.
 
-    Without that route's lock: only the task that took it may release it, and a stream that was left may be
-    closed by another. The queue lets in one request at a time.
+    It does not take that route's lock: only the task that took the lock may release it, and another task may
+    close an abandoned stream. The request queue admits one request at a time.
     """
     arguments = asked.model_dump(exclude=NO_ARGUMENTS)
     llama = upstream.prepare_request_resources(asked, upstream._llama_proxy, asked.model, arguments)

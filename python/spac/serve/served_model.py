@@ -1,6 +1,6 @@
-"""The model as llama-cpp-python's server gets it.
+"""The model that llama-cpp-python's server uses.
 
-It stops when its client has left, counts what it did, and refuses in words for clients.
+It stops when its client has left, counts its work in the metrics, and reports errors in words for clients.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
 
 class ServedModel:
-    """Behaves like the `Llama` inside, for one request at a time, as the queue lets them in."""
+    """Behaves like the `Llama` inside; the request queue admits one request at a time."""
 
     def __init__(self, llama: Any, name: str, metrics: Metrics) -> None:
-        """`name` is what answers call the model."""
+        """Wrap `llama`; `name` is the model's name in answers."""
         self._llama, self._name, self._metrics = llama, name, metrics
 
     def __getattr__(self, name: str) -> Any:
@@ -32,16 +32,19 @@ class ServedModel:
         return _as_it_is(self.create_completion(*args, **keywords))
 
     def create_chat_completion(self, **keywords: Any) -> Any:
-        # Unbound, so that the chat format's handler asks us for the completion.
+        """Return a chat completion, or its chunks."""
+        # The method is called unbound, so that the chat format's handler asks this object for the completion.
         with _refusing():
             made = llama_cpp.Llama.create_chat_completion(self, **keywords)
         return _as_it_is(made)
 
     def create_embedding(self, *args: Any, **keywords: Any) -> Any:
+        """Return the embeddings of texts."""
         with _refusing():
             return self._llama.create_embedding(*args, **keywords)
 
     def detokenize(self, tokens: list[int]) -> bytes:
+        """Return the text of tokens in valid UTF-8; raise Refusal for a token that does not exist."""
         n_vocab = self._llama.n_vocab()
         for token in tokens:
             if not 0 <= token < n_vocab:  # the library would end the process
@@ -49,13 +52,14 @@ class ServedModel:
         return bytes(self._llama.detokenize(tokens).decode("utf-8", "replace"), "utf-8")
 
     def create_completion(self, *args: Any, stopping_criteria: Any = None, **keywords: Any) -> Any:
+        """Return a completion, or its chunks; the generation stops when the request is cancelled."""
         context = REQUEST_CONTEXT.get()
         criteria = [*(stopping_criteria or ()), lambda _tokens, _logits: context.cancelled]
         keywords["model"] = self._name
         keywords["stopping_criteria"] = llama_cpp.StoppingCriteriaList(criteria)
         if keywords.get("stream"):
             stream = self._stream(context, args, keywords)
-            context.at_end(stream.close)  # of a client that left, it would linger until it is collected
+            context.at_end(stream.close)  # a client that left would keep it until it is collected
             return stream
         with _refusing(), self._at_work(context):
             made = self._llama.create_completion(*args, **keywords)
@@ -76,7 +80,7 @@ class ServedModel:
         engine = getattr(self._llama, "engine", None)
 
         def stop() -> None:
-            # What runs in the library now; between its calls, the stopping criterion ends the generation.
+            # This ends the library's current call. Between calls, the stopping criterion ends the generation.
             if engine is not None and engine.session is not None:
                 engine.session.cancel()
 
@@ -92,7 +96,10 @@ class ServedModel:
 
 
 def _as_it_is(made: Any) -> Any:
-    """By their declared types, the app would drop the reasoning, and what was cached."""
+    """Return a dict as a JSON response, so that the app keeps all its fields.
+
+    By its declared types, the app would drop the reasoning and the number of cached tokens.
+    """
     return JSONResponse(made) if isinstance(made, dict) else made
 
 
@@ -109,7 +116,7 @@ def _refusing() -> Iterator[None]:
 
 
 class ModelProxy:
-    """Replaces llama-cpp-python's LlamaProxy: it has one model, by its name."""
+    """Replaces llama-cpp-python's LlamaProxy by one model, which answers to any name."""
 
     def __init__(self, name: str, model: ServedModel) -> None:
         self.name, self._model = name, model

@@ -1,1 +1,1 @@
-"""Model files: the GGUF header, what is checked in it, what it tells of the model, and its routers."""
+"""Model files in the GGUF format: their header, checks, facts about the model, and its routers."""

@@ -1,9 +1,9 @@
 """Checks a model file before llama.cpp sees it, because llama.cpp ends the process on some faults.
 
-`check_model` looks at everything that the library's loader asserts instead of reporting (found by reading it
-and by loading mutated files), and at what a user most often gets wrong: a folder, a half download, an
-adapter, one part of many. What it leaves to the library are faults that the library reports by itself, such
-as an architecture it does not know.
+`check_model` looks for two kinds of faults. The library's loader asserts some of them instead of reporting
+them; these were found by reading it and by loading mutated files. Others are frequent errors of users: a
+folder, an incomplete download, an adapter, one part of many. The library itself reports all other faults,
+such as an architecture that it does not know.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from spac.model.gguf.info import EXPERTS, ModelInfo, describe, number
 
 __all__ = ["ModelInfo", "check_model"]
 
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS of the pinned llama.cpp: it asserts both
+MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS of the pinned llama.cpp, which asserts it."""
 MAX_EXPERTS = 1024
-# No operation takes weights of these types: they have no product's kernel, and llama.cpp calls a null
-# pointer.
+"""LLAMA_MAX_EXPERTS of the pinned llama.cpp, which asserts it."""
 NO_KERNEL = frozenset((Type.F64, Type.I8, Type.I16, Type.I32, Type.I64, Type.Q8_1, Type.Q8_K))
-# Added or multiplied element by element: the CPU does that in F32 only, and llama.cpp's converter writes F32.
+"""Types of weights without a kernel for products. llama.cpp calls a null pointer for them."""
+# The CPU adds and multiplies these element by element in F32 only. llama.cpp's converter writes F32.
 _ELEMENTWISE = re.compile(r"(_norm\.weight|\.bias|attn_sinks\.weight|\.scale|rope_freqs\.weight)$")
-_LOOKUP_TABLES = re.compile(r"tid2eid")  # token to expert: the one kind of weight that is integer
-_ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # llama.cpp asserts these names and these numbers
-_MAX_GATING = 4
+_LOOKUP_TABLES = re.compile(r"tid2eid")  # maps tokens to experts: the only weights of an integer type
+_ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # llama.cpp asserts one of these names
+_MAX_GATING = 4  # llama.cpp asserts a number up to this one
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def check_model(
     path: str | PathLike[str], role: str = "target", overrides: Mapping[str, Any] | None = None
 ) -> ModelInfo:
-    """Checks a GGUF file, and the other parts of a split one, by their headers; a 17 GB file takes some
-    tenths of a second.
+    """Check a GGUF file, with the other parts of a split one, by the headers, and return the model's facts.
 
-    `role` names what the file is given as ("target", "draft") in the remedy where that matters; `overrides`
-    are metadata that are read in place of the file's (`--override-kv`). Raises InputError with one line
-    "<file>: <fault>; <what to do>" for whatever is wrong, and nothing else.
+    A file of 17 GB takes some tenths of a second. `role` names the file's use ("target", "draft") in the
+    remedy. `overrides` are metadata that replace the file's (`--override-kv`). Raises InputError for every
+    fault, and no other error, with one line "<file>: <fault>; <what to do>".
     """
     path = Path(path)
     try:
@@ -127,7 +127,10 @@ def _check_purpose(header: Header, role: str) -> None:
 
 
 def part_paths(path: Path, header: Header) -> list[Path]:
-    """The files of a model in their order, `path` first; more than that where it is one of several parts."""
+    """Return the files of a model in order: `path` alone, or all parts of a split model, `path` first.
+
+    Raises HeaderError if `path` is not the first part, or its name does not have the form of a part's name.
+    """
     n_parts = number(header, "split.count", 1)
     if n_parts <= 1:
         return [path]
@@ -249,9 +252,11 @@ def _check_values(header: Header, info: ModelInfo) -> None:
 
 
 def _check_attention(header: Header, info: ModelInfo, tensors: list[TensorInfo]) -> None:
-    """The sizes of heads: graphs assert them, and not every architecture derives its tensors' shapes from
-    them. Left out are models whose layers differ: arrays, sliding windows with sizes of their own, linear
-    attention."""
+    """Raise HeaderError if the sizes of heads do not fit the tensors.
+
+    Graphs assert these sizes, and some architectures do not derive their tensors' shapes from them. Models
+    whose layers differ are not checked: arrays, sliding windows with sizes of their own, linear attention.
+    """
 
     def size(key: str, default: int | None = None) -> int | None:
         value = header.metadata.get(f"{info.architecture}.{key}", default)
@@ -263,7 +268,7 @@ def _check_attention(header: Header, info: ModelInfo, tensors: list[TensorInfo])
     n_head_kv = size("attention.head_count_kv", n_head)
     key, value = (size(f"attention.{name}_length", info.n_embd // n_head) for name in ("key", "value"))
     rank = size("attention.kv_lora_rank", 0) or 0
-    latent_alone = rope == 0 and key == rank > 0  # what is cached has no part with positions
+    latent_alone = rope == 0 and key == rank > 0  # the cached vector has no part with positions
     if rope is not None and key is not None and (not 0 < rope <= key or rope % 2) and not latent_alone:
         raise HeaderError(f"rope.dimension_count is {rope}, not an even number up to a head's size, {key}")
     differ = any(k.endswith("_swa") for k in header.metadata) or any(".ssm_" in t.name for t in tensors)
@@ -278,7 +283,7 @@ def _check_attention(header: Header, info: ModelInfo, tensors: list[TensorInfo])
         rows = wanted.get(".".join(tensor.name.rsplit(".", 2)[1:]))
         if rows is not None and tensor.shape[1:] != (rows,) and ".indexer." not in tensor.name:
             raise HeaderError(f"tensor {tensor.name!r} does not have the {rows} rows of its heads")
-        # Some have more per head than a query (a gate).
+        # In some models a head has more rows than its query: a gate follows.
         if not rank and tensor.name.endswith(".attn_q.weight") and tensor.shape[-1] % (n_head * key):
             raise HeaderError(f"the rows of tensor {tensor.name!r} are not {n_head} heads of {key}")
     # Multi-head latent attention in its absorbed form: all heads share one latent vector.

@@ -1,4 +1,4 @@
-"""What a model file says about itself, from its header."""
+"""Facts about a model, from the header of its file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from spac.model.gguf.header import TOKENS, Array, Header, HeaderError, Scalar, TensorInfo
 
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
-"""In the names of tensors that hold one slice per expert."""
+"""The pattern of names of tensors that hold one slice per expert."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model file says about itself. Sizes in bytes, over all parts of a split file."""
+    """Facts about a model. Sizes are in bytes, over all parts of a split file."""
 
     path: Path
     architecture: str
     name: str
     n_layer: int
-    n_expert: int  # 0: a dense model
+    n_expert: int
+    """The number of experts of a layer; 0 for a dense model."""
     n_expert_used: int
     n_expert_layers: int
     n_ctx_train: int
@@ -33,18 +34,24 @@ class ModelInfo:
     eos: int | None
     expert_bytes: int
     file_size: int
-    types: dict[str, int]  # bytes of all tensors by type's name
-    expert_types: dict[str, int]  # those of experts alone
-    table_types: dict[str, int]  # those of the token embedding, where only rows of it are read
+    types: dict[str, int]
+    """The bytes of all tensors, by the type's name."""
+    expert_types: dict[str, int]
+    """The bytes of experts alone, by the type's name."""
+    table_types: dict[str, int]
+    """The bytes of the token embedding, by the type's name; empty if it is the output matrix too."""
 
     @property
     def is_moe(self) -> bool:
-        """Whether there are experts to split."""
+        """True if the model has experts to split."""
         return self.n_expert > 0 and self.expert_bytes > 0
 
 
 def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: int) -> ModelInfo:
-    """The facts of a checked header; `tensors` and `file_size` are those of all parts. Raises HeaderError."""
+    """Return the facts of a checked header. Raises HeaderError.
+
+    `tensors` and `file_size` are those of all parts.
+    """
     meta = header.metadata
     architecture = str(meta["general.architecture"])
 
@@ -86,7 +93,7 @@ def _bytes_by_type(tensors: list[TensorInfo]) -> dict[str, int]:
 
 
 def number(header: Header, key: str, default: int) -> int:
-    """A whole number of the metadata. Raises HeaderError when it is something else."""
+    """Return a whole number of the metadata. Raises HeaderError if the value is not a whole number."""
     value = header.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise HeaderError(f"metadata {key!r} is not a whole number")

@@ -1,4 +1,4 @@
-"""Read the routers of a model's MoE layers from its file."""
+"""Reads the routers of a model's MoE layers from its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spac.scheduler.routers import SIGMOID, FloatArray, Gates
 def read_gates(path: Path, layers: Sequence[str]) -> Gates:
     """Return the routers of the MoE layers that have these tensors (`Layer.name`), in this order.
 
-    The file is a checked GGUF. Raises InputError, one line, where a layer has no router of its own.
+    The file must be a checked GGUF. Raises InputError, with one line, if a layer has no router of its own.
     """
     try:
         header = read_header(path)
@@ -34,12 +34,12 @@ def read_gates(path: Path, layers: Sequence[str]) -> Gates:
 _BLOCK = re.compile(r"^blk\.(\d+)\.")
 
 
-# Where a selection bias is added to what a softmax gave, though the file names no gating function.
 _BIASED_SOFTMAX = frozenset({"ernie4_5-moe", "minimax-01"})
+"""Architectures that add a selection bias to a softmax, although the file names no gating function."""
 
 
 class _Reader:
-    """One model's files."""
+    """Reads tensors from the files of one model."""
 
     def __init__(self, path: Path, header: Header, parts: list[tuple[Path, Header]]) -> None:
         self._path, self._header = path, header
@@ -47,6 +47,7 @@ class _Reader:
         self._tensors = {each.name: (part, its, each) for part, its in parts for each in its.tensors}
 
     def gates(self, layers: Sequence[str]) -> Gates:
+        """Return the routers of the layers, padded to the largest number of experts."""
         n_embd = self._number("embedding_length")
         blocks = [self._block(name) for name in layers]
         weights = [self._router(block) for block in blocks]
@@ -93,7 +94,7 @@ class _Reader:
         return int(found[1])
 
     def _router(self, block: int) -> FloatArray:
-        """[n_expert, n_embd]"""
+        """Return the router's matrix of a block, float32, [n_expert, n_embd]."""
         name = f"blk.{block}.ffn_gate_inp.weight"
         weight = self._values(name)
         if weight is None or weight.shape[-1] != self._number("embedding_length"):
@@ -103,7 +104,7 @@ class _Reader:
         return weight
 
     def _values(self, name: str) -> FloatArray | None:
-        """A matrix or vector as float32, rows first; None where the model has no such tensor."""
+        """Return a matrix or vector as float32, rows first; None if the model has no such tensor."""
         if name not in self._tensors:
             return None
         path, header, tensor = self._tensors[name]
