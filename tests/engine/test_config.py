@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from spac.config import EngineConfig, SamplingConfig, Slots
+from spac.config.values import Adapter
 from spac.errors import InputError
 
 
@@ -49,6 +50,7 @@ def test_slots_that_cannot_be_are_refused(text):
         ({"temp": float("nan")}, "temp"),
         ({"top_p": 1.5}, "top_p must be 0 to 1"),
         ({"top_k": 2.5}, "top_k must be a whole number"),
+        ({"seed": 2.5}, "seed must be a whole number"),
         ({"top_k": "40"}, "top_k"),
         ({"seed": 2**32}, "seed"),
     ],
@@ -62,6 +64,7 @@ def test_sampling_out_of_range_is_refused(settings, fault):
     ("settings", "fault"),
     [
         ({"draft_length": 64}, "draft_length must be 0 to 63"),
+        ({"draft_length": 2.5}, "draft_length must be a whole number"),
         ({"threads": -1}, "threads"),
         ({"scheduler": "belady"}, "lru, static, none"),
         ({"draft_type": ("guess",)}, "ngram-simple"),
@@ -82,6 +85,8 @@ def test_an_engine_needs_a_target():
 def test_an_unknown_key_names_the_known_ones():
     with pytest.raises(InputError, match=r"did you mean 'top_k'.*min_p"):
         SamplingConfig.from_mapping({"topk": 3})
+    with pytest.raises(InputError, match=r"has no 'zzzz'\. It knows: "):
+        SamplingConfig.from_mapping({"zzzz": 3})
     assert SamplingConfig.from_mapping({"top_k": 3}).top_k == 3
 
 
@@ -103,3 +108,8 @@ def test_settings_are_frozen():
 )
 def test_draft_types_follow_from_what_is_given(settings, types):
     assert EngineConfig(target="x.gguf", **settings).draft_types == types
+
+
+def test_a_list_of_adapters_may_be_longer_than_a_file_name():
+    names = [f"adapter-{i}.gguf" for i in range(500)]
+    assert [str(each.path) for each in Adapter.parse(",".join(names))] == names

@@ -77,7 +77,7 @@ class Checked:
         if limits is not None and value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float) or value not in limits:
                 raise InputError(f"{item.name} must be {limits}, not {value!r}")
-            if item.type == "int" and not isinstance(value, int):
+            if item.type in ("int", "int | None") and not isinstance(value, int):
                 raise InputError(f"{item.name} must be a whole number, not {value!r}")
         if choices is not None and value is not None:
             for each in names_in(value):
@@ -94,7 +94,7 @@ class Checked:
         for key in values:
             if key not in known:
                 close = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean '{close[0]}'?" if close else ""
+                hint = f"; did you mean '{close[0]}'?" if close else "."
                 raise InputError(f"{cls.__name__} has no '{key}'{hint} It knows: {', '.join(known)}")
         return cls(**values)
 

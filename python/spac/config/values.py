@@ -184,7 +184,7 @@ class Adapter:
     @classmethod
     def parse(cls, text: str) -> tuple[Adapter, ...]:
         """Return the adapters in a text `FILE,…`. An existing file whose name has a comma is one adapter."""
-        names = [text] if Path(text).exists() else text.split(",")
+        names = [text] if os.path.exists(text) else text.split(",")  # which takes texts too long for a name
         return tuple(cls(Path(name)) for name in names)
 
     @classmethod
