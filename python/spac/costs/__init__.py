@@ -1,4 +1,4 @@
-"""What things cost on this machine with a model: unit times that governor, balancer and prefill share."""
+"""The unit times of a model on this machine, which governor, balancer and prefill streaming share."""
 
 from spac.costs.model import SCHEMA, Costs, ExpertCosts, Layer, LiveCosts
 

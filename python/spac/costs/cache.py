@@ -1,4 +1,7 @@
-"""Measured costs, kept between runs: one file per machine, models and library, in the user's cache folder."""
+"""The cache of measured costs between runs.
+
+It has one file for each combination of machine, models and library, in the user's cache folder.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from spac.errors import InputError
 from spac.machine.cpu import cpu_description
 from spac.machine.files import check_writable, write_atomically
 
-_READ = 1 << 20  # of a model's file, from each end: its header, and some of its weights
+_READ = 1 << 20  # bytes read from each end of a model's file: its header and some of its weights
 
 
 class Loaded(Protocol):
@@ -25,7 +28,7 @@ class Loaded(Protocol):
 
 
 class Pair(Protocol):
-    """What costs depend on, of loaded models (`spac.model.pair.ModelPair`)."""
+    """The part of a pair of loaded models on which costs depend (`spac.model.pair.ModelPair`)."""
 
     @property
     def target(self) -> Loaded: ...
@@ -43,7 +46,7 @@ class Pair(Protocol):
 
 @dataclass(frozen=True)
 class Key:
-    """What costs depend on. Of another key, they are another's."""
+    """Everything on which costs depend; costs with another key are not used."""
 
     cpu: str
     threads: int
@@ -54,7 +57,7 @@ class Key:
 
     @classmethod
     def of(cls, pair: Pair) -> Key:
-        """Raises InputError when a model's file cannot be read."""
+        """Return the key of a pair, or raise InputError if a model's file cannot be read."""
         device = "cpu"
         if pair.device is not None:
             device = f"{pair.device.name}, {pair.device.description}, {pair.device.memory_total >> 20} MiB"
@@ -72,19 +75,22 @@ class Key:
 
     @property
     def path(self) -> Path:
-        """The file of this key; it may not exist."""
+        """The path of this key's file, which may not exist."""
         text = json.dumps(asdict(self), sort_keys=True)
         return env.cache_folder() / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def _kernels() -> str:
-    """The kernels that experts on the CPU are computed with."""
+    """Return a description of the kernels that compute experts on the CPU."""
     n_ours = len(_core.trusted_cpu_kernels()) if _core.cpu_kernels_enabled() else 0
     return f"{n_ours} CPU kernels {env.CPU_KERNELS.get() or ''}".strip()
 
 
 def fingerprint(path: Path) -> str:
-    """Of a model's file, without reading all of it: its size, and a hash of its beginning and its end."""
+    """Return the size of a model's file and a hash of its beginning and its end.
+
+    The rest of the file is not read. Raise InputError if the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256(file.read(_READ))
@@ -97,7 +103,7 @@ def fingerprint(path: Path) -> str:
 
 
 def load(key: Key) -> Costs | None:
-    """What was stored for this key; None when there is nothing that can be used."""
+    """Return the costs stored for this key, or None if there are none that can be used."""
     try:
         stored: Any = json.loads(key.path.read_text())
         if stored["key"] != asdict(key):
@@ -108,14 +114,14 @@ def load(key: Key) -> Costs | None:
 
 
 def store(key: Key, costs: Costs) -> None:
-    """Keep costs for the next run. Raises InputError, one line, where the cache folder cannot be written."""
+    """Store costs for the next run, or raise InputError if the cache folder cannot be written."""
     _make_folder(key.path.parent)
     stored = {"key": asdict(key), "costs": json.loads(costs.to_json())}
     write_atomically(key.path, json.dumps(stored, indent=1).encode())
 
 
 def check(key: Key) -> None:
-    """Raises InputError, one line, where `store` would."""
+    """Raise InputError if `store` would raise it."""
     _make_folder(key.path.parent)
     check_writable(key.path.with_suffix(".check"))
 

@@ -1,15 +1,17 @@
-"""What the device takes for an expert, from how long the CPU waits for the next layer.
+"""The device's time for an expert, estimated from the CPU's waits for the next layer.
 
-In a layer, device and CPU begin together; the later one ends it, and the next layer's dense part follows:
+In a layer, device and CPU begin together. The later one ends it, and the next layer's dense part follows:
 
     wait(i + 1) = R + max(0, D_i - H_i),    D_i = d · (distinct experts on the device)
 
-H_i is timed, R is what the step's layers have in common. Of a d that is too small, layers where the device
-was slower than it show; of one that is too large, all those do that should have been waited for and were not.
-So the d of least |residual|, summed over layers and, forgetting slowly, over steps: waits that are long for
-another reason (another program, a copy in the way) do not agree on any d, and an expert hidden behind the CPU
-in all layers has a bound, and below that any d is as good as any other. Then it stays what it was at the
-start, and it leaves that for good reasons only: a factor of 2 costs `_DOUBT`.
+H_i is timed, and R is what the step's layers have in common. If d is too small, it is contradicted by layers
+in which the device was slower. If d is too large, it is contradicted by layers in which the CPU would have
+waited but did not. The estimate is the d of least |residual|, summed over layers and, with slow forgetting,
+over steps. Waits that are long for another reason (another program, a copy in the way) do not agree on any d.
+
+If an expert is hidden behind the CPU in all layers, d has only an upper bound, and every d below it fits
+equally well. The estimate then stays at its start. It leaves the start only for enough evidence: a factor of
+2 costs `_DOUBT`.
 """
 
 from __future__ import annotations
@@ -27,18 +29,22 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 _FACTORS = 2.0 ** np.arange(-12, 12.25, 0.25)
-_FIRST = len(_FACTORS) // 2  # where it is 1
-_DOUBT = 0.25  # in usual waits per layer, summed over the steps that are remembered
-_MOST = 4.0  # of a residual, in usual waits: what is longer is no better evidence
+_FIRST = len(_FACTORS) // 2  # index of factor 1
+_DOUBT = 0.25  # loss of a factor of 2, in usual waits per layer, summed over the remembered steps
+_MOST = 4.0  # upper limit of a residual, in usual waits, because longer ones are no better evidence
 
 
 class DeviceTime:
-    """Seconds of a distinct expert on the device: of every pool those of the start, times one factor."""
+    """The device's seconds for a distinct expert: each pool's start value times one common factor."""
 
     def __init__(self, start: Sequence[float], members: Sequence[BoolArray], share: float) -> None:
-        """start: by pool, above 0; members: bool [L] each, its layers; share: of a step in what is known."""
+        """Set the start values.
+
+        `start` has the seconds of an expert for each pool, above 0. `members` has for each pool a bool [L],
+        true for its layers. `share` is the weight of a new step.
+        """
         self._start = list(start)
-        self._each = np.zeros(len(members[0]))  # of an expert of every layer
+        self._each = np.zeros(len(members[0]))  # seconds of an expert of every layer, [L], at factor 1
         for seconds, mine in zip(start, members, strict=True):
             self._each[mine] = seconds
         self._kept = 1.0 - share
@@ -48,37 +54,48 @@ class DeviceTime:
 
     @property
     def units(self) -> list[float]:
-        """By pool, in seconds."""
+        """The seconds of an expert for each pool."""
         return [seconds * self.factor for seconds in self._start]
 
     @property
     def factor(self) -> float:
-        """Of the times of the start."""
+        """The factor of the start values that is believed now."""
         return float(_FACTORS[self._at[0]])
 
     def seconds(self, distinct: FloatArray) -> FloatArray:
-        """float64 [L]: of these numbers of experts, [L]."""
+        """Return the device's seconds, float64 [L], for these numbers of distinct experts, [L]."""
         return np.asarray(self._each * distinct * self.factor)
 
     def late(self, distinct: FloatArray, host: FloatArray) -> float:
-        """Seconds that the CPU waited for the device beside the usual; host: float64 [L], its own."""
+        """Return the seconds that the CPU waited for the device beyond the usual wait.
+
+        `distinct` has the numbers of experts on the device, [L]. `host` has the CPU's own seconds, float64
+        [L].
+        """
         return float(np.maximum(self.seconds(distinct) - host, 0.0).sum())
 
     def observe_waits(self, distinct: FloatArray, host: FloatArray, after: FloatArray, seen: BoolArray,
                       usual: float) -> float:  # fmt: skip
-        """A step whose layers were waited for; returns R, which was `usual`. The rest are [L - 1], of the
-        layers before those that were waited for: experts, seconds of the CPU, and of its wait after them."""
+        """Learn from a step in which the CPU waited for layers, and return R of the step.
+
+        `usual` is R before this step. The arrays are [L - 1], for the layers before those that the CPU waited
+        for. They have the distinct experts on the device, the CPU's seconds, the seconds of its wait after
+        the layer, and True for the layers that count.
+        """
         work = self._each[: len(distinct)][seen] * distinct[seen]
         late = np.maximum(_FACTORS[:, None] * work - host[seen], 0.0)
         rest = after[seen] - late
-        # Where all layers wait for a device with as much to do in each, R and D cannot be told apart.
+        # If the device has equal work in all layers and all wait for it, R and D cannot be distinguished.
         common = np.clip(np.median(rest, axis=1), usual / 2, usual * 2)
         off = np.abs(rest - common[:, None]) / usual
         self._learn(np.minimum(off, _MOST).mean(axis=1))
         return float(common[self._at[0]])
 
     def observe_total(self, distinct: FloatArray, seconds: float) -> None:
-        """A step that the device computed alone: all its experts took `seconds`; distinct: [L]."""
+        """Learn from a step that the device computed alone.
+
+        `distinct` has the numbers of experts, [L]. All of them together took `seconds`.
+        """
         total = float((self._each * distinct).sum())
         if total > 0 and seconds > 0:
             self._learn(np.minimum(np.abs(_FACTORS * total / seconds - 1), _MOST))
@@ -89,9 +106,11 @@ class DeviceTime:
         self._at[0] = (self._loss + self._doubt).argmin()
 
     def make_fast(self) -> _core.LayerWaits:
-        """In C++ (csrc/core/layer_waits.h), on the same arrays: what this learns, and what `hand_off_time`
-        does."""
-        from spac import _core  # here, for options are read before the library is loaded
+        """Return the C++ form of this class and of `HandOffTime.observe`, which changes the same arrays.
+
+        csrc/core/layer_waits.h declares it.
+        """
+        from spac import _core  # Options are read before the library is loaded, so this is not at the top.
 
         arrays: dict[str, npt.NDArray[np.generic]] = {
             "each": self._each, "loss": self._loss, "at": self._at, "factors": _FACTORS, "doubt": self._doubt

@@ -1,10 +1,10 @@
-"""Keeps costs true while an engine runs: every step's timings correct them.
+"""The estimator that corrects costs with the timings of every step while an engine runs.
 
 A calibration may be wrong from the start, or become wrong: another program takes the memory's bandwidth, the
-clock drops, slots fill. See `robust` for how it is corrected.
+clock drops, slots fill. `robust` describes the correction.
 
-What the CPU computes is timed layer by layer. What the device computes is not; `device_time` says how the
-CPU's waits tell it, and `hand_off_time` what they tell of layers that need no CPU.
+The CPU's work is timed layer by layer. The device's work is not timed. `device_time` estimates it from the
+CPU's waits, and `hand_off_time` estimates the hand-off from the waits behind layers that need no CPU.
 """
 
 from __future__ import annotations
@@ -30,29 +30,36 @@ FloatArray = npt.NDArray[np.float64]
 LayerCosts = npt.NDArray[np.void]
 """Structured, [L]: host_ns, wait_ns, host_activations, host_distinct, device_activations, device_distinct."""
 
-_HIDDEN = 64.0  # a device's expert was measured as 0 where it hides: the guess over this is as little
-_EAGER = 64  # first steps, each of which counts; later one of `_EVERY`, for learning takes time too
-_EVERY = 4
+_HIDDEN = 64.0
+"""The guess of a device's time for an expert, divided by this, is the lower bound of the start value.
+
+A time that is hidden behind the CPU was measured as 0.
+"""
+_EAGER = 64  # first steps, which are all used
+_EVERY = 4  # Later, one step of this many is used, because learning takes time.
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What one step of an engine took."""
+    """The times of one step of an engine."""
 
     n_drafted: int
     draft_s: float
     n_verified: int
     verify_s: float  # verification and sampling
     layers: LayerCosts  # [L]: `Step.layer_costs`
-    upload_bytes: int = 0  # of experts copied to the device since the last step
+    upload_bytes: int = 0  # bytes of experts copied to the device since the last step
     upload_s: float = 0.0  # the time of these copies
 
 
 class _Pool:
-    """The experts of one pool: both forms of the CPU's time."""
+    """The CPU's time for the experts of one pool, in both forms of `ExpertCosts`."""
 
     def __init__(self, start: ExpertCosts, members: BoolArray, share: float, *, fast: bool) -> None:
-        """members: bool [L], the layers of the pool; fast: in C++."""
+        """Set the start values.
+
+        `members` is a bool [L], true for the layers of the pool. With `fast`, C++ does the fits.
+        """
         self.start, self.members = start, members
         self._layers = slice(None) if members.all() else np.flatnonzero(members)
         fit = fast_fit if fast else RobustFit
@@ -60,7 +67,7 @@ class _Pool:
         self._paper = fit((start.cpu_pair_only_s,), share)
 
     def observe_host(self, layers: LayerCosts) -> None:
-        """layers: [L], of all pools."""
+        """Learn from a step's layer costs, [L], which include the layers of all pools."""
         work = layers[self._layers]
         pairs = work["host_activations"]
         total = int(pairs.sum())
@@ -72,7 +79,10 @@ class _Pool:
             self._paper.observe((total,), seconds)
 
     def costs(self, device: float, upload: float) -> ExpertCosts:
-        """device: seconds of an expert there; upload: what transfers take, as a ratio to the start."""
+        """Return the costs of the pool's experts.
+
+        `device` has the device's seconds for an expert. `upload` is the ratio of transfer times to the start.
+        """
         cpu_layer, cpu_expert, cpu_pair = self._host.units
         return ExpertCosts(
             cpu_layer_s=cpu_layer,
@@ -86,14 +96,16 @@ class _Pool:
 
 
 class CostEstimator:
-    """The costs of a running engine. One caller at a time."""
+    """The costs of a running engine, for one caller at a time."""
 
     allow_fast: ClassVar[bool] = True
-    """False: Python and numpy throughout, to compare with."""
+    """True if C++ does the inner steps; False uses Python and numpy, for comparison."""
 
     def __init__(self, start: Costs, layers: Sequence[Layer], share: float = SHARE) -> None:
-        """start: what was measured or guessed, for a model of these layers. Raises InputError if it has
-        another number of pools."""
+        """Start from measured or guessed costs of a model with these layers.
+
+        `share` is the weight of a new step. Raise InputError if `start` has another number of pools.
+        """
         of_layer = np.array([layer.pool for layer in layers], np.int32)
         if len(start.experts) != len(set(of_layer.tolist())):
             raise InputError(f"costs of {len(start.experts)} pools are not of this model")
@@ -115,23 +127,23 @@ class CostEstimator:
         self._verify = RobustTable(start.verify_s, share)
         self._dense = RobustTable(start.dense_s, share)
         self._wait = RobustTable([time / len(layers) for time in start.dense_s], share)
-        self._upload = fit((1.0,), share)  # as a ratio to the start
+        self._upload = fit((1.0,), share)  # ratio of transfer times to the start
         self._hand_off = HandOffTime(start.hand_off_s)
         self._fast = self._device.make_fast() if fast else None
         self.steps = 0
-        """Steps observed."""
+        """The number of observed steps, with the skipped ones."""
 
     def draft(self, n_tokens: int) -> float:
-        """Seconds for a draft of `n_tokens`; 0 for none."""
+        """Return the seconds for a draft of `n_tokens`; 0 for none."""
         return self._draft.predict((1, n_tokens)) if n_tokens > 0 else 0.0
 
     def verify(self, n_tokens: int) -> float:
-        """Seconds to verify a batch of `n_tokens` and sample from it."""
+        """Return the seconds to verify a batch of `n_tokens` and to sample from it."""
         return self._verify[n_tokens]
 
     @property
     def costs(self) -> Costs:
-        """The costs as they are now."""
+        """The current costs."""
         base, token = self._draft.units
         verify = self._verify.times
         return Costs(
@@ -148,11 +160,11 @@ class CostEstimator:
 
     @staticmethod
     def skips(number: int) -> bool:
-        """Whether `observe` only counts the step of this number, from 1."""
+        """Return True if `observe` counts the step of this number, from 1, without learning from it."""
         return number > _EAGER and number % _EVERY != 0
 
     def observe_step(self, step: _core.Step) -> None:
-        """Learn from a session's step, or count it."""
+        """Learn from a session's step, or only count it if `skips` says so."""
         if self.skips(self.steps + 1):
             self.steps += 1
             return
@@ -169,7 +181,7 @@ class CostEstimator:
         )
 
     def observe(self, step: StepTimes) -> None:
-        """Learn from a step."""
+        """Learn from a step's times, or only count the step if `skips` says so."""
         self.steps += 1
         if self.skips(self.steps):
             return
@@ -183,7 +195,7 @@ class CostEstimator:
         self._observe_device(step)
 
     def _observe_device(self, step: StepTimes) -> None:
-        """What the waits say of the device's time, and of the time without experts."""
+        """Learn the device's time, the time without experts and the hand-off from the CPU's waits."""
         n, layers = step.n_verified, step.layers
         if self._fast is not None:
             told = self._fast.observe(layers, step.verify_s, self._dense[n], self._wait[n])
@@ -200,7 +212,7 @@ class CostEstimator:
         if not wait.any():
             self._device.observe_total(distinct, rest - self._dense[n])
             return
-        # A layer is seen from its own ids, which it waited for, to the next layer's.
+        # A layer counts if the CPU waited for its ids and for the next layer's ids.
         seen = (wait[:-1] > 0) & (wait[1:] > 0)
         if seen.any():
             usual = self._device.observe_waits(distinct[:-1], host[:-1], wait[1:], seen, self._wait[n])

@@ -1,12 +1,14 @@
-"""What a layer is spared when all of its experts are resident, from the waits behind such layers.
+"""The time of a hand-off, estimated from the CPU's waits behind whole layers.
 
-The CPU knows nothing of them. Behind m of them it waits
+A whole layer has all of its experts resident and needs no hand-off, so the CPU takes no part in it. Behind m
+such layers the CPU waits
 
     R + m · (dense + D),    R = dense + hand-off
 
-where R is its usual wait, and D what the device computes in each, d · (distinct experts). So they show
-hand-off - D = R - (wait - R) / m, which is what counts. The hand-off by itself is that and D, by the d that
-is believed now: where d is wrong, both are, and what counts is right.
+where R is its usual wait, and D is the device's time for the experts of each, d · (distinct experts). So the
+waits show hand-off - D = R - (wait - R) / m, which is the time that a whole layer saves. The hand-off itself
+is this difference plus D, with the d that is believed now. If d is wrong, D and the hand-off are wrong by the
+same amount, and their difference is right.
 """
 
 from __future__ import annotations
@@ -20,27 +22,34 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 _WINDOW = 64  # steps
-_BELIEVED = 16  # of them, before anything is
+_BELIEVED = 16  # steps before the measured time replaces the start value
 
 
 class HandOffTime:
-    """Seconds of a hand-off."""
+    """The seconds of a hand-off."""
 
     def __init__(self, start: float | None) -> None:
-        """start: what is known of it."""
+        """Set the start value in seconds, or None if it is unknown."""
         self._start = start
-        self._steps: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # hand-off - D; D by a factor of 1
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # (hand-off - D, D at factor 1)
 
     def seconds(self, factor: float) -> float | None:
-        """factor: what is believed of the device's times, as a ratio; None before it is known."""
+        """Return the seconds of a hand-off, or None before they are known.
+
+        `factor` is the factor of the device's start times that is believed now.
+        """
         if len(self._steps) < _BELIEVED:
             return self._start
         net = median(net for net, _ in self._steps)
         return max(0.0, net + factor * median(work for _, work in self._steps))
 
     def observe(self, wait: FloatArray, late: FloatArray, work: FloatArray, usual: float) -> None:
-        """A step. All float64 [L], seconds: the CPU's waits, 0 where it was not needed; how much later than
-        it the device was with a layer; what the device computed there, by a factor of 1. usual: R."""
+        """Learn from a step.
+
+        The arrays are float64 [L] in seconds. `wait` has the CPU's waits, 0 where it was not needed. `late`
+        says how much later than the CPU the device ended a layer. `work` is the device's computing time at
+        factor 1. `usual` is R.
+        """
         waited = np.flatnonzero(wait > 0)
         between = np.diff(waited) - 1
         behind = between > 0
@@ -53,5 +62,5 @@ class HandOffTime:
         self.add(float(np.median(spared)), inside)
 
     def add(self, spared: float, inside: float) -> None:
-        """What a step showed: hand-off - D, and D by a factor of 1, of each of its whole layers."""
+        """Add a step's measurement for each of its whole layers: hand-off - D, and D at factor 1."""
         self._steps.append((spared, inside))

@@ -1,6 +1,6 @@
-"""What things cost on this machine with this model: unit times that engine, balancer and governor share.
+"""The unit times of a model on this machine, in seconds, which engine, balancer and governor share.
 
-`spac.profile` measures them; `spac.costs.estimator` keeps them true while an engine runs. All in seconds.
+`spac.profile` measures them, and `spac.costs.estimator` corrects them while an engine runs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Protocol, Self
 from spac.errors import InputError
 
 SCHEMA = 1
-"""Of the JSON form; raised when a field changes its meaning."""
+"""The version of the JSON form, which is raised when a field changes its meaning."""
 
 
 class Layer(Protocol):
-    """What the guess needs of an MoE layer (`spac._core.LayerInfo`, `spac.scheduler.Layer`)."""
+    """The fields of an MoE layer that the guess uses (`spac._core.LayerInfo`, `spac.scheduler.Layer`)."""
 
     @property
     def n_used(self) -> int: ...
@@ -30,14 +30,14 @@ class Layer(Protocol):
 
 @dataclass(frozen=True)
 class ExpertCosts:
-    """Of the experts of one pool (layers with equal shapes and types), in seconds.
+    """The costs of the experts of one pool (layers with equal shapes and types), in seconds.
 
     In a layer that leaves `pairs` activations (token, expert) of `distinct` experts to the CPU,
 
         T_cpu = cpu_layer_s + cpu_expert_s · distinct + cpu_pair_s · pairs,
 
-    or, as MoE-SpAc's Eq. 7 has it, T_cpu = cpu_pair_only_s · pairs. On the device (Eq. 8), T_gpu =
-    device_expert_s · distinct.
+    or, by MoE-SpAc's Eq. 7, T_cpu = cpu_pair_only_s · pairs. On the device (Eq. 8), T_gpu = device_expert_s ·
+    distinct.
     """
 
     cpu_layer_s: float
@@ -45,8 +45,8 @@ class ExpertCosts:
     cpu_pair_s: float
     cpu_pair_only_s: float
     device_expert_s: float
-    upload_s: float  # one expert to the device, with nothing else going on
-    upload_busy_s: float  # the same while device and CPU compute
+    upload_s: float  # time to copy one expert to an idle device
+    upload_busy_s: float  # time to copy one expert while device and CPU compute
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -54,10 +54,11 @@ class ExpertCosts:
 
     @classmethod
     def guessed(cls, expert_bytes: int) -> Self:
-        """Before anything is measured: a desktop with 30 GB/s of memory, 600 of device memory, 12 of link.
+        """Return the costs to start from before anything is measured.
 
-        All are bound by reading an expert's weights: on the CPU once for all its tokens, and each of them
-        takes a tenth of that again.
+        They are those of a desktop with 30 GB/s of memory, 600 GB/s of device memory and a link of 12 GB/s.
+        All are bound by reading an expert's weights. The CPU reads them once for all of the expert's tokens,
+        and each token adds a tenth of that time.
         """
         read = expert_bytes / 30e9
         return cls(
@@ -71,7 +72,7 @@ class ExpertCosts:
         )
 
     def cpu_s(self, pairs: float, distinct: float) -> float:
-        """T_cpu of one layer; 0 when it leaves nothing to the CPU."""
+        """Return T_cpu of one layer in seconds; 0 if the layer leaves nothing to the CPU."""
         if pairs <= 0:
             return 0.0
         return self.cpu_layer_s + self.cpu_expert_s * distinct + self.cpu_pair_s * pairs
@@ -79,22 +80,30 @@ class ExpertCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """Unit times of one model pair on one machine. Raises InputError for what cannot be a time."""
+    """The unit times of one model pair on one machine.
+
+    The constructor raises InputError for a value that cannot be a time.
+    """
 
     experts: tuple[ExpertCosts, ...]
-    """By pool: `experts[layer.pool]`."""
+    """The experts' costs for each pool: `experts[layer.pool]`."""
     draft_base_s: float
-    """Of every draft, however short; with `draft_token_s` MoE-SpeQ's T_d,base and T_d,token."""
+    """The fixed time of a draft; with `draft_token_s`, MoE-SpeQ's T_d,base and T_d,token."""
     draft_token_s: float
-    """T_draft^u: one token of the draft."""
+    """The time of one draft token, T_draft^u."""
     verify_s: tuple[float, ...]
-    """Verification and sampling of 1, 2, … tokens, experts included, with the slots that were there: entry
-    n-1 for n tokens. A table, for it jumps where kernels switch (as from 8 to 9 tokens)."""
+    """The times of verification and sampling, with the experts, for the slots at the measurement.
+
+    Entry n-1 is for n tokens. It is a table because the times jump where kernels switch (as from 8 to 9
+    tokens).
+    """
     dense_s: tuple[float, ...]
-    """Of these, what is not expert work: attention, routers, output, the hand-off. Of the same length."""
+    """The part of each entry of `verify_s` without the experts: attention, routers, output, hand-off."""
     hand_off_s: float | None = None
-    """Of a layer that is not wholly resident, beside all experts: the CPU's wait for ids and input, and the
-    device's for the CPU's rows. None before it has been measured."""
+    """The time of the hand-off in a layer that is not whole, without all experts' time; None if not measured.
+
+    It has the CPU's wait for ids and input, and the device's wait for the CPU's rows.
+    """
 
     def __post_init__(self) -> None:
         if not self.verify_s or len(self.verify_s) != len(self.dense_s):
@@ -111,21 +120,27 @@ class Costs:
                 _check_time(name, time)
 
     def draft(self, n_tokens: int) -> float:
-        """T_draft: a draft of `n_tokens`; 0 for none."""
+        """Return T_draft, the seconds of a draft of `n_tokens`; 0 for none."""
         return self.draft_base_s + n_tokens * self.draft_token_s if n_tokens > 0 else 0.0
 
     def verify(self, n_tokens: int) -> float:
-        """T_verify of a batch of `n_tokens` (a draft and one); beyond the table in proportion to its last."""
+        """Return T_verify, the seconds of a batch of `n_tokens` (a draft and one more token).
+
+        Beyond the table, the time is proportional to the last entry.
+        """
         return _look_up(self.verify_s, n_tokens)
 
     def dense(self, n_tokens: int) -> float:
-        """Of `verify(n_tokens)`, what is not expert work."""
+        """Return the seconds of `verify(n_tokens)` without the experts' work."""
         return _look_up(self.dense_s, n_tokens)
 
     @classmethod
     def guessed(cls, layers: Sequence[Layer], n_tokens: int = 9) -> Self:
-        """Before anything is measured: every token wants experts of its own, and the rest of the model takes
-        as long as the experts of one token. The table has entries up to `n_tokens`."""
+        """Return the costs to start from before anything is measured.
+
+        The guess is that every token uses experts of its own, and that the rest of the model takes as long as
+        the experts of one token. The tables have entries up to `n_tokens`.
+        """
         sizes = {layer.pool: layer.expert_bytes for layer in layers}
         experts = tuple(ExpertCosts.guessed(sizes[pool]) for pool in range(len(sizes)))
         one = sum(experts[layer.pool].cpu_s(layer.n_used or 1, layer.n_used or 1) for layer in layers)
@@ -134,17 +149,17 @@ class Costs:
         return cls(experts, 0.0, one / 10, verify, dense)
 
     def up_to(self, n_tokens: int) -> Self:
-        """The same, with tables of at least `n_tokens` entries."""
+        """Return these costs with tables of at least `n_tokens` entries."""
         sizes = range(1, max(n_tokens, len(self.verify_s)) + 1)
         return replace(self, verify_s=tuple(map(self.verify, sizes)), dense_s=tuple(map(self.dense, sizes)))
 
     def to_json(self) -> str:
-        """One line that `from_json` reads."""
+        """Return one line of JSON that `from_json` reads."""
         return json.dumps({"schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises InputError for anything but what `to_json` of this schema writes."""
+        """Return the costs in a text of `to_json`, or raise InputError if it is not one of this schema."""
         try:
             values: dict[str, Any] = json.loads(text)
             if values.pop("schema") != SCHEMA:
@@ -159,11 +174,11 @@ class Costs:
 
 
 class LiveCosts(Protocol):
-    """Costs that somebody keeps true (`spac.costs.estimator.CostEstimator`)."""
+    """An object that corrects costs while an engine runs (`spac.costs.estimator.CostEstimator`)."""
 
     @property
     def costs(self) -> Costs:
-        """As they are now."""
+        """The current costs."""
 
 
 def _look_up(table: tuple[float, ...], n_tokens: int) -> float:

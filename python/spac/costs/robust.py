@@ -1,9 +1,9 @@
-"""Averages that follow what is measured and survive what is not worth measuring.
+"""Averages that follow measurements and resist outliers.
 
-A value may be wrong from the start, or become wrong: what is measured counts, by exponential averages over
-about `1 / SHARE` measurements. An interrupted one may be a hundred times too long; it counts for no more than
-`_REACH` times what the latest, by their median, show to be usual. When all of them are ten times too long,
-that is the new usual.
+A start value may be wrong, or become wrong. Exponential averages over about `1 / SHARE` measurements correct
+it. An interrupted measurement may be a hundred times too long. It counts for at most `_REACH` times the usual
+value, which is the median of the latest measurements. If all of them are ten times longer, the usual value
+follows.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from spac import _core
 
 SHARE = 0.02
-"""Of the newest step in an average."""
-_WINDOW = 5  # steps that say what is usual
-_NEEDED = 3  # of them, before anything is believed
-_REACH = 2.0  # how far from the usual, as a factor, a step may be and still count with its own time
-_SURPRISE = 1.5  # how far off the usual may be, as a factor, before what was learned is forgotten sooner
-_KEPT_IN_SURPRISE = 0.8
-_LEAST = 1e-12  # seconds: below any time, above 0 for divisions
+"""The weight of the newest step in an average."""
+_WINDOW = 5  # latest steps that define the usual value
+_NEEDED = 3  # steps before a value is learned
+_REACH = 2.0  # factor from the usual value up to which a step counts with its own time
+_SURPRISE = 1.5  # factor between usual and learned values above which the learned ones are forgotten sooner
+_KEPT_IN_SURPRISE = 0.8  # weight of the learned sums after a step in that case
+_LEAST = 1e-12  # seconds; below any time, and above 0 for divisions
 
 
 class RobustFit:
-    """Unit times u >= 0 of work that is measured in sums: seconds = u · amounts, learned step by step.
+    """Unit times u >= 0 of work that is measured in sums, seconds = u · amounts, learned step by step.
 
-    Exponentially weighted least squares of the relative error. After each observation, all units are scaled
-    together, then corrected one by one (a sweep of coordinate descent): where amounts never vary apart, their
-    units keep the proportion in which they began.
+    The fit is the exponentially weighted least squares of the relative error. After each observation, all
+    units are scaled together, then corrected one by one (a sweep of coordinate descent). Units whose amounts
+    always vary together keep their proportion from the start.
     """
 
     def __init__(self, units: Sequence[float], share: float = SHARE) -> None:
-        """units: seconds per amount to start from."""
+        """Set the start values `units`, in seconds per amount, and the weight of a new step."""
         self.units = [max(float(unit), _LEAST) for unit in units]
-        """Seconds per unit of every amount."""
+        """The seconds per unit of every amount."""
         n = len(self.units)
         self._kept = 1.0 - share
         self._a = [[0.0] * n for _ in range(n)]
@@ -45,14 +45,14 @@ class RobustFit:
         self._latest: deque[tuple[tuple[float, ...], float]] = deque(maxlen=_WINDOW)
 
     def predict(self, amounts: Sequence[float]) -> float:
-        """Seconds."""
+        """Return the expected seconds for these amounts."""
         total = 0.0
         for unit, amount in zip(self.units, amounts, strict=True):
             total += unit * amount
         return total
 
     def observe(self, amounts: Sequence[float], seconds: float) -> None:
-        """One measurement; without any amount it says nothing."""
+        """Learn from one measurement; one without any amount is ignored."""
         row = tuple(map(float, amounts))
         expected = self.predict(row)
         if expected <= 0 or seconds <= 0:
@@ -87,8 +87,8 @@ class RobustFit:
 
 
 def fast_fit(units: Sequence[float], share: float = SHARE) -> _core.RobustFit:
-    """A `RobustFit` in C++ (csrc/core/robust_fit.h)."""
-    from spac import _core  # here, for options are read before the library is loaded
+    """Return a `RobustFit` in C++ (csrc/core/robust_fit.h)."""
+    from spac import _core  # Options are read before the library is loaded, so this is not at the top.
 
     options = (_REACH, _SURPRISE, _KEPT_IN_SURPRISE, _LEAST)
     return _core.RobustFit(units, 1.0 - share, (_WINDOW, _NEEDED), options)
@@ -97,31 +97,31 @@ def fast_fit(units: Sequence[float], share: float = SHARE) -> _core.RobustFit:
 class RobustTable:
     """Times by batch size, each averaged over the steps of that size.
 
-    A size that did not come yet keeps its proportion to those that did.
+    A size without measurements keeps its proportion to the measured sizes.
     """
 
     def __init__(self, times: Sequence[float], share: float = SHARE) -> None:
-        """times: of 1, 2, … tokens, to start from."""
+        """Set the start values, in seconds for 1, 2, … tokens, and the weight of a new step."""
         self._start = [max(float(time), _LEAST) for time in times]
         self._share = share
-        self._ratio = [1.0] * len(times)  # to the start
+        self._ratio = [1.0] * len(times)  # measured time divided by the start value
         self._seen = [0] * len(times)
-        self._latest: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in times]  # ratios, too
+        self._latest: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in times]  # the latest ratios
 
     def __getitem__(self, n_tokens: int) -> float:
-        """Seconds for `n_tokens`; beyond the table in proportion to its last entry."""
+        """Return the seconds for `n_tokens`; beyond the table, they are proportional to its last entry."""
         size = len(self._start)
         i = min(max(n_tokens, 1), size) - 1
         ratio = self._ratio[i] if self._seen[i] >= _NEEDED else self._common()
         return self._start[i] * ratio * max(1.0, n_tokens / size)
 
     def _common(self) -> float:
-        """What the sizes that were seen make of their start, in the mean."""
+        """Return the mean ratio of the measured sizes to their start values; 1 without any."""
         known = [ratio for ratio, seen in zip(self._ratio, self._seen, strict=True) if seen >= _NEEDED]
         return sum(known) / len(known) if known else 1.0
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        """One measurement of a batch of `n_tokens`; one larger than the table is not kept."""
+        """Learn from one measurement of a batch of `n_tokens`; one larger than the table is ignored."""
         i = n_tokens - 1
         if not 0 <= i < len(self._start) or seconds <= 0:
             return
@@ -139,5 +139,5 @@ class RobustTable:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """Seconds of 1, 2, … tokens."""
+        """The seconds for 1, 2, … tokens."""
         return tuple(self[n + 1] for n in range(len(self._start)))

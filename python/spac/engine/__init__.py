@@ -1,4 +1,4 @@
-"""The engine: a target, an optional draft, a device and a scheduler, ready to generate.
+"""The engine generates text with a target, an optional draft, a device and a scheduler.
 
 Example:
     with Engine(EngineConfig(target="model.gguf", draft="draft.gguf")) as engine:

@@ -1,7 +1,8 @@
-"""A draft model that has experts itself: all belong on the device, and its routes may foretell the target's.
+"""The experts of a draft model that is itself a Mixture-of-Experts model.
 
-A draft is there to be fast: it runs on the device wholly or its experts run on the CPU, as they did when it
-was loaded. They take their slots before the target's are counted.
+A draft has to be fast, so all of its experts get slots or none does. Without slots, its experts run on the
+CPU, as they do after loading. The draft's experts take their slots before the target's slots are counted. The
+routes of a draft that is a quantized copy of the target may predict the target's routes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from spac.config import EngineConfig
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import margin, room_of
 
-_PATIENCE_S = 60.0  # for the copies of all experts
+_PATIENCE_S = 60.0  # timeout for copying all experts
 
 
 def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> list[str]:
-    """Have all experts of a draft resident where they fit; notes for the user. They may be there already."""
+    """Make all experts of a draft resident if they fit, unless they are, and return notes for the user."""
     if experts is None or experts.n_layer == 0:
         return []
     n_experts = sum(layer.n_expert for layer in experts.layers)
@@ -29,7 +30,7 @@ def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> lis
     if experts.slots_that_fit(spare) >= n_experts:
         try:
             experts.attach_slots(n_experts)
-        except OutOfMemoryError:  # memory may be too fragmented for what its sum promised
+        except OutOfMemoryError:  # The free memory is large enough in total, but may be fragmented.
             pass
         else:
             shape = (experts.n_layer, experts.n_expert)
@@ -41,7 +42,7 @@ def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> lis
 
 
 def detach_draft(experts: _core.Experts | None) -> None:
-    """Give the slots back."""
+    """Free the slots of a draft's experts."""
     if experts is not None and experts.slots.n_slots:
         experts.attach_slots(0)
 
@@ -49,8 +50,10 @@ def detach_draft(experts: _core.Experts | None) -> None:
 def check_foretells(
     name: str, config: EngineConfig, target: _core.Experts, draft: _core.Experts | None
 ) -> None:
-    """Raises InputError, one line, unless the draft's routes name the target's experts; `name`: of the
-    scheduler that needs them."""
+    """Raise InputError unless the draft's routes name the target's experts.
+
+    `name` is the name of the scheduler that needs the routes.
+    """
     fault = _misfit(config, target, draft)
     if fault:
         raise InputError(
@@ -61,6 +64,7 @@ def check_foretells(
 
 
 def _misfit(config: EngineConfig, target: _core.Experts, draft: _core.Experts | None) -> str | None:
+    """Return why the draft's routes do not name the target's experts, or None if they do."""
     if config.draft is None or not config.draft_types:
         off = " (--draft-length 0)" if config.draft is not None and config.longest_draft == 0 else ""
         return f"nothing is drafted with a model{off}"

@@ -1,4 +1,4 @@
-"""What a draft's layers compute while it drafts, for schedulers that show it to the target's routers."""
+"""The hidden states of a draft's layers, for schedulers that evaluate the target's routers on them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class DraftStates:
-    """The hidden states of one draft after the other, as the tap on the draft's context shows them by token.
+    """Collects the hidden states of each draft, token by token, from the tap on the draft's context.
 
-    By token, and not by layer: a token's graph is launched in one piece, with its states behind it, and
-    drafting waits for its logits anyway. What is done with them is done between two tokens, and the copies
-    that follow run while the device drafts on.
+    The states come by token and not by layer. A token's graph is launched in one piece with its states
+    behind it, and drafting waits for the token's logits anyway. Schedulers use the states between two tokens,
+    and the copies that they start run while the device drafts the next token.
     """
 
     def __init__(self, tap: _core.Tap, gates: Gates, longest: int) -> None:
-        """longest: tokens of a draft at most. Raises OutOfMemoryError when the device has no room."""
+        """Turn the tap on; `longest` is the largest number of tokens in a draft.
+
+        Raise OutOfMemoryError if the device has too little memory.
+        """
         tap.set_on(True)
         self.gates = gates
         """The target's routers."""
@@ -35,9 +38,10 @@ class DraftStates:
         self._n, self._n_tapped = 0, 0
 
     def drafted(self, n: int) -> FloatArray:
-        """float32 [D, T, E] when the n-th token of a draft is known: T = n, the token before the draft first.
+        """Return the hidden states, float32 [D, T, E], after the n-th token of a draft is known.
 
-        Valid until the next call. T is 0 where the tokens were not tapped.
+        T is n, and the token before the draft comes first. T is 0 if the tokens were not tapped. The array is
+        valid until the next call.
         """
         if n == 1:
             self._n = 0
@@ -45,7 +49,10 @@ class DraftStates:
         return self._view()
 
     def at_end(self, n: int) -> FloatArray:
-        """The same when a draft of n tokens has ended; T = n + 1 where that was at one that it refused."""
+        """Return the hidden states, float32 [D, T, E], after a draft of n tokens has ended.
+
+        T is n + 1 if the draft ended at a token that it refused, and n or 0 otherwise, as in `drafted`.
+        """
         if n != self._n:
             self._n = 0
         elif n and self._tap.n_tapped == self._n_tapped + 1:
@@ -68,10 +75,10 @@ class DraftStates:
 def watch_draft(
     name: str, config: EngineConfig, layers: Sequence[str], tap: _core.Tap | None, device: str
 ) -> DraftStates:
-    """The states of an engine's draft, and the routers of the target's MoE layers (by `Layer.name`).
+    """Return the hidden states of an engine's draft, with the routers of the target's MoE layers.
 
-    name: of the scheduler that needs them. Raises InputError, one line, unless the two models' layers fit
-    together.
+    `name` is the name of the scheduler that needs them, and `layers` has the `Layer.name` of each MoE layer.
+    Raise InputError unless the two models have the same number of layers and the same width.
     """
     gates = read_gates(Path(config.target), layers)
     fault = _misfit(config, gates, tap, device)
@@ -85,6 +92,7 @@ def watch_draft(
 
 
 def _misfit(config: EngineConfig, gates: Gates, tap: _core.Tap | None, device: str) -> str | None:
+    """Return why the draft's layers do not fit the target's routers, or None if they do."""
     if config.draft is None or not config.draft_types or tap is None:
         return "there is no draft"
     if config.draft_types != ("draft-simple",):

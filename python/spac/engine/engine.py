@@ -1,4 +1,4 @@
-"""The engine: a target, an optional draft, a device and a scheduler, ready to generate.
+"""The engine generates text with a target, an optional draft, a device and a scheduler.
 
 Example:
     with Engine(EngineConfig(target="model.gguf", draft="draft.gguf")) as engine:
@@ -37,21 +37,21 @@ from spac.stats.recording import Recorder
 
 
 class Engine:
-    """A model pair with slots, a scheduler and a session. One generation at a time."""
+    """A model pair with slots, a scheduler and a session, which runs one generation at a time."""
 
     def __init__(
         self, config: EngineConfig, *, progress: LoadProgress | None = None, pair: ModelPair | None = None
     ) -> None:
-        """Loads everything; `pair` is what has been loaded already, and belongs to the engine from now on.
+        """Load the models, or take over the loaded `pair`, and start the scheduler.
 
-        Raises InputError, OutOfMemoryError or SpacError with one line.
+        The engine owns `pair` from now on. Raise InputError, OutOfMemoryError or SpacError if that fails.
         """
         started = perf_counter()
         self.config = config
         self._generation: Generation | None = None
         self._advised = False
         self.session: _core.Session | None = None
-        """The session at work, for hooks of one's own (`session.on`); None before the first generation."""
+        """The session, to which callers may add hooks (`session.on`); None before the first generation."""
         self._sampling: SamplingConfig | None = None
         try:
             self._files = RunFiles(config)
@@ -61,12 +61,12 @@ class Engine:
             raise
         self._pair = pair if pair is not None else ModelPair(config, progress, all_rows=False)
         self.device = self._pair.device
-        """The device that holds the slots; None where plain llama.cpp runs on the CPU."""
+        """The device that holds the slots; None if plain llama.cpp runs on the CPU."""
         self.experts = self._pair.experts
-        """The target's experts; None where there is nothing to split."""
+        """The target's experts; None if the target runs without the split."""
         self._notes = self._pair.notes
         self.events = Events(None)
-        """What the session's events do; others may listen too."""
+        """The handler of the session's events; callers may add their own listeners."""
         self._residence: Residence | None = None
         self._governor: Governor | None = None
         try:
@@ -88,9 +88,9 @@ class Engine:
         self._load_s = perf_counter() - started
 
     def save(self) -> None:
-        """End the timeline and save the warm state, once, where the configuration names files for them.
+        """Write the timeline and the warm state, once, if the configuration names files for them.
 
-        Closing does it too. Raises InputError, one line, when a file cannot be written.
+        `close` does this too. Raise InputError if a file cannot be written.
         """
         self.events.timeline = None
         about = {"target": Path(self.config.target).name}
@@ -101,7 +101,10 @@ class Engine:
         self._notes += self._files.end(self.events.driver, options, about)
 
     def close(self) -> None:
-        """Free everything, in order. The engine cannot be used afterwards; calling it again does nothing."""
+        """Save the files, then free everything in order.
+
+        The engine cannot be used afterwards. A second call does nothing.
+        """
         try:
             self.save()
         finally:
@@ -124,14 +127,14 @@ class Engine:
     def __exit__(
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if _type is not None:  # which says more than a file that cannot be written on top of it
+        if _type is not None:  # The exception says more than a file that cannot be written.
             with suppress(InputError):
                 self.save()
         self.close()
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know about how this engine runs, one line each; there may be more later."""
+        """The notes for the user on how this engine runs, one line each; the list may grow."""
         self._notes += take_notices()
         if not self._advised and (advice := self._advice()):
             self._advised = True
@@ -139,7 +142,7 @@ class Engine:
         return self._notes
 
     def _advice(self) -> str:
-        """What the last generation showed of the draft; "" for nothing, and on the stand-in."""
+        """Return advice on the draft after the last generation; "" for none, and on the simulated device."""
         draft, device, generation = self._pair.draft, self.device, self._generation
         if draft is None or device is None or device.is_stand_in:
             return ""
@@ -151,16 +154,16 @@ class Engine:
 
     @property
     def _at_home(self) -> Residence:
-        assert self._residence is not None  # it is there once the engine is
+        assert self._residence is not None  # It exists once the engine is loaded.
         return self._residence
 
     @property
     def costs(self) -> CostEstimator | None:
-        """What things cost here, kept true by every step; None where there is nothing to split."""
+        """The estimated unit times, corrected by every step; None if the target runs without the split."""
         return self._residence.estimator if self._residence is not None else None
 
     def _choose_governor(self, residence: Residence) -> Governor | None:
-        """What chooses the draft length; None without speculation."""
+        """Return a governor as the configuration asks for it, or None without speculation."""
         config = self.config
         if not config.draft_types:
             return None
@@ -177,13 +180,13 @@ class Engine:
 
     @property
     def governor(self) -> Governor | None:
-        """What chooses the draft length; None without speculation."""
+        """The governor, which chooses the draft length; None without speculation."""
         return self._governor
 
     def fix_draft_length(self, n: int | None) -> None:
-        """Draft n tokens from the next generation on, whatever the configuration says; None: what it says.
+        """Draft n tokens a step from the next generation on; None restores the configuration's governor.
 
-        Raises InputError beyond 0 to the longest draft that the engine was made for.
+        Raise InputError unless n is from 0 to the longest draft that the engine was made for.
         """
         longest = self.config.longest_draft if self.config.draft_types else 0
         if n is None:
@@ -194,12 +197,14 @@ class Engine:
             raise InputError(f"draft length {n}: 0 to {longest} here")
 
     def pace(self, session: _core.Session) -> Pace | None:
-        """For the steps of one generation by `session`; None without speculation."""
+        """Return a draft-length controller for one generation by `session`, or None without speculation."""
         return Pace(self._governor, session, self.events.timeline) if self._governor is not None else None
 
     def set_scheduler(self, scheduler: str | Scheduler) -> None:
-        """Another scheduler from the next step on. What is resident stays until it decides otherwise; with
-        "none" it stays for good. Raises InputError for an unknown name and where there is nothing to split.
+        """Use another scheduler from the next step on.
+
+        Resident experts stay until the new scheduler evicts them; with "none" they stay for good. Raise
+        InputError if the name is unknown or the target runs without the split.
         """
         if self.experts is None:
             raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
@@ -209,7 +214,7 @@ class Engine:
 
     @property
     def n_experts(self) -> int:
-        """Experts of the target, all layers together."""
+        """The number of the target's experts in all layers."""
         return sum(layer.n_expert for layer in self.experts.layers) if self.experts is not None else 0
 
     @property
@@ -221,16 +226,16 @@ class Engine:
 
     @property
     def target(self) -> Model:
-        """The target, for its vocabulary and its chat template."""
+        """The target model, which has the vocabulary and the chat template."""
         return self._pair.target
 
     @property
     def context(self) -> int:
-        """Tokens that the context holds."""
+        """The number of tokens that the context holds."""
         return self._pair.target_context.size
 
     def tokenize(self, text: str) -> TokenArray:
-        """int32 tokens of `text`."""
+        """Return the int32 tokens of `text`."""
         return self._pair.target.tokenize(text)
 
     def generate(
@@ -245,14 +250,14 @@ class Engine:
         chat: _core.ChatPrompt | None = None,
         reasoning_budget: int = -1,
     ) -> Generation:
-        """Text that continues `prompt`, as an iterator of pieces; its `stats` and `reason` tell how it went.
+        """Return an iterator over the pieces of text that continue `prompt`, with `stats` and `reason`.
 
-        It ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a full
-        context. A generation that still runs is ended: an engine has one at a time. A `recorder` notes what
-        every step did. `progress(n_done, n_total)` hears how much of the prompt has been read, in pieces of
-        the configuration's `batch` tokens. `chat`: what the prompt is the text of, whose format the answer
-        follows, with `reasoning_budget` tokens of reasoning at most (-1: no limit); the text is then one that
-        `chat.read` understands. Raises InputError when the prompt is empty or does not fit.
+        The text ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a
+        full context. An engine has one generation at a time, so this call ends one that still runs. A
+        `recorder` records every step. `progress(n_done, n_total)` receives the number of prompt tokens done,
+        in pieces of the configuration's `batch` tokens. `chat` is the chat prompt whose text `prompt` is. The
+        answer then follows its format, has at most `reasoning_budget` tokens of reasoning (-1: no limit), and
+        can be parsed by `chat.read`. Raise InputError if the prompt is empty or does not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
@@ -274,7 +279,10 @@ class Engine:
     def _session_for(
         self, sampling: SamplingConfig, chat: _core.ChatPrompt | None, reasoning_budget: int
     ) -> tuple[_core.Session, SamplingConfig]:
-        """The session that samples like this: the last one, with what its memory holds, where it does."""
+        """Return the session, set to this sampling, and the sampling with its seed.
+
+        If the session samples like this already, it is returned unchanged.
+        """
         if sampling.seed in (None, -1):
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
         if self.session is not None and sampling == self._sampling and chat is None:
@@ -285,9 +293,9 @@ class Engine:
         return session, sampling
 
     def session_with(self, **sampling: Any) -> _core.Session:
-        """The session, which samples like this from its next prefill on; opened when there is none yet.
+        """Return the session, which uses this sampling from its next prefill on.
 
-        Parameters and errors are those of `_core.Session.set_sampling`.
+        Open a session if there is none. Parameters and errors are those of `_core.Session.set_sampling`.
         """
         self._sampling = None
         self._at_home.update_streams()
@@ -313,7 +321,7 @@ class Engine:
         return session
 
     def setting(self, sampling: SamplingConfig) -> Setting:
-        """What runs, for the statistics of a generation that samples like this."""
+        """Return the setting that the statistics of a generation with this sampling show."""
         config, slots = self.config, self.experts.slots if self.experts is not None else None
         residence = self._at_home
         return Setting(

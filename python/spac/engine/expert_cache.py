@@ -1,6 +1,6 @@
-"""What is resident on the device, and how that is decided.
+"""The expert cache of an engine.
 
-The slots, the scheduler that fills them, the costs that it goes by, and how prompts pass through.
+It has the slots, the scheduler that fills them, the costs that the scheduler uses, and prefill streaming.
 """
 
 from __future__ import annotations
@@ -25,22 +25,27 @@ from spac.scheduler.logistic import LogisticScheduler
 from spac.stats.prediction import given_options
 
 _LOOKAHEAD = 3
-"""Layers that an expert has to arrive in: nearer ones are predicted better, but come too late
-(bench/step_time)."""
+"""The number of layers ahead for which experts are loaded.
+
+Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
+"""
 _PAGED_MARGIN = 0.4
-"""Of `logistic`, where experts are more than host memory holds (bench/README.md)."""
+"""The `margin` of `logistic` if the experts exceed the host memory (bench/README.md)."""
 
 
 class Residence:
-    """Of one engine's pair; `notes` get what a user should know."""
+    """The expert cache of one engine's pair, which appends notes for the user to `notes`."""
 
     def __init__(self, config: EngineConfig, pair: ModelPair, notes: list[str]) -> None:
-        """Nothing is resident until `attach`. Raises InputError or SpacError, one line."""
+        """Load the costs and set up prefill streaming.
+
+        No expert of the target is resident until `attach`. Raise InputError or SpacError if that fails.
+        """
         self._config, self._pair, self._notes = config, pair, notes
         self._experts, self._device = pair.experts, pair.device
         self.scheduler_name, self.scheduler_options = "none", dict[str, Any]()
         self.costs: CostsInUse | None = None
-        """What things cost here, kept true by every step; None where there is nothing to split."""
+        """The costs, corrected by every step; None if the target runs without the split."""
         self._streams: PromptStreams | None = None
         if self._device is not None:
             notes += attach_draft(pair.draft_experts, self._device)
@@ -52,14 +57,14 @@ class Residence:
             raise
 
     def close(self) -> None:
-        """Save what was learned of the costs."""
+        """Save the learned costs."""
         if self.costs is not None:
             self.costs.close()
         self.costs = None
 
     @property
     def device_name(self) -> str:
-        """As llama.cpp calls it; "cpu" for none."""
+        """The device's name in llama.cpp; "cpu" without a device."""
         return self._device.name if self._device is not None else "cpu"
 
     def _know_costs(self) -> CostsInUse | None:
@@ -72,13 +77,16 @@ class Residence:
 
     @property
     def estimator(self) -> CostEstimator | None:
-        """Of the costs; None where there is nothing to split."""
+        """The estimator of the costs; None if the target runs without the split."""
         return self.costs.estimator if self.costs is not None else None
 
     # Prompts
 
     def _stream_prompts(self) -> PromptStreams | None:
-        """Before slots are attached: they leave room for it."""
+        """Return prefill streaming for this pair, or None if the target runs without the split.
+
+        It is set up before slots are attached, because the slots leave device memory for it.
+        """
         if self._experts is None or self._device is None:
             return None
         wanted = self._config.stream_batch
@@ -91,18 +99,18 @@ class Residence:
         return streams
 
     def update_streams(self) -> None:
-        """Before a prompt: what was learnt since the last one counts."""
+        """Update prefill streaming before a prompt with the costs learned since the last prompt."""
         if self._streams is not None:
             self._streams.update(self._costs_of_prompts)
 
     @property
     def stream_batch(self) -> int:
-        """Tokens from which on a prompt's experts come to the device; 0: never."""
+        """The fewest tokens of a batch that uses prefill streaming; 0 if none does."""
         return self._streams.tokens if self._streams is not None else 0
 
     @property
     def stream_note(self) -> str:
-        """What a user should know of it; "" for nothing."""
+        """A note for the user on prefill streaming; "" if there is none."""
         return self._streams.note if self._streams is not None else ""
 
     @property
@@ -114,8 +122,10 @@ class Residence:
     # Slots and the scheduler
 
     def attach(self, scheduler: str | Scheduler, options: Mapping[str, Any]) -> Driver | None:
-        """Attach the slots, if they are not there yet, and start the scheduler; None when no expert can be
-        resident."""
+        """Attach the slots, unless they are attached, and start the scheduler.
+
+        Return the scheduler's driver, or None if no expert can be resident.
+        """
         if self._experts is None:
             return None
         written: dict[str, Any] = {}
@@ -130,43 +140,46 @@ class Residence:
         if scheduler.name == "none":
             self._experts.set_lookahead(0)
             return None
-        if not self._experts.slots.n_slots:  # else they are there, with what is resident
+        if not self._experts.slots.n_slots:  # Otherwise the slots keep their experts.
             assert self._device is not None
             slots = Slots.parse(self._config.slots)
             self._notes += attach_slots(self._experts, self._device, slots, self._pair.draft_experts)
         self._experts.set_lookahead(self.lookahead)
         if self._experts.slots.n_slots == 0:
             return None
-        # A plan that follows measured times would be another one every time.
+        # A plan that depends on measured times differs from run to run.
         costs = None if self._config.deterministic else self.estimator
         driver = Driver(scheduler, self._experts, costs, states)
         driver.start()
         return driver
 
     def _patience(self, scheduler: str) -> dict[str, Any]:
-        """Options of a scheduler of which nobody has said otherwise. An expert that leaves its slot may have
-        left memory too, and be read again: where that is so, copies are to be worth more."""
+        """Return options of a scheduler that replace its defaults on this machine.
+
+        If experts exceed the host memory, an evicted expert may have to be read from the disk again. A copy
+        then has to bring more, so `margin` is higher. An option that the user gives takes precedence.
+        """
         name, written = parse(scheduler)
         patient = self._pair.paged and not self._config.deterministic and name == LogisticScheduler.name
         return {"margin": _PAGED_MARGIN} if patient and "margin" not in written else {}
 
     @property
     def lookahead(self) -> int:
-        """How many layers ahead experts are loaded while a step runs."""
+        """The number of layers ahead for which experts are loaded while a step runs; 0 for none."""
         if self.scheduler_name == "none" or self._experts is None or not self._experts.slots.n_slots:
             return 0
         if self._config.lookahead is not None:
             return self._config.lookahead
-        if self._config.deterministic or self.scheduler_name == "static":  # whose set is fixed
+        if self._config.deterministic or self.scheduler_name == "static":  # The set of `static` is fixed.
             return 0
         wanted = env.LOOKAHEAD.get()
         if wanted is None:
-            # paged, a wrong prediction is not only copied, but read from the disk
+            # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
             wanted = self._device is not None and not self._device.is_stand_in and not self._pair.paged
         return _LOOKAHEAD if wanted else 0
 
     def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
-        """What the draft computes, for a scheduler that wants it; nobody looks for others."""
+        """Return the draft's hidden states if the scheduler uses them; otherwise turn the tap off."""
         tap: _core.Tap | None = self._pair.draft_tap
         if scheduler.wants_draft_states and self._experts is not None:
             layers = [layer.name for layer in self._experts.layers]

@@ -1,4 +1,4 @@
-"""One generation: the loop over steps, from a prompt to pieces of text."""
+"""One generation, which is the loop over steps from a prompt to pieces of text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Generation(Iterator[str]):
-    """The text of one generation, piece by piece; made by `Engine.generate`.
+    """An iterator over the pieces of text of one generation.
 
-    Iterating does the work. `stats` may be read at any time, `cancel` called from any thread. A generation
-    that is not read to its end simply stops there.
+    `Engine.generate` makes it. Iterating does the work. A caller may read `stats` at any time and call
+    `cancel` from any thread. A generation stops where its reader stops.
     """
 
-    _n_unseen = 0  # tokens of the prompt that penalties do not look back on
+    _n_unseen = 0  # number of first prompt tokens that penalties ignore
 
     def __init__(
         self,
@@ -48,9 +48,11 @@ class Generation(Iterator[str]):
         progress: Callable[[int, int], object] | None = None,
         preserved: Collection[int] = (),
     ) -> None:
-        """insight: where the session's events count the steps; pace: what chooses the draft lengths, if
-        anything does; preserved: control tokens that are part of the text; see `Engine.generate` for the
-        rest."""
+        """Prepare a generation; `Engine.generate` describes the other parameters and the errors.
+
+        `insight` holds the prediction statistics, which the session's events count. `pace` is the
+        draft-length controller, or None. `preserved` has the control tokens that are part of the text.
+        """
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
         if prompt.size > setting.context:
@@ -70,14 +72,17 @@ class Generation(Iterator[str]):
         self._recorder, self._progress = recorder, progress
         self._text, self._preserved = TextStream(stop), preserved
         self._cancelled = False
-        self._running = False  # in a call of the session, which cancel() then stops
+        self._running = False  # True during a call of the session, which cancel() then stops
         self._pieces: Iterator[str] = self._run(prompt)
 
     def __next__(self) -> str:
         return next(self._pieces)
 
     def cancel(self) -> None:
-        """Stop as soon as the running graph ends; what was generated so far remains. From any thread."""
+        """Stop as soon as the running graph ends.
+
+        The text generated so far remains. Any thread may call this.
+        """
         self._cancelled = True
         if self._running:
             self._session.cancel()
@@ -85,18 +90,18 @@ class Generation(Iterator[str]):
             self._meter.reason = "cancelled"
 
     def retire(self) -> None:
-        """End here: the engine has other plans for the session."""
+        """End this generation, because the engine needs the session for another one."""
         self._meter.reason = self._meter.reason or "cancelled"
         self._pieces = iter(())
 
     @property
     def reason(self) -> str:
-        """Why it ended: "stop" (end token or stop string), "length", "cancelled"; "" while it runs."""
+        """The reason for the end: "stop" (end token or stop string), "length", "cancelled"; "" before it."""
         return self._meter.reason
 
     @property
     def stats(self) -> RunStats:
-        """The figures so far."""
+        """The statistics so far."""
         setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
         return RunStats.of(setting, self._meter)
 
@@ -118,7 +123,10 @@ class Generation(Iterator[str]):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Around a call of the session, so that cancel() never stops a later generation's."""
+        """Mark a call of the session as running, so that cancel() never stops a later generation's call.
+
+        Raise Cancelled if `cancel` was called before.
+        """
         self._running = True
         try:
             if self._cancelled:
@@ -156,11 +164,14 @@ class Generation(Iterator[str]):
         except Cancelled:
             if self._cancelled:
                 raise
-            # It was a cancel() of the generation before, seen late.
+            # The session saw a cancel() of the previous generation only now.
             self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
 
     def _step(self) -> str:
-        """One draft and verification. Only the time spent here counts, not that of who reads the pieces."""
+        """Run one draft and its verification, and return the new text.
+
+        The measured time leaves out the time that the reader of the pieces takes.
+        """
         meter = self._meter
         started = time.perf_counter()
         with self._call():
@@ -185,10 +196,11 @@ class Generation(Iterator[str]):
 
     @property
     def _room(self) -> int | None:
+        """The number of tokens until `max_tokens`; None without a limit."""
         return None if self._limit is None else self._limit - self._meter.generated_tokens
 
     def _accept(self, token: int) -> str:
-        """The text that a token makes certain; sets the reason when it is the last one."""
+        """Return the text that a token completes, and set the reason if the token is the last one."""
         meter = self._meter
         if meter.reason:
             return ""
@@ -222,7 +234,10 @@ class Generation(Iterator[str]):
 
 
 def as_tokens(model: Model, prompt: str | Sequence[int] | TokenArray) -> TokenArray:
-    """int32 tokens of a prompt that is text or already tokens."""
+    """Return the int32 tokens of a prompt that is text or a sequence of tokens.
+
+    Raise InputError for anything else.
+    """
     if isinstance(prompt, str):
         return model.tokenize(prompt)
     tokens = np.asarray(prompt)

@@ -1,15 +1,16 @@
-"""From how many tokens on a prompt's experts come to the device.
+"""The estimate of the fewest tokens for which prefill streaming is as fast as the split.
 
-A layer's experts can be brought together on the device, those that are not resident over the link, and all
-rows be computed there; or the CPU computes the rows of those that are not resident. The first takes as long
-for few tokens as for many. For a graph of n tokens, with r of a layer's N experts resident and k wanted by
-every token:
+With prefill streaming, the experts of a layer that are not resident are copied to the device, and all rows
+are computed there. With the split, the CPU computes the rows of these experts. Streaming takes as long for
+few tokens as for many. For a graph of n tokens, with r of a layer's N experts resident and k experts for each
+token:
 
     T_stream   = max(upload_s · (N - r), device_expert_s · N)
     T_split(n) = T_cpu of k n (1 - r/N) activations of (N - r) (1 - (1 - k/N)^n) distinct experts
 
-summed over the layers; T_cpu is that of `ExpertCosts`. Tokens that want experts as if drawn alike are the
-worst case for the CPU, but from some dozens on nearly every expert is wanted either way.
+Both are summed over the layers; T_cpu is that of `ExpertCosts`. The formula draws each token's experts
+uniformly, which is the worst case for the CPU. From some dozens of tokens on, nearly every expert is used in
+any case.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from spac.costs import Costs
 if TYPE_CHECKING:
     import spac._core as _core
 
-_SETTLED = 0.2  # a change of the threshold by less is not worth preparing graphs anew
+_SETTLED = 0.2  # A relative change of the threshold by less does not justify preparing the graphs again.
 
 
 class Layer(Protocol):
-    """What the estimate needs of an MoE layer (`spac._core.LayerInfo`)."""
+    """The fields of an MoE layer that the estimate uses (`spac._core.LayerInfo`)."""
 
     @property
     def n_expert(self) -> int: ...
@@ -39,7 +40,7 @@ class Layer(Protocol):
 
 
 def stream_s(costs: Costs, layers: Sequence[Layer], resident: float) -> float:
-    """T_stream, with the share `resident` of every layer's experts on the device."""
+    """Return T_stream in seconds, with the share `resident` of every layer's experts in slots."""
     total = 0.0
     for layer in layers:
         unit = costs.experts[layer.pool]
@@ -49,7 +50,7 @@ def stream_s(costs: Costs, layers: Sequence[Layer], resident: float) -> float:
 
 
 def split_s(costs: Costs, layers: Sequence[Layer], resident: float, n_tokens: int) -> float:
-    """T_split(n_tokens)."""
+    """Return T_split(n_tokens) in seconds, with the share `resident` of every layer's experts in slots."""
     total = 0.0
     for layer in layers:
         k, n = layer.n_used or 1, layer.n_expert
@@ -59,8 +60,10 @@ def split_s(costs: Costs, layers: Sequence[Layer], resident: float, n_tokens: in
 
 
 def worth_it(costs: Costs, layers: Sequence[Layer], resident: float, largest: int) -> int:
-    """The fewest tokens of a graph, `StreamBatch.LEAST` to `largest`, from which on streaming is expected to
-    pay; 0 where it never does."""
+    """Return the fewest tokens of a graph from which on streaming is expected to be as fast as the split.
+
+    The result is from `StreamBatch.LEAST` to `largest`, or 0 if streaming is slower for all of them.
+    """
     sizes = range(StreamBatch.LEAST, largest + 1)
     limit = stream_s(costs, layers, resident)
     i = bisect_left(sizes, True, key=lambda n: split_s(costs, layers, resident, n) >= limit)
@@ -68,22 +71,22 @@ def worth_it(costs: Costs, layers: Sequence[Layer], resident: float, largest: in
 
 
 class PromptStreams:
-    """Says to a model's experts from how many tokens on they stream, and keeps that true."""
+    """Sets the number of tokens from which on a model's experts stream, and keeps it up to date."""
 
     def __init__(self, experts: _core.Experts, wanted: StreamBatch, largest: int) -> None:
-        """largest: tokens that a graph has at most."""
+        """Store the setting; `largest` is the largest number of tokens in a graph."""
         self._experts, self._wanted, self._largest = experts, wanted, largest
         self._tokens = 0
-        self._share = 0.0  # of the experts, that have slots
+        self._share = 0.0  # number of slots divided by the number of experts
 
     @property
     def tokens(self) -> int:
-        """Of the smallest graph that streams, as of the last `update`; 0: none does."""
+        """The number of tokens of the smallest graph that streams; 0 if none does."""
         return self._tokens
 
     @property
     def note(self) -> str:
-        """What was estimated, in words; "" where nothing was."""
+        """A note for the user with the estimate; "" if there is none."""
         if self._wanted.tokens is not None or self._share == 1:
             return ""
         if not self._tokens:
@@ -91,7 +94,7 @@ class PromptStreams:
         return f"prompts: from {self._tokens} tokens in a graph on, all experts come to the device"
 
     def update(self, costs: Costs) -> None:
-        """With what things cost now; between two prompts."""
+        """Estimate the number of tokens again, between two prompts, with the current costs."""
         if self._wanted.tokens is not None:
             self._set(self._wanted.tokens)
             return

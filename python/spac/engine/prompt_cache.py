@@ -1,4 +1,4 @@
-"""What is kept of conversations that the context does not hold any more."""
+"""The prompt cache: parameters for conversations that have left the context."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from spac.machine.host_memory import available
 from spac.model.pair import ModelPair
 
 _MOST = 8 << 30
-"""llama.cpp's default."""
+"""The largest default size of the prompt cache in bytes, which is llama.cpp's default."""
 
 
 def cache_parameters(config: EngineConfig, pair: ModelPair) -> dict[str, Any]:
-    """For `_core.Session`: `prompt_cache_bytes`, `n_checkpoints` and `checkpoint_step`."""
+    """Return `_core.Session`'s parameters `prompt_cache_bytes`, `n_checkpoints` and `checkpoint_step`."""
     return {
         "prompt_cache_bytes": cache_bytes(config, pair),
-        "n_checkpoints": config.ctx_checkpoints,  # made only where they are needed
+        "n_checkpoints": config.ctx_checkpoints,  # The session makes them only if the memory needs them.
         "checkpoint_step": config.checkpoint_min_step,
     }
 
 
 def cache_bytes(config: EngineConfig, pair: ModelPair) -> int:
-    """Bytes of host memory for prompts. Where nothing is said, half of what is left beside the models: pages
-    of their files look available, and are needed all the same."""
+    """Return the bytes of host memory for the prompt cache.
+
+    The default is half of the memory that the models leave. The pages of mapped model files count as
+    available memory, but the models need them, so they are subtracted.
+    """
     if config.cache_ram is not None:
         return 2**62 if config.cache_ram < 0 else config.cache_ram << 20
     mapped = [pair.target, pair.draft] if config.load_mode in ("auto", "mmap") else []

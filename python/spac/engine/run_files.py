@@ -1,4 +1,4 @@
-"""The files that an engine reads when it starts and fills when it ends: warm state and timeline."""
+"""The files of an engine: the warm state, which it reads and writes, and the timeline, which it writes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class RunFiles:
-    """Of one engine. What cannot be read or written is found out before anything is loaded."""
+    """The files of one engine, which are checked before any model is loaded."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises InputError, one line, for files that cannot be used."""
+        """Check the files and read the warm state, or raise InputError if a file cannot be used."""
         self._target = Path(config.target)
         self._state_path = Path(config.state) if config.state else None
         self._timeline_path = Path(config.timeline) if config.timeline else None
@@ -30,10 +30,13 @@ class RunFiles:
                 check_writable(path)
         self._state = WarmState.load(self._state_path) if self._state_path is not None else None
         self.timeline: Timeline | None = None
-        """While it records."""
+        """The timeline while it records; None before and after."""
 
     def begin(self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace) -> list[str]:
-        """Start warm, and record from now on; `options` are the scheduler's. Notes for the user."""
+        """Restore the warm state, start the timeline, and return notes for the user.
+
+        `options` are the scheduler's options.
+        """
         if self._timeline_path is not None:
             self.timeline = Timeline(self._timeline_path, trace)
         if self._state_path is None:
@@ -46,7 +49,7 @@ class RunFiles:
         )
 
     def _resume(self, driver: Driver, options: dict[str, Any]) -> str:
-        """Why the state cannot be used; "" when it is in use, or there is none yet."""
+        """Restore the state if there is one that fits, and return why one does not fit, else ""."""
         state, scheduler = self._state, driver.scheduler
         if state is None:
             return ""
@@ -63,14 +66,15 @@ class RunFiles:
             return "a plan of another shape"
         if state.learned:
             scheduler.restore(state.learned)
-        if Event.VERIFY_END in scheduler.events:  # others have said at the start all that they want
+        if Event.VERIFY_END in scheduler.events:  # Other schedulers give their whole plan at the start.
             driver.resume(state.plan)
         return ""
 
     def end(self, driver: Driver | None, options: Mapping[str, Any], about: dict[str, Any]) -> list[str]:
-        """Write what there is to write, once; `about` goes into the timeline. Notes for the user.
+        """Write the timeline and the warm state, once, and return notes for the user.
 
-        Raises InputError, one line, when a file cannot be written. To be called while the model is there.
+        `about` goes into the timeline. Raise InputError if a file cannot be written. Call this before the
+        model is freed.
         """
         timeline, path = self.timeline, self._state_path
         self.timeline = self._state_path = None

@@ -1,4 +1,4 @@
-"""What happens in an engine when its session raises an event: counting, scheduling, and who else listens."""
+"""The handling of a session's events in an engine: counting, scheduling and listeners."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ if TYPE_CHECKING:
     from spac.stats.timeline import Timeline
 
 
-_PATIENCE_S = 10.0  # for copies that a step waits for
+_PATIENCE_S = 10.0  # timeout for the copies that a step waits for
 
 
 class Events:
-    """Passes a session's events on, in this order: to the statistics, the scheduler, the listeners.
+    """Passes a session's events to the statistics, then to the scheduler, then to the listeners.
 
-    Events that nobody wants are not asked for and cost nothing.
+    It subscribes only to events that one of them uses. Other events cost nothing.
     """
 
     def __init__(self, driver: Driver | None, timeline: Timeline | None = None) -> None:
         self.driver = driver
-        """Whose scheduler is asked; None: nobody's. To be followed by `subscribe` when it is another one."""
+        """The driver of the scheduler, or None.
+
+        Call `subscribe` after setting another one.
+        """
         self.timeline = timeline
         self.insight = Insight()
-        """Where steps are counted; replaced for every generation."""
+        """The prediction statistics that count the steps of the current generation."""
         self.settled: _core.Experts | None = None
-        """Experts whose plan is to be carried out before a verification begins, so that what is resident does
-        not depend on how long copies take."""
-        self.after_step: list[Callable[[_core.Step], None]] = []
-        """Called at the end of every step, after the scheduler. To be added before the first generation."""
+        """The experts whose plan is carried out before a verification begins; None for none.
 
-        self._before: Plan | None = None  # the plan that the verification began with, where it changed since
+        The residency then does not depend on how long copies take.
+        """
+        self.after_step: list[Callable[[_core.Step], None]] = []
+        """The callbacks at the end of every step, after the scheduler.
+
+        Add them before the first generation.
+        """
+
+        self._before: Plan | None = None  # the verification's first plan, if the plan changed since
 
     def subscribe(self, session: _core.Session) -> None:
-        """Ask for the events that are wanted now, and no others."""
+        """Subscribe to exactly the events that are used now."""
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
@@ -50,18 +58,18 @@ class Events:
         session.on("draft_token", self._draft_token if Event.DRAFT_TOKEN in wanted else None)
         waits = Event.DRAFT_END in wanted or self.settled is not None
         session.on("draft_end", self._draft_end if waits else None)
-        # Plans that come while a verification runs make what is resident a matter of timing.
+        # A plan that comes during a verification makes the residency depend on timing.
         layers = Event.VERIFY_LAYER in wanted and self.settled is None
         session.on("verify_layer", self._verify_layer if layers else None)
         session.on("verify_end", self._verify_end if counts else None)
 
     def settle(self) -> None:
-        """Wait for what is on its way to the slots, where that is asked for (`settled`)."""
+        """Wait for the copies to the slots if `settled` is set."""
         if self.settled is not None:
             self.settled.settle(_PATIENCE_S)
 
     def _draft_token(self, event: _core.DraftToken) -> None:
-        self.settle()  # a plan that the next one cuts short would leave what timing decides
+        self.settle()  # A plan that the next one interrupts leaves a residency that depends on timing.
         self._schedule(Event.DRAFT_TOKEN, n_drafted=event.index + 1, draft_routes=event.routes)
 
     def _draft_end(self, event: _core.DraftEnd) -> None:
@@ -82,7 +90,7 @@ class Events:
         driver = self.driver
         if driver is not None:
             before, self._before = self._before or driver.plan, None
-            demand = step.demand  # a view that is made anew at every look
+            demand = step.demand  # The property makes a new view at each access.
             self.insight.observe(demand, step.n_verified, before, driver.exists, driver.scheduler)
             self._schedule(
                 Event.VERIFY_END,

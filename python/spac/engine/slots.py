@@ -1,4 +1,4 @@
-"""Slots for a model's experts: as many as were asked for, or as fit."""
+"""Attaching slots to a model's experts: a given number, or the number that fits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from spac.engine.draft_experts import detach_draft
 from spac.errors import OutOfMemoryError
 from spac.machine.device_memory import margin, room_of, size
 
-STAND_IN_SHARE = 0.25  # of the experts, where nobody says how much memory the stand-in is to have
+STAND_IN_SHARE = 0.25  # share of experts with slots if the simulated device's memory is not given
 
 
 def attach_slots(
     experts: _core.Experts, device: _core.DeviceInfo, slots: Slots, draft: _core.Experts | None = None
 ) -> list[str]:
-    """Attach slots to experts without any; notes for the user. Raises OutOfMemoryError, one line.
+    """Attach slots to experts that have none, and return notes for the user.
 
-    draft: the draft's experts, if it has any: they give way to a number of slots that the user asked for.
+    `draft` has the draft's experts, if there are any. They give up their slots if the number of slots that
+    the user asks for does not fit otherwise. Raise OutOfMemoryError if the slots do not fit.
     """
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if slots.is_auto:
@@ -35,8 +36,11 @@ def attach_slots(
 
 
 def _little_left(device: _core.DeviceInfo) -> list[str]:
-    """A note where llama.cpp's kernels, which take memory as they go and end the process without it, may want
-    more than is left of the card. A limit of the user's is not theirs."""
+    """Return a note if the memory left on the device may be too small for llama.cpp's kernels.
+
+    The kernels allocate memory while they run, and end the process if they get none. The user's limit does
+    not cover their memory, so there is no note if a limit is set.
+    """
     memory = next((each.memory for each in _core.devices() if each.name == device.name), device.memory)
     wanted = margin(memory.size, is_stand_in=device.is_stand_in)
     if device.is_stand_in or memory.limit or memory.free >= wanted:
@@ -46,6 +50,7 @@ def _little_left(device: _core.DeviceInfo) -> list[str]:
 
 
 def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> None:
+    """Attach `n_slots` slots, or raise OutOfMemoryError with the number that fits."""
     try:
         if n_slots:
             experts.attach_slots(n_slots)
@@ -58,6 +63,7 @@ def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> 
 
 
 def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
+    """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = n_experts
     if device.is_stand_in and not device.memory.limit and not _core.stand_in()["memory_mb"]:
         wanted = max(1, round(wanted * STAND_IN_SHARE))
@@ -68,7 +74,7 @@ def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int)
             experts.attach_slots(n_slots)
             break
         except OutOfMemoryError:
-            n_slots = n_slots * 15 // 16  # memory may be too fragmented for what its sum promised
+            n_slots = n_slots * 15 // 16  # The free memory may be fragmented.
     if n_slots == wanted:
         return []
     room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"

@@ -1,4 +1,4 @@
-"""From tokens to text as it comes: whole characters, and nothing that may become a stop string."""
+"""A converter from tokens to text that holds back incomplete characters and possible stop strings."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Sequence
 
 
 class TextStream:
-    """Turns the bytes of tokens into text. A character split over tokens appears when it is complete."""
+    """Turns the bytes of tokens into text.
+
+    A character that several tokens share appears when it is complete.
+    """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stop = tuple(text for text in stop if text)
         self._held = ""
         self.stopped = False
-        """Whether a stop string was met; it and what follows are not text."""
+        """True after a stop string, before which the text ends."""
 
     def push(self, data: bytes) -> str:
-        """The text that is now certain; "" while a character or a possible stop string is incomplete."""
+        """Return the text that is now certain; "" while a character or stop string may be incomplete."""
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the text that was held back, at the end of the text."""
         text = self._release(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text
@@ -40,7 +43,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest end of `text` that begins `stop` and is shorter than it."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

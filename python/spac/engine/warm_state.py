@@ -1,8 +1,9 @@
-"""The warm state of an engine in a file: what the scheduler learned and what it wanted resident.
+"""The warm state of an engine in a file, which is the scheduler's learned arrays and its last plan.
 
-A `.npz` archive of numpy arrays without pickled objects, written whole or not at all. Its entry `about` is
-JSON: the version of the format, the scheduler's name, and the facts that tell whether a state fits a target:
-its shapes, its file's size and a hash of its header. The file's name and place are not among them.
+The file is a `.npz` archive of numpy arrays without pickled objects, written whole or not at all. Its entry
+`about` is JSON. It has the version of the format, the scheduler's name and options, and the facts that
+identify a target: its shapes, its file's size and a hash of its header. The facts leave out the file's name
+and folder.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Facts = dict[str, Any]
 
 
 def facts_of(target: Path, layers: Sequence[LayerInfo]) -> Facts:
-    """What identifies a target, whatever its file is called. The first part speaks for a split file."""
+    """Return the facts that identify a target, whatever its file is called.
+
+    The first part of a split file stands for the whole file.
+    """
     header = read_header(target)
     with target.open("rb") as file:
         digest = hashlib.sha256(file.read(header.data_offset)).hexdigest()
@@ -56,23 +60,23 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class WarmState:
-    """One engine's state at its end."""
+    """The state of one engine at its end."""
 
     facts: Facts
     scheduler: str
     options: dict[str, Any]
-    """Of the scheduler, those that are not its defaults."""
+    """The scheduler's options that differ from its defaults."""
     learned: StateArrays
-    """The arrays of `Scheduler.state`."""
+    """The arrays that `Scheduler.state` returns."""
     plan: Plan
     """The plan that was in force."""
 
     def differences(self, facts: Facts) -> list[str]:
-        """What makes it another target's, in words; empty when it fits."""
+        """Return the names of the facts that differ from `facts`, in words; empty if the state fits."""
         return [text for name, text in _FACTS.items() if self.facts.get(name) != facts[name]]
 
     def save(self, path: Path) -> None:
-        """Write the file. Raises InputError, one line, when that fails; the file then is as it was."""
+        """Write the file, or raise InputError and leave the file unchanged."""
         about = {
             "spac_state": FORMAT,
             "scheduler": self.scheduler,
@@ -93,15 +97,15 @@ class WarmState:
 
     @classmethod
     def load(cls, path: Path) -> WarmState | None:
-        """The state in a file, None when there is no such file (or an empty one).
+        """Return the state in a file, or None if the file does not exist or is empty.
 
-        Raises InputError, one line, for a file that is no state, is damaged, or comes from a later version.
+        Raise InputError if the file is not a state, is damaged, or has another version of the format.
         """
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        except (OSError, ValueError) as error:  # A null character in the name raises ValueError.
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: the state cannot be read: {reason}") from None
         return cls._parse(path, data) if data else None
@@ -112,7 +116,7 @@ class WarmState:
             arrays = dict(_members(data))
             about = json.loads(str(arrays.pop("about")))
             version = about["spac_state"]
-        except Exception:  # whatever the readers of four formats raise on bytes that are not theirs
+        except Exception:  # The readers of four formats raise many kinds of errors on foreign bytes.
             raise InputError(f"{path}: not a saved state: delete it, or name another --state file") from None
         if version != FORMAT:
             raise InputError(
@@ -128,7 +132,7 @@ class WarmState:
 
 
 def _members(data: bytes) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """The arrays of an archive, all of it checked against its checksums."""
+    """Yield the name and the array of each entry of an archive, checked against the archive's checksums."""
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("one array")
@@ -137,7 +141,7 @@ def _members(data: bytes) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
 
 
 def misfit(learned: StateArrays, fresh: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Why a scheduler that starts with `fresh` cannot go on from `learned`; "" when it can."""
+    """Return why a scheduler that starts with `fresh` cannot continue from `learned`; "" if it can."""
     if learned.keys() != fresh.keys():
         return f"it holds {', '.join(sorted(learned)) or 'nothing'}, expected {', '.join(sorted(fresh))}"
     for name, array in fresh.items():

@@ -1,4 +1,7 @@
-"""The draft length of every step: fixed, or MoE-SpeQ's Amortization Roofline solved online."""
+"""The governors, which choose the draft length of every step.
+
+A governor keeps it fixed, or solves MoE-SpeQ's Amortization Roofline online.
+"""
 
 from spac.governor.base import FixedGovernor, Governor
 from spac.governor.pace import Pace

@@ -1,4 +1,4 @@
-"""Conditional acceptance by position, learnt from what verifications accept."""
+"""The conditional acceptance of drafted tokens by position, learned from verifications."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from spac.governor.model import FloatArray
 if TYPE_CHECKING:
     from spac import _core
 
-_STEPS = 48  # over which an observation loses two thirds of its weight
-_TRIALS = 256  # the same, of the long memory, in trials of a position
-_PRIOR = 3.0  # trials that a prior counts for
-_RECENT = 8  # steps of the window that is compared with what was expected
+_STEPS = 48  # steps over which an observation loses two thirds of its weight
+_TRIALS = 256  # trials of a position over which the long memory loses as much
+_PRIOR = 3.0  # weight of a prior, in trials
+_RECENT = 8  # steps of the window that is compared with expectations
 _SURPRISE = 3.0  # standard deviations at which the old evidence no longer holds
 _FORGET = 8.0
 
 
 class Rate:
-    """Success rates of positions 1 … K, each given success at all before it.
+    """Estimates success rates of positions 1 … K, each given success at all earlier positions.
 
-    Three memories, each the next one's prior where it has seen little: the position's last `_STEPS` steps,
-    its last `_TRIALS` trials, and all positions pooled. Time without a trial ages the first only, so that a
-    rate nobody has looked at grows uncertain but does not drift.
+    It has three memories: the position's last `_STEPS` steps, its last `_TRIALS` trials, and all positions
+    pooled. Each is the prior of the one before it, where that one has seen little. Time without a trial ages
+    the first memory only. So the rate of a position without trials grows uncertain but does not drift.
     """
 
     def __init__(self, n: int, prior: float) -> None:
@@ -34,23 +34,25 @@ class Rate:
         self._long = [0.0] * n
         self._long_trials = [0.0] * n
         self._pool, self._pool_trials = _PRIOR * prior, _PRIOR
-        self._weight = 1.0  # of an observation made now; grows instead of all sums shrinking
+        self._weight = 1.0  # weight of an observation made now; it grows, so that the sums need not shrink
         self._growth = 1.0 / (1.0 - 1.0 / _STEPS)
         self._expected = [prior] * n
         self._certain = prior == 1.0
         self._ever_failed = False
-        self._off = self._variance = 0.0  # of the last steps against what was expected of them
+        # Over the last steps: successes less expected ones, and their variance.
+        self._off = self._variance = 0.0
 
     def age(self, steps: int = 1) -> None:
-        """Steps pass without a trial."""
+        """Let `steps` steps pass without a trial."""
         self._weight *= self._growth**steps
         if self._weight > 1e100:
             self._rescale()
 
     def observe(self, n_success: int, failed: bool) -> bool:
-        """A step in which positions 1 … n_success succeeded, and with `failed` the next one did not.
+        """Learn from a step. Positions 1 … n_success succeeded; if `failed`, the next one failed.
 
-        True when this and the last steps are no longer explained by the rates of before: they were forgotten.
+        Return True if the earlier rates no longer explain this and the last steps. Their evidence is then
+        discounted.
         """
         self.age()
         if failed:
@@ -77,7 +79,7 @@ class Rate:
         return surprised
 
     def estimate(self) -> tuple[FloatArray, FloatArray]:
-        """float64 [K] each: the rates, and the trials behind each of them, the prior's included."""
+        """Return the rates, and the number of trials behind each including the prior's; float64 [K] each."""
         if self._certain and not self._ever_failed:
             return np.ones(self._n), np.full(self._n, _PRIOR)
         pool, weight = _PRIOR * self._pool / self._pool_trials, self._weight
@@ -100,15 +102,18 @@ class Rate:
 
 
 def fast_rate(n: int, prior: float) -> _core.Acceptance:
-    """A `Rate` in C++ (csrc/core/acceptance.h)."""
-    from spac import _core  # here, for options are read before the library is loaded
+    """Return a `Rate` in C++ (csrc/core/acceptance.h)."""
+    from spac import _core  # imported here because options are read before the library is loaded
 
     return _core.Acceptance(n, prior, (_STEPS, _TRIALS, _PRIOR, _RECENT, _SURPRISE, _FORGET))
 
 
 def optimistic(rates: FloatArray, trials: FloatArray, hope: FloatArray) -> FloatArray:
-    """float64 [K]: rates that may yet turn out true: one standard error up, and `hope` (0 for fresh
-    evidence, to 1 for old) of the way to certainty."""
+    """Return rates that may yet turn out true, float64 [K].
+
+    They lie one standard error up, and then `hope` of the way to certainty. hope: 0 for fresh evidence, to 1
+    for old.
+    """
     error = np.sqrt((rates * (1 - rates) + 0.02) / trials)
     reach = np.minimum(rates + error, 1.0)
     return np.asarray(reach + (1.0 - reach) * hope)

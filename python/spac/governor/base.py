@@ -1,4 +1,4 @@
-"""What chooses the draft length: the contract, and the choice that is none."""
+"""The contract of a governor, which chooses the draft length, and the governor of a fixed length."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ import numpy.typing as npt
 
 
 class Governor(ABC):
-    """Chooses the draft length of every step and is told what came of it. One session's, from one thread.
+    """Chooses the draft length of every step and observes the result.
 
-    It outlives a generation: what was learnt of the machine and the models holds for the next one.
+    A governor serves one session, from one thread. It outlives a generation: what it has learned of the
+    machine and the models holds for the next one.
     """
 
     name: ClassVar[str]
 
     def begin(self, spent_s: float) -> None:  # noqa: B027
-        """A generation's prompt has been read, which took `spent_s`."""
+        """Record that a generation's prompt has been evaluated, which took `spent_s` seconds."""
 
     @abstractmethod
     def choose(self, room: int) -> int:
-        """The draft length of the next step, at most `room`: tokens that can still be of use."""
+        """Return the draft length of the next step, at most `room`.
+
+        room: the number of tokens that can still be of use.
+        """
 
     @property
     def wants_experts(self) -> bool:
-        """Whether `demand` and the misses of the step that is running are of use; to count them takes
-        time."""
+        """True if `demand` and the misses of the running step are of use. To count them takes time."""
         return False
 
     def demand(self, counts: npt.NDArray[np.int32], n_verified: int) -> None:  # noqa: B027
-        """Activations int32 [L, N] of the step, not to be kept; before its `observe`."""
+        """Record the step's activations, int32 [L, N]. The call comes before the step's `observe`.
+
+        counts: the activations, not to be kept.
+        """
 
     def observe(  # noqa: B027
         self,
@@ -42,22 +48,22 @@ class Governor(ABC):
         misses: int = -1,
         miss_s: float = 0.0,
     ) -> None:
-        """The step of the last choice, verified.
+        """Learn from the step of the last choice, after its verification.
 
-        n_drafted: tokens drafted, fewer than chosen where the draft stopped early; n_accepted: of these;
-        draft_s, step_s: of drafting, and of the whole step. misses: distinct (layer, expert) that were not
-        resident, -1 when not counted; miss_s: what they took of the step, as the miss policy pays.
+        n_drafted: the tokens drafted, fewer than chosen where the draft stopped early. n_accepted: the
+        accepted ones of these. draft_s, step_s: the seconds of drafting, and of the whole step. misses: the
+        distinct (layer, expert) that were not resident, -1 if they are not counted. miss_s: the seconds of
+        the step that the misses took, as the miss policy pays.
         """
 
     @property
     def expected(self) -> tuple[float, float] | None:
-        """(tokens, seconds) that were expected of the last step; None from a governor that expects
-        nothing."""
+        """The expected (tokens, seconds) of the last step; None from a governor that expects nothing."""
         return None
 
 
 class FixedGovernor(Governor):
-    """Always the same length."""
+    """Chooses always the same length."""
 
     name = "fixed"
 
@@ -65,4 +71,5 @@ class FixedGovernor(Governor):
         self._draft_length = draft_length
 
     def choose(self, room: int) -> int:
+        """Return the fixed length, for any `room`."""
         return self._draft_length

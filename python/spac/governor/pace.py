@@ -1,4 +1,4 @@
-"""A session's steps, at the draft lengths that a governor chooses, and what they showed of it."""
+"""The draft-length controller. It runs a session's steps at the lengths that a governor chooses."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ _NO_END = 1 << 30
 
 
 class Timeline(Protocol):
-    """Where the steps are shown (`spac.stats.timeline.Timeline`)."""
+    """The timeline that shows the steps (`spac.stats.timeline.Timeline`)."""
 
     def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None: ...
 
 
 class Pace:
-    """The steps of one generation."""
+    """Runs the steps of one generation."""
 
     def __init__(self, governor: Governor, session: _core.Session, timeline: Timeline | None = None) -> None:
         self.governor, self._session = governor, session
         self._longest, self._length = session.draft_max, -1
         self._timeline = None if isinstance(governor, FixedGovernor) else timeline
         self.lengths: Counter[int] = Counter()
-        """Steps by the draft length that was chosen for them."""
+        """The number of steps by the draft length that was chosen for them."""
         self.expected_tokens = self.expected_s = 0.0
-        """Of the steps that the governor expected something of (`Governor.expected`)."""
+        """The expected tokens and seconds, summed over steps with an expectation (`Governor.expected`)."""
 
     def begin(self, prompt_s: float) -> None:
-        """The prompt has been read, in `prompt_s`."""
+        """Tell the governor that the prompt has been evaluated, which took `prompt_s` seconds."""
         self.governor.begin(prompt_s)
 
     def step(self, room: int | None) -> _core.Step:
-        """The next step. room: tokens that are still wanted, or None for no end; errors are the session's."""
+        """Run the next step and return it. Raise the session's errors.
+
+        room: the number of tokens that are still wanted, or None for no end.
+        """
         governor, session = self.governor, self._session
-        # The target's own token is one of those wanted.
+        # The target's own token is one of the wanted ones.
         k = min(governor.choose(_NO_END if room is None else max(0, room - 1)), self._longest)
-        if k != self._length:  # else it is left to whoever else may have set it
+        if k != self._length:  # otherwise the length stays as it is, because other code may have set it
             self._length = k
             session.set_draft_length(k)
         start = perf_counter()
@@ -69,7 +72,7 @@ class Pace:
             self._show(self._timeline, k, step, step_s)
 
     def _show(self, timeline: Timeline, k: int, step: _core.Step, step_s: float) -> None:
-        """The step on the timeline, with Θ as it was expected and as it was."""
+        """Show the step on the timeline, with the expected and the real Θ."""
         theta = {"tokens/s": round((step.n_accepted + 1) / step_s, 1)}
         expected = self.governor.expected
         if expected is not None:

@@ -1,18 +1,19 @@
 """The Speculative Governor (MoE-SpeQ, section 3.2.3): the roofline's best draft length, at every step.
 
-What the model needs is learnt from the steps themselves, so that the first run of a new model on a new
-machine works; measured costs, where there are some, are the start. Three things make that safe:
+The governor learns what the model needs from the steps themselves, so the first run of a new model on a new
+machine works. It starts from measured costs, where there are some. Three things make that safe:
 
-*Probes.* What is not in force is not seen: at k = 0 no acceptance, at one k no other's time. So now and then
-two steps are spent on the length that promises most for what it costs, judged optimistically: by how few and
-how old the observations are (`probes`).
+*Probes.* Lengths that are not in force yield no observations: k = 0 shows no acceptance, and one k shows no
+other's time. So now and then two steps are spent on the length that promises most for its cost. The promise
+is optimistic: it is higher where observations are few or old (`probes`).
 
-*Robust times.* Medians, a common speed of the machine (`times.Speed`), and no weight for the first step after
-a change of length, whose graphs are built anew, unless that costs next to nothing. What a change costs is
-part of the model: a length that is hardly better is not worth it.
+*Robust times.* Times are medians, and the machine has a common speed (`times.Speed`). The first step after a
+change of length builds its graphs anew, so it has no weight, unless that costs next to nothing. The cost of a
+change is part of the model: a length that is hardly better is not worth it.
 
-*Little time of its own.* A step's observation is a few scalars. The decision itself is made when the steps
-since the last one took `_PATIENCE` times as long: at every step of a large model, at some of a tiny one.
+*Little time of its own.* A step's observation is a few scalars. A decision is made when the steps since the
+last decision took `_PATIENCE` times as long as a decision. That is at every step of a large model, and at
+some steps of a tiny one.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from spac.governor.times import Line, Misses, SizeTimes, Speed, fast_size_times
 
 _PATIENCE = 150.0
 _DWELL = 16.0  # steps that a length is expected to stay in force
-_LOOK_S = 0.03  # time between looks at residency, and at the experts that a step wanted
+_LOOK_S = 0.03  # seconds between looks at residency, and at the experts that a step wanted
 
 
 class RooflineGovernor(Governor):
-    """k* = argmax Θ(k), k in [0, k_SLO], see `model`."""
+    """Chooses k* = argmax Θ(k), k in [0, k_SLO]; see `model`."""
 
     name = "roofline"
     allow_fast: ClassVar[bool] = True
-    """False: Python and numpy throughout, to compare with."""
+    """False: use Python and numpy throughout, for comparisons."""
 
     def __init__(
         self,
@@ -66,10 +67,12 @@ class RooflineGovernor(Governor):
         resident: Callable[[], BoolArray] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """longest: K, at least 1. shortest: a shorter draft is not used, but none may be. budget_s: what no
-        step is to exceed, nor prompt and first step together, as far as the draft length can see to it.
-        costs: the start. resident: gives bool [L, N], for E_new; without it, misses are part of the
-        verification's time.
+        """Set the limits and the sources of information.
+
+        longest: K, at least 1. shortest: no draft is shorter, except that a step may have none. budget_s:
+        target for the longest step in seconds, and for prompt and first step together; the draft length is
+        limited to meet it. costs: the start. resident: returns bool [L, N], for E_new; without it, misses are
+        part of the verification's time. clock: returns seconds. Raise InputError if longest is below 1.
         """
         if longest < 1:
             raise InputError(f"a governor chooses draft lengths up to at least 1, not {longest}")
@@ -82,71 +85,78 @@ class RooflineGovernor(Governor):
         self._speed, self._misses = Speed(), Misses(longest + 1, fast=fast)
         self._line = Line()
         self._price = 0.0
-        self._splits = False  # whether the times are without the misses
+        self._splits = False  # True if the times are without the misses
         self._no_misses: FloatArray = np.zeros(longest + 1)
-        self._extras: deque[float] = deque(maxlen=9)  # what first steps after a change of length took beside
+        # Additional seconds of first steps after a change of length.
+        self._extras: deque[float] = deque(maxlen=9)
         self._change_s = 0.0  # their median, at a speed of 1
         self._probes = probes.Probes()
-        self._climb, self._climbing = _doubling(self._shortest, longest), True  # the first lengths to be seen
-        self._halvings = 2 * longest.bit_length()  # looks between them, next to the best, at most
+        # The first lengths to be observed.
+        self._climb, self._climbing = _doubling(self._shortest, longest), True
+        self._halvings = 2 * longest.bit_length()  # further looks between them, next to the best, at most
         if costs is not None:
             self._start(costs)
         self._step = 0
-        self._k = self._chosen = self._last = 0  # in force; for the next step; of the last one
-        self._queue = [0, 0]  # lengths of the next steps, whatever is in force
+        self._k = self._chosen = self._last = 0  # lengths: in force, for the next step, of the last one
+        self._queue = [0, 0]  # lengths of the next steps, which come before the one in force
         self._probing = False
-        self._offered = [0] * (longest + 1)  # the step in which a draft last had this length
-        self._left_s = math.inf  # of the latency budget, for the first step of a generation
-        self._plain: list[float] = []  # times of the last steps, all without draft
-        self._time_s = 0.0  # of all steps so far
+        self._offered = [0] * (longest + 1)  # per length, the last step in which a draft had it
+        # Seconds of the latency budget that are left for the first step of a generation.
+        self._left_s = math.inf
+        self._plain: list[float] = []  # times of the last steps that had no draft
+        self._time_s = 0.0  # time of all steps so far
         self._since_s, self._own_s = 0.0, 0.0  # time of the steps since the last decision; of a decision
         self._refreshed_s = self._next_look_s = 0.0
         self.curve: Curve | None = None
-        """The model, as of the last decision, in seconds at a speed of 1 (`speed`)."""
+        """The model as of the last decision, in seconds at a speed of 1 (`speed`)."""
         self._cycle = self._verify = self._tokens = [0.0] * (longest + 1)
 
     def _start(self, costs: MeasuredCosts) -> None:
-        """Begin with what was measured."""
+        """Start with measured costs."""
         self._times.start(np.array(costs.verify_s))
         self._line = Line(costs.draft_base_s, costs.draft_token_s)
 
     @property
     def in_force(self) -> int:
-        """k*, as of the last decision; a probe may be under way instead."""
+        """k* as of the last decision. A probe may be in progress instead."""
         return self._k
 
     @property
     def speed(self) -> float:
-        """How much slower the machine is now than in the curve's units."""
+        """The ratio by which the machine is slower now than in the curve's units."""
         return self._speed.factor
 
     @property
     def decision_s(self) -> float:
-        """Seconds that a decision takes, by the last ones."""
+        """The seconds that a decision takes, by the last ones."""
         return self._own_s
 
     @property
     def price(self) -> float:
-        """Seconds of one miss, at a speed of 1."""
+        """The seconds of one miss, at a speed of 1."""
         return self._price
 
     @property
     def expected(self) -> tuple[float, float] | None:
+        """The expected (tokens, seconds) of the last step; None before the first decision."""
         if self.curve is None:
             return None
         return self._tokens[self._last], self._cycle[self._last] * self._speed.factor
 
-    # What steps show
+    # Observations
 
     def begin(self, spent_s: float) -> None:
+        """Record the budget that the prompt has left for the first step."""
         self._left_s = math.inf if self._budget_s is None else self._budget_s - spent_s
 
     @property
     def wants_experts(self) -> bool:
-        # Not at every step of a model so small that counting would take a share of it.
+        """True if residency is known and the next look is due."""
+        # Counting takes a noticeable share of a small model's step, so it is not done at every step.
         return self._resident is not None and self._time_s >= self._next_look_s
 
     def demand(self, counts: npt.NDArray[np.int32], n_verified: int) -> None:
+        """Add the step's demand to the estimate of misses."""
         self._misses.add(counts, n_verified)
 
     def observe(
@@ -158,6 +168,10 @@ class RooflineGovernor(Governor):
         misses: int = -1,
         miss_s: float = 0.0,
     ) -> None:
+        """Learn from a step: acceptance, misses, times and the machine's speed.
+
+        Steps without draft are gathered, and learned from later.
+        """
         k, n = self._chosen, n_drafted
         self._step += 1
         self._time_s += step_s
@@ -181,7 +195,7 @@ class RooflineGovernor(Governor):
             self._line.add(n, draft_s / speed)
 
     def _catch_up(self) -> None:
-        """Learn from the steps without draft that have gathered: they are many, short, and alike."""
+        """Learn from the gathered steps without draft; they are many, short, and alike."""
         n = len(self._plain)
         if not n:
             return
@@ -209,10 +223,10 @@ class RooflineGovernor(Governor):
             self._price += (seconds / misses - self._price) * (0.05 if self._price else 1.0)
 
     def _compare(self, k: int, n: int, n_tokens: int, changed: bool, draft_s: float, step_s: float) -> None:
-        """Set a step against what was expected of it: the machine's speed, the cost of a change, the budget.
+        """Compare a step with its expectation; update the machine's speed, the cost of a change, the budget.
 
-        A probe costs what it took beyond the time in which the present best makes as many tokens. Spikes of
-        the machine are not its fault; a draft model that first has to catch up with the text is.
+        A probe costs the time beyond that in which the present best makes as many tokens. It does not pay for
+        spikes of the machine. It pays for a draft model that first has to catch up with the text.
         """
         speed = self._speed.factor
         drafting = (self._line.base + self._line.slope * n) * speed if k else 0.0
@@ -231,11 +245,12 @@ class RooflineGovernor(Governor):
             took = min(step_s, expected + self._change_s * changed * speed + catching_up)
             self._probes.pay(took - n_tokens * self._cycle[self._k] / self._tokens[self._k] * speed)
         elif changed:
-            self._probes.pay(self._change_s * speed)  # the way back
+            self._probes.pay(self._change_s * speed)  # the change back to the length in force
 
-    # What follows
+    # Decisions
 
     def choose(self, room: int) -> int:
+        """Return the draft length of the next step. Solve the model anew first if it is time for that."""
         if not self._queue and (
             self._climb or self._since_s >= _PATIENCE * self._own_s or self._k != self._last
         ):
@@ -249,7 +264,7 @@ class RooflineGovernor(Governor):
         return self._chosen
 
     def _decide(self) -> None:
-        """Solve the model anew; what it says holds until the next decision."""
+        """Solve the model anew. The result holds until the next decision."""
         started = self._clock()
         self._catch_up()
         if self._resident is not None and self._time_s - self._refreshed_s >= _LOOK_S:
@@ -271,7 +286,7 @@ class RooflineGovernor(Governor):
         self._own_s += ((took - self._own_s) * 0.2) if self._own_s else took
 
     def _refresh(self, resident: BoolArray) -> None:
-        """Look at what is resident; from the first time on, verifications are without their misses."""
+        """Read the residency. From the first time on, the times of verifications exclude their misses."""
         self._refreshed_s = self._time_s
         self._misses.refresh(resident)
         if not self._splits and self._price and self._misses.expected.any():
@@ -286,7 +301,10 @@ class RooflineGovernor(Governor):
         return Costs(self._line.base, self._line.slope, total - missed_s, misses, self._price)
 
     def _with_changes(self, cycle: FloatArray) -> FloatArray:
-        """float64 [K + 1]: `cycle`, with what a change of length costs per step, over the steps it lasts."""
+        """Return `cycle` with the cost of a change of length, float64 [K + 1].
+
+        The cost is spread over the steps for which a length is expected to last.
+        """
         if not self._change_matters:
             return cycle
         cost = np.full(len(cycle), self._change_s / _DWELL)
@@ -303,7 +321,11 @@ class RooflineGovernor(Governor):
     def _next_probe(
         self, now: Curve, rates: FloatArray, trials: FloatArray, go_on: FloatArray, k_max: int
     ) -> int | None:
-        """The first lengths while they promise anything, then those around the best, then `Probes.pick`."""
+        """Return the length of the next probe, or None.
+
+        First come the first lengths, while they promise anything. Then come lengths around the best, then
+        `Probes.pick`.
+        """
         offered = np.maximum.accumulate(np.array(self._offered[:0:-1], np.float64))[::-1]
         hope = 1 - np.exp((offered - self._step) / 24)
         certain = now.tokens / now.cycle
@@ -325,7 +347,7 @@ class RooflineGovernor(Governor):
         return self._probes.pick(self._step, self._k, allowed, promise / certain[self._k], loss * self.speed)
 
     def _between_seen(self, promising: BoolArray, k_max: int) -> int | None:
-        """A promising length halfway between the best and its next seen neighbour, if there is one."""
+        """Return a promising length halfway between the best and its next seen neighbour, or None."""
         k, seen = self._k, [k for k in range(k_max + 1) if self._times.has(k + 1)]
         above, below = [j for j in seen if j > k][:1], [j for j in seen if j < k][-1:]
         for neighbour in above + below:

@@ -1,4 +1,4 @@
-"""Times of steps, learnt while they run: robust against a noisy machine, and right before much is known."""
+"""The times of steps, learned while they run. They are robust against a noisy machine, and usable early."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from spac.governor.model import FloatArray
 if TYPE_CHECKING:
     from spac import _core
 
-_KEPT = 9  # observations of a size; their median is its time
-# By which a time may be too long, as a share: by the observations of its size, and of sizes beyond all seen.
+_KEPT = 9  # observations of a size that are kept; their median is its time
+# The share by which a time may be too long: by the number of observations, and for sizes beyond all seen.
 _MOST = 0.6
 _DOUBT = np.array([_MOST, _MOST, 0.3] + [0.1 / (n / 3) ** 0.5 for n in range(3, _KEPT + 1)])
 _BEYOND = 0.3
 _SPEED_STEPS, _CALM, _SPEED_RISE, _SPEED_LASTS = 5, 1.5, 1.04, 50
-_AGING = 4e-4  # of the square of a doubt, per step since the last observation
-_PLAUSIBLE = 1.25  # times that of a larger size, at most: beyond that it was interrupted
+_AGING = 4e-4  # growth of the square of a doubt, per step since the last observation
+_PLAUSIBLE = 1.25  # largest ratio to the time of a larger size; a longer time was interrupted
 _SLOPE_STEPS = 64.0
 
 
 class SizeTimes:
-    """A time by batch size: the median of the last observations of each, monotone and interpolated between.
+    """Estimates a time by batch size from the median of each size's last observations.
 
-    Observations come in units of the machine's present speed, see `Speed`. One made in passing (the batch
-    size has just changed, so that graphs are built anew) can only be too long: it counts until two better
-    ones are there. Of two, the shorter holds: interruptions only lengthen.
+    Times are monotone, and interpolated between sizes. Observations come in units of the machine's present
+    speed, see `Speed`. An observation in passing comes just after a change of the batch size, when graphs are
+    built anew. It can only be too long, so it counts until two better ones are there. Of two observations the
+    shorter one holds, because interruptions only lengthen.
     """
 
     def __init__(self, n: int) -> None:
@@ -38,17 +39,17 @@ class SizeTimes:
         self._kept: list[deque[float]] = [deque(maxlen=_KEPT) for _ in range(n)]
         self._passing = [math.inf] * n
         self._seen = [0] * n  # the step of the last observation
-        self._speed = [1.0] * n  # its unit
+        self._speed = [1.0] * n  # the unit of the last observation
         self._time = np.full(n, np.nan)
         self._before: FloatArray | None = None
         self._sizes = np.arange(1, n + 1, dtype=np.float64)
 
     def start(self, times: FloatArray) -> None:
-        """Times from before, of sizes 1, 2, …: their shape holds for sizes that have not been seen."""
+        """Start with earlier times of sizes 1, 2, …. Their shape holds for sizes that have not been seen."""
         self._before = times[: self._n]
 
     def add(self, size: int, seconds: float, step: int, *, passing: bool = False, speed: float = 1.0) -> None:
-        """An observation of a batch of `size`, in units of `speed`."""
+        """Add an observation of a batch of `size`, in units of `speed`."""
         i, kept = size - 1, self._kept[size - 1]
         self._seen[i], self._speed[i] = step, speed
         if passing:
@@ -61,14 +62,15 @@ class SizeTimes:
             self._time[i] = sorted(kept)[(len(kept) - 1) // 2]
 
     def has(self, size: int) -> bool:
-        """Whether the size has been seen."""
+        """Return True if the size has been seen."""
         return not math.isnan(self._time[size - 1])
 
     def estimate(self, extra: FloatArray) -> FloatArray:
-        """float64 [n]: the times, such that times + extra grow with the size.
+        """Return the times, float64 [n], such that times + extra grow with the size.
 
-        extra: float64 [n], what else these sizes cost; interpolation is done without it. Beyond the largest
-        size seen, times grow as they did on average so far. Raises nothing; zeros when nothing was seen.
+        extra: float64 [n], the other costs of these sizes, which interpolation leaves out. Beyond the largest
+        size seen, times grow by the average slope so far. The times are zeros when nothing was seen; nothing
+        is raised.
         """
         time, weights = self._completed()
         seen = ~np.isnan(time)
@@ -86,7 +88,7 @@ class SizeTimes:
         return np.asarray(np.maximum.accumulate(times + extra) - extra)
 
     def _completed(self) -> tuple[FloatArray, FloatArray]:
-        """float64 [n] each: times, nan where nothing is known, and their weights."""
+        """Return the times, nan where nothing is known, and their weights; float64 [n] each."""
         weights = np.array([len(kept) or 0.5 for kept in self._kept])
         before = self._before
         if before is None:
@@ -100,19 +102,22 @@ class SizeTimes:
         return time, weights
 
     def shift(self, seconds: FloatArray) -> None:
-        """What was seen so far counts as so much longer. seconds: float64 [n]."""
+        """Lengthen all observations so far. seconds: float64 [n], by size."""
         for i, by in enumerate(seconds.tolist()):
             self._kept[i] = deque((value + by for value in self._kept[i]), _KEPT)
             self._passing[i] += by
         self._time += seconds
 
     def doubt(self, total: FloatArray, step: int, speed: float) -> FloatArray:
-        """float64 [n]: by how much a time may be too long, as a share of it.
+        """Return by how much a time may be too long, as a share of it, float64 [n].
 
-        total: float64 [n], the estimate, with what else these sizes cost. A seen size: by few and by old
-        observations, or by larger ones that take less; and what has slowed the machine since may not have
-        slowed this one. One between two seen may be as short as the smaller one's, for times jump. Beyond:
-        likewise, but no less than `_BEYOND` of what is expected. Times from before are as doubtful as can be.
+        total: float64 [n], the estimate together with the other costs of these sizes.
+
+        The time of a seen size is doubtful if its observations are few or old, or if a larger size takes
+        less. It is also doubtful if the machine has become slower since, because that may not have slowed
+        this size. The time of a size between two seen ones may be as short as that of the smaller one,
+        because times jump. Beyond the largest seen size the same holds, but the doubt is at most `_BEYOND`.
+        Times from before are as doubtful as can be.
         """
         seen = ~np.isnan(self._time)
         few = _DOUBT[[len(kept) for kept in self._kept]]
@@ -124,22 +129,24 @@ class SizeTimes:
         gap = np.minimum(
             1 - below / np.maximum(total, 1e-12), np.where(np.isfinite(shortest), _MOST, _BEYOND)
         )
-        if self._before is not None:  # on another day, perhaps on a busier machine
+        if self._before is not None:  # times from before may come from a busier machine
             gap[: len(self._before)] = _MOST
         slowed = np.minimum(np.array(self._speed) / speed, 1.0)
         return np.maximum(np.where(seen, 1 - (1 - held) * slowed, gap), 0.0)
 
 
 def fast_size_times(n: int) -> _core.SizeTimes:
-    """A `SizeTimes` in C++ (csrc/core/size_times.h)."""
-    from spac import _core  # here, for options are read before the library is loaded
+    """Return a `SizeTimes` in C++ (csrc/core/size_times.h)."""
+    from spac import _core  # imported here because options are read before the library is loaded
 
     return _core.SizeTimes(n, _KEPT, (_PLAUSIBLE, _MOST, _BEYOND, _AGING), _DOUBT.tolist())
 
 
 def _monotone(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """float64 [n]: the growing sequence next to the values in weighted least squares: neighbours that are
-    out of order share their mean."""
+    """Return the growing sequence that is next to the values in weighted least squares, float64 [n].
+
+    Neighbours that are out of order share their mean.
+    """
     blocks: list[tuple[float, float, int]] = []  # mean, weight, members
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         members = 1
@@ -152,10 +159,10 @@ def _monotone(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 class Line:
-    """T_draft: a fixed time and one per token, from the last drafts; outliers are cut to twice what is
-    expected.
+    """Estimates T_draft from the last drafts, as a fixed time and a time per token.
 
-    Where all drafts had one length, the slope stays what it was: at first, in proportion.
+    Outliers are cut to twice the expected time. If all drafts had one length, the slope stays as it was; at
+    first, times are in proportion to the length.
     """
 
     def __init__(self, base: float = 0.0, slope: float = 0.0) -> None:
@@ -164,7 +171,7 @@ class Line:
         self._started = slope > 0
 
     def add(self, n: int, seconds: float) -> None:
-        """A draft of n tokens."""
+        """Learn from a draft of n tokens."""
         if not self._started:
             self.base, self.slope = (0.0, seconds / n) if n else (seconds, 0.0)
             self._started = True
@@ -180,7 +187,7 @@ class Line:
         self._fit()
 
     def _fit(self) -> None:
-        """Least squares, drawn to the last slope, neither base nor slope below 0."""
+        """Fit base and slope by least squares, drawn to the last slope. Neither is below 0."""
         x, y = self._x / self._weight, self._y / self._weight
         spread = self._xx - self._weight * x * x
         slope = (self._xy - self._weight * x * y + self.slope) / (spread + 1.0)
@@ -190,13 +197,15 @@ class Line:
 
 
 class Speed:
-    """How much slower the machine is now than in the units that times are kept in; 1 at first.
+    """Estimates how much slower the machine is now than in the units of kept times; 1 at first.
 
-    All sizes share it: what slows one step (other processes, a warm processor) slows the next one whatever
-    its length, and times observed at different moments stay comparable. It goes by medians, for slow steps
-    are slower than fast ones are fast, and a mean would drift: slowly, and at once where the last ones are
-    off by more than `_CALM`. And it returns to 1: a length always in force cannot tell a slower machine from
-    a time of its own, and after a while the latter is the safer belief.
+    All sizes share it. Other processes or a warm processor slow the next step too, whatever its length. So
+    times that were observed at different moments stay comparable.
+
+    The factor follows medians, because slow steps are slower than fast ones are fast, and a mean would drift.
+    It moves slowly, and at once if the last steps are off by more than `_CALM`. It also returns to 1. If one
+    length is always in force, a slower machine cannot be distinguished from a longer time of that length.
+    After a while the latter is the safer belief.
     """
 
     def __init__(self) -> None:
@@ -204,7 +213,7 @@ class Speed:
         self._ratios: deque[float] = deque(maxlen=_SPEED_STEPS)
 
     def observe(self, seconds: float, expected: float, steps: int = 1) -> None:
-        """Each of `steps` steps took `seconds`, and `expected` at a speed of 1."""
+        """Learn from `steps` steps that took `seconds` each. At a speed of 1 each would take `expected`."""
         if expected <= 0 or seconds <= 0:
             return
         ratio = seconds / expected
@@ -220,17 +229,20 @@ class Speed:
 
 
 class Misses:
-    """E_new: distinct non-resident experts that a batch will want, from demand and residency.
+    """Estimates E_new, the distinct non-resident experts that a batch will want, from demand and residency.
 
-    An expert wanted by a share p of the latest tokens is wanted by a batch of b with chance 1 - (1 - p)^b.
-    The chances are summed over a histogram of √p, so that the cost does not grow with the model.
+    If a share p of the latest tokens wanted an expert, a batch of b tokens wants it with probability 1 - (1 -
+    p)^b. The probabilities are summed over a histogram of √p, so that the cost does not grow with the model.
     """
 
     _BINS = 64
 
     def __init__(self, n: int, keep: float = 0.8, *, fast: bool = True) -> None:
-        """n: the largest batch; keep: what is left of a share after 8 tokens; fast: in C++
-        (csrc/core/demand_share.h), with the same results to the bit."""
+        """Start without demand.
+
+        n: the largest batch. keep: the part of a share that is left after 8 tokens. fast: use C++
+        (csrc/core/demand_share.h), with the same results to the bit.
+        """
         p = (np.arange(self._BINS) / (self._BINS - 1)) ** 2
         self._chance = 1 - (1 - p[:, None]) ** np.arange(1, n + 1)
         self._keep = keep
@@ -238,14 +250,14 @@ class Misses:
         self._demand: npt.NDArray[np.int32] | None = None
         self._wants_fast = fast
         self._fast: _core.DemandShare | None = None
-        self._knows = False  # a share of the past
+        self._knows = False  # True once a share of the past is known
         self._tokens = 0
         self._scale = 1.0
         self.expected = np.zeros(n)
-        """float64 [n]: E_new of batches of 1 … n tokens."""
+        """E_new of batches of 1 … n tokens, float64 [n]."""
 
     def add(self, demand: np.ndarray, n_verified: int) -> None:
-        """demand: int32 [L, N] of a step of n_verified tokens; not kept."""
+        """Add the demand of a step of n_verified tokens. demand: int32 [L, N], not kept."""
         if self._demand is None or self._share is None:
             self._demand, self._share = np.zeros(demand.shape, np.int32), np.zeros(demand.shape)
             self._fast = self._make_fast() if self._wants_fast else None
@@ -256,13 +268,16 @@ class Misses:
         self._tokens += n_verified
 
     def calibrate(self, size: int, missed: float) -> None:
-        """A batch of `size` missed so many: tokens close to each other want the same experts more often."""
+        """Correct the scale: a batch of `size` tokens had `missed` misses.
+
+        Tokens close to each other want the same experts more often.
+        """
         expected = float(self.expected[size - 1])
         if expected > 0:
             self._scale += 0.05 * self._scale * (min(max(missed / expected, 0.5), 2.0) - 1)
 
     def refresh(self, resident: np.ndarray) -> None:
-        """Renew `expected`. resident: bool [L, N]."""
+        """Compute `expected` anew. resident: bool [L, N]."""
         if self._tokens == 0:
             return
         kept = self._keep ** (self._tokens / 8) if self._knows else 0.0
@@ -271,8 +286,10 @@ class Misses:
         self.expected = self._scale * (bins @ self._chance)
 
     def _renewed(self, resident: np.ndarray, kept: float) -> FloatArray:
-        """float64 [64]: the absent experts by the root of their share, after the demand has moved that; kept:
-        what is left of it."""
+        """Move the shares by the new demand, and return a histogram of the absent experts, float64 [64].
+
+        The bins are of the root of the share. kept: the part of the shares that is left.
+        """
         assert self._demand is not None
         assert self._share is not None
         if self._fast is not None:
@@ -284,7 +301,7 @@ class Misses:
         return np.bincount(bins, minlength=self._BINS).astype(np.float64)
 
     def _make_fast(self) -> _core.DemandShare:
-        from spac import _core  # here, for options are read before the library is loaded
+        from spac import _core  # imported here because options are read before the library is loaded
 
         assert self._demand is not None
         assert self._share is not None

@@ -1,4 +1,4 @@
-"""Schedulers by name: what decides which experts are resident."""
+"""The schedulers by name. A scheduler decides which experts are resident."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ __all__ = ["Event", "Layer", "Plan", "Scheduler", "View", "make", "names", "pars
 
 
 def names() -> tuple[str, ...]:
-    """The schedulers that `make` knows."""
+    """Return the names of the schedulers that `make` creates."""
     return tuple(_SCHEDULERS)
 
 
 def make(name: str, **options: Any) -> Scheduler:
-    """A new scheduler. Raises InputError for an unknown name or option, naming the known ones.
+    """Return a new scheduler.
 
-    `name` may carry options itself, see `parse`; those given as arguments come before them.
+    `name` may carry options, see `parse`. Options that are given as arguments override them. Raise InputError
+    for an unknown name or option; the message names the known schedulers.
     """
     name, written = parse(name)
     try:
@@ -50,10 +51,10 @@ def make(name: str, **options: Any) -> Scheduler:
 
 
 def parse(text: str) -> tuple[str, dict[str, bool | int | float | str]]:
-    """A scheduler's name and options from "name:key=value,…", as in "moe-spac:levels=8,balance=off".
+    """Return a scheduler's name and options from "name:key=value,…", such as "moe-spac:levels=8,balance=off".
 
-    Values are on/off (or true/false), numbers, or words. Raises InputError for an unknown scheduler and for
-    what cannot be read; unknown options are found by `make`.
+    A value is on/off (or true/false), a number, or a word. Raise InputError for an unknown scheduler and for
+    text that cannot be read. `make` finds unknown options.
     """
     name, _, written = text.partition(":")
     if name not in _SCHEDULERS:

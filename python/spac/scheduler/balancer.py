@@ -1,6 +1,6 @@
 """MoE-SpAc's heterogeneous workload balancer (section 3.3, Eq. 7-12 and 37-39), for all layers at once.
 
-For every layer, the threshold τ in [1, K] that makes CPU and device finish together:
+For every layer, it finds the threshold τ in [1, K] that makes CPU and device finish together:
 
     min |T_cpu(τ) - T_gpu(τ)|                                                                     (9)
     T_cpu(τ) = r_c(τ) γk · T_cpu^u       r_c: share of the pairs (token, expert) left to the CPU  (7)
@@ -8,21 +8,22 @@ For every layer, the threshold τ in [1, K] that makes CPU and device finish tog
     T_io^u n(τ) <= max(T_cpu, T_gpu) + γ T_draft^u / L      uploads fit into the step's window    (10)
     n(τ) <= slots that are free for them                                                          (11)
 
-r_c and r_g are learned per layer and threshold (`Averages`): what the utilities that a step began with made
-of its demand. What the paper leaves open is defined here:
+r_c and r_g are learned per layer and threshold (`Averages`). They compare the demand of a step with the
+utilities that the step began with. The paper leaves these points open:
 
-- (11) counts a pool's free slots *and* its residents with s < τ, which an upload of s >= τ may evict.
-  Counting free slots alone, a full pool would make every τ with a missing hot expert infeasible.
-- No feasible τ: τ = K. Of thresholds with equal objectives, the lower one: more of the layer on the device.
-- T_total of (10) depends on τ and learned r's need not be monotone, so the objective need not be convex:
-  `solve` evaluates all K thresholds. `solve_by_crossing` is Eq. 39's four candidates, for comparison: they
-  contain the optimum where T_cpu - T_gpu rises with τ and the feasible set is a range.
+- (11) counts a pool's free slots *and* its residents with s < τ, which an upload of s >= τ may evict. If only
+  free slots counted, a full pool would make every τ with a missing hot expert infeasible.
+- If no τ is feasible, τ = K. Of thresholds with equal objectives, the lower one is taken: it puts more of the
+  layer on the device.
+- T_total of (10) depends on τ, and learned ratios r may rise and fall with τ, so the objective may not be
+  convex. `solve` evaluates all K thresholds. `solve_by_crossing` evaluates Eq. 39's four candidates, for
+  comparison. They contain the optimum where T_cpu - T_gpu rises with τ and the feasible set is a range.
 
 `as_printed` is the paper's problem. It forbids a threshold unless *all* of its missing experts can be
-uploaded: a full pool or a slow link drives τ up to K, and slots stay with experts that lost their demand long
-ago. But uploads are made best first, they stop where room or time ends, and nothing waits for them.
-`best_first`, the default, models that: no threshold is forbidden, and of each level the device gets what room
-and time allow.
+uploaded. A full pool or a slow link drives τ up to K, and slots stay with experts that lost their demand long
+ago. But the mechanism uploads the best experts first. Uploads stop where slots or time end, and nothing waits
+for them. `best_first`, the default, models that: every threshold is allowed, and of each level the device
+gets as many experts as slots and time allow.
 """
 
 from __future__ import annotations
@@ -40,32 +41,38 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Levels:
-    """Which experts are at which utility, for sums over them. Holds no reference to the utilities."""
+    """The utility level of every expert, for sums over levels. It holds no reference to the utilities."""
 
     def __init__(self, utility: IntArray, n_level: int) -> None:
-        """utility: int32 [L, N] in 0..K; n_level: K."""
+        """Copy the levels. utility: int32 [L, N] in 0..K; n_level: K."""
         self.n_layer, self.n_level = utility.shape[0], n_level
         first = np.arange(0, self.n_layer * (n_level + 1), n_level + 1, dtype=np.int32)
         self._index = (utility + first[:, None]).ravel()
 
     def at_least(self, weights: npt.NDArray[np.generic] | None = None) -> FloatArray:
-        """float64 [L, K+1]: per layer the sum of `weights` [L, N], or the number, of experts of s >= 0..K."""
+        """Return per layer the sum of `weights` over the experts of s >= 0..K, float64 [L, K+1].
+
+        weights: [L, N]; None counts the experts.
+        """
         flat = None if weights is None else weights.ravel()
         sums = np.bincount(self._index, flat, self.n_layer * (self.n_level + 1))
         return _from_the_top(sums.reshape(self.n_layer, -1).astype(np.float64, copy=False))
 
 
 class Averages:
-    """Means of r_c, r_g, the pairs γk and the distinct experts b of every layer."""
+    """The means of r_c, r_g, the pairs γk and the distinct experts b of every layer."""
 
     def __init__(self, n_layer: int, n_level: int, warm_up: int = 8, share: float = 0.05) -> None:
-        """Plain means over the first `warm_up` steps, then each new step weighs `share`."""
+        """Start without observations.
+
+        The first `warm_up` steps give plain means. Then each new step weighs `share`.
+        """
         self._warm_up, self._share, self._steps = warm_up, share, 0
-        self._hot: FloatArray = np.zeros((2, n_layer, n_level))  # 1 - r_c and r_g
-        self._total: FloatArray = np.zeros((2, n_layer, 1))  # pairs and distinct experts
+        self._hot: FloatArray = np.zeros((2, n_layer, n_level))  # [2, L, K] 1 - r_c and r_g
+        self._total: FloatArray = np.zeros((2, n_layer, 1))  # [2, L, 1] pairs and distinct experts
 
     def observe(self, levels: Levels, demand: IntArray) -> None:
-        """What the utilities known before a step made of its demand (int32 [L, N]).
+        """Add a step's demand, int32 [L, N], under the levels that were known before the step.
 
         A layer without demand has r_c = 1 and r_g = 0.
         """
@@ -76,7 +83,7 @@ class Averages:
         self._total += share * (total - self._total)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """All that it has learned, as arrays by name."""
+        """Return copies of the learned arrays, by name."""
         return {
             "shares": self._hot.copy(),
             "totals": self._total.copy(),
@@ -84,44 +91,44 @@ class Averages:
         }
 
     def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from what `state` gave, of the same shapes."""
+        """Continue from the result of `state` of averages with the same shapes."""
         self._hot, self._total = state["shares"].copy(), state["totals"].copy()
         self._steps = max(0, int(state["observed"]))
 
     def next_share(self) -> float:
-        """What the step that is about to be observed weighs; counts it."""
+        """Count a step that is about to be observed, and return its weight."""
         self._steps += 1
         return 1 / self._steps if self._steps <= self._warm_up else self._share
 
     @property
     def shares(self) -> FloatArray:
-        """float64 [2, L, K]: of the pairs and of the distinct experts, those of experts with s >= 1..K."""
+        """The share of pairs and of distinct experts that experts with s >= 1..K have, float64 [2, L, K]."""
         return self._hot
 
     @property
     def r_c(self) -> FloatArray:
-        """float64 [L, K]: share of the pairs left to the CPU."""
+        """The share of the pairs left to the CPU, float64 [L, K]."""
         return np.asarray(1.0 - self._hot[0])
 
     @property
     def r_g(self) -> FloatArray:
-        """float64 [L, K]: share of the distinct experts on the device."""
+        """The share of the distinct experts on the device, float64 [L, K]."""
         return np.asarray(self._hot[1])
 
     @property
     def total(self) -> FloatArray:
-        """float64 [2, L, 1]: pairs and distinct experts of a step."""
+        """The pairs and the distinct experts of a step, float64 [2, L, 1]."""
         return self._total
 
     @property
     def hot(self) -> FloatArray:
-        """float64 [2, L, K]: of these, what experts with s >= 1..K have."""
+        """The pairs and the distinct experts of a step at experts with s >= 1..K, float64 [2, L, K]."""
         return self._hot * self._total
 
 
 @dataclass(frozen=True)
 class Times:
-    """Unit costs of every layer, in seconds; see `UnitCosts`."""
+    """The unit times of every layer, in seconds; see `UnitCosts`."""
 
     cpu: FloatArray  # [2, L, 1] per pair and per distinct expert
     gpu: FloatArray  # [L, 1] per distinct expert
@@ -131,7 +138,7 @@ class Times:
 
     @classmethod
     def of(cls, costs: tuple[UnitCosts, ...]) -> Times:
-        """costs: of every layer; all have the same draft model."""
+        """Return the times of all layers. costs: of every layer; all have the same draft model."""
         units = [(cost.cpu_pair, cost.cpu_expert, cost.gpu_expert, cost.upload) for cost in costs]
         columns = np.array(units, np.float64).reshape(-1, 4).T[:, :, None]
         per_layer = np.array([cost.cpu_layer for cost in costs], np.float64)[:, None]
@@ -145,36 +152,49 @@ class Times:
 
     @property
     def rows(self) -> tuple[list[list[float]], float]:
-        """Per pair, expert and layer of the CPU, expert of the device, upload, [L] each; a draft token."""
+        """Five columns of [L] each, and the time of a draft token.
+
+        The columns are the CPU's time per pair, per expert and per layer, the device's time per expert, and
+        the time of an upload.
+        """
         layer = self.cpu_layer if self.cpu_layer is not None else np.zeros_like(self.gpu)
         columns = (self.cpu[0], self.cpu[1], layer, self.gpu, self.upload)
         return [column[:, 0].tolist() for column in columns], self.draft_token
 
     def spent(self, total: FloatArray, on_device: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(T_cpu, T_gpu) (Eq. 7, 8), each float64 [L, K], for pairs and distinct experts [2, L, K]."""
+        """Return (T_cpu, T_gpu) (Eq. 7, 8), each float64 [L, K].
+
+        total: [2, L, 1] and on_device: [2, L, K] have pairs and distinct experts.
+        """
         on_cpu = total - on_device
         t_cpu = (self.cpu * on_cpu).sum(axis=0)
         if self.cpu_layer is not None:
-            t_cpu += self.cpu_layer * np.clip(on_cpu[1], 0.0, 1.0)  # about the chance that there is any
+            t_cpu += self.cpu_layer * np.clip(on_cpu[1], 0.0, 1.0)  # about the probability of any
         return t_cpu, self.gpu * on_device[1]
 
     def window(self, t_cpu: FloatArray, t_gpu: FloatArray, n_drafted: int) -> FloatArray:
-        """float64 [L, K]: T_total + γ T_draft / L, the seconds that a layer's uploads may take (Eq. 10)."""
+        """Return T_total + γ T_draft / L in seconds, float64 [L, K].
+
+        A layer's uploads may take this time (Eq. 10).
+        """
         drafting = n_drafted * self.draft_token / max(1, len(self.upload))
         return np.maximum(t_cpu, t_gpu) + drafting
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the experts of every level are, and how many slots there are for them."""
+    """The place of every level's experts, and the slots that there are for them."""
 
     experts: FloatArray  # [L, K] experts with s >= 1..K
-    held: FloatArray  # [L, K] of these, residents
+    held: FloatArray  # [L, K] those of them that are resident
     pools: Pools
 
     @classmethod
     def of(cls, levels: Levels, resident: BoolArray, pools: Pools, share: BoolArray | None = None) -> Slots:
-        """resident: bool [L, N]; share: bool [L], the layers that share the pools' slots, by default all."""
+        """Return the numbers of all and of resident experts.
+
+        resident: bool [L, N]; share: bool [L], the layers that share the pools' slots, by default all.
+        """
         experts, held = levels.at_least()[:, 1:], levels.at_least(resident)[:, 1:]
         if share is None:
             return cls(experts, held, pools)
@@ -182,22 +202,22 @@ class Slots:
 
 
 class Pools:
-    """Which layers share slots, and how many."""
+    """The layers that share slots, and the number of their slots."""
 
     def __init__(self, of_layer: IntArray, n_slots: IntArray) -> None:
-        """of_layer: int32 [L] the pool of every layer; n_slots: int32 [pool]."""
+        """Keep the pools. of_layer: int32 [L], the pool of every layer; n_slots: int32 [pool]."""
         self.of_layer = of_layer
         self.n_slots: FloatArray = n_slots[:, None].astype(np.float64)
         self._members = (of_layer == np.arange(len(n_slots))[:, None]).astype(np.float64)
 
     def sums(self, per_layer: FloatArray) -> FloatArray:
-        """float64 [pool, K]: of [L, K], over the layers of each pool."""
+        """Return the sums of `per_layer` [L, K] over the layers of each pool, float64 [pool, K]."""
         return np.asarray(self._members @ per_layer)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One instance for every layer, entry k-1 for τ = k."""
+    """One instance of the problem for every layer. Entry k-1 is for τ = k."""
 
     t_cpu: FloatArray  # [L, K] seconds
     t_gpu: FloatArray  # [L, K] seconds
@@ -205,7 +225,7 @@ class Problem:
 
 
 def as_printed(averages: Averages, slots: Slots, times: Times, n_drafted: int) -> Problem:
-    """Eq. 7-11 for the next step, after a draft of about `n_drafted` tokens (γ)."""
+    """Return the problem of Eq. 7-11 for the next step, after a draft of about `n_drafted` tokens (γ)."""
     t_cpu, t_gpu = times.spent(averages.total, averages.hot)
     uploads, pools = slots.experts - slots.held, slots.pools
     in_time = times.upload * uploads <= times.window(t_cpu, t_gpu, n_drafted)
@@ -214,7 +234,10 @@ def as_printed(averages: Averages, slots: Slots, times: Times, n_drafted: int) -
 
 
 def best_first(averages: Averages, slots: Slots, times: Times, n_drafted: int) -> Problem:
-    """The same where uploads go from level K down and stop at the last slot or at the end of the window."""
+    """Return the problem in which uploads go from level K down.
+
+    They stop at the last slot or at the end of the window.
+    """
     experts, pools = _per_level(slots.experts), slots.pools
     in_pool = pools.sums(experts)
     above = _from_the_top(in_pool) - in_pool
@@ -226,7 +249,7 @@ def best_first(averages: Averages, slots: Slots, times: Times, n_drafted: int) -
     hot = averages.hot
     window = times.window(*times.spent(averages.total, hot), n_drafted)
     in_time = np.minimum(window / np.maximum(times.upload * _from_the_top(uploads), 1e-15), 1.0)
-    # Of a level, the device gets the share that stays, and of the share that fits, what comes in time.
+    # From a level, the device gets the part that stays, and the share of the fitting part that comes in time.
     per_expert = _per_level(hot) / np.maximum(experts, 1.0)
     on_device = _from_the_top(per_expert * stays) + in_time * _from_the_top(per_expert * uploads)
     t_cpu, t_gpu = times.spent(averages.total, on_device)
@@ -234,19 +257,25 @@ def best_first(averages: Averages, slots: Slots, times: Times, n_drafted: int) -
 
 
 def _per_level(at_least: FloatArray) -> FloatArray:
-    """float64 [..., K]: of each level alone what `at_least` [..., K] has of it and those above."""
+    """Return the values of each level alone, float64 [..., K].
+
+    `at_least` [..., K] has the sums of each level and those above.
+    """
     result = at_least.copy()
     result[..., :-1] -= at_least[..., 1:]
     return result
 
 
 def _from_the_top(per_level: FloatArray) -> FloatArray:
-    """float64 [..., K]: the inverse of `_per_level`."""
+    """Return the inverse of `_per_level`, float64 [..., K]."""
     return per_level[..., ::-1].cumsum(axis=-1)[..., ::-1]
 
 
 def solve(problem: Problem) -> IntArray:
-    """int32 [L]: the feasible τ in [1, K] with the smallest objective, the lowest of equal ones, else K."""
+    """Return the feasible τ in [1, K] with the smallest objective, int32 [L].
+
+    Of equal ones it is the lowest. If none is feasible it is K.
+    """
     objective = np.where(problem.feasible, np.abs(problem.t_cpu - problem.t_gpu), np.inf)
     best = np.argmin(objective, axis=1)
     found = problem.feasible.any(axis=1)
@@ -254,9 +283,10 @@ def solve(problem: Problem) -> IntArray:
 
 
 def solve_by_crossing(problem: Problem) -> IntArray:
-    """int32 [L]: Eq. 39, the best of τ_min, τ_max and the integers around the crossing of T_cpu and T_gpu.
+    """Return the best of Eq. 39's candidates, int32 [L].
 
-    Its objective equals `solve`'s where T_cpu - T_gpu rises with τ and the feasible thresholds are a range.
+    These are τ_min, τ_max and the integers around the crossing of T_cpu and T_gpu. The objective equals that
+    of `solve` where T_cpu - T_gpu rises with τ and the feasible thresholds are a range.
     """
     difference = problem.t_cpu - problem.t_gpu
     n_layer, n_level = difference.shape

@@ -1,11 +1,11 @@
 """The contract between a scheduler and the mechanism below it.
 
-A scheduler is a function from what decoding showed to what should be resident. It never copies, waits or
-locks: it returns a `Plan`, and the reconciler drives the slots toward it in the background.
+A scheduler is a function from observed decoding to the residency that is wanted. It never copies, waits or
+locks. It returns a `Plan`, and the reconciler drives the slots toward it in the background.
 
-Arrays are indexed [layer, expert]. L is the number of MoE layers in the order in which they run, N the
-largest number of experts of any layer; a layer with fewer experts has its last columns padded (`View.exists`
-is False there).
+Arrays are indexed [layer, expert]. L is the number of MoE layers, in the order in which they run. N is the
+largest number of experts of any layer. A layer with fewer experts has padding in its last columns, where
+`View.exists` is False.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from spac.scheduler.routers import FloatArray, Gates
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 StateArrays = dict[str, npt.NDArray[Any]]
-"""What a scheduler learned, by name; see `Scheduler.state`."""
+"""The arrays that a scheduler learned, by name; see `Scheduler.state`."""
 
 
 class Event(StrEnum):
-    """When a scheduler is asked. Values are the session's names of the events."""
+    """The events at which a scheduler is asked. Values are the session's names of the events."""
 
-    START = "start"  # once, when the slots have been attached and are empty
+    START = "start"  # once, after empty slots have been attached
     DRAFT_TOKEN = "draft_token"  # a token has been drafted
-    DRAFT_END = "draft_end"  # the draft is complete and the target has not seen it yet
-    VERIFY_END = "verify_end"  # the target has verified the draft: `View.demand` is this step's
-    # A layer of the verification has been computed: `View.demand` has its row, `View.layer` its number. It
-    # does not run again in this step. Asking for it takes time in every layer.
+    DRAFT_END = "draft_end"  # the draft is complete, and the target has not evaluated it yet
+    VERIFY_END = "verify_end"  # the target has verified the draft; `View.demand` has this step's demand
+    # A layer of the verification has been computed. `View.demand` has its row, and `View.layer` its number.
+    # It does not run again in this step. A scheduler that asks for this event is called once a layer, which
+    # takes time.
     VERIFY_LAYER = "verify_layer"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One MoE layer, as the model's file has it."""
+    """One MoE layer of the model's file."""
 
     name: str
     n_expert: int
@@ -53,30 +54,54 @@ class Layer:
 
 @dataclass(frozen=True)
 class View:
-    """What a scheduler may know. Arrays are valid during the call only: copy what must last."""
+    """The facts that a scheduler may use.
+
+    Arrays are valid during the call only, so a scheduler copies what it keeps.
+    """
 
     layers: tuple[Layer, ...]
-    pool_slots: IntArray  # [pool] slots of every pool
-    slot_of: IntArray  # [L, N] the slot of an expert, -1 when it is not resident
-    demand: IntArray  # [L, N] activations in the step that has just been verified; zeros for other events
-    # but VERIFY_LAYER, which knows one layer's
-    step: int = 0  # steps verified before this event
-    n_drafted: int = 0  # tokens drafted in this step so far
-    n_verified: int = 0  # tokens the target evaluated in this step
-    n_accepted: int = 0  # drafted tokens that it accepted
-    layer: int = -1  # of VERIFY_LAYER
-    costs: LiveCosts | None = None  # what things cost on this machine, where somebody measures it
-    routes: IntArray | None = None  # [L, T, U] of VERIFY_END, in C order, for schedulers that ask: every
-    # token's experts, in the order of the tokens, rejected ones included; -1 where a layer has fewer
-    draft_routes: IntArray | None = None  # [L, T, U] of DRAFT_TOKEN and DRAFT_END, for schedulers that ask:
-    # what the draft's routers chose for the first T tokens that will be verified. Evaluating a token draws
-    # the next: after n drafted ones T is n, the token before the draft first; the n-th drafted is missing.
-    # It is there, T = n + 1, where the draft ended at a token that it refused. T is 0 without a draft
-    draft_states: FloatArray | None = None  # [D, T, E] likewise: what enters the FFNs of the draft's D layers
-    gates: Gates | None = None  # the target's routers, for schedulers that ask for these states
+    pool_slots: IntArray
+    """The number of slots of every pool, int32 [pool]."""
+    slot_of: IntArray
+    """The slot of every expert, int32 [L, N]; -1 if the expert is not resident."""
+    demand: IntArray
+    """Activations in this step, int32 [L, N], at VERIFY_END and VERIFY_LAYER.
+
+    VERIFY_LAYER has the row of one layer only. Events other than these two have zeros.
+    """
+    step: int = 0
+    """The number of steps that were verified before this event."""
+    n_drafted: int = 0
+    """The number of tokens drafted in this step so far."""
+    n_verified: int = 0
+    """The number of tokens that the target evaluated in this step."""
+    n_accepted: int = 0
+    """The number of drafted tokens that the target accepted."""
+    layer: int = -1
+    """The layer of VERIFY_LAYER; -1 for other events."""
+    costs: LiveCosts | None = None
+    """The measured costs of this machine; None where nothing measures them."""
+    routes: IntArray | None = None
+    """Every token's experts at VERIFY_END, int32 [L, T, U] in C order, for schedulers that ask.
+
+    Tokens stand in their order, rejected ones included. Entries are -1 where a layer uses fewer experts.
+    """
+    draft_routes: IntArray | None = None
+    """The choices of the draft's routers, int32 [L, T, U], for schedulers that ask.
+
+    They are there at DRAFT_TOKEN and DRAFT_END, and cover the first T tokens that will be verified. The
+    evaluation of a token yields the next token. So after n drafted tokens T is n: the token before the draft
+    comes first, and the n-th drafted token is missing. If the draft ended at a token that it refused, the
+    n-th is there too and T = n + 1. T is 0 without a draft.
+    """
+    draft_states: FloatArray | None = None
+    """The inputs of the FFNs of the draft's D layers, float32 [D, T, E], for the same tokens and events."""
+    gates: Gates | None = None
+    """The target's routers, for schedulers that ask for `draft_states`."""
 
     @property
     def n_layer(self) -> int:
+        """L: the number of MoE layers."""
         return len(self.layers)
 
     @property
@@ -86,18 +111,18 @@ class View:
 
     @property
     def exists(self) -> BoolArray:
-        """bool [L, N]: False where a layer has no such expert."""
+        """True where a layer has such an expert, bool [L, N]."""
         counts = np.array([layer.n_expert for layer in self.layers], dtype=np.int32)
         return np.asarray(np.arange(self.n_expert)[None, :] < counts[:, None])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The state that the slots are to be driven toward.
+    """The state toward which the reconciler drives the slots.
 
     An expert is wanted when its priority is at least its layer's threshold. The highest priority is loaded
-    first, and an upload never evicts equal or higher priority. Where `layers` is given, only the rows it
-    marks are meant and the others keep what an earlier plan said.
+    first. An upload never evicts an expert of equal or higher priority. If `layers` is given, the plan covers
+    only the rows that it marks, and the other rows keep an earlier plan.
     """
 
     priority: IntArray  # [L, N]
@@ -120,14 +145,17 @@ class Plan:
 
     @property
     def wanted(self) -> BoolArray:
-        """bool [L, N]: the experts that the plan wants resident (False in rows that it leaves alone)."""
+        """The experts that the plan wants resident, bool [L, N]; False in rows that it does not cover."""
         wanted = self.priority >= self.threshold[:, None]
         if self.layers is not None:
             wanted &= self.layers[:, None]
         return np.asarray(wanted)
 
     def over(self, earlier: Plan) -> Plan:
-        """A complete plan: these rows where this plan speaks, else those of `earlier` (itself complete)."""
+        """Return a complete plan: the rows that this plan covers, and the other rows of `earlier`.
+
+        `earlier` must be complete. Raise InputError if the shapes differ.
+        """
         if self.priority.shape != earlier.priority.shape:
             raise InputError(f"a plan has shape {self.priority.shape}, the model {earlier.priority.shape}")
         if self.layers is None:
@@ -138,46 +166,55 @@ class Plan:
 
     @classmethod
     def nothing(cls, n_layer: int, n_expert: int) -> Plan:
-        """The plan that wants no expert resident."""
+        """Return the plan that wants no expert resident."""
         return cls(np.zeros((n_layer, n_expert), np.int32), np.ones(n_layer, np.int32))
 
 
 class Scheduler(ABC):
-    """Decides what is resident. One object serves one model, from one thread."""
+    """A scheduler decides which experts are resident. One object serves one model, from one thread."""
 
     name: ClassVar[str]
     events: ClassVar[frozenset[Event]] = frozenset({Event.START, Event.VERIFY_END})
-    """The events that `on` is called for; others cost nothing."""
+    """The events for which `on` is called. Other events cost nothing."""
     wants_routes: ClassVar[bool] = False
-    """Whether `View.routes` is to be filled at VERIFY_END; it is None for others, and costs them nothing."""
+    """True if `View.routes` is filled at VERIFY_END. Otherwise it is None and costs nothing."""
     wants_draft_routes: ClassVar[bool] = False
-    """Whether `View.draft_routes` is to be filled, for which the draft must have the target's layers and
-    experts (a quantized copy of it has); an engine with another one refuses the scheduler."""
+    """True if `View.draft_routes` is filled.
+
+    The draft must have the target's layers and experts; a quantized copy of the target has them. An engine
+    with another draft refuses the scheduler.
+    """
     wants_draft_states: ClassVar[bool] = False
-    """Whether `View.draft_states` and `View.gates` are to be filled, for which the draft must have the
-    target's width and as many layers; an engine with another one refuses the scheduler."""
+    """True if `View.draft_states` and `View.gates` are filled.
+
+    The draft must have the target's width and as many layers. An engine with another draft refuses the
+    scheduler.
+    """
 
     @abstractmethod
     def on(self, event: Event, view: View) -> Plan | None:
-        """The plan from now on, or None to leave the last one standing."""
+        """Return the plan that holds from now on, or None to keep the last one."""
 
     def state(self) -> StateArrays:
-        """What it has learned since START, for a restart that does not begin cold: arrays by name, none with
-        Python objects. They depend on model and options in shapes and dtypes, and on nothing else in those.
+        """Return what the scheduler has learned since START, as arrays by name without Python objects.
+
+        A restart begins warm with it. Shapes and dtypes depend on the model and the options only.
         """
         return {}
 
     def restore(self, state: StateArrays) -> None:  # noqa: B027  (nothing learned, nothing to restore)
-        """Go on from what `state` of another process gave: with the names, shapes and dtypes of this one's.
+        """Continue from the result of `state` of another process.
 
-        Comes after START. The plan that was in force is restored beside it.
+        Names, shapes and dtypes are those of this scheduler's own state. The call comes after START. The plan
+        that was in force is restored separately.
         """
 
 
 def share_slots(layers: tuple[Layer, ...], pool_slots: IntArray) -> IntArray:
-    """int32 [L]: every pool's slots shared out evenly over its layers.
+    """Return the slots of each layer, int32 [L]: every pool's slots, divided evenly among its layers.
 
-    No layer gets more than its experts; what it cannot use goes to the others of its pool, the earlier first.
+    No layer gets more slots than it has experts. The slots that it cannot use go to other layers of its pool,
+    earlier layers first.
     """
     shares = np.zeros(len(layers), np.int32)
     counts = np.array([layer.n_expert for layer in layers], np.int32)

@@ -1,6 +1,6 @@
-"""Bounds from recorded demand: what a scheduler could reach that knew the future.
+"""Upper bounds of hits, computed from recorded demand as if a scheduler knew the future.
 
-Hits are of distinct experts per step; a step finds the slots as the end of the step before left them.
+Hits count distinct experts per step. A step finds the slots as the end of the step before left them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ NEVER = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class Bound:
-    """What the optimum reaches."""
+    """The result of the optimum."""
 
-    distinct: int  # (layer, expert) wanted, each once per step
+    distinct: int  # pairs (layer, expert) that steps want, each once per step
     distinct_hit: int
     uploads: int
 
     @property
     def hit_rate_distinct(self) -> float:
+        """The share of the distinct experts that are hits."""
         return self.distinct_hit / max(1, self.distinct)
 
 
 def next_use(counts: IntArray) -> IntArray:
-    """int32 [T, L, N]: the first later step that wants the expert again, NEVER where none does."""
+    """Return the next later step that wants each expert, int32 [T, L, N]; NEVER where no step does."""
     result = np.empty(counts.shape, np.int32)
     later = np.full(counts.shape[1:], NEVER, np.int32)
     for step in range(len(counts) - 1, -1, -1):
@@ -39,13 +40,14 @@ def next_use(counts: IntArray) -> IntArray:
 
 
 def belady(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
-    """The most hits when an expert may enter a slot only at its own use, and need not: misses run on the CPU.
+    """Return the most hits if an expert can enter a slot only at its own use; it does not have to.
 
     counts: int32 [T, L, N] activations; pools: the pool of every layer; pool_slots: slots of every pool.
-    Belady's MIN with bypass: a hit is an interval from one use of an expert to its next, at most as many may
-    overlap as there are slots, and whenever there are more, the one that ends last is given up. That is
-    optimal for intervals of equal weight. A scheduler that fetches experts which were *not* just used can
-    exceed it in principle: `clairvoyant` bounds that one.
+
+    This is Belady's MIN with bypass; misses run on the CPU. A hit is an interval from one use of an expert to
+    its next use. At most as many intervals overlap as there are slots. If there are more, the one that ends
+    last is given up, which is optimal for intervals of equal weight. A scheduler that fetches experts which
+    were *not* just used can exceed this bound in principle; `clairvoyant` bounds that one.
     """
     following = next_use(counts)
     of_layer = np.asarray(pools)
@@ -60,7 +62,8 @@ def belady(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) ->
 
 def _one_pool(counts: IntArray, following: IntArray, n_slots: int) -> tuple[int, int]:
     flat = counts.reshape(len(counts), -1)
-    until = np.full(flat.shape[1], NEVER, np.int32)  # the use that an expert is kept for; NEVER: not kept
+    # The next use, until which an expert is kept; NEVER: it is not kept.
+    until = np.full(flat.shape[1], NEVER, np.int32)
     hits = uploads = 0
     for step, ahead in enumerate(following.reshape(flat.shape)):
         used = flat[step] > 0
@@ -76,10 +79,10 @@ def _one_pool(counts: IntArray, following: IntArray, n_slots: int) -> tuple[int,
 
 
 def clairvoyant(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
-    """The most hits of all: before each step, every pool holds what the step will want, as much as fits.
+    """Return the most hits of all: before each step, every pool holds as much of its demand as fits.
 
-    Arguments as for `belady`. No link is fast enough for it; `uploads` says how many it would take (experts
-    that the step before wanted as well are kept first).
+    Arguments are those of `belady`. No link is fast enough for it; `uploads` is the number of uploads that it
+    takes. Experts that the step before wanted as well are kept first.
     """
     wanted = counts > 0
     of_layer = np.asarray(pools)

@@ -1,11 +1,11 @@
-"""What an expert costs where: unit times, and the models of the CPU's time that they come from.
+"""Unit times of experts on CPU and device, and the models of the CPU's time that they come from.
 
-The paper (Eq. 7) has the CPU cost a time per activated pair (token, expert). A kernel that reads an expert's
-weights once for all tokens that want it costs a time per distinct expert as well:
+In the paper (Eq. 7), the CPU takes a time per activated pair (token, expert). A kernel that reads an expert's
+weights once for all tokens that want it also takes a time per distinct expert:
 
     T_cpu = per_layer + per_expert · distinct + per_pair · pairs        (the paper: `per_pair` alone)
 
-`fit` finds either form from measurements, `relative_error` says how well it predicts others.
+`fit` finds either form from measurements. `relative_error` tells how well a fit predicts other measurements.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ Counts = npt.NDArray[np.integer[Any]] | FloatArray
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Times in seconds, of experts of one size."""
+    """Unit times in seconds, for experts of one size.
+
+    Raise InputError for a time that is negative or not finite.
+    """
 
     cpu_pair: float  # T_cpu^u: one (token, expert) on the CPU
     gpu_expert: float  # T_gpu^u: one distinct expert on the device
     upload: float  # T_io^u: one expert to the device
     draft_token: float = 0.0  # T_draft^u: one token of the draft model
-    cpu_expert: float = 0.0  # one distinct expert on the CPU, beside its pairs; 0 in the paper's form
-    cpu_layer: float = 0.0  # a layer that leaves anything to the CPU, beside both; 0 in the paper's form
+    cpu_expert: float = 0.0  # one distinct expert on the CPU, besides its pairs; 0 in the paper's form
+    cpu_layer: float = 0.0  # a layer with any expert on the CPU, besides both; 0 in the paper's form
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -43,9 +46,10 @@ class UnitCosts:
 
     @classmethod
     def of(cls, costs: ExpertCosts, draft_token: float, *, by_expert: bool = True) -> UnitCosts:
-        """From measured ones; by_expert=False has the CPU cost a time per pair only (Eq. 7 as printed).
+        """Return the unit times of measured costs.
 
-        A transfer takes what it takes while both sides compute.
+        by_expert=False uses a time per pair only (Eq. 7 as printed). The time of an upload is the one that it
+        takes while both sides compute.
         """
         return cls(
             cpu_pair=costs.cpu_pair_s if by_expert else costs.cpu_pair_only_s,
@@ -58,20 +62,21 @@ class UnitCosts:
 
     @classmethod
     def guessed(cls, expert_bytes: int, *, by_expert: bool = True) -> UnitCosts:
-        """Before anything is measured, and without anybody who measures."""
+        """Return guessed unit times, for use where nothing is measured."""
         return cls.of(ExpertCosts.guessed(expert_bytes), 1e-3, by_expert=by_expert)
 
     def cpu(self, pairs: Counts, distinct: Counts) -> FloatArray:
-        """float64, of the arguments' shape: a layer's seconds for `pairs` of `distinct` experts."""
+        """Return a layer's seconds for `pairs` of `distinct` experts, float64 of the arguments' shape."""
         work = self.cpu_pair * pairs + self.cpu_expert * distinct
         return np.asarray(work + self.cpu_layer * np.minimum(distinct, 1), np.float64)
 
 
 def step_seconds(counts: IntArray, resident: BoolArray, costs: Sequence[UnitCosts]) -> FloatArray:
-    """float64 [T]: what the experts of each step take, CPU and device side by side in every layer.
+    """Return the time of each step's experts in seconds, float64 [T].
 
-    counts: int32 [T, L, N] activations; resident: bool [T, L, N]; costs: of every layer. Sum over the layers
-    of max(T_cpu, T_gpu), with what really was resident in place of r_c and r_g.
+    counts: int32 [T, L, N] activations; resident: bool [T, L, N]; costs: of every layer. CPU and device
+    compute side by side in every layer, so the time is the sum over the layers of max(T_cpu, T_gpu). The real
+    residency takes the place of r_c and r_g.
     """
     on_cpu = np.where(resident, 0, counts)
     total = np.zeros(len(counts))
@@ -84,18 +89,18 @@ def step_seconds(counts: IntArray, resident: BoolArray, costs: Sequence[UnitCost
 
 @dataclass(frozen=True)
 class CpuFit:
-    """A fitted model of the CPU's time."""
+    """A fitted model of the CPU's time, in seconds."""
 
-    fixed: float  # seconds per measurement, whatever it computed
+    fixed: float  # per measurement, for any amount of work
     per_pair: float
     per_expert: float
 
     def predict(self, pairs: Counts, distinct: Counts) -> FloatArray:
-        """float64 [n] seconds."""
+        """Return the predicted seconds, float64 [n]."""
         return np.asarray(self.fixed + self.per_pair * pairs + self.per_expert * distinct, np.float64)
 
     def relative_error(self, pairs: Counts, distinct: Counts, seconds: FloatArray) -> float:
-        """Mean |prediction - measurement| as a share of the mean measurement."""
+        """Return the mean |prediction - measurement| as a share of the mean measurement."""
         return float(np.abs(self.predict(pairs, distinct) - seconds).mean() / seconds.mean())
 
 
@@ -108,11 +113,12 @@ def fit(
     fixed: bool = False,
     relative: bool = False,
 ) -> CpuFit:
-    """The model that explains measurements best: least squares, no negative times, outliers dropped once.
+    """Return the model that explains measurements best: least squares without negative times.
 
-    pairs, distinct: [n], what each measurement computed; seconds: float64 [n], above 0. by_expert=False is
-    the paper's form. fixed: also a time per measurement. relative: errors are shares of the measurements, so
-    that short ones count as much as long ones. Raises InputError for fewer than 8 measurements.
+    pairs, distinct: [n], the work of each measurement; seconds: float64 [n], above 0. by_expert=False uses
+    the paper's form. fixed: also fit a time per measurement. relative: errors are shares of the measurements,
+    so that short ones count as much as long ones. Outliers are dropped once. Raise InputError for fewer than
+    8 measurements.
     """
     if len(seconds) < 8:
         raise InputError(f"a fit takes at least 8 measurements, not {len(seconds)}")
@@ -122,14 +128,17 @@ def fit(
     if relative:
         inputs, seconds = inputs / seconds[:, None], np.ones(len(seconds))
     solution = _nonnegative(inputs, seconds)
-    # An interrupted measurement is many times too long and would carry the fit.
+    # An interrupted measurement is many times too long and would distort the fit.
     off = np.abs(inputs @ solution - seconds)
     kept = off <= 5 * np.median(off) + 1e-12
     return CpuFit(*_nonnegative(inputs[kept], seconds[kept]).tolist())
 
 
 def _nonnegative(inputs: FloatArray, outputs: FloatArray) -> FloatArray:
-    """Least squares with coefficients of at least 0, exact for so few columns: the best of all supports."""
+    """Return the least-squares coefficients of at least 0.
+
+    The result is exact: all supports are tried, which few columns allow.
+    """
     n = inputs.shape[1]
     best, best_error = np.zeros(n), np.inf
     for support in range(1, 1 << n):

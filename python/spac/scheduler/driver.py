@@ -1,4 +1,7 @@
-"""Runs a scheduler: turns the session's events into views and its plans into orders for the reconciler."""
+"""A driver that runs a scheduler.
+
+It turns the session's events into views, and the scheduler's plans into orders for the reconciler.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from spac.scheduler.routers import FloatArray, Gates
 
 
 class LayerInfo(Protocol):
-    """A layer, as the mechanism describes it (`spac._core.LayerInfo`)."""
+    """A layer as the mechanism describes it (`spac._core.LayerInfo`)."""
 
     @property
     def name(self) -> str: ...
@@ -29,7 +32,7 @@ class LayerInfo(Protocol):
 
 
 class Experts(Protocol):
-    """What a scheduler's driver needs of the mechanism (`spac._core.Experts`)."""
+    """The part of the mechanism that a driver uses (`spac._core.Experts`)."""
 
     @property
     def layers(self) -> Sequence[LayerInfo]: ...
@@ -41,7 +44,10 @@ class Experts(Protocol):
 
 
 class DraftStates(Protocol):
-    """What a draft's layers compute while it drafts (`spac.engine.draft_hidden_states.DraftStates`)."""
+    """The values that a draft's layers compute while it drafts.
+
+    `spac.engine.draft_hidden_states.DraftStates` is one.
+    """
 
     @property
     def gates(self) -> Gates: ...
@@ -50,7 +56,7 @@ class DraftStates(Protocol):
 
 
 class Driver:
-    """One scheduler at work on one model's experts. Not thread-safe: one caller at a time."""
+    """A driver runs one scheduler on one model's experts. It is not thread-safe: one caller at a time."""
 
     def __init__(
         self,
@@ -59,8 +65,11 @@ class Driver:
         costs: LiveCosts | None = None,
         states: DraftStates | None = None,
     ) -> None:
-        """experts: with their slots attached; costs: what things cost, where that is known; states: the
-        draft's, for schedulers that want them."""
+        """Make a driver.
+
+        experts: the model's experts, with slots attached. costs: the costs, where they are known. states: the
+        draft's hidden states, for schedulers that want them.
+        """
         self.scheduler = scheduler
         self._experts = experts
         self._layers = tuple(
@@ -70,7 +79,7 @@ class Driver:
         counts = np.array([layer.n_expert for layer in self._layers], np.int32)
         n_expert = int(counts.max(initial=0))
         self.exists: BoolArray = np.arange(n_expert)[None, :] < counts[:, None]
-        """bool [L, N]: False where a layer has no such expert."""
+        """True where a layer has such an expert, bool [L, N]."""
         self._plan = Plan.nothing(len(self._layers), n_expert)
         self._pool_slots = np.array(experts.pool_slots, np.int32)
         self._costs = costs
@@ -85,19 +94,20 @@ class Driver:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
+        """The model's MoE layers."""
         return self._layers
 
     @property
     def step(self) -> int:
-        """Steps verified so far."""
+        """The number of steps verified so far."""
         return self._step
 
     def resume(self, plan: Plan) -> None:
-        """Have a plan of an earlier process in force until the scheduler says otherwise."""
+        """Put a plan of an earlier process in force. It holds until the scheduler returns another one."""
         self._submit(plan)
 
     def start(self) -> None:
-        """Ask for the first plan. To be called once the slots are attached."""
+        """Ask the scheduler for the first plan. Call it once the slots are attached."""
         self.raised(Event.START)
 
     def raised(
@@ -111,7 +121,10 @@ class Driver:
         layer: int = -1,
         draft_routes: IntArray | None = None,
     ) -> None:
-        """Pass an event on; if the scheduler answers with a plan, it holds from now on."""
+        """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
+
+        Raise InputError if the plan's shape is not the model's.
+        """
         if event in self.scheduler.events:
             asks = self.scheduler.wants_routes and event == Event.VERIFY_END
             view = View(

@@ -1,4 +1,4 @@
-"""Decayed counts: every pool keeps the experts that were activated most, the recent past counting more."""
+"""A scheduler that keeps each pool's most activated experts; recent steps count more."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ import numpy.typing as npt
 from spac.errors import InputError
 from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
 
-_ONE = 1 << 16  # priority of one activation per token, kept up for ever
+_ONE = 1 << 16  # priority of one activation per token in every step
 
 
 class EwmaScheduler(Scheduler):
-    """score <- decay · score + (1 - decay) · f / (tokens verified), and the highest scores of a pool.
+    """Keeps the experts with the highest scores in each pool.
 
-    Layers of a pool compete: a layer with steady demand gets more slots than one without.
+        score <- decay · score + (1 - decay) · f / (tokens verified)
+
+    The layers of a pool compete: a layer with steady demand gets more slots than one without.
     """
 
     name = "ewma"
 
     def __init__(self, decay: float = 0.65) -> None:
-        """decay: what is left of a score after a step, 0 to less than 1. Raises InputError otherwise."""
+        """Set the decay, the factor that a step applies to a score.
+
+        Raise InputError if it is below 0, or 1 or more.
+        """
         if not 0 <= decay < 1:
             raise InputError(f"decay must be at least 0 and below 1, not {decay:g}")
         self._decay = decay
         self._score: npt.NDArray[np.float64] = np.zeros((0, 0))
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Update the scores at VERIFY_END, and return the plan of the highest ones."""
         if event == Event.START:
             self._score = np.zeros((view.n_layer, view.n_expert))
             return Plan.nothing(view.n_layer, view.n_expert)
@@ -38,16 +44,19 @@ class EwmaScheduler(Scheduler):
         return Plan(priority, best_per_pool(priority, view))
 
     def state(self) -> StateArrays:
+        """Return the scores."""
         return {"score": self._score.copy()}
 
     def restore(self, state: StateArrays) -> None:
+        """Continue from the scores of `state`; negative values become 0."""
         self._score = np.maximum(state["score"], 0.0)
 
 
 def best_per_pool(priority: IntArray, view: View) -> IntArray:
-    """int32 [L]: thresholds at which every pool wants as many experts as it has slots, none of priority 0.
+    """Return thresholds, int32 [L], at which every pool wants as many experts as it has slots.
 
-    Experts that tie at a threshold are all wanted: the first to come stay.
+    No expert of priority 0 is wanted. Experts that tie at a threshold are all wanted; the first that are
+    loaded stay.
     """
     threshold = np.ones(view.n_layer, np.int32)
     pools = np.array([layer.pool for layer in view.layers], np.int32)

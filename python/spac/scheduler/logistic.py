@@ -1,32 +1,33 @@
-"""Learned prediction: how probable is it that the next step uses an expert, token by token.
+"""A scheduler that learns to predict which experts the next step uses.
 
-An online logistic regression, one for all experts of a model. After a step of n tokens whose last r were
-drafted and rejected, expert e has the features x_e,
+The predictor is an online logistic regression, one for all experts of a model. After a step of n tokens,
+whose last r were drafted and rejected, expert e has the features x_e:
 
     count     √(f / n), where f of the n tokens were routed to it
     recent    0.9^(tokens since the last step that used it)
-    near      decayed mean of `count`, of which a token leaves 0.95
-    far       the same, of which a token leaves 0.99
+    near      decayed mean of `count`; a token leaves 0.95 of it
+    far       decayed mean of `count`; a token leaves 0.99 of it
     position  i / n, where token i of 1..n was the last one routed to it; 0 without one
     rejected  1 if that was a rejected token (i > n - r)
 
-and the next step uses it with the probability p_e = 1 / (1 + exp(-(w · x_e + b))). When that step is known,
-y_e = 1 for what it used, the gradient of the mean log loss, g = Σ_e (p_e - y_e) (x_e, 1) / E, moves the
-weights as Adagrad with forgetting does:
+The next step uses the expert with the probability p_e = 1 / (1 + exp(-(w · x_e + b))). When that step is
+known, y_e = 1 for the experts that it used. The gradient of the mean log loss is g = Σ_e (p_e - y_e) (x_e, 1)
+/ E. It moves the weights as Adagrad with forgetting does:
 
     G <- 0.98 G + g²;      (w, b) <- (w, b) - η g / √G,   η = 0.1
 
-so that they never freeze: a change of regime is followed within some dozens of steps.
+So the weights never freeze. They follow a change of regime within some dozens of steps.
 
-All of it is per token, so that steps may differ in length, down to decoding without speculation.
+All terms are per token, so steps may differ in length, down to decoding without speculation.
 
-`position` and `rejected` are what counts hide. Rejected tokens stood at the positions that the next step
-verifies, guesses that were often near enough to be routed alike; and of the accepted ones the late tell more
-than the early. Where routes are not known (demand recorded without), both are 0.
+`position` and `rejected` hold what counts hide. Rejected tokens stood at the positions that the next step
+verifies. Often these guesses were near enough to be routed alike. Among the accepted tokens, the late ones
+tell more than the early ones. Both features are 0 where routes are not known, for example in demand that was
+recorded without routes.
 
-Every pool keeps its most probable experts. A resident one counts `margin` more, so that no copy is made for a
-gain in probability below it. Prefill is not demand and teaches nothing. Layers that are to be whole
-(`whole_layers`) stand above all others.
+Every pool keeps its most probable experts. The scheduler adds `margin` to the probability of a resident
+expert, so that no copy is made for a smaller gain. Prefill is not demand and teaches nothing. Layers that are
+to be whole (`whole_layers`) stand above all others.
 """
 
 from __future__ import annotations
@@ -49,35 +50,36 @@ FloatArray = npt.NDArray[np.float64]
 
 FEATURES = ("count", "recent", "near", "far", "position", "rejected")
 _START = np.array([1.0] * len(FEATURES) + [-1.5])  # weights, bias
-_RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # what a token leaves of these features
+_RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # the factors that a token applies to these features
 _RATE = 0.1  # η; hits hardly depend on it between 0.05 and 0.3
 _SQUARES = 1e-4  # G at first
 _SQUARES_KEPT = 0.98
-_LEAST = 1e-12  # of G, for a feature may be silent for ever; and a mean below it is 0: no denormal numbers
-_MOST = 20.0  # of a weight, either way
+# Lower bound of G, because a feature may stay silent. Smaller means become 0, which avoids denormal numbers.
+_LEAST = 1e-12
+_MOST = 20.0  # largest absolute value of a weight
 _ONE = 1 << 20  # priority of certainty
-_ABOVE = 2 * _ONE  # what experts of whole layers have more
+_ABOVE = 2 * _ONE  # addition to the priority of experts of whole layers
 
 
 class Predictor:
-    """The regression: from what a step showed to probabilities for the next one."""
+    """The regression. It turns observations of a step into probabilities for the next one."""
 
     def __init__(self, exists: BoolArray) -> None:
-        """exists: bool [L, N]: False for padding, which teaches nothing."""
+        """Start with the initial weights. exists: bool [L, N], False for padding, which teaches nothing."""
         self._exists = exists
         self._real = max(1, int(exists.sum()))
         self.weights = _START.copy()
-        """float64 [7]: w in the order of FEATURES, then b."""
+        """The weights w in the order of FEATURES, then b; float64 [7]."""
         self.squares: FloatArray = np.full(len(_START), _SQUARES)
-        """float64 [7]: G."""
+        """G, float64 [7]."""
         self.features: FloatArray = np.zeros((len(FEATURES), *exists.shape))
-        """float64 [6, L, N]: x of the last step."""
+        """x of the last step, float64 [6, L, N]."""
         self.probability: FloatArray = np.zeros(exists.shape)
-        """float64 [L, N]: p for the next step; 0 in the padding, and everywhere before the first step."""
+        """p for the next step, float64 [L, N]; 0 in the padding, and everywhere before the first step."""
 
     @property
     def arrays(self) -> StateArrays:
-        """All that it has learned, not copied."""
+        """The learned arrays by name, not copied."""
         return {
             "weights": self.weights,
             "squares": self.squares,
@@ -86,7 +88,7 @@ class Predictor:
         }
 
     def restore(self, state: StateArrays) -> None:
-        """Go on from copies of the same arrays."""
+        """Continue from copies of the same arrays, clipped to their valid ranges."""
         bounds = {
             "weights": (-_MOST, _MOST), "squares": (_LEAST, 1e12), "features": (0.0, 1.0),
             "probability": (0.0, 1.0),
@@ -95,10 +97,10 @@ class Predictor:
             np.clip(np.nan_to_num(state[name]), *bounds[name], out=array)
 
     def observe(self, demand: IntArray, n_verified: int, n_rejected: int, routes: IntArray | None) -> None:
-        """Learn from a step, and predict the next.
+        """Learn from a step, and predict the next one.
 
-        demand: int32 [L, N]; n_verified >= 1: its tokens, of which the last n_rejected were rejected;
-        routes: int32 [L, T, U], see `View.routes`.
+        demand: int32 [L, N]. n_verified: the tokens of the step, at least 1; the last n_rejected of them were
+        rejected. routes: int32 [L, T, U], see `View.routes`.
         """
         used = demand > 0
         if self.probability.any():
@@ -130,7 +132,7 @@ class Predictor:
 
 
 def _last_position(position: FloatArray, routes: IntArray) -> None:
-    """Writes the position, from 1/T to 1, of the last of the T tokens routed to each expert."""
+    """Write the position, from 1/T to 1, of the last of the T tokens routed to each expert."""
     n_token = routes.shape[1]
     for token in range(n_token):
         layer, place = np.nonzero(routes[:, token] >= 0)
@@ -138,16 +140,19 @@ def _last_position(position: FloatArray, routes: IntArray) -> None:
 
 
 class LogisticScheduler(Scheduler):
-    """The highest probabilities of every pool, a resident's raised by the margin."""
+    """Keeps the experts with the highest probabilities in every pool; the margin raises a resident's."""
 
     name = "logistic"
     wants_routes = True
     allow_fast: ClassVar[bool] = True
-    """False: numpy throughout, to compare with."""
+    """False: use numpy throughout, for comparisons."""
 
     def __init__(self, margin: float = 0.2, whole: bool = True) -> None:
-        """margin: the gain in probability that is worth a copy, 0 to less than 1; whole: layers are made
-        whole where that pays. Raises InputError for what cannot be used."""
+        """Set the options.
+
+        margin: the gain in probability that is worth a copy, 0 to less than 1. whole: layers are made whole
+        where that pays. Raise InputError for invalid values.
+        """
         if not 0 <= margin < 1:
             raise InputError(f"margin must be at least 0 and below 1, not {margin:g}")
         if not isinstance(whole, bool):
@@ -156,10 +161,11 @@ class LogisticScheduler(Scheduler):
 
     @property
     def probability(self) -> FloatArray:
-        """float64 [L, N]: that the next step uses an expert."""
+        """The probability that the next step uses an expert, float64 [L, N]."""
         return self._predictor.probability
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Learn from the step at VERIFY_END, and return the plan of the most probable experts."""
         if event == Event.START:
             self._predictor = Predictor(view.exists)
             self._whole, self._last = WholeLayers(view, fast=self.allow_fast), None
@@ -188,17 +194,19 @@ class LogisticScheduler(Scheduler):
         return Plan(priority, threshold)
 
     def state(self) -> StateArrays:
+        """Return copies of the learned arrays."""
         learned = {name: array.copy() for name, array in self._predictor.arrays.items()}
         return {**learned, **self._whole.state()} if self._makes_whole else learned
 
     def restore(self, state: StateArrays) -> None:
+        """Continue from the result of `state`."""
         self._predictor.restore(state)
         if self._makes_whole:
             self._whole.restore(state)
             self._last = None
 
     def _make_fast(self, view: View) -> _core.Logistic:
-        """The same in C++ (csrc/core/logistic.h), on the same arrays."""
+        """Return the C++ implementation (csrc/core/logistic.h) on the same arrays."""
         arrays: dict[str, npt.NDArray[Any]] = {
             **self._predictor.arrays,
             "exists": view.exists.view(np.uint8),
@@ -206,7 +214,7 @@ class LogisticScheduler(Scheduler):
             "pool_slots": self._whole.slots_left,
             "whole": self._whole.whole,
         }
-        from spac import _core  # here, for options are read before the library is loaded
+        from spac import _core  # imported here because options are read before the library is loaded
 
         return _core.Logistic(
             arrays, _RATE, self._margin, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, _LEAST, _MOST

@@ -1,7 +1,7 @@
-"""MoE-SpeQ's Expert Lookahead Buffer (Section 3.3.1), and how far what it foretells comes true.
+"""MoE-SpeQ's Expert Lookahead Buffer (Section 3.3.1), and measures of how often its predictions come true.
 
-ELB[i][j] (Equation 6) holds what token i of the coming verification is predicted to want of layer j. Its
-entries are `View.draft_routes`, int32 [L, T, U]: the experts that the draft's routers chose.
+ELB[i][j] (Equation 6) holds the experts of layer j that token i of the coming verification is predicted to
+want. Its entries are `View.draft_routes`, int32 [L, T, U]: the experts that the draft's routers chose.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def foretold_uses(routes: IntArray, n_expert: int) -> IntArray:
-    """int32 [L, N]: by how many tokens each expert is foretold to be used.
+    """Return how many tokens are predicted to use each expert, int32 [L, N].
 
-    routes: int32 [L, T, U], -1 where there is none; a token names an expert once.
+    routes: int32 [L, T, U], -1 where there is no expert. A token names an expert once.
     """
     n_layer = len(routes)
     layer, _, _ = np.nonzero(routes >= 0)
@@ -29,18 +29,29 @@ def foretold_uses(routes: IntArray, n_expert: int) -> IntArray:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Foretold and real routes of the same tokens, by layer."""
+    """A comparison of predicted and real routes of the same tokens, by layer."""
 
-    tokens: int  # that were foretold
-    same: FloatArray  # [L] share of their real experts that were foretold: recall and precision of tokens
-    exact: FloatArray  # [L] share of them all of whose experts were (hard and soft matches, Figure 6)
-    recall: FloatArray  # [L] distinct experts of the verifications that were foretold; all their tokens count
-    precision: FloatArray  # [L] distinct foretold experts that the verifications used
+    tokens: int
+    """The number of tokens with predicted routes."""
+    same: FloatArray
+    """The share of their real experts that was predicted, float64 [L]: recall and precision of tokens."""
+    exact: FloatArray
+    """The share of tokens all of whose experts were predicted, float64 [L].
+
+    See hard and soft matches, Figure 6.
+    """
+    recall: FloatArray
+    """The share of the verifications' distinct experts that was predicted, float64 [L]. All tokens count."""
+    precision: FloatArray
+    """The share of the distinct predicted experts that the verifications used, float64 [L]."""
 
     @classmethod
     def of(cls, foretold: IntArray, real: IntArray) -> Fidelity:
-        """foretold, real: int32 [steps, L, tokens, U], -1 where there is none; tokens in the order in which
-        they are verified."""
+        """Return the comparison of `foretold` with `real`.
+
+        Both are int32 [steps, L, tokens, U], -1 where there is no expert. Tokens stand in the order in which
+        they are verified.
+        """
         n_expert = int(max(foretold.max(initial=0), real.max(initial=0))) + 1
         told, used = _sets(foretold, n_expert), _sets(real, n_expert)
         n_token = min(told.shape[2], used.shape[2])
@@ -60,7 +71,7 @@ class Fidelity:
 
 
 def _sets(routes: IntArray, n_expert: int) -> BoolArray:
-    """bool [steps, L, tokens, N]."""
+    """Return the experts that each token uses, bool [steps, L, tokens, N]."""
     found = np.zeros((*routes.shape[:3], n_expert), np.bool_)
     step, layer, token, place = np.nonzero(routes >= 0)
     found[step, layer, token, routes[step, layer, token, place]] = True

@@ -1,4 +1,4 @@
-"""Least recently used, per layer: each keeps its most recently used experts within its share of the slots."""
+"""A scheduler that keeps each layer's most recently used experts, within the layer's share of the slots."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, V
 
 
 class LruScheduler(Scheduler):
-    """Recency of decode steps. Within a step the expert with more activations counts as the more recent one,
-    then the lower index. Experts that were never used are not fetched.
+    """Orders experts by the decode step that used them last.
+
+    Within a step, the expert with more activations counts as more recent, then the one with the lower index.
+    Experts that were never used are not fetched.
     """
 
     name = "lru"
@@ -18,11 +20,12 @@ class LruScheduler(Scheduler):
     def __init__(self) -> None:
         self._used: npt.NDArray[np.int64] = np.zeros(
             (0, 0), np.int64
-        )  # step and count of the last use, 0 = never
+        )  # step << 32 + activations of the last use; 0 = never used
         self._share: IntArray = np.zeros(0, np.int32)
         self._step = 0
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Record the step's uses at VERIFY_END, and return the plan of the most recently used experts."""
         if event == Event.START:
             self._used = np.zeros((view.n_layer, view.n_expert), np.int64)
             self._share = share_slots(view.layers, view.pool_slots)
@@ -36,13 +39,18 @@ class LruScheduler(Scheduler):
         return self._plan()
 
     def state(self) -> StateArrays:
+        """Return the last use of every expert and the number of steps."""
         return {"used": self._used.copy(), "step": np.array(self._step, np.int64)}
 
     def restore(self, state: StateArrays) -> None:
+        """Continue from the result of `state`."""
         self._used, self._step = state["used"].copy(), int(state["step"])
 
     def _plan(self) -> Plan:
-        """Wanted experts rank above every unwanted one: a load always finds its victim in the same pool."""
+        """Return the plan of the most recently used experts.
+
+        Every wanted expert ranks above every unwanted one. So a load always finds a victim in its own pool.
+        """
         n_layer, n_expert = self._used.shape
         order = np.argsort(-self._used, axis=1, kind="stable")
         rank = np.empty_like(order)

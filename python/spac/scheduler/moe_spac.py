@@ -1,24 +1,24 @@
-"""MoE-SpAc: demand seen by speculation drives utility, threshold, prefetch and eviction.
+"""The scheduler MoE-SpAc. Demand seen by speculation drives utility, threshold, prefetch and eviction.
 
-After each verification, Algorithm 1 moves the utility of every expert (`utility`), the workload balancer
-chooses every layer's threshold τ (`balancer`), and one plan says both: an expert is wanted where s >= τ,
-uploads go from level K down to τ, victims are the lowest levels. Loading and evicting themselves, frozen
-experts in use and the layers' cyclic order are the mechanism's (csrc/backend/reconciler.h,
-csrc/core/slot_table.h). Uploads run while the next tokens are drafted: the plan is there before the draft
-begins. Prefill is not demand and moves no utility.
+After each verification, Algorithm 1 moves the utility of every expert (`utility`). The workload balancer
+chooses every layer's threshold τ (`balancer`). One plan has both: an expert is wanted where s >= τ, uploads
+go from level K down to τ, and victims are the lowest levels. The mechanism does the loading and evicting,
+freezes experts in use, and follows the layers' cyclic order (csrc/backend/reconciler.h,
+csrc/core/slot_table.h). The plan is there before the draft begins, so uploads run while the next tokens are
+drafted. Prefill is not demand and moves no utility.
 
-The rows of Table 4, each one option: w/o SpecUE `speculative=off`; w/o AdaBC `adapt=off`; w/o HetWB
+Each row of Table 4 is one option: w/o SpecUE `speculative=off`; w/o AdaBC `adapt=off`; w/o HetWB
 `balance=off` (τ = `threshold`); w/o SG-Prefetcher `prefetch=off`; w/o SG-Evictor `evict=off`; w/o SD is the
 engine's `--draft-length 0`. Appendix D's other choice after use is `after_use=zero`.
 
-The balancer's unit times are those that the engine measures (`spac.costs`), read anew every few steps.
+The engine measures the balancer's unit times (`spac.costs`). The scheduler reads them anew every few steps.
 
-Priorities are s · 2^20 plus an order within the level (`ties`), so that they are utility levels where levels
-differ and a total order where they do not. The paper's levels are first in, first out (`ties=none`). By
-default the order is learned: the probability that the next step uses an expert (`logistic`), a resident's
-raised by `margin`, so that no expert is copied over one of its own level for less. By the same probabilities,
-layers are made whole where that spares more than their slots would bring elsewhere (`whole_layers`): they
-stand above level K, and levels and balancer share what is left.
+Priorities are s · 2^20 plus an order within the level (`ties`). So they are utility levels where levels
+differ, and a total order where they are equal. The paper's levels are first in, first out (`ties=none`). By
+default the order is learned: it is the probability that the next step uses an expert (`logistic`). `margin`
+raises a resident's, so that no expert is copied over one of its own level for a smaller gain. By the same
+probabilities, layers are made whole where that spares more than their slots would bring elsewhere
+(`whole_layers`). Whole layers stand above level K. Levels and balancer share the slots that are left.
 """
 
 from __future__ import annotations
@@ -42,36 +42,39 @@ from spac.scheduler.whole_layers import WholeLayers
 if TYPE_CHECKING:
     from spac import _core
 
-_COSTS_EVERY = 16  # steps between looks at what things cost
-_LEVEL = 1 << 20  # priority of one utility level; what is below orders experts within it
+_COSTS_EVERY = 16  # steps between readings of the costs
+_LEVEL = 1 << 20  # priority of one utility level; smaller differences order experts within a level
 
 
 class _Binary:
-    """Utility without speculation's frequencies: 1 for an expert that the last step used, else 0."""
+    """Keeps a utility without speculation's frequencies: 1 for an expert that the last step used, else 0."""
 
     def __init__(self, exists: BoolArray) -> None:
         self.utility: IntArray = np.zeros(exists.shape, np.int32)
 
     def observe(self, demand: IntArray, n_verified: int) -> IntArray:
+        """Return the utilities for the next step, int32 [L, N]."""
         self.utility = (demand > 0).astype(np.int32)
         return self.utility
 
     def state(self) -> StateArrays:
+        """Return a copy of the utilities, by name."""
         return {"utility": self.utility.copy()}
 
     def restore(self, state: StateArrays) -> None:
+        """Continue from the result of `state`."""
         self.utility = np.clip(state["utility"], 0, 1)
 
 
 class MoeSpacScheduler(Scheduler):
-    """The full system by default; see `MoeSpacOptions` for its parts."""
+    """Runs the full system by default; see `MoeSpacOptions` for its parts."""
 
     name = "moe-spac"
     allow_fast: ClassVar[bool] = True
-    """False: numpy throughout, to compare with."""
+    """False: use numpy throughout, for comparisons."""
 
     def __init__(self, **options: Any) -> None:
-        """Options by the names of MoeSpacOptions. Raises InputError for what cannot be used."""
+        """Set the options, by the names of MoeSpacOptions. Raise InputError for invalid ones."""
         known = [item.name for item in fields(MoeSpacOptions)]
         for name in options:
             if name not in known:
@@ -81,22 +84,23 @@ class MoeSpacScheduler(Scheduler):
         self._learned = LogisticScheduler(self.options.margin, whole=False) if learns else None
         self._makes_whole = self.options.whole and self.options.evict and self.options.after_use == "keep"
         self._last: IntArray | None = None  # priorities of the plan in force
-        self._last_order: IntArray | None = None  # of `_learned`
+        self._last_order: IntArray | None = None  # the order within levels by `_learned`
         self.wants_routes = learns  # type: ignore[misc]
         self.threshold: IntArray = np.zeros(0, np.int32)
-        """int32 [L]: τ of every layer, of the last step."""
+        """τ of every layer for the last plan, int32 [L]."""
 
     @property
     def n_level(self) -> int:
-        """K."""
+        """K: the highest utility."""
         return self.options.levels if self.options.speculative else 1
 
     @property
     def utility(self) -> IntArray:
-        """int32 [L, N]: s of every expert, after the last step."""
+        """s of every expert after the last step, int32 [L, N]."""
         return self._estimator.utility
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Learn from the step at VERIFY_END, and return the plan for the next one."""
         if event == Event.START:
             return self._start(view)
         if view.n_verified == 0 or not self.options.prefetch:
@@ -120,7 +124,7 @@ class MoeSpacScheduler(Scheduler):
         self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
         self._step = 0
         if self._learned is not None:
-            # Its priorities are needed, its thresholds not: without slots it looks for none.
+            # Only its priorities are needed. Without slots it computes no thresholds.
             self._learned.on(Event.START, replace(view, pool_slots=np.zeros_like(view.pool_slots)))
             self._last_order = np.zeros(exists.shape, np.int32)
         self._levels = Levels(self.utility, self.n_level)
@@ -146,6 +150,7 @@ class MoeSpacScheduler(Scheduler):
         return self._plan(view, utility, resident)
 
     def state(self) -> StateArrays:
+        """Return copies of all learned arrays."""
         learned = self._learned.state() if self._learned is not None else {}
         return {
             **{f"learned_{name}": value for name, value in learned.items()},
@@ -159,6 +164,7 @@ class MoeSpacScheduler(Scheduler):
         }
 
     def restore(self, state: StateArrays) -> None:
+        """Continue from the result of `state`."""
         self._estimator.restore(state)
         self._averages.restore(state)
         self._whole.restore(state)
@@ -176,7 +182,7 @@ class MoeSpacScheduler(Scheduler):
         self._fast = self._make_fast()
 
     def _unit_times(self, view: View) -> Times:
-        """What things cost now."""
+        """Return the present unit times of all layers."""
         options, by_expert = self.options, self.options.cost_by_expert
         if options.costs is not None:
             units = [options.costs] * view.n_layer
@@ -189,7 +195,10 @@ class MoeSpacScheduler(Scheduler):
         return Times.of(tuple(units))
 
     def _make_fast(self) -> _core.MoeSpac | None:
-        """The same in C++ (csrc/core/moe_spac.h), on the same arrays; None for options that it lacks."""
+        """Return the C++ implementation on the same arrays (csrc/core/moe_spac.h).
+
+        Return None for options that it lacks.
+        """
         options, estimator, averages = self.options, self._estimator, self._averages
         default = options.balance and options.evict and options.after_use == "keep" and not options.strict
         known = options.ties in ("learned", "count") and options.form == "level"
@@ -211,7 +220,7 @@ class MoeSpacScheduler(Scheduler):
             "hot": averages.shares,
             "total": averages.total,
         }
-        from spac import _core  # here, for options are read before the library is loaded
+        from spac import _core  # imported here because options are read before the library is loaded
 
         fast = _core.MoeSpac(
             arrays, self.n_level, options.draft_length + 1, options.forgetting, options.adapt
@@ -239,7 +248,7 @@ class MoeSpacScheduler(Scheduler):
         return Plan(priority, threshold)
 
     def _balanced(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
-        """int32 [L]: τ for the next step."""
+        """Return τ for the next step, int32 [L]."""
         self._averages.observe(self._levels, view.demand)
         self._levels = Levels(utility, self.n_level)
         if view.costs is not None and view.step % _COSTS_EVERY == 0:
@@ -265,7 +274,7 @@ class MoeSpacScheduler(Scheduler):
         return Plan(priority, threshold)
 
     def _order(self, view: View) -> IntArray:
-        """int32 [L, N] in 0..2^20-1: which expert comes first among those of one level."""
+        """Return the order of experts within a level, int32 [L, N] in 0..2^20-1; the highest comes first."""
         options = self.options
         self._step += 1
         self._used[view.demand > 0] = self._step
@@ -282,10 +291,13 @@ class MoeSpacScheduler(Scheduler):
         return (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
 
     def _within_level(self, priority: IntArray) -> IntArray:
-        """int32 [L, N] in 0..2^20-1: in the order of `logistic`'s priorities, below (1 + margin) · 2^20."""
+        """Return `priority` scaled to int32 [L, N] in 0..2^20-1; the order is kept.
+
+        priority: of `logistic`, below (1 + margin) · 2^20.
+        """
         order = (priority * (1 / (1 + self.options.margin))).astype(np.int32)
         return np.minimum(order, _LEVEL - 1, out=order)
 
     def _recency(self) -> IntArray:
-        """int32 [L, N] in 0..2^20-1: the higher, the more recently used."""
+        """Return the recency of use, int32 [L, N] in 0..2^20-1; higher is more recent."""
         return np.maximum(self._used - self._step + (_LEVEL - 1), 0)

@@ -1,4 +1,4 @@
-"""MoE-SpAc's parameters, and every part of it that can be left out."""
+"""The parameters of MoE-SpAc, and a switch for every part that can be left out."""
 
 from __future__ import annotations
 
@@ -16,50 +16,63 @@ _WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off", "st
 
 @dataclass(frozen=True)
 class MoeSpacOptions:
-    """The system's parameters, and every part of it that can be left out (Table 4)."""
+    """The parameters of the system, and a switch for every part that can be left out (Table 4).
+
+    Raise InputError for values of a wrong type or out of range.
+    """
 
     levels: int = 3
     """K: the highest utility."""
     forgetting: float = 0.1
-    """λ of the boundary calibration."""
+    """λ: the share of the newest change in the boundary calibration."""
     draft_length: int = 8
-    """γ that utilities and decay stand for: a step of γ+1 tokens; shorter ones count in proportion."""
+    """γ to which utilities and decay refer: a step of γ+1 tokens. Shorter steps count in proportion."""
     form: str = "level"
-    """Of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
+    """The form of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
     ties: str = "learned"
-    """Order within a level: "learned" (probability of use), "count" (decayed, their roots), "recent" (last
-    use), "none" (as layers run)."""
+    """The order within a level.
+
+    "learned": by probability of use. "count": by decayed counts of roots. "recent": by last use. "none": in
+    the order in which layers run.
+    """
     margin: float = 0.2
-    """Of "learned": the gain in probability that is worth a copy within a level."""
+    """The gain in probability that is worth a copy within a level, for "learned" ties."""
     whole: bool = True
-    """Layers are made whole where that pays (`whole_layers`): above all levels, in slots that the balancer no
-    longer sees. Takes "learned" ties and the default eviction."""
+    """True: layers are made whole where that pays (`whole_layers`).
+
+    Whole layers stand above all levels, in slots that the balancer no longer sees. This takes "learned" ties
+    and the default eviction.
+    """
     decay: float = 0.3
-    """What is left of a decayed count after γ+1 tokens."""
+    """The part of a decayed count that is left after γ+1 tokens."""
     after_use: str = "keep"
-    """"zero": an expert that was used becomes the first victim (Appendix D); "keep": it keeps its utility."""
+    """The utility of an expert after use: "keep", or "zero", which makes it the first victim (Appendix D)."""
     speculative: bool = True
-    """False: "w/o SpecUE": used or not used in the last step, K = 1, and no frequencies in `ties` either:
-    "learned" is then "count" of steps."""
+    """False: "w/o SpecUE". The utility says whether the last step used the expert, and K = 1.
+
+    `ties` has no frequencies either: "learned" is then "count" of steps.
+    """
     adapt: bool = True
-    """False: "w/o AdaBC": fixed boundaries (the paper's 3 and 1 in its own forms)."""
+    """False: "w/o AdaBC". The boundaries are fixed (the paper's 3 and 1 in its own forms)."""
     balance: bool = True
-    """False: "w/o HetWB": τ is `threshold` for all layers."""
+    """False: "w/o HetWB". τ is `threshold` for all layers."""
     threshold: int = 2
     """τ without the balancer."""
     prefetch: bool = True
-    """False: "w/o SG-Prefetcher": a static set of experts."""
+    """False: "w/o SG-Prefetcher". A static set of experts is resident."""
     evict: bool = True
-    """False: "w/o SG-Evictor": experts stay until a pool is full, then the least recently used goes, whatever
-    its utility."""
+    """False: "w/o SG-Evictor". Experts stay until a pool is full.
+
+    Then the least recently used expert is evicted, whatever its utility.
+    """
     strict: bool = False
-    """True: Eq. 10 and 11 as printed, a threshold is infeasible unless all of its experts fit."""
+    """True: Eq. 10 and 11 as printed. A threshold is feasible only if all of its experts fit."""
     warm_up: int = 8
-    """Steps over which the balancer's ratios are plain means."""
+    """The number of steps over which the balancer's ratios are plain means."""
     costs: UnitCosts | None = None
-    """Unit times of all layers; without them those that the engine measures, else guessed from sizes."""
+    """The unit times of all layers. None: the engine's measured times, otherwise guesses from sizes."""
     cost_by_expert: bool = True
-    """False: the CPU costs a time per pair only (Eq. 7 as printed), whether measured or guessed."""
+    """False: the CPU costs a time per pair only (Eq. 7 as printed), measured or guessed."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -80,6 +93,7 @@ class MoeSpacOptions:
 
     @property
     def estimator(self) -> UtilityOptions:
+        """The options of the utility estimator. Raise InputError for values out of range."""
         return UtilityOptions(
             levels=self.levels,
             forgetting=self.forgetting,

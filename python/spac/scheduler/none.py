@@ -1,4 +1,4 @@
-"""No expert is resident: every expert runs on the CPU."""
+"""A scheduler that keeps no expert resident. Every expert runs on the CPU."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ class NoneScheduler(Scheduler):
     events = frozenset({Event.START})
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Return the plan that wants no expert."""
         return Plan.nothing(view.n_layer, view.n_expert)

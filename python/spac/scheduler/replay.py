@@ -1,8 +1,9 @@
-"""Schedulers over recorded demand, without a model: hits and moved bytes, in milliseconds instead of minutes.
+"""Replay of a scheduler over recorded demand, without a model.
 
-The replayed mechanism is the real one's bookkeeping (`_core.SlotTable`) on an idealised clock: every step
-finds the slots as the plans before it left them, all copies done; or, where the link is the limit, as many as
-it carries between two verifications, `max_uploads`, the same number while each token is drafted.
+It counts hits and moved bytes, in milliseconds instead of minutes. The replay uses the real mechanism's
+bookkeeping (`_core.SlotTable`) on an idealised clock. Every step finds the slots as the plans before it left
+them, with all copies done. If the link is the limit, `max_uploads` is the number of experts that it carries
+between two verifications. It carries an equal part of them while each token is drafted.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Schedul
 
 @dataclass(frozen=True)
 class Demand:
-    """What a model wanted, step by step."""
+    """The demand of a model, step by step.
+
+    Raise InputError for arrays of inconsistent shapes.
+    """
 
     layers: tuple[Layer, ...]
     counts: IntArray  # [T, L, N] activations
     verified: IntArray  # [T] tokens that the target evaluated
     accepted: IntArray  # [T] drafted tokens that it accepted
     routes: IntArray | None = None  # [T, L, tokens, U] experts of every token, -1 padded (View.routes)
-    draft_routes: IntArray | None = None  # the same of what the draft foretold (View.draft_routes)
+    draft_routes: IntArray | None = None  # the draft's predictions, in the same form (View.draft_routes)
 
     def __post_init__(self) -> None:
         n_step, n_layer = len(self.counts), len(self.layers)
@@ -44,14 +48,17 @@ class Demand:
 
     @classmethod
     def of(cls, counts: IntArray, n_used: int, expert_bytes: int = 1) -> Demand:
-        """Demand of layers that are alike and share a pool; tokens are what the counts say."""
+        """Return demand of equal layers that share one pool.
+
+        The counts give the number of verified tokens, and all drafted tokens count as accepted.
+        """
         _, n_layer, n_expert = counts.shape
         layers = tuple(Layer(f"layer {i}", n_expert, n_used, expert_bytes, 0) for i in range(n_layer))
         verified = (counts[:, 0].sum(axis=1) // n_used).astype(np.int32)
         return cls(layers, counts.astype(np.int32), verified, np.maximum(verified - 1, 0))
 
     def part(self, steps: slice) -> Demand:
-        """Some of the steps."""
+        """Return the demand of some of the steps."""
         routes, foretold = (
             None if each is None else each[steps] for each in (self.routes, self.draft_routes)
         )
@@ -59,7 +66,7 @@ class Demand:
         return Demand(self.layers, counts, verified, accepted, routes, foretold)
 
     def save(self, path: Path) -> None:
-        """As a compressed .npz."""
+        """Write the demand to `path` as a compressed .npz."""
         fields = [(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in self.layers]
         no_routes = np.zeros((len(self.counts), len(self.layers), 0, 0))
         np.savez_compressed(
@@ -75,7 +82,7 @@ class Demand:
 
     @classmethod
     def load(cls, path: Path) -> Demand:
-        """From what `save` wrote. Raises InputError for another file."""
+        """Read the demand that `save` wrote. Raise InputError for another file."""
         try:
             with np.load(path) as file:
                 layers = tuple(
@@ -93,13 +100,13 @@ class Demand:
 
 
 class Recorder(Scheduler):
-    """Passes everything on to another scheduler and keeps what the model wanted."""
+    """Passes all events to another scheduler, and records the demand."""
 
     name = "recorder"
     wants_routes = True
 
     def __init__(self, inner: Scheduler, *, foretold: bool = False) -> None:
-        """foretold: keep what the draft's routes foretell too, even if `inner` does not ask for it."""
+        """Wrap `inner`. foretold: record the draft's routes even if `inner` does not ask for them."""
         self._inner = inner
         self.wants_draft_routes = foretold or inner.wants_draft_routes  # type: ignore[misc]
         self.wants_draft_states = inner.wants_draft_states  # type: ignore[misc]
@@ -109,15 +116,16 @@ class Recorder(Scheduler):
         self.clear()
 
     def clear(self) -> None:
-        """Forget the steps so far."""
+        """Forget all recorded steps."""
         self._steps: list[tuple[IntArray, int, int]] = []
         self._routes: list[IntArray] = []
         self._foretold: list[IntArray] = []
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Record the event, and return the answer of the inner scheduler."""
         self._layers = view.layers
         if event == Event.DRAFT_END and view.draft_routes is not None:
-            del self._foretold[len(self._steps) :]  # of a step that was stopped before its verification
+            del self._foretold[len(self._steps) :]  # a step may have stopped before its verification
             self._foretold.append(view.draft_routes.copy())
         if event == Event.VERIFY_END:
             self._steps.append((view.demand.copy(), view.n_verified, view.n_accepted))
@@ -126,7 +134,7 @@ class Recorder(Scheduler):
 
     @property
     def demand(self) -> Demand:
-        """What was recorded. Raises InputError before the first step."""
+        """The recorded demand. Raise InputError before the first step."""
         if not self._steps:
             raise InputError("nothing has been recorded yet")
         counts, verified, accepted = zip(*self._steps, strict=True)
@@ -145,7 +153,7 @@ class Recorder(Scheduler):
 
 
 def _stacked(routes: list[IntArray]) -> IntArray:
-    """int32 [T, L, tokens, U]: the steps' routes, padded to the longest step with -1."""
+    """Return the routes of all steps, int32 [T, L, tokens, U], padded with -1 to the longest step."""
     shape = np.max([each.shape for each in routes], axis=0)
     found: IntArray = np.full((len(routes), *shape), -1, np.int32)
     for step, each in zip(found, routes, strict=True):
@@ -156,7 +164,7 @@ def _stacked(routes: list[IntArray]) -> IntArray:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a scheduler achieved. "Distinct" counts an expert once per step, however many tokens want it."""
+    """The result of a scheduler. "Distinct" counts an expert once per step, however many tokens want it."""
 
     activations: int
     activations_hit: int
@@ -167,31 +175,35 @@ class Replay:
     upload_bytes: int
     evictions: int
     wasted: int  # uploads evicted (or left at the end) without a single hit
-    resident: BoolArray  # [T, L, N] what each step found resident
+    resident: BoolArray  # [T, L, N] the experts that each step found resident
 
     @property
     def hit_rate(self) -> float:
+        """The share of the activations that are hits."""
         return self.activations_hit / max(1, self.activations)
 
     @property
     def hit_rate_distinct(self) -> float:
+        """The share of the distinct experts that are hits."""
         return self.distinct_hit / max(1, self.distinct)
 
 
 class _Slots:
-    """The slots of a model, moved toward plans."""
+    """The slots of a model, which plans move."""
 
     def __init__(self, layers: Sequence[Layer], pool_slots: Sequence[int], n_expert: int) -> None:
         self._layers = layers
         self._table = _core.SlotTable([(x.n_expert, x.pool) for x in layers], list(pool_slots))
         self.slot_of: IntArray = np.full((len(layers), n_expert), -1, np.int32)
-        self._unused: BoolArray = np.zeros(self.slot_of.shape, np.bool_)  # loaded and not hit since
+        self._unused: BoolArray = np.zeros(self.slot_of.shape, np.bool_)  # loaded, and not hit since then
         self.uploads = self.upload_bytes = self.evictions = self.wasted = 0
 
     def use(self, demand: IntArray) -> None:
+        """Mark the experts that a step uses as hit."""
         self._unused &= demand == 0
 
     def settle(self, plan: Plan, cursor: int, max_uploads: int | None) -> None:
+        """Copy and evict experts toward the plan, `max_uploads` copies at most; None for no limit."""
         if max_uploads == 0:
             return
         steps = self._table.toward(plan.priority, plan.threshold, cursor)
@@ -209,11 +221,12 @@ class _Slots:
             self.upload_bytes += self._layers[load[0]].expert_bytes
 
     def close(self) -> None:
+        """Count the experts that are left without a hit as wasted."""
         self.wasted += int(self._unused.sum())
 
 
 def _share(total: int | None, index: int, n: int) -> int | None:
-    """The part of a whole that is due in one of n equal times."""
+    """Return the part of `total` that is due in the interval `index` of `n` equal ones; None for no limit."""
     return None if total is None else total * (index + 1) // n - total * index // n
 
 
@@ -225,11 +238,12 @@ def replay(
     max_uploads: int | None = None,
     cursor: int = 0,
 ) -> Replay:
-    """Runs a scheduler over recorded demand.
+    """Run a scheduler over recorded demand, and return its result.
 
-    slots: of the model, shared out as the mechanism does, or of every pool. max_uploads: the most experts
-    that can be copied between two steps. cursor: the layer that counts as the next to run when copies are
-    chosen. Schedulers that follow a draft's routes see those that were recorded, if any were.
+    slots: the slots of the model, divided as the mechanism does, or the slots of every pool. max_uploads: the
+    most experts that can be copied between two steps. cursor: the layer that counts as the next to run when
+    copies are chosen. A scheduler that follows a draft's routes gets the recorded ones, if there are any.
+    Raise InputError for a scheduler that needs a draft's hidden states.
     """
     if scheduler.wants_draft_states:
         raise InputError(f"scheduler '{scheduler.name}' needs a draft's hidden states, and none are recorded")
@@ -247,12 +261,13 @@ def replay(
     found = np.zeros(demand.counts.shape, np.bool_)
 
     def ask(event: Event, view: View) -> None:
+        """Ask the scheduler, if it wants the event, and update the plan."""
         nonlocal plan
         if event in scheduler.events:
             plan = (scheduler.on(event, view) or plan).over(plan)
 
     def draft(step: int) -> None:
-        """What is copied while the draft of this step is made, and asked for by each of its tokens."""
+        """Copy experts while the draft of this step is made, and ask the scheduler at each of its tokens."""
         n_drafted = int(demand.verified[step]) - 1
         if not scheduler.events & {Event.DRAFT_TOKEN, Event.DRAFT_END}:
             state.settle(plan, cursor, max_uploads)

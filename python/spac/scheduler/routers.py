@@ -1,10 +1,10 @@
-"""The routers of a model's MoE layers as values: what they would choose for any hidden states.
+"""The routers of a model's MoE layers as values, which tell the experts that any hidden states would choose.
 
 `spac.model.gguf.routers` reads them from a file.
 
 SP-MoE's cross-model predictor (section 3.2) shows a draft's hidden states to the target's gating networks,
-layer by layer. They get what enters the draft's own FFNs, as the paper has it: behind attention, residual and
-the draft's norm, with nothing converted from one model's norm to the other's.
+layer by layer. As in the paper, the routers get the inputs of the draft's own FFNs. These inputs come after
+attention, residual and the draft's norm. Nothing is converted from one model's norm to the other's.
 """
 
 from __future__ import annotations
@@ -23,32 +23,41 @@ SIGMOID, SQRT_SOFTPLUS = 2, 4  # llama.cpp's numbers of gating functions
 
 @dataclass(frozen=True)
 class Gates:
-    """The routers of a model's MoE layers, as far as they choose experts (and not how much each counts)."""
+    """The part of a model's routers that chooses experts; the part that weighs them is left out."""
 
     n_layer: int
-    """Transformer layers of the model, without those that only predict further tokens."""
+    """The number of transformer layers, without those that only predict further tokens."""
     n_embd: int
     """E: the width of a hidden state."""
     blocks: tuple[int, ...]
     """The transformer layer of every MoE layer, from 0."""
     weights: FloatArray
-    """[L, N, E]; zeros where a layer has fewer experts."""
+    """The routers' weights, float32 [L, N, E]; zeros where a layer has fewer experts."""
     bias: FloatArray
-    """[L, N], before the gating function; minus infinity where a layer has no such expert."""
+    """The bias before the gating function, float32 [L, N].
+
+    It is minus infinity where a layer has no such expert.
+    """
     selection: FloatArray | None
-    """[L, N], behind it: DeepSeek-V3's bias, that chooses and does not weigh."""
+    """DeepSeek-V3's bias after the gating function, float32 [L, N].
+
+    It affects which experts are chosen, and not their weights.
+    """
     gating: int
     """llama.cpp's number of the gating function."""
     groups: tuple[int, int]
-    """Experts stand in so many groups, of which a token uses so many; (1, 1) for none."""
+    """The number of groups of experts, and how many of them a token uses; (1, 1) for no groups."""
 
     def scores(self, states: FloatArray, n_layer: int | None = None) -> FloatArray:
-        """float32 [L, T, N]: by what the first `n_layer` MoE layers (default: all) choose their experts, the
-        highest first. states: float32 [D, T, E], what enters the FFNs of D transformer layers."""
+        """Return the scores by which the first `n_layer` MoE layers choose experts, float32 [L, T, N].
+
+        The highest scores are chosen first. states: float32 [D, T, E], the inputs of the FFNs of D
+        transformer layers. n_layer: all layers by default.
+        """
         part = slice(n_layer)
         inputs = states[list(self.blocks[part])]
         scores = np.matmul(inputs, self.weights[part].transpose(0, 2, 1)) + self.bias[part, None]
-        if self.selection is not None or self.groups[0] > 1:  # else its order is the logits'
+        if self.selection is not None or self.groups[0] > 1:  # otherwise the order is the logits'
             scores = _gated(scores, self.gating)
             scores[np.broadcast_to(np.isneginf(self.bias[part, None]), scores.shape)] = -np.inf
         if self.selection is not None:
@@ -58,8 +67,11 @@ class Gates:
         return np.asarray(scores, np.float32)
 
     def top(self, states: FloatArray, k: Sequence[int] | IntArray) -> IntArray:
-        """int32 [len(k), T, max(k)]: the k[l] experts that MoE layer l would choose for every token, best
-        first, -1 behind them. states as for `scores`; layers beyond k are not computed."""
+        """Return the experts that MoE layers would choose for every token, int32 [len(k), T, max(k)].
+
+        MoE layer l chooses k[l] experts, best first, and -1 fills the rest. states: see `scores`. Layers
+        beyond k are not computed.
+        """
         most = max(k, default=0)
         scores = self.scores(states, len(k))
         chosen = np.argsort(-scores, axis=-1, kind="stable")[..., :most].astype(np.int32)
@@ -77,7 +89,10 @@ def _gated(logits: FloatArray, gating: int) -> FloatArray:
 
 
 def _in_best_groups(scores: FloatArray, n_group: int, n_used: int) -> FloatArray:
-    """Minus infinity outside of the groups with the highest sums of their two best experts (DeepSeek-V3)."""
+    """Return `scores` with minus infinity outside of the best groups (DeepSeek-V3).
+
+    A group's rank is the sum of its two best experts; `n_used` groups of `n_group` are kept.
+    """
     grouped = scores.reshape(*scores.shape[:-1], n_group, -1)
     best = np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1)
     rank = np.argsort(np.argsort(-best, axis=-1, kind="stable"), axis=-1)

@@ -1,4 +1,4 @@
-"""SP-MoE: while the draft model drafts, the target's routers tell which experts its tokens will want."""
+"""The scheduler SP-MoE. The target's routers predict the experts of the tokens that are being drafted."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, View
 from spac.scheduler.lru import LruScheduler
 
-_LATER = 1 << 31  # what a use in the verification is ahead of a prediction for it
+_LATER = 1 << 31  # lead of a use in the verification over a prediction for it
 
 
 def critical_experts(layers: Sequence[Layer], k: int | None) -> IntArray:
-    """int32 [L]: the paper's k, experts of a token that are prefetched; None: as many as it uses."""
+    """Return the paper's k for each layer, int32 [L]: the number of a token's experts that are prefetched.
+
+    k: None for as many experts as a token uses.
+    """
     return np.array([min(k or layer.n_used or 1, layer.n_expert) for layer in layers], np.int32)
 
 
 def cutoff_layer(
     layers: Sequence[Layer], pool_slots: IntArray, critical: IntArray, costs: Costs | None
 ) -> int:
-    """L, the number of layers whose experts are prefetched: the most that satisfy what section 3.2 asks for,
+    """Return L, the number of layers whose experts are prefetched.
 
-        sum_{l < L} n_l · t_io <= N · t_comp         what is prefetched loads while the draft computes
-        sum_{l < L, pool p} n_l <= slots of pool p   and has room in the memory that is left for experts
+    L is the largest number that satisfies the bounds of section 3.2:
 
-    with n_l = k = `critical`, as in the paper. N · t_comp is the time of all layers of the draft: T_draft of
-    one token, for each token brings k experts in every layer, and so a draft of any length loads them in its
-    own time. (Predictions come once a token here: loading runs one token behind computing, and the last
-    token's copies run into the verification, which does not wait for them.) Without costs only the second
-    bound holds.
+        sum_{l < L} n_l · t_io <= N · t_comp         prefetched experts load while the draft computes
+        sum_{l < L, pool p} n_l <= slots of pool p   and fit into the memory that is left for experts
+
+    n_l = k = `critical`, as in the paper. N · t_comp is the time of all layers of the draft: T_draft of one
+    token. Each token brings k experts in every layer, so a draft of any length loads them in its own time.
+    Predictions come once a token here: loading runs one token behind computing. The last token's copies run
+    into the verification, which does not wait for them. Without costs only the second bound holds.
     """
     pools = np.array([layer.pool for layer in layers], np.int32)
     fits = np.ones(len(layers), np.bool_)
@@ -45,23 +49,25 @@ def cutoff_layer(
 
 
 class SpMoeScheduler(LruScheduler):
-    """Expert predictor and prefetcher of SP-MoE (sections 3.2, 3.3 and 4.4).
+    """Predicts and prefetches experts as SP-MoE does (sections 3.2, 3.3 and 4.4).
 
-    *Predictor* (Algorithm 1): what enters a layer's FFN in the draft is shown to that layer's router in the
-    target, and the k experts that it likes best are critical. It is asked once per drafted token, for all
-    layers: DraftStates says why.
+    *Predictor* (Algorithm 1): the input of a layer's FFN in the draft is shown to that layer's router in the
+    target. The k experts that the router ranks highest are critical. The scheduler asks once per drafted
+    token, for all layers; DraftStates gives the reason.
 
     *Cutoff layer*: only layers before it are predicted and prefetched; `cutoff_layer` computes it.
 
-    *Prefetcher* (Algorithm 2): what is critical and not resident is wanted above all else, layer by layer in
-    the order in which they run; the reconciler is its thread, and copies in batches. Room comes from the
-    least recently used experts (section 4.4): each layer has its share of the slots (the paper's fixed number
-    of cached experts), a prediction counts as a use (the more tokens it is of, the later; of equal ones those
-    that are there), and a use in the verification as a later one.
+    *Prefetcher* (Algorithm 2): critical experts that are not resident are wanted above all others, layer by
+    layer in the order in which they run. The reconciler is its thread and copies in batches. The least
+    recently used experts make room (section 4.4). Each layer has its share of the slots (the paper's fixed
+    number of cached experts). A prediction counts as a use. It counts as later the more tokens it covers;
+    among equal ones, resident experts come first. A use in the verification counts as later than a
+    prediction.
 
-    Where the paper loads an expert that was missed, and waits for it, the CPU computes it here. Behind the
-    step nothing more is loaded in layers that were predicted, for the next draft will tell; in the others
-    what was used last is, as an LRU does it, and in all of them behind a step without a draft.
+    The paper loads an expert that was missed, and waits for it. Here the CPU computes it. After a step
+    nothing more is loaded in layers that were predicted, because the next draft will predict them. In the
+    other layers the last used experts are loaded, as an LRU does. After a step without a draft, this holds
+    for all layers.
     """
 
     name = "sp-moe"
@@ -69,19 +75,25 @@ class SpMoeScheduler(LruScheduler):
     wants_draft_states = True
 
     def __init__(self, cutoff: int | str = "auto", critical: int | str = "used") -> None:
-        """cutoff: layers whose experts are prefetched, or "auto". critical: the paper's k, experts of a token
-        and layer that are, or "used": as many as the token uses (section 3.2)."""
+        """Set the options.
+
+        cutoff: the number of layers whose experts are prefetched, or "auto". critical: the paper's k, the
+        number of experts of a token and layer that are prefetched, or "used" for as many as the token uses
+        (section 3.2). Raise InputError for invalid values.
+        """
         super().__init__()
         self._cutoff = _count("cutoff", cutoff, "auto", 0)
         self._k = _count("critical", critical, "used", 1)
         self._critical = np.zeros(0, np.int32)
-        self._predicted = np.zeros((0, 0), np.int64)  # tokens of this draft for which an expert is critical
-        self._n_layer = self._n_seen = 0  # of this draft: layers that are predicted, tokens that were
+        # Per expert, the number of tokens of this draft for which it is critical.
+        self._predicted = np.zeros((0, 0), np.int64)
+        self._n_layer = self._n_seen = 0  # predicted layers, and predicted tokens, of this draft
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Prefetch while a draft is made, and record uses at VERIFY_END."""
         if event in (Event.DRAFT_TOKEN, Event.DRAFT_END):
             if event == Event.DRAFT_TOKEN and view.n_drafted == 1:
-                self._n_seen = 0  # the draft before may have been stopped
+                self._n_seen = 0  # the previous draft may have been stopped
             return self._prefetch(view)
         if event == Event.START:
             self._critical = critical_experts(view.layers, self._k)
@@ -93,7 +105,7 @@ class SpMoeScheduler(LruScheduler):
         return plan
 
     def _prefetch(self, view: View) -> Plan | None:
-        """Algorithm 1, for the tokens of the draft that were not there at the last call."""
+        """Run Algorithm 1 for the draft's tokens that are new since the last call."""
         states = view.draft_states
         if states is None or view.gates is None or states.shape[1] <= self._n_seen:
             return None
@@ -116,8 +128,11 @@ class SpMoeScheduler(LruScheduler):
         return cutoff_layer(view.layers, view.pool_slots, self._critical, costs)
 
     def _load(self, foretold: BoolArray) -> Plan:
-        """The plan that loads what is foretold: one level, within which the reconciler goes layer by layer as
-        they run. The rest of a predicted layer stays as long as nobody needs its slots."""
+        """Return the plan that loads the predicted experts.
+
+        They have one level, within which the reconciler loads layer by layer as they run. The other experts
+        of a predicted layer stay as long as nothing needs their slots.
+        """
         plan = self._plan()
         level = 3 * foretold.shape[1]
         priority = np.where(foretold & plan.wanted, level, plan.priority).astype(np.int32)
@@ -126,7 +141,10 @@ class SpMoeScheduler(LruScheduler):
 
 
 def _count(name: str, value: int | str, word: str, least: int) -> int | None:
-    """None for the word. Raises InputError."""
+    """Return `value`, or None if it is `word`.
+
+    Raise InputError for other words, and for numbers below `least`.
+    """
     if value == word:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -1,4 +1,4 @@
-"""A fixed set of experts, loaded once and kept."""
+"""A scheduler that loads a fixed set of experts once and keeps it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from spac.scheduler.base import BoolArray, Event, Plan, Scheduler, View, share_s
 
 
 class StaticScheduler(Scheduler):
-    """Keeps `experts`, pairs (layer, expert); by default the first of every layer, as many as its share."""
+    """Keeps `experts`, pairs (layer, expert).
+
+    By default it keeps the first experts of every layer, as many as the layer's share of the slots.
+    """
 
     name = "static"
     events = frozenset({Event.START})
@@ -20,6 +23,11 @@ class StaticScheduler(Scheduler):
         self._experts = None if experts is None else tuple(experts)
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Return the plan of the fixed set.
+
+        Raise InputError if the model lacks one of the experts, or if a pool has too few slots for its
+        experts.
+        """
         wanted = self._default(view) if self._experts is None else self._explicit(view)
         return Plan(wanted.astype(np.int32), np.ones(view.n_layer, np.int32))
 

@@ -1,27 +1,30 @@
-"""Layers whose experts are all resident, where that pays: they need no hand-off to the CPU.
+"""The choice of layers that keep all experts resident, where that pays. They need no hand-off to the CPU.
 
-A layer with a single expert missing waits for the CPU in every step, be that expert wanted or not (csrc,
-`split_stream.h`); a whole one never does. So N slots can bring more in one layer than scattered over many:
-surely where routing is flat and an expert here is as good as one there. Counted in expected uses of experts,
-each of which spares c = `cpu_expert_s` + (pairs per expert) · `cpu_pair_s`, layer l gains, by becoming whole,
+A layer with a single missing expert waits for the CPU in every step, even if the step does not want that
+expert (csrc, `split_stream.h`). A whole layer never waits. So N slots can bring more in one layer than when
+they are scattered over many layers. This is certain where routing is flat and all experts are worth the same.
 
-    hand-off    h_l = (hand_off_s - device_expert_s · Σ_e p_e) / c, as the CPU's time hides the device's no
-                longer
+Gains are counted in expected uses of experts. Each use spares c = `cpu_expert_s` + (pairs per expert) ·
+`cpu_pair_s`. By becoming whole, layer l gains
+
+    hand-off    h_l = (hand_off_s - device_expert_s · Σ_e p_e) / c, because the CPU's time no longer hides the
+                device's
     brought     + Σ p of its experts that are missing, m_l of them
     displaced   - Σ p of the m_l least probable experts that its pool keeps scattered
 
-and a whole one keeps, as against what N slots would hold in its place, each with a chance of λ,
+A whole layer keeps the following, compared with N slots in its place, each with a probability of use of λ:
 
     h_l - Σ_e max(0, λ - p_e).
 
-Chances are those that `logistic` predicted, times how often such predictions came true: of the least
-probable that are kept, of all that are not, and of the best of these. Both sums are looked at every few
-steps, with the demand that followed, and averaged. A layer joins when its gain repays the copies within
-`_HORIZON` steps, with `_NEED` of the hand-off to spare, and leaves when its loss would; then the averages
-begin anew. Where routing is local and slots are few, those bring more scattered, and no layer is whole.
+Probabilities are those that `logistic` predicted, multiplied by how often such predictions came true. There
+are three such ratios: for the least probable experts that are kept, for all that are not kept, and for the
+best of these. Both sums are computed every few steps with the demand that followed, and averaged. A layer
+joins when its gain repays the copies within `_HORIZON` steps, with `_NEED` of the hand-off to spare. It
+leaves when its loss exceeds the price of the copies. Then the averages begin anew. Where routing is local and
+slots are few, scattered slots bring more, and no layer is whole.
 
-Without costs there are none either. While nobody knows what the hand-off costs, one layer is made whole to
-find out, where slots abound; the engine's measurements see the difference (`spac.costs.estimator`).
+Without costs no layer is whole. While the cost of the hand-off is unknown, one layer is made whole as a trial
+if slots abound. The engine's measurements show the difference (`spac.costs.estimator`).
 """
 
 from __future__ import annotations
@@ -42,30 +45,31 @@ FloatArray = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
 EVERY = 4
-"""Steps between looks."""
-_COSTS_EVERY = 4  # looks between looks at what things cost
-_LOOKS = 16  # that are averaged before anything changes
-_SHARE = 0.05  # of a look in the averages
+"""The number of steps between looks."""
+_COSTS_EVERY = 4  # looks between readings of the costs
+_LOOKS = 16  # looks that are averaged before anything changes
+_SHARE = 0.05  # share of a look in the averages
 _HORIZON = 1024.0  # steps in which copies are to be repaid
-_NEED = 0.25  # of the hand-off, that a layer must gain to join
-_TRIAL = 4  # layers that there must be slots for, to make one whole as a trial
-_AT_ONCE = 4  # a quarter of a pool's layers change sides at once, at most
-_ONE = 1 << 20  # certainty: chances are whole numbers here, so that sums depend on no order
-_FIRST = (1 << 32) - 1  # keys of equal priority: the lower index is the higher key
+_NEED = 0.25  # share of the hand-off that a layer must gain to join
+_TRIAL = 4  # layers for which there must be slots before one is made whole as a trial
+_AT_ONCE = 4  # at most 1/4 of a pool's layers change sides at once
+_ONE = 1 << 20  # certainty; probabilities are whole numbers here, so that sums depend on no order
+_FIRST = (1 << 32) - 1  # for keys of equal priority: the lower index gets the higher key
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds; [P] by pool."""
+    """Unit times in seconds; lists are by pool, [P]."""
 
     cpu_expert: list[float]
     cpu_pair: list[float]
     device_expert: list[float]
     upload: list[float]
-    hand_off: float  # below 0: not known
+    hand_off: float  # below 0: unknown
 
     @classmethod
     def of(cls, costs: Costs) -> Times:
+        """Return the times of measured or guessed costs."""
         experts = costs.experts
         return cls(
             [each.cpu_expert_s for each in experts],
@@ -77,36 +81,40 @@ class Times:
 
     @property
     def columns(self) -> list[list[float]]:
-        """All but the hand-off."""
+        """All times but the hand-off."""
         return [self.cpu_expert, self.cpu_pair, self.device_expert, self.upload]
 
 
 class WholeLayers:
-    """Which layers are to be whole; for a scheduler that has chances of use and priorities."""
+    """Chooses the layers that are to be whole, by a scheduler's probabilities of use and priorities."""
 
     def __init__(self, view: View, *, fast: bool = True) -> None:
-        """view: of START; fast: in C++ (csrc/core/whole_layers.h), with the same results to the bit."""
+        """Start with no whole layer.
+
+        view: of START. fast: use C++ (csrc/core/whole_layers.h), with the same results to the bit.
+        """
         self._exists: BoolArray = view.exists
         self._pool = np.array([layer.pool for layer in view.layers], np.int32)
         self._pool_slots: IntArray = view.pool_slots.astype(np.int32)
         self._n_expert = self._exists.sum(axis=1).astype(np.int64)
         n_pool = len(self._pool_slots)
         self.whole: npt.NDArray[np.uint8] = np.zeros(view.n_layer, np.uint8)
-        """uint8 [L]: 1 for those that are to be whole. Changed in place."""
+        """1 for layers that are to be whole, uint8 [L]. Changed in place."""
         self.slots_left: IntArray = self._pool_slots.copy()
-        """int32 [P]: the slots of every pool that whole layers leave. Changed in place."""
-        self._gain: FloatArray = np.zeros(view.n_layer)  # averages, in uses
-        self._seen: FloatArray = np.zeros((n_pool, 3, 2))  # kept, others, best: predicted and used
-        self._looks: IntArray = np.zeros((n_pool, 2), np.int32)  # ever, and since the last change
+        """The slots of every pool that whole layers leave, int32 [P]. Changed in place."""
+        self._gain: FloatArray = np.zeros(view.n_layer)  # average gains, in uses
+        self._seen: FloatArray = np.zeros((n_pool, 3, 2))  # kept, others, best: predicted uses and uses
+        self._looks: IntArray = np.zeros((n_pool, 2), np.int32)  # looks ever, and since the last change
         self._times: Times | None = None
         self._steps = 0
         self._fast = self._make_fast() if fast else None
 
     def observe(self, view: View, chance: FloatArray, priority: IntArray | None) -> bool:
-        """A step has ended; returns whether layers have changed sides.
+        """Take a step into account, and return True if layers have changed sides.
 
-        chance: float64 [L, N], what was predicted for it; priority: int32 [L, N] of the plan that it began
-        with, by which the experts of the layers that are not whole were chosen; None without one.
+        chance: float64 [L, N], the probabilities that were predicted for the step. priority: int32 [L, N], of
+        the plan with which the step began, which chose the experts of the layers that are not whole; None
+        without a plan.
         """
         self._steps += 1
         if priority is None or view.costs is None or self._steps % EVERY:
@@ -127,15 +135,17 @@ class WholeLayers:
         return any(changed)
 
     def state(self) -> StateArrays:
+        """Return copies of the learned arrays."""
         return {"whole": self.whole.copy(), "whole_gain": self._gain.copy(), "whole_seen": self._seen.copy(),
                 "whole_looks": self._looks.copy()}  # fmt: skip
 
     def restore(self, state: StateArrays) -> None:
+        """Continue from the result of `state`. Layers are whole only as far as there are slots for them."""
         self._gain[:] = np.nan_to_num(state["whole_gain"])
         self._seen[:] = np.clip(np.nan_to_num(state["whole_seen"]), 0.0, 1e12)
         self._looks[:] = np.clip(state["whole_looks"], 0, 1 << 20)
         self.whole[:] = 0
-        for layer in np.flatnonzero(state["whole"]):  # as many as there is room for, whatever the file says
+        for layer in np.flatnonzero(state["whole"]):  # a state may name more layers than there are slots for
             self.whole[layer] = self._n_expert[layer] <= self._left(self._pool[layer])
         self._count_slots()
 
@@ -145,7 +155,7 @@ class WholeLayers:
             "looks": self._looks, "exists": self._exists.view(np.uint8), "pool": self._pool,
             "pool_slots": self._pool_slots,
         }  # fmt: skip
-        from spac import _core  # here, for options are read before the library is loaded
+        from spac import _core  # imported here because options are read before the library is loaded
 
         return _core.WholeLayers(arrays, _LOOKS, _SHARE, _HORIZON, _NEED, _TRIAL, _AT_ONCE)
 
@@ -188,7 +198,11 @@ class WholeLayers:
         return changed
 
     def _try_one(self, pool: _Pool, gain: FloatArray) -> bool:
-        """One that loses least, between others, so that it can be told from them."""
+        """Make one layer whole as a trial, and return True if there is one.
+
+        It is the layer that loses least. It stands between other layers, so that its effect can be
+        distinguished.
+        """
         if self.whole.any() or int(pool.n_expert.max()) * _TRIAL > pool.n_slots:
             return False
         inner = [i for i, layer in enumerate(pool.layers) if 0 < layer < len(self.whole) - 1]
@@ -197,7 +211,10 @@ class WholeLayers:
         return bool(inner)
 
     def _leave(self, pool: _Pool, gain: FloatArray, price: float) -> bool:
-        """Those that are worth it least, and not all at once: with each, slots are worth less."""
+        """Let the layers of the least gain leave, and return True if any does.
+
+        They do not leave all at once, because each that leaves makes slots worth less.
+        """
         worst = [int(i) for i in np.argsort(gain, kind="stable") if pool.whole[i]]
         some = worst[: -(-len(worst) // _AT_ONCE)]
         leaving = [i for i in some if gain[i] < -(pool.n_expert[i] * price)]
@@ -205,7 +222,10 @@ class WholeLayers:
         return bool(leaving)
 
     def _join(self, pool: _Pool, gain: FloatArray, price: float, hand_off: FloatArray, ratio: float) -> bool:
-        """Those that are worth it most, each paying for what those before it have left."""
+        """Let the layers of the highest gain join, and return True if any does.
+
+        Each pays for the slots that the layers before it have left.
+        """
         left, taken, joined = pool.n_slots, 0, 0
         for i in np.argsort(-gain, kind="stable"):
             missing = int(pool.missing[i])
@@ -224,25 +244,26 @@ class WholeLayers:
 
 @dataclass(frozen=True)
 class _Pool:
-    """One pool at one look: M layers, of which some are whole."""
+    """One pool at one look. It has M layers, of which some are whole."""
 
     layers: npt.NDArray[np.intp]  # [M]
     n_expert: Int64Array  # [M]
-    n_slots: int  # that whole layers leave
+    n_slots: int  # slots that whole layers leave
     whole: BoolArray  # [M]
-    likely: Int64Array  # [M, N] chances, in units of 2^-20
+    likely: Int64Array  # [M, N] probabilities in units of 2^-20
     used: BoolArray  # [M, N]
-    kept: BoolArray  # [M, N] of the layers that are not whole, the experts that there are slots for
-    others: BoolArray  # [M, N] the rest of those layers'
-    missing: Int64Array  # [M] others of every layer
-    sums: Int64Array  # [1 + kept] of the least likely 0, 1, … kept
-    uses: Int64Array  # [1 + kept] of the same
+    kept: BoolArray  # [M, N] of the layers that are not whole, the experts that have slots in the plan
+    others: BoolArray  # [M, N] the other experts of those layers
+    missing: Int64Array  # [M] the number of others in every layer
+    sums: Int64Array  # [1 + kept] sums of `likely` over the 0, 1, … least likely kept experts
+    uses: Int64Array  # [1 + kept] sums of `used` over the same experts
 
     @classmethod
     def of(
         cls, owner: WholeLayers, pool: int, layers: npt.NDArray[np.intp], likely: Int64Array,
         priority: IntArray, used: BoolArray,
     ) -> _Pool:  # fmt: skip
+        """Return the view of pool `pool` of `owner`, whose layers are `layers`."""
         whole = owner.whole[layers] > 0
         scattered = owner._exists[layers] & ~whole[:, None]
         n_slots = int(owner.slots_left[pool])
@@ -257,18 +278,21 @@ class _Pool:
         )  # fmt: skip
 
     def displaced(self, n: int) -> int:
-        """Of the `n` least likely that are kept."""
+        """Return the sum of `likely` over the `n` least likely kept experts."""
         return int(self.sums[min(n, len(self.sums) - 1)])
 
     @property
     def best(self) -> BoolArray:
-        """bool [M, N]: of the others, as many as a layer has, the most likely."""
+        """The most likely of the others, as many as the largest layer has experts; bool [M, N]."""
         index = np.arange(self.likely.size, dtype=np.int64).reshape(self.likely.shape)
         return _largest(self.likely * (1 << 32) + (_FIRST - index), self.others, int(self.n_expert.max()))
 
     def ratios(self, share: float, seen: FloatArray) -> list[float]:
-        """How often predictions come true: of the least likely that are kept, of the others, and of the best
-        of these; with a look's share. seen: float64 [3, 2], changed in place."""
+        """Return how often predictions come true, for three groups.
+
+        These are the least likely experts that are kept, the others, and the best of these. share: a look's
+        share of the averages. seen: float64 [3, 2], changed in place.
+        """
         n_kept = len(self.sums) - 1
         least = min(n_kept, max(int(self.n_expert.max()), n_kept // 4))
         best = self.best
@@ -287,7 +311,10 @@ class _Pool:
     def gains(
         self, ratios: list[float], times: Times, pool: int, each: float
     ) -> tuple[FloatArray, FloatArray]:
-        """float64 [M], in uses: what no hand-off is worth to every layer, and what being whole is."""
+        """Return two gains of every layer, float64 [M] each, in uses.
+
+        The first is the gain of no hand-off, and the second is the gain of being whole.
+        """
         best, n_best = int(self.likely[self.best].sum()), int(self.best.sum())
         hand_offs, gains = [], []
         for i, n in enumerate(self.n_expert.tolist()):
@@ -311,7 +338,7 @@ class _Pool:
 
 
 def _largest(keys: Int64Array, among: BoolArray, n: int) -> BoolArray:
-    """bool, of the keys' shape: the `n` largest `among` them, all of which differ."""
+    """Return the `n` largest keys `among` those marked, bool of the keys' shape. All keys differ."""
     some = keys[among]
     if n <= 0 or not some.size:
         return np.zeros_like(among)

@@ -1,4 +1,4 @@
-"""What a run did and cost: its statistics, how predictions came true, recordings and timelines."""
+"""The records of a run: its statistics, prediction statistics, recordings and timelines."""
 
 from spac.stats.run_stats import SCHEMA, Meter, RunStats, Setting, ratio
 

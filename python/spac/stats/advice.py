@@ -1,4 +1,4 @@
-"""What a run showed that its user could do better, one line each."""
+"""Advice to the user after a run, one line each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ UNUSED_SHARE = 0.9
 def unused_draft(
     lengths: Mapping[str, int], draft_bytes: int, expert_bytes: int, n_slots: int, n_experts: int
 ) -> str:
-    """Advice to leave the draft out, where its memory would do more as slots; "" where there is none.
+    """Return advice to leave out a draft whose memory would bring more as slots; "" if there is none.
 
-    `lengths`: steps by the draft length that the governor chose. `draft_bytes`: of the draft on the device.
+    `lengths` has the number of steps for each draft length that the governor chose. `draft_bytes` is the size
+    of the draft on the device.
     """
     n_steps, n_unused = sum(lengths.values()), lengths.get("0", 0)
     more = min(draft_bytes // expert_bytes if expert_bytes else 0, n_experts - n_slots)

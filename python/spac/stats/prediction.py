@@ -1,6 +1,6 @@
-"""What the steps of a generation showed of predictions and reuse, beside the mechanism's counters.
+"""The prediction statistics and the reuse of experts in the steps of a generation.
 
-Everything is of verifications; the prompt is in none of it.
+They add to the mechanism's counters. They count verifications only, and leave out the prompt.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ class Leveled(Protocol):
 
     @property
     def n_level(self) -> int:
-        """K."""
+        """The highest level, K."""
 
     @property
     def utility(self) -> IntArray:
-        """int32 [L, N], as of the last step."""
+        """The utility of each expert after the last step, int32 [L, N]."""
 
 
 @dataclass
 class Insight:
-    """Sums over the steps of one generation."""
+    """The prediction statistics of one generation, as sums over its steps."""
 
     true_hot: int = 0
     false_hot: int = 0
     true_cold: int = 0
     false_cold: int = 0
     pairs_by_level: FloatArray = field(default_factory=lambda: np.zeros(0))
-    """float64 [K+1]: activations of experts by the utility that they had before the step."""
+    """The activations for each utility that the expert had before the step, float64 [K+1]."""
     experts_by_level: FloatArray = field(default_factory=lambda: np.zeros(0))
-    """float64 [K+1]: distinct experts of a step, likewise."""
+    """The distinct experts of a step for each utility before the step, float64 [K+1]."""
     reuse: dict[int, list[int]] = field(default_factory=dict)
-    """By the tokens verified: activations, and distinct experts, of all such steps."""
+    """The sums [activations, distinct experts] of all steps with each number of verified tokens."""
     scheduler_ns: int = 0
 
     def observe(
         self, demand: IntArray, n_verified: int, plan: Plan, exists: BoolArray, scheduler: Any
     ) -> None:
-        """One verification: int32 [L, N] demand of `n_verified` tokens, with the plan that stood before it.
+        """Count one verification of `n_verified` tokens.
 
-        To be called before the scheduler has seen the step. exists: bool [L, N], see `View.exists`. A
-        scheduler that is `Leveled` tells of its levels too.
+        `demand` is int32 [L, N]. `plan` is the plan in force before the verification. `exists` is bool
+        [L, N], see `View.exists`. The levels of a `Leveled` scheduler are counted too, so call this before
+        the scheduler sees the step.
         """
         n_pairs, n_used, n_wanted, n_both, n_exist = counted(demand, plan, exists)
         sums = self.reuse.setdefault(n_verified, [0, 0])
@@ -62,7 +63,7 @@ class Insight:
         self.false_hot += n_wanted - n_both
         self.false_cold += n_used - n_both
         self.true_cold += n_exist - n_wanted - n_used + n_both
-        if hasattr(scheduler, "n_level"):  # isinstance is slow with protocols
+        if hasattr(scheduler, "n_level"):  # isinstance() is slow with protocols.
             self._observe_levels(demand, scheduler)
 
     def _observe_levels(self, demand: IntArray, scheduler: Leveled) -> None:
@@ -75,13 +76,15 @@ class Insight:
 
     @property
     def prediction(self) -> dict[str, float | None] | None:
-        """How well what the plan wanted told what the verification would use; None without verifications.
+        """The quality of the plans as predictions of verifications, as shares; None without verifications.
 
-        Every (layer, expert) of every verification is one prediction: "hot" when the plan in force wants it
-        resident (priority >= threshold of its layer), against whether the verification activated it
-        (MoE-SpAc's Fig. 4). `accuracy`: right ones of all; `precision`: activated of those called hot;
-        `recall`: called hot of those activated; `activated`: share that was activated, so that calling all
-        cold has accuracy 1 - activated.
+        Every (layer, expert) of every verification is one prediction (MoE-SpAc's Fig. 4). The prediction is
+        "hot" if the plan in force wants the expert resident (priority >= threshold of its layer), else
+        "cold". A hot one is right if the verification activated the expert, a cold one if it did not.
+
+        `accuracy` is the share of right predictions. `precision` is the share of hot predictions whose
+        expert was activated. `recall` is the share of activated experts that were predicted hot. `activated`
+        is the share of experts that were activated; predicting all cold has accuracy 1 - activated.
         """
         n_used = self.true_hot + self.false_cold
         n_hot = self.true_hot + self.false_hot
@@ -97,11 +100,11 @@ class Insight:
 
     @property
     def shares_by_threshold(self) -> dict[str, list[float]] | None:
-        """r_c and r_g of MoE-SpAc (Eq. 7, 8; Fig. 9) for τ = 1..K, had the threshold been τ in every layer.
+        """The shares r_c and r_g of MoE-SpAc (Eq. 7, 8; Fig. 9) for a threshold τ = 1..K in every layer.
 
-        `r_c`: share of the activations whose expert had a utility below τ before the step, the CPU's;
-        `r_g`: share of a step's distinct activated experts with at least τ, the device's. None for
-        schedulers without utility levels.
+        `r_c` is the share of activations whose expert had a utility below τ before the step; it is the CPU's.
+        `r_g` is the share of a step's distinct activated experts with a utility of at least τ; it is the
+        device's. None for schedulers without utility levels.
         """
         pairs, experts = self.pairs_by_level, self.experts_by_level
         if not pairs.sum():
@@ -113,19 +116,19 @@ class Insight:
 
     @property
     def reuse_by_tokens(self) -> dict[str, float]:
-        """a/b (MoE-SpAc's Fig. 7): activations per distinct (layer, expert), by the tokens of the step."""
+        """The activations per distinct (layer, expert), by the step's tokens: a/b of MoE-SpAc's Fig. 7."""
         return {str(n): a / b for n, (a, b) in sorted(self.reuse.items()) if b}
 
 
 def counted(
     demand: IntArray, plan: Plan, exists: BoolArray, *, fast: bool = True
 ) -> tuple[int, int, int, int, int]:
-    """Activations; then experts: activated ones, wanted ones, both, all.
+    """Return the numbers of activations, activated experts, wanted experts, both, and all experts.
 
-    fast: in C++ (csrc/core/hot_cold.h), where the plan speaks of all layers.
+    With `fast`, C++ counts (csrc/core/hot_cold.h) if the plan covers all layers.
     """
     if fast and plan.layers is None:
-        from spac import _core  # here, for reports are written without the library
+        from spac import _core  # Reports are written without the library, so this is not at the top.
 
         return _core.hot_cold(demand, plan.priority, plan.threshold, exists)
     used, wanted = demand > 0, plan.wanted & exists
@@ -136,9 +139,10 @@ def counted(
 
 
 def given_options(scheduler: object, written: Mapping[str, Any]) -> dict[str, Any]:
-    """A scheduler's options that are not its defaults: what its `options` hold, else what was `written`.
+    """Return a scheduler's options that are not its defaults.
 
-    Numbers, words and truth values as they are, anything else as text.
+    They come from the scheduler's `options` if that is a dataclass, else from `written`. Numbers, strings and
+    booleans are returned as they are, anything else as text.
     """
     options: Any = getattr(scheduler, "options", None)
     given = written

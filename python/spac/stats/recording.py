@@ -1,30 +1,30 @@
-"""What one generation did, step by step, as a file that `spac.report` turns into a page.
+"""The recording of one generation, step by step, as a file that `spac.report` turns into a page.
 
-The file is one JSON object; [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of
-prompt or answer. What a run does not have (experts, a governor, thresholds) is null.
+The file is one JSON object. [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of
+the prompt or the answer. A field that a run does not have (experts, a governor, thresholds) is null.
 
     format, schema  "spac-recording", 1; fields are not renamed and keep their meaning within a schema
-    version         of spac
-    started         when decoding began, ISO 8601, UTC
-    stats           the figures and settings of the run, as `RunStats.to_json` has them
-    steps           per_row: steps of a row; columns: sums over the steps of each row, by name (`COLUMNS`)
-    lengths         by the draft length asked for, 0 to the longest: steps, tokens, time_ns of such steps
+    version         the version of spac
+    started         the time at which decoding began, ISO 8601, UTC
+    stats           the figures and settings of the run, as in `RunStats.to_json`
+    steps           per_row: steps in a row; columns: sums over the steps of each row, by name (`COLUMNS`)
+    lengths         for each draft length asked for, 0 to the longest: steps, tokens, time_ns of such steps
     experts         layers: name, n_expert, n_used, expert_bytes, pool of each; n_expert: N; host_memory;
                     pool_slots: slots of every pool;
                     by_layer: sums over the run of `Step.layer_costs`, by name, each [L];
-                    looks: how often residency was looked at, every few steps with many experts;
-                    demand: activations; resident: looks at which the expert had a slot; arrivals: how often
-                    it had one and had none at the look before: int32 [L, N], little-endian, in base64
-    thresholds      of a scheduler whose utilities have levels: levels (K), per_row, steps (of each row),
+                    looks: the number of times the residency was read, every few steps with many experts;
+                    demand: activations; resident: looks at which the expert had a slot; arrivals: looks at
+                    which it had one and had none at the previous look: int32 [L, N], little-endian, base64
+    thresholds      for a scheduler whose utilities have levels: levels (K), per_row, steps (of each row),
                     sums: [row][L] thresholds, summed over the row's steps
     governor        name; curve: its last model, by draft length 0 … K: tokens, cycle_s, compute_s, missed,
-                    theta; per_row, steps (of each row, that had a model), theta: [row][K + 1] tokens per
+                    theta; per_row, steps (of each row, with a model), theta: [row][K + 1] tokens per
                     second, summed over the row's steps
-    device          "measured": `device_ns` is the device's time on experts; "at most": from each launch until
-                    it was seen to be over; null: it and `observe_ns` are not known
+    device          "measured": `device_ns` is the device's time on experts; "at most": it is the time from
+                    each launch until its end was observed; null: it and `observe_ns` are unknown
 
-A run of any length makes a file of bounded size: when the rows are full, they are merged two by two, and from
-then on each stands for twice as many steps. Sums stay sums, so nothing is lost but detail in time.
+A run of any length makes a file of bounded size. When the rows are full, they are merged two by two, and each
+row then covers twice as many steps. Sums stay exact; only resolution in time is lost.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 FORMAT, SCHEMA = "spac-recording", 1
 
-STEP_ROWS, LAYER_ROWS = 2048, 256  # at most; of figures per step, and of those per step and layer
-LOOK = 4096  # experts that may be looked at after every step; of more, the looks are rarer
-BATCH = 32  # steps
-SPANS = 1 << 14  # of a batch at most, for the device's time
+STEP_ROWS, LAYER_ROWS = 2048, 256  # most rows of figures per step, and of figures per step and layer
+LOOK = 4096  # most experts for which the residency is read after every step; with more, it is read less often
+BATCH = 32  # steps that are summed up at once
+SPANS = 1 << 14  # most spans in a batch, for the device's time
 
 COUNTERS = (
     "activations", "activations_hit", "distinct", "distinct_hit",
@@ -66,7 +66,7 @@ COUNTERS = (
     "host_waits", "host_wait_ns", "host_compute_ns", "queue_ns",
     "download_bytes", "join_bytes",
 )  # fmt: skip
-"""Columns that are the mechanism's counters, by its names (csrc/backend/experts.h)."""
+"""The columns that are the mechanism's counters, by their names in csrc/backend/experts.h."""
 STEP = (
     "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
     "tokens", "verified", "drafted", "accepted", "draft_length", "resident",
@@ -75,17 +75,21 @@ STEP = (
 )  # fmt: skip
 SPAN = ("observe_ns", "device_ns")
 COLUMNS = (*STEP, *SPAN)
-"""Columns of `steps`. time_ns is the whole step; host_wait_ns, host_compute_ns and queue_ns (calls that
-launch and copy) lie within verify_ns, device_ns beside them; observe_ns: the draft model reads what was
-verified. draft_length is what was asked for, drafted what came of it; resident the slots in use at the
-end of a step; expected_… what the governor expected of `expected_steps` steps."""
+"""The columns of `steps`.
+
+time_ns is the whole step. host_wait_ns, host_compute_ns and queue_ns (calls that launch and copy) are parts
+of verify_ns, and device_ns runs beside them. observe_ns is the time in which the draft model reads the
+verified tokens. draft_length is the length asked for, and drafted is the number of tokens drafted. resident
+is the number of slots in use at the end of a step. expected_… is the governor's expectation for
+`expected_steps` steps.
+"""
 
 IntArray = npt.NDArray[np.int32]
 LENGTHS = ("steps", "tokens", "time_ns")
 
 
 class Events(Protocol):
-    """What an engine's events have counted, and whom they ask (`spac.engine.session_events.Events`)."""
+    """The part of an engine's events that a recorder reads (`spac.engine.session_events.Events`)."""
 
     @property
     def driver(self) -> Driver | None: ...
@@ -94,10 +98,16 @@ class Events(Protocol):
 
 
 class Recorder:
-    """Records one generation; `Engine.generate(…, recorder=…)` calls it. Not thread-safe."""
+    """Records one generation; `Engine.generate(…, recorder=…)` calls it.
+
+    It is not thread-safe.
+    """
 
     def __init__(self, path: Path | str | None = None) -> None:
-        """path: for `write`. Raises InputError when no file can be written there."""
+        """Make an empty recording, which `write` writes to `path`.
+
+        Raise InputError if no file can be written there.
+        """
         self.path = Path(path) if path is not None else None
         if self.path is not None:
             check_writable(self.path)
@@ -106,7 +116,7 @@ class Recorder:
         self._events: Events | None = None
         self._governor: Governor | None = None
         self._trace: _core.Trace | None = None
-        self._device: str | None = None  # as in the file
+        self._device: str | None = None  # the file's field `device`
         self._model: dict[str, Any] | None = None
         self._started: datetime | None = None
         self._steps, self._spans = Series(len(STEP), STEP_ROWS), Series(len(SPAN), STEP_ROWS)
@@ -115,20 +125,20 @@ class Recorder:
         self._levels = 0
         self._theta: Series | None = None
         self._curve: Any = None
-        self._ends: list[int] = []  # of the last steps, which are yet to be summed up
-        self._costs: list[npt.NDArray[np.void]] = []  # [L] of each of them
-        self._taus: list[IntArray] = []  # int32 [L], likewise
+        self._ends: list[int] = []  # end times, in ns, of the last steps, which are not summed up yet
+        self._costs: list[npt.NDArray[np.void]] = []  # [L] for each of them
+        self._taus: list[IntArray] = []  # thresholds, int32 [L], for each of them
         self._by_layer: dict[str, Any] = {}
         self._n_look = self._steps_unseen = 0
 
-    # While it runs
+    # Recording
 
     def watch(self, events: Events, governor: Governor | None = None) -> None:
-        """What else there is to note: what the engine's scheduler and governor do."""
+        """Record the scheduler and the governor of an engine too."""
         self._events, self._governor = events, governor
 
     def begin(self, session: _core.Session, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
-        """The prompt has been read, steps follow. counts: the experts' counters now, here and in `step`."""
+        """Begin recording after the prompt; `counts` are the experts' current counters, as in `step`."""
         self._session, self._started = session, datetime.now(UTC)
         self._lengths = [[0, 0, 0] for _ in range(session.draft_max + 1)]
         self._scheduled_ns = self._events.insight.scheduler_ns if self._events is not None else 0
@@ -142,12 +152,12 @@ class Recorder:
         from spac import _core
 
         self._kinds = [_core.ACTIVITIES.index(name) for name in ("observe", "device_part")]
-        if not experts.trace.on:  # else somebody else takes what it records
+        if not experts.trace.on:  # Otherwise a timeline takes the spans.
             self._trace, self._device = experts.trace, "measured"
             self._trace.start(SPANS)
 
     def step(self, step: _core.Step, time_ns: int, counts: Mapping[str, int]) -> None:
-        """A step is over; time_ns: what all of it took."""
+        """Record a step that is over; `time_ns` is the time of all of it."""
         scheduled = self._events.insight.scheduler_ns if self._events is not None else 0
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
         length, n_token = self._session.draft_length, len(step.tokens)
@@ -169,14 +179,14 @@ class Recorder:
             self._sum_up()
 
     def end(self) -> None:
-        """No step follows."""
+        """End the recording after the last step."""
         self._sum_up()
         if self._trace is not None:
             self._trace.stop()
-        self._experts = self._trace = None  # the engine may go, the recording stays
+        self._experts = self._trace = None  # The recording may outlive the engine.
 
     def _observe_experts(self, experts: _core.Experts, step: _core.Step) -> int:
-        """The number of residents, after noting who is there, and who was wanted."""
+        """Record demand, costs, thresholds and residency, and return the number of resident experts."""
         self._steps_unseen += 1
         if self._steps_unseen == self._look_every:
             self._look(experts)
@@ -191,7 +201,7 @@ class Recorder:
         return experts.slots.n_resident
 
     def _look(self, experts: _core.Experts) -> None:
-        """Note who is resident, and who was not at the last look."""
+        """Record which experts are resident, and which of them were not at the last look."""
         absent = experts.residency() >> 31
         self._away -= absent
         self._arrivals -= self._absent & ~absent
@@ -200,7 +210,7 @@ class Recorder:
         self._steps_unseen = 0
 
     def _expected(self) -> list[float]:
-        """expected_steps, expected_tokens, expected_ns; and the governor's model."""
+        """Record the governor's model, and return expected_steps, expected_tokens and expected_ns."""
         if self._governor is None:
             return [0, 0, 0]
         curve = getattr(self._governor, "curve", None)
@@ -214,7 +224,7 @@ class Recorder:
         return [0, 0, 0] if expected is None else [1, expected[0], expected[1] * 1e9]
 
     def _sum_up(self) -> None:
-        """Of the last steps, what is cheaper for several at once."""
+        """Add to the sums the parts of the last steps that are cheaper to add for several steps at once."""
         if self._costs:
             costs = np.stack(self._costs)
             for name in costs.dtype.names or ():
@@ -231,7 +241,7 @@ class Recorder:
         self._ends.clear()
 
     def _traced(self) -> list[FloatArray]:
-        """observe_ns and device_ns of each of the last steps: by when a span ended."""
+        """Return observe_ns and device_ns of each of the last steps, by the time at which a span ended."""
         n = len(self._ends)
         if self._trace is None or not n:
             return [np.zeros(n), np.zeros(n)]
@@ -243,10 +253,10 @@ class Recorder:
             self._device = "at most"
         return [np.bincount(at, took * which, n).astype(float) for which in chosen]
 
-    # What it was
+    # The recording
 
     def recording(self, stats: RunStats) -> dict[str, Any]:
-        """The file's content."""
+        """Return the file's content."""
         self._sum_up()
         rows = np.hstack((self._steps.rows, self._spans.rows))
         columns = {name: _short(rows[:, i]) for i, name in enumerate(COLUMNS)}
@@ -265,7 +275,7 @@ class Recorder:
         }
 
     def write(self, stats: RunStats) -> None:
-        """Write the file, whole or not at all. Raises InputError where that fails."""
+        """Write the file, whole or not at all, or raise InputError."""
         assert self.path is not None
         text = json.dumps(self.recording(stats), separators=(",", ":"))
         write_atomically(self.path, text.encode() + b"\n")
@@ -313,10 +323,10 @@ def _described(experts: _core.Experts) -> dict[str, Any]:
 
 
 def _short(values: npt.NDArray[Any]) -> list[float]:
-    """Whole numbers as they are, others to six digits."""
+    """Return whole numbers as they are, and others with six digits."""
     return [int(v) if v == int(v) else float(f"{v:.6g}") for v in np.nan_to_num(values).tolist()]
 
 
 def encoded(matrix: npt.NDArray[Any]) -> str:
-    """int32 [L, N] as in the file."""
+    """Return a matrix [L, N] in the file's form: int32, little-endian, in base64."""
     return base64.b64encode(np.minimum(matrix, 2**31 - 1).astype("<i4").tobytes()).decode()

@@ -1,8 +1,8 @@
-"""What one generation did and cost, as data.
+"""The statistics of one generation as data.
 
-`RunStats.to_json()` is stable: a field is never renamed or given another meaning within one `schema`; new
-ones may be added. Rates are 0 to 1, times in seconds unless the name says `_ms`, sizes in bytes. A figure
-that this run cannot have (acceptance without a draft, a hit rate without experts) is null.
+`RunStats.to_json()` is stable. Within one `schema`, a field is never renamed or given another meaning, but
+new fields may be added. Rates are from 0 to 1. Times are in seconds unless the name says `_ms`, and sizes are
+in bytes. A figure that a run cannot have (acceptance without a draft, a hit rate without experts) is null.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SCHEMA = 1
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """part / whole, or None where there is no whole."""
+    """Return part / whole, or None if the whole is 0."""
     return part / whole if whole else None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What ran, and with what."""
+    """The models, the device and the options of a run."""
 
     target: str
     draft: str | None
@@ -43,25 +43,25 @@ class Setting:
     slots: int  # experts that the device can hold
     slot_bytes: int  # device memory of the slots
     load_s: float  # from the start of loading to the first possible prompt
-    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the defaults
-    governor: str = "none"  # what chose the draft length
-    expert_bytes: int = 0  # of an expert, in the mean over the layers
-    vram_bytes: int = 0  # buffers of this process on the device
-    vram_limit: int | None = None  # bytes that these may take together
-    paged: bool = False  # experts are more than memory holds
-    pinned_bytes: int = 0  # of the experts in host memory, that the device's driver has pinned
-    pageable_bytes: int = 0  # the others
-    stream_batch: int = 0  # tokens of the smallest graph for which all experts come to the device; 0: of none
-    lookahead: int = 0  # how many layers ahead experts are loaded while a step runs
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # options other than the defaults
+    governor: str = "none"  # name of the governor
+    expert_bytes: int = 0  # mean bytes of an expert
+    vram_bytes: int = 0  # bytes of this process's buffers on the device
+    vram_limit: int | None = None  # limit for vram_bytes
+    paged: bool = False  # True if the experts exceed the host memory
+    pinned_bytes: int = 0  # bytes of experts in host memory that the device's driver has pinned
+    pageable_bytes: int = 0  # bytes of the other experts in host memory
+    stream_batch: int = 0  # tokens of the smallest graph that uses prefill streaming; 0 if none does
+    lookahead: int = 0  # number of layers ahead for which experts are loaded while a step runs
 
 
 @dataclass
 class Meter:
-    """Raw counts of one generation; filled while it runs."""
+    """The raw counts of one generation, which are filled while it runs."""
 
     reason: str = ""
     prompt_tokens: int = 0
-    prefilled_tokens: int = 0  # less than the prompt where its beginning was still in the cache
+    prefilled_tokens: int = 0  # less than the prompt if its beginning was in the cache
     generated_tokens: int = 0
     prefill_s: float = 0.0
     first_token_s: float = 0.0
@@ -73,21 +73,21 @@ class Meter:
     draft_s: float = 0.0
     verify_s: float = 0.0
     sample_s: float = 0.0
-    step_hit_rates: float = 0.0  # sum over the steps that had activations
+    step_hit_rates: float = 0.0  # sum over the steps with activations
     counted_steps: int = 0
     resident: int = 0
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
-    prompt_experts: dict[str, int] = field(default_factory=dict)  # and over the prompt
+    prompt_experts: dict[str, int] = field(default_factory=dict)  # these counters over prefill
     insight: Insight = field(default_factory=Insight)
     pace: Pace | None = None  # None without speculation
 
 
 @dataclass(frozen=True)
 class RunStats:
-    """The statistics of one generation. The expert figures are of decode steps; the prompt is not in them."""
+    """The statistics of one generation; the expert figures are of decode steps and leave out the prompt."""
 
     schema: int
-    reason: str  # why it ended: "stop", "length", "cancelled", or "" while it runs
+    reason: str  # reason for the end: "stop", "length", "cancelled"; "" while it runs
     # speed
     tokens_per_second: float | None  # generated tokens per second of decoding, prompt excluded
     latency_ms_per_token: float | None
@@ -99,10 +99,10 @@ class RunStats:
     decode_s: float
     # tokens
     prompt_tokens: int
-    prefilled_tokens: int  # of the prompt, evaluated; the others were in the context still, or again
+    prefilled_tokens: int  # evaluated prompt tokens; the others were in the context or restored to it
     generated_tokens: int
     # speculation
-    acceptance: float | None  # drafted tokens that the target accepted
+    acceptance: float | None  # share of drafted tokens that the target accepted
     tokens_per_step: float | None
     steps: int
     drafted_tokens: int
@@ -111,51 +111,53 @@ class RunStats:
     verify_s: float
     sample_s: float
     # the governor
-    draft_length_mean: float | None  # chosen for a step
-    draft_lengths: Mapping[str, int]  # steps by the length that was chosen
-    predicted_tokens_per_second: float | None  # of the steps of which the governor expected something
-    amortization_intensity: float | None  # tokens per MB of experts that were wanted and not resident
+    draft_length_mean: float | None  # mean of the chosen lengths
+    draft_lengths: Mapping[str, int]  # number of steps for each chosen length
+    predicted_tokens_per_second: float | None  # expected for the steps with a governor's expectation
+    amortization_intensity: float | None  # tokens per MB of experts that were used and not resident
     # experts
-    hit_rate: float | None  # of activations (token, expert), computed on the device
-    hit_rate_distinct: float | None  # of distinct (layer, expert) per step, resident
+    hit_rate: float | None  # share of activations (token, expert) computed on the device
+    hit_rate_distinct: float | None  # share of distinct (layer, expert) per step that were resident
     hit_rate_step: float | None  # mean over the steps of each step's hit rate of activations
-    gpu_share: float | None  # of activations
+    gpu_share: float | None  # share of activations
     cpu_share: float | None
     activations: int
     uploads: int
     upload_failures: int
     evictions: int
     bytes_moved: Mapping[str, int]
-    """uploads (experts), downloads (ids, block inputs), joins (rows from the CPU); of the prompt, where its
-    experts come to the device: prompt_uploads, and prompt_copies, which were there, in slots"""
+    """The bytes of uploads (experts), downloads (ids, block inputs) and joins (rows from the CPU).
+
+    For prefill streaming, prompt_uploads are copied from the host, and prompt_copies from slots.
+    """
     disk_bytes: int | None
-    """what this process read from disks meanwhile, where memory does not hold all experts"""
-    uploads_wasted: int  # whose expert was evicted again without a use
-    evictions_early: int  # of experts that the next execution of their layer wanted
+    """The bytes that this process read from disks while decoding; None if host memory holds all experts."""
+    uploads_wasted: int  # uploads whose expert was evicted again without a use
+    evictions_early: int  # evictions of experts that the next execution of their layer used
     upload_s: float  # time of the copies that `uploads` and `upload_failures` count
-    prediction: Mapping[str, float | None] | None  # hot or cold, see Insight.prediction
-    r_c: Sequence[float] | None  # for thresholds 1..K, see Insight.shares_by_threshold
+    prediction: Mapping[str, float | None] | None  # see Insight.prediction
+    r_c: Sequence[float] | None  # shares for thresholds 1..K, see Insight.shares_by_threshold
     r_g: Sequence[float] | None
     reuse: float | None  # activations per distinct (layer, expert) of a step
-    reuse_by_tokens: Mapping[str, float]  # the same by the tokens that a step verified
+    reuse_by_tokens: Mapping[str, float]  # `reuse` for each number of tokens that a step verified
     host_waits: int
     host_wait_s: float
     host_compute_s: float
     n_experts: int
     slots: int
     slots_resident: int
-    foreseen: int  # (token, expert) pairs that looking ahead predicted
-    foreseen_right: float | None  # the share of them that the routers chose
+    foreseen: int  # (token, expert) pairs that lookahead predicted
+    foreseen_right: float | None  # share of `foreseen` that the routers chose
     slot_bytes: int
-    vram_bytes: int  # of this process's buffers on the device: weights, contexts, slots and the rest
-    paged: bool  # experts are more than memory holds, and read from the file as they are needed
-    pinned_bytes: int  # of the experts in host memory, that the device's driver has pinned
-    pageable_bytes: int  # the others: copies of these go through a staging buffer, or wait for the driver
-    vram_limit: int | None  # of these, as --vram-limit has it
+    vram_bytes: int  # bytes of this process's buffers on the device: weights, contexts, slots and the rest
+    paged: bool  # True if the experts exceed the host memory and are read from the file on demand
+    pinned_bytes: int  # bytes of experts in host memory that the device's driver has pinned
+    pageable_bytes: int  # bytes of the others; their copies use a staging buffer or wait for the driver
+    vram_limit: int | None  # limit for `vram_bytes`, from --vram-limit
     # scheduling: observe, solve, submit
     scheduler_s: float
     scheduler_ms_per_step: float | None
-    scheduler_share: float | None  # of the decode time
+    scheduler_share: float | None  # share of the decode time
     # setting
     target: str
     draft: str | None
@@ -176,13 +178,15 @@ class RunStats:
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt, those that were in the context still, or again. The last one never is: it comes
-        with the first draft."""
+        """The number of prompt tokens that were in the context or restored to it.
+
+        The last prompt token is never one of them, because it is evaluated with the first draft.
+        """
         return max(0, self.prompt_tokens - self.prefilled_tokens - 1)
 
     @classmethod
     def of(cls, setting: Setting, meter: Meter) -> RunStats:
-        """The derived figures of what `meter` counted."""
+        """Return the statistics that follow from the counts of `meter`."""
         counts = meter.experts.get
         activations, insight = counts("activations", 0), meter.insight
         shares = insight.shares_by_threshold or {}
@@ -255,16 +259,16 @@ class RunStats:
         )
 
     def to_json(self) -> str:
-        """One line of JSON with every field."""
+        """Return one line of JSON with every field."""
         return json.dumps(asdict(self))
 
     def table(self) -> str:
-        """The figures that a reader wants first, as lines of text."""
+        """Return the most important figures as lines of text."""
         return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
 
 
 def _governed(pace: Pace | None) -> dict[str, Any]:
-    """The fields of RunStats that tell of the draft lengths chosen."""
+    """Return the fields of RunStats on the chosen draft lengths."""
     lengths = pace.lengths if pace is not None else {}
     return {
         "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),

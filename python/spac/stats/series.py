@@ -1,4 +1,4 @@
-"""Figures of every step of a run of any length, in bounded memory."""
+"""A series of figures for all steps of a run of any length, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ FloatArray = npt.NDArray[np.float64]
 class Series:
     """Rows of sums over consecutive steps.
 
-    When the rows are full, they are merged two by two, and from then on each stands for twice as many steps.
+    When the rows are full, they are merged two by two. From then on, each row covers twice as many steps.
     """
 
     def __init__(self, n_column: int, capacity: int) -> None:
-        """capacity: rows at most, an even number."""
+        """Make an empty series; `capacity` is the largest number of rows, which is even."""
         self._rows = np.zeros((capacity, n_column))
         self._n_row = self._in_last = 0
         self.per_row = 1
-        """Steps of a row; the last one may have fewer."""
+        """The number of steps in a row; the last row may have fewer."""
 
     @property
     def rows(self) -> FloatArray:
-        """float64 [row, column]. A view."""
+        """The rows, float64 [row, column], as a view."""
         return self._rows[: self._n_row]
 
     @property
     def n(self) -> int:
-        """Steps."""
+        """The number of steps."""
         return max(0, self._n_row - 1) * self.per_row + self._in_last
 
     @property
     def told(self) -> dict[str, Any]:
-        """per_row, and the steps of each row."""
+        """The fields of a recording: `per_row`, and in `steps` the number of steps in each row."""
         full = [self.per_row] * max(0, self._n_row - 1)
         return {"per_row": self.per_row, "steps": [*full, self._in_last] if self._n_row else full}
 
     def add(self, values: Sequence[float] | npt.NDArray[Any]) -> None:
-        """One step's."""
+        """Add the values of one step, one for each column."""
         if self._in_last == self.per_row or self._n_row == 0:
             if self._n_row == len(self._rows):
                 self._merge()

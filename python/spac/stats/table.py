@@ -1,4 +1,4 @@
-"""The statistics of a run as lines of text."""
+"""The table that shows the statistics of a run as lines of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def rows(stats: RunStats) -> list[tuple[str, str]]:
-    """(subject, figures) in the order in which they are shown."""
+    """Return the table's rows (subject, figures) in the order in which they are shown."""
     speculation = ", ".join(stats.draft_types) + f", {_lengths(stats)}" if stats.draft_types else "off"
     device = stats.device + (" (not a GPU: shows the split)" if stats.device_is_stand_in else "")
     ended = end(stats.reason, stats.prompt_tokens + stats.generated_tokens, stats.context)
@@ -47,7 +47,7 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
 
 
 def _vram(stats: RunStats) -> str:
-    """The memory taken of the device, and what may be."""
+    """Return the device memory in use, and its limit if there is one."""
     if not stats.vram_bytes:
         return ""
     limit = f" of {_bytes(stats.vram_limit)} allowed" if stats.vram_limit else ""
@@ -55,7 +55,7 @@ def _vram(stats: RunStats) -> str:
 
 
 def _lengths(stats: RunStats) -> str:
-    """The draft lengths, and what was expected of them."""
+    """Return the draft lengths and the speed that the governor expected."""
     if stats.governor != "roofline":
         return f"{stats.draft_length} tokens"
     lengths = f"0 to {stats.draft_length} tokens, mean {_number(stats.draft_length_mean)}"

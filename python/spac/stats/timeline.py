@@ -1,9 +1,9 @@
-"""A timeline of what ran when, as a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""The timeline of a run as a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-The mechanism records its own work (`spac._core.Trace`), programs add theirs with `Timeline.add`. Times are of
-one clock, `time.monotonic_ns`. The format is the Trace Event Format's JSON object: complete events ("X") that
-nest on their track, instant events for evictions, and pairs of asynchronous events for work of a device that
-does not say when it computes: from its launch until it was seen to be over.
+The mechanism records its own work (`spac._core.Trace`), and programs add theirs with `Timeline.add`. All
+times are from one clock, `time.monotonic_ns`. The format is the Trace Event Format's JSON object. Complete
+events ("X") nest on their track, and instant events show evictions. Some devices do not report when they
+compute. Pairs of asynchronous events show their work, from the launch until its end was observed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 
 CAPACITY = 1 << 18
-"""Spans kept: some thousand steps of a model with 48 MoE layers, a file of about 40 MB. The earliest stay."""
+"""The largest number of spans; when it is reached, the earliest stay.
+
+It covers some thousand steps of a model with 48 MoE layers, in a file of about 40 MB.
+"""
 
 PROCESS = 1
 TRACKS = ("session", "scheduler", "CPU", "device", "copies")
-"""Names of the tracks, in the order in which they are shown; their thread ids count from 1. Others come
-behind them where there is something to show: a program's own, and the prompts' copies."""
+"""The names of the tracks, in the order in which they are shown; their thread ids count from 1.
+
+Other tracks follow them if they have spans: those of programs, and the copies of prefill streaming.
+"""
 _TRACK_OF = {
     "prefill": "session",
     "draft": "session",
@@ -79,10 +84,16 @@ class Work(NamedTuple):
 
 
 class Timeline:
-    """Records into `trace` from now on, until it is written. Not thread-safe, but for what it records."""
+    """A timeline that records with `trace` until it is written.
+
+    Any thread may be recorded, but only one thread may call the methods.
+    """
 
     def __init__(self, path: Path | str, trace: _core.Trace, capacity: int = CAPACITY) -> None:
-        """Raises InputError when the file cannot be written; it is written by `write` alone."""
+        """Start recording at most `capacity` spans; `write` writes the file.
+
+        Raise InputError if the file cannot be written.
+        """
         self.path = Path(path)
         check_writable(self.path)
         self._trace, self._capacity = trace, capacity
@@ -94,18 +105,21 @@ class Timeline:
 
     @property
     def dropped(self) -> int:
-        """Spans that found no room."""
+        """The number of spans that were lost because the timeline was full."""
         return self._trace.dropped + self._lost
 
     def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None:
-        """A span of a program's own; on one track, spans nest or follow each other."""
+        """Add a program's own span; on one track, spans nest or follow each other."""
         if len(self._work) < self._capacity:
             self._work.append(Work(track, name, start_ns, end_ns, args))
         else:
             self._lost += 1
 
     def write(self, about: Entry) -> None:
-        """Stop recording and write the file; `about` is shown with it. Raises InputError where that fails."""
+        """Stop recording and write the file, with the entries of `about`.
+
+        Raise InputError if that fails.
+        """
         self._trace.stop()
         spans = self._trace.take()
         other = {**about, "dropped": self.dropped}
@@ -129,7 +143,7 @@ class Timeline:
         file.write("\n]}\n")
 
     def _added(self) -> Iterator[Entry]:
-        # one that holds others comes before them
+        # A span that contains others comes before them.
         for work in sorted(self._work, key=lambda work: (work.start_ns, -work.end_ns)):
             yield self._complete(work.name, work.track, work.start_ns, work.end_ns, work.args)
 
@@ -166,7 +180,7 @@ class Timeline:
             yield event
 
     def _copies(self, group: list[Entry]) -> Entry:
-        """A batch of copies: one event."""
+        """Return one event for a batch of copies."""
         args = {
             "bytes": sum(row["bytes"] for row in group),
             "experts": [f"layer {row['layer']} expert {row['expert']} pool {row['pool']}" for row in group],
@@ -190,7 +204,7 @@ class Timeline:
 
 
 def _rows(spans: Any) -> Iterator[Entry]:
-    """Records as dicts, some at a time: a long run's would take hundreds of megabytes."""
+    """Yield records as dicts, converted in parts, because all of a long run need hundreds of megabytes."""
     names = spans.dtype.names
     for start in range(0, len(spans), 4096):
         for row in spans[start : start + 4096].tolist():
@@ -198,7 +212,7 @@ def _rows(spans: Any) -> Iterator[Entry]:
 
 
 def _metadata(tracks: list[str]) -> list[Entry]:
-    """The names of process and tracks, and their order."""
+    """Return the events that name the process and the tracks, and order the tracks."""
     base: Entry = {"ph": "M", "pid": PROCESS}
     events = [base | {"name": "process_name", "args": {"name": "spac"}}]
     for i, track in enumerate(tracks, 1):
