@@ -1,6 +1,7 @@
-"""The mechanism of spac: devices, experts, sessions (csrc/bindings). Arrays are numpy; int32 unless stated.
+"""The mechanism of spac: devices, experts and sessions (csrc/bindings).
 
-Every function may raise the errors of spac.errors; InputError for arguments that cannot be used.
+Arrays are numpy arrays, int32 unless stated. Every function may raise the errors of spac.errors, and raises
+InputError for arguments that it cannot use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,102 +20,105 @@ llama_cpp_python_version: str
 """The version of llama-cpp-python that the library's llama.cpp comes from."""
 
 def llama_decode_address() -> int:
-    """The address of llama_decode as calls inside the library reach it."""
+    """Return the address of llama_decode that calls inside the library reach."""
 
 def ggml_version() -> str: ...
 def cpu_kernels() -> list[str]:
-    """Types of weights that this build has kernels for (csrc/kernels)."""
+    """Return the types of weights that this build has kernels for (csrc/kernels)."""
 
 def trusted_cpu_kernels() -> list[str]:
-    """Those of them that are used: their results are ggml's on this machine, bit for bit."""
+    """Return the types whose kernels are used: their results are ggml's on this machine, bit for bit."""
 
 def cpu_kernels_enabled() -> bool:
-    """Whether the CPU computes with them: at first as SPAC_CPU_KERNELS says, which is read once."""
+    """Return True if the CPU computes with spac's kernels; SPAC_CPU_KERNELS, read once, sets the default."""
 
 def set_cpu_kernels(on: bool) -> None:
-    """Whether the CPU computes with them, for the whole process; else with ggml's own."""
+    """Set for the whole process whether the CPU computes with spac's kernels or with ggml's own."""
 
 def time_cpu_kernels(
     types: list[str], threads: int, seconds: float
 ) -> tuple[dict[str, dict[str, list[float]]], float]:
-    """Measures the ways to compute with weights of these types, in turns, with so many threads at once.
+    """Measure the ways to compute with weights of these types, in turns, with so many threads at once.
 
-    The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector); one
-    that this CPU lacks or whose results are not ggml's is missing. By type and way it returns the seconds
-    (medians) that a thread takes for the same weights with 1 to 8 rows of input. The second item is the
-    share of the time for which the threads really ran: less than 1 where other programs had the cores. A type
-    takes about `seconds`. Raises InputError for a type that has no kernels.
+    The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector). A way
+    is missing if this CPU lacks it or if its results are not ggml's. By type and way, the function returns
+    the seconds (medians) that a thread takes for the same weights with 1 to 8 rows of input. The second item
+    is the share of the time for which the threads really ran. It is less than 1 where other programs had the
+    cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
     """
 
 def choose_cpu_kernels(type: str, ways: list[str]) -> None:
-    """Fixes the way to compute for 1 to 8 rows of input, for the whole process; more rows are like 8.
+    """Set the way to compute for 1 to 8 rows of input, for the whole process; more rows are like 8.
 
-    A way that is missing is ggml's. SPAC_CPU_KERNELS=256 and 512 go before it. Raises InputError for unknown
-    names and for another number of ways than 8.
+    ggml's way replaces one that is missing. SPAC_CPU_KERNELS=256 and 512 take precedence. Raise InputError
+    for unknown names and for another number of ways than 8.
     """
 
 def chosen_cpu_kernels(type: str) -> list[str]:
-    """The way to compute for 1 to 8 rows of input. Raises InputError for a type that has no kernels."""
+    """Return the ways to compute for 1 to 8 rows of input; raise InputError for a type without kernels."""
 
 def repackable_cpu_types(types: list[str]) -> list[str]:
-    """Return those of the types that llama.cpp has repacked kernels for on this CPU."""
+    """Return the types among these that llama.cpp has repacked kernels for on this CPU."""
 
 def quantized_cpu_types(types: list[str]) -> list[str]:
-    """Return those of the types that `time_repacking` can measure."""
+    """Return the types among these that `time_repacking` can measure."""
 
 def time_repacking(
     types: list[str], threads: int, seconds: float
 ) -> tuple[dict[str, dict[str, list[float]]], float]:
     """Measure llama.cpp's CPU backend with plain and with repacked weights of these types, in turns.
 
-    By type and form ("plain", and "repacked" where llama.cpp can repack the type on this CPU) it returns four
-    numbers: seconds (medians) for each token and each gigabyte (1e9 bytes) of weights that it is multiplied
-    with. They are those of experts for one token, of experts for a prompt of 64 tokens, of dense matrices for
-    one token, and of dense matrices for such a prompt. The second item is the share of the time for which the
-    threads really ran. A type takes about `seconds`, and the time to make and to repack some 100 MB of
-    weights. Raises InputError for a type that is not quantized.
+    By type and form ("plain", and "repacked" where llama.cpp can repack the type on this CPU), the function
+    returns four numbers: seconds (medians) for each token and each gigabyte (1e9 bytes) of weights that it is
+    multiplied with. They are those of experts for one token, of experts for a prompt of 64 tokens, of dense
+    matrices for one token, and of dense matrices for such a prompt. The second item is the share of the time
+    for which the threads really ran. A type takes about `seconds`, and the time to make and to repack some
+    100 MB of weights. Raise InputError for a type that is not quantized.
     """
 
 def time_threads(type: str, threads: list[int], seconds: float) -> tuple[list[float], float]:
     """Measure products of one token with experts of this type, for each number of threads in turns.
 
     The experts come from memory. The first item has the seconds (medians) of each number of threads, for the
-    same work. The second item is the smallest share of the time for which the threads really ran: less than 1
-    where other programs had the cores. It takes about `seconds`. Raises InputError for a type that is not
-    quantized and for fewer than 1 thread.
+    same work. The second item is the smallest share of the time for which the threads really ran. It is less
+    than 1 where other programs had the cores. The measurement takes about `seconds`. Raise InputError for a
+    type that is not quantized and for fewer than 1 thread.
     """
 
 def system_info() -> str:
-    """llama.cpp's line on instruction sets and backends compiled in."""
+    """Return llama.cpp's line on the instruction sets and backends that are compiled in."""
 
 # Devices
 
 class DeviceMemory:
-    """A device's memory in bytes, and what buffers of this process hold of it: weights, contexts, compute
-    buffers, slots and the rest, whoever made them. What a driver keeps for itself is not counted."""
+    """A device's memory, and the part that buffers of this process hold, in bytes.
+
+    All buffers count: weights, contexts, compute buffers, slots and the rest. Memory that a driver keeps for
+    itself does not count.
+    """
 
     @property
     def free(self) -> int:
-        """What may still be allocated, within the limit."""
+        """The bytes that may still be allocated within the limit."""
     @property
     def total(self) -> int: ...
     @property
     def limit(self) -> int:
-        """What buffers of this process may take together; 0: no limit."""
+        """The bytes that buffers of this process may take together; 0 means no limit."""
     @property
     def size(self) -> int:
-        """What the device acts as having: the limit where that is less than the total."""
+        """The bytes that the device seems to have: the limit if it is less than the total, else the total."""
     @property
     def used(self) -> int: ...
     @property
     def peak(self) -> int:
-        """The most of `used` since the limit was set."""
+        """The largest value of `used` since the limit was set, in bytes."""
     @property
     def n_device_buffers(self) -> int:
-        """Allocated so far, on the device."""
+        """The number of buffers allocated so far on the device."""
     @property
     def n_host_buffers(self) -> int:
-        """Allocated so far, of host memory that the device copies from."""
+        """The number of buffers allocated so far in host memory that the device copies from."""
 
 class DeviceInfo:
     """A device that experts can be put on."""
@@ -125,64 +129,77 @@ class DeviceInfo:
     def description(self) -> str: ...
     @property
     def memory(self) -> DeviceMemory:
-        """As of the call of devices()."""
+        """The device's memory at the call of devices()."""
     @property
     def memory_free(self) -> int:
-        """Bytes."""
+        """The free bytes of `memory`."""
     @property
     def memory_total(self) -> int:
-        """Bytes."""
+        """The total bytes of `memory`."""
     @property
     def is_stand_in(self) -> bool:
-        """Whether it is the CPU playing a GPU."""
+        """True for the simulated device, which computes on the CPU."""
     @property
     def reads_masks(self) -> bool:
-        """Whether its kernels read ids masks, and have been tried."""
+        """True if the device's kernels read ids masks and have been tried."""
 
 def devices() -> list[DeviceInfo]:
-    """All devices that can be chosen, real ones first. Never raises: a missing driver yields no device."""
+    """Return all devices that can be chosen, real ones first.
+
+    The function never raises: a missing driver yields no device.
+    """
 
 class ThreadPool:
-    """Threads that stay, for the graphs of contexts on the CPU; without, ggml makes and ends them every time.
+    """A pool of threads that stay and compute the graphs of contexts on the CPU.
 
-    Contexts that compute in turns share one. The CPUs of the thread that makes it stay as they are.
+    Without a pool, ggml makes and ends threads for every graph. Contexts that compute in turns share a pool.
+    The CPUs of the thread that makes the pool do not change.
     """
 
     def __init__(self, n_threads: int, poll: int) -> None:
-        """Make a pool for so many threads, the one that decodes included.
+        """Make a pool of so many threads, including the one that decodes.
 
         `poll` says how long they look for the next graph before they sleep, from 0 (not at all) to 100.
-        Raises InputError for other numbers, OutOfMemoryError.
+        Raise InputError for other numbers, and OutOfMemoryError.
         """
 
     def attach(self, context: int) -> None:
-        """Have the context at this address compute with it; the context must be freed first.
+        """Make the context at this address compute with the pool; free the context before the pool.
 
-        Raises InputError when the pool is closed.
+        Raise InputError when the pool is closed.
         """
 
     def close(self) -> None:
-        """End the threads, once all contexts are freed. Calling it again does nothing."""
+        """End the threads, after all contexts are freed; a second call does nothing."""
 
 def set_placing(cpus: list[int], strict: bool) -> None:
-    """Set the CPUs that threads of pools run on, for pools made from now on; an empty list leaves it to the
-    system. `strict`: each thread has one CPU for itself. The thread that decodes is never bound."""
+    """Set the CPUs for the threads of pools that are made from now on.
+
+    An empty list leaves the choice to the system. With `strict`, each thread has one CPU for itself. The
+    thread that decodes is never bound.
+    """
 
 def device_handle(name: str) -> int:
-    """The ggml_backend_dev_t for llama_model_params.devices. Raises InputError naming the known devices."""
+    """Return the ggml_backend_dev_t for llama_model_params.devices.
+
+    Raise InputError, which names the known devices, for an unknown one.
+    """
 
 def set_memory_limit(name: str, bytes: int) -> None:
-    """Buffers of this process on a device may take so many bytes together, 0: as many as there are.
+    """Set how many bytes buffers of this process may take on a device together; 0 means no limit.
 
-    What is there already stays. Raises InputError naming the known devices.
+    Existing buffers stay. Raise InputError, which names the known devices, for an unknown one.
     """
 
 def take_memory_refusal() -> tuple[str, int, DeviceMemory] | None:
-    """The first allocation of device memory that failed on this thread since the last call: the device, the
-    bytes asked for, and the memory at that moment."""
+    """Return the first allocation of device memory that failed on this thread since the last call.
+
+    It has the device, the bytes that were requested, and the memory at that moment. Return None if no
+    allocation failed.
+    """
 
 def set_default_device(name: str) -> None:
-    """What models use that name no device. To be called before the first model is loaded."""
+    """Set the device of models that name none; call this before the first model is loaded."""
 
 def default_device() -> str: ...
 def set_stand_in(
@@ -196,39 +213,49 @@ def set_stand_in(
     spin_us: float = 50,
     pin_limit_mb: int = -1,
 ) -> None:
-    """Sets the stand-in's speed and faults, from now on. What is not given returns to its default."""
+    """Set the simulated device's speed and faults, from now on.
+
+    Settings that are not given return to their defaults.
+    """
 
 def stand_in() -> dict[str, float]:
-    """The stand-in's settings, by the names of set_stand_in()."""
+    """Return the simulated device's settings, by the names of set_stand_in()."""
 
 def set_launch_ahead(on: bool | None) -> None: ...
 def set_hand_over_in_place(on: bool | None) -> None:
-    """Sets whether a layer's ids, input and rows pass between device and host in pinned memory that kernels
-    read and write themselves, in place of copies; for graphs prepared from now on.
+    """Set whether kernels read and write a layer's ids, input and rows in pinned memory, without copies.
 
-    None: on GPUs that can, not on the simulated device.
+    This applies to the hand-off of graphs prepared from now on. None means: on GPUs that support it, and not
+    on the simulated device.
     """
 
 def set_gate_timeout(seconds: float | None) -> None:
-    """Sets how long a thread waits at a gate before the graph fails and launching ahead is switched off; from
-    the next wait on. None: 20 s; 0: for ever."""
+    """Set how long a thread waits at a stream gate, from the next wait on.
+
+    After this time, the graph fails, and launching ahead is switched off. None means 20 s, and 0 means no
+    limit.
+    """
 
 def set_trust_device_masks(on: bool | None) -> None: ...
 def set_pinning(*, on: bool = True, limit: int | None = None, slice: int = 1 << 30) -> None:
-    """How experts' mappings are registered with the device's driver; for models loaded from now on.
+    """Set how the mappings of experts are registered with the device's driver, for models loaded from now on.
 
-    `limit`: bytes of all models of the process together; `slice`: bytes of one registration. What is not
-    given returns to its default.
+    `limit` is the number of bytes for all models of the process together, `slice` that of one registration.
+    Settings that are not given return to their defaults.
     """
 
 def set_fault(fault: str) -> None:
-    """Faults for tests: "" (none), "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel",
-    "stuck-gate", "stuck-call", "dead-device"; "compact" is another way, no fault."""
+    """Switch on a fault for tests; "" switches it off.
+
+    The faults are "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel", "stuck-gate",
+    "stuck-call" and "dead-device". "compact" is no fault: the device compacts (token, expert) pairs instead
+    of reading the mask.
+    """
 
 class AbortGuard:
-    """In its block, a file or parameters for which ggml would end the process make loading fail instead.
+    """A block in which loading fails where ggml would end the process because of a file or parameters.
 
-    For llama_model_load_from_file and llama_init_from_model, on the thread of the block.
+    It protects llama_model_load_from_file and llama_init_from_model, on the thread of the block.
     """
 
     def __init__(self) -> None: ...
@@ -237,34 +264,37 @@ class AbortGuard:
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-# Where time goes
+# Timeline
 
 ACTIVITIES: tuple[str, ...]
-"""What a span may show, by its `activity`; csrc/core/trace.h says which fields each fills in."""
+"""The activities that spans show; csrc/core/trace.h lists the fields that each fills in."""
 
 class Trace:
-    """The recorder of a timeline: spans of what the mechanism did. Off until started; any thread."""
+    """A recorder of the mechanism's activities as spans of a timeline.
+
+    It is off until it is started. Any thread may use it.
+    """
 
     def __init__(self) -> None: ...
     def start(self, capacity: int = 1 << 20) -> None:
-        """Records from now on, at most `capacity` spans between two take(); forgets what there was."""
+        """Forget all spans, and record at most `capacity` spans between two calls of take() from now on."""
     def stop(self) -> None:
-        """What was recorded stays until it is taken."""
+        """Stop recording; the recorded spans stay until they are taken."""
     def take(self) -> npt.NDArray[np.void]:
-        """The spans since the last call, in the order in which they ended: a structured array.
+        """Return the spans since the last call as a structured array, in the order in which they ended.
 
-        int64 start_ns, end_ns (of time.monotonic_ns), bytes; int32 activity, layer, expert, pool, count,
-        distinct, ok, -1 where an activity has none.
+        The fields are int64 start_ns, end_ns (of time.monotonic_ns) and bytes, and int32 activity, layer,
+        expert, pool, count, distinct and ok. A field is -1 where an activity has none.
         """
     @property
     def on(self) -> bool: ...
     @property
     def dropped(self) -> int:
-        """Spans that found no room since start()."""
+        """The number of spans since start() that did not fit."""
     def __len__(self) -> int: ...
 
 class Churn:
-    """What evictions and uploads were good for (csrc/core/churn.h): bookkeeping by itself."""
+    """A counter of wasted uploads and early evictions (csrc/core/churn.h), which needs no device."""
 
     def __init__(self) -> None: ...
     def loaded(self, layer: int, expert: int) -> None: ...
@@ -272,55 +302,57 @@ class Churn:
     def executed(self, layer: int, version: int, wanted: Sequence[bool], hit: Sequence[bool]) -> None: ...
     @property
     def n_wasted(self) -> int:
-        """Uploads whose expert was evicted without a hit in between."""
+        """The number of uploads whose expert was evicted without a hit in between."""
     @property
     def n_early(self) -> int:
-        """Evictions of experts that the next execution of their layer wanted."""
+        """The number of evictions of experts that the next execution of their layer wanted."""
 
 # Experts
 
 class LayerInfo:
-    """One MoE layer, in the order in which layers run."""
+    """One MoE layer; lists of layers have the order in which layers run."""
 
     @property
     def name(self) -> str:
-        """The name of its down projection's tensor."""
+        """The name of the layer's down projection tensor."""
     @property
     def n_expert(self) -> int: ...
     @property
     def n_used(self) -> int:
-        """Experts per token, as last seen in a graph (0 before the first one)."""
+        """The number of experts per token in the last graph; 0 before the first one."""
     @property
     def expert_bytes(self) -> int: ...
     @property
     def pool(self) -> int:
-        """Layers with experts of equal shapes and types share a pool of slots."""
+        """The layer's pool of slots; layers whose experts have equal shapes and types share one."""
 
 class SlotStats:
+    """The numbers of slots and of resident experts, and the memory that slots take."""
+
     @property
     def n_slots(self) -> int: ...
     @property
     def n_resident(self) -> int: ...
     @property
     def bytes(self) -> int:
-        """Device memory of the slots."""
+        """The device memory of the slots, in bytes."""
 
 class Experts:
-    """The experts of one loaded model.
+    """The experts of one loaded model, which has L layers and N experts in the largest of them.
 
-    L layers, N experts in the largest of them. Any thread may call anything.
+    Any thread may call any method.
     """
 
     @property
     def n_layer(self) -> int:
-        """L: known once the model's first context exists, 0 before."""
+        """The number of layers, L; 0 before the model's first context exists."""
     @property
     def n_expert(self) -> int:
-        """N."""
+        """The number of experts in the largest layer, N."""
     @property
     def layers(self) -> list[LayerInfo]: ...
     def attach_slots(self, n_slots: int) -> None:
-        """Allocates slots on the device; replaces and empties what was there. Raises OutOfMemoryError."""
+        """Allocate empty slots on the device in place of the ones before; raise OutOfMemoryError."""
     def slots_that_fit(self, margin_bytes: int = 0) -> int: ...
     @property
     def slots(self) -> SlotStats: ...
@@ -328,62 +360,79 @@ class Experts:
     def pool_slots(self) -> list[int]: ...
     @property
     def host_memory(self) -> str:
-        """How experts lie: "pinned", "pinned mapping", "staged" (copies pass a pinned ring) "pageable" or
-        "paged" (more than memory holds: read from the file as they are needed). "partly pinned": a part of
-        the file's mapping is registered, and the others are staged."""
+        """The kind of host memory that holds the experts.
+
+        It is "pinned", "pinned mapping", "partly pinned" (a part of the file's mapping is registered, and the
+        other experts are staged), "staged" (copies pass a pinned ring), "pageable" or "paged" (memory cannot
+        hold all experts, so they are read from the file as they are needed).
+        """
     @property
     def host_bytes(self) -> HostBytes:
-        """What the device's driver has pinned of them; known as the layers are, 0 after the model's end."""
+        """The experts' bytes that the device's driver has pinned, and the others.
+
+        They are known when the layers are, and are 0 after the model's end.
+        """
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
-        """The plan from now on: priority int32[L, N], threshold int32[L], in C order. Both are copied."""
+        """Set the plan: priority int32[L, N] and threshold int32[L], in C order; both are copied."""
     def settle(self, timeout_s: float) -> bool:
-        """Waits until no wanted expert can be loaded any more; False when that took longer."""
+        """Wait until no further wanted expert can be loaded; return False when this takes longer."""
     def residency(self) -> Int32Array:
-        """int32[L, N]: the slot of every expert in its pool, -1 when not resident. A copy."""
+        """Return a copy of the slot of every expert in its pool, -1 when not resident; int32[L, N]."""
     def set_counting(self, counting: bool) -> None: ...
     def take_demand(self) -> tuple[Int32Array, int]:
-        """int32[L, N] activations since the last call (zeroed by it), and the graphs they stem from."""
-    def routes(self) -> Int32Array:
-        """int32 [L, T, U]: the experts that every token of the last verification (or decode) was routed to.
+        """Return the activations since the last call, int32[L, N], and the number of graphs they stem from.
 
-        T and U are the largest numbers of tokens and of experts for each in any layer; -1 where a layer had
-        fewer (the last layer may compute only the tokens whose logits are wanted). A copy, read-only.
+        The call zeroes the counts.
+        """
+    def routes(self) -> Int32Array:
+        """Return the experts that routers chose for every token of the last verification or decode.
+
+        The array is a read-only copy, int32 [L, T, U]. T and U are the largest numbers of tokens and of
+        experts for each in any layer. Entries are -1 where a layer had fewer: the last layer may compute only
+        the tokens whose logits are wanted.
         """
     def take_layer_costs(self) -> npt.NDArray[np.void]:
-        """What every layer's decoding cost since the last call: a structured array [L], see Step.layer_costs.
+        """Return the costs of every layer since the last call, a structured array [L]; see Step.layer_costs.
 
         A session takes them after each verification.
         """
     def set_step_tokens(self, n_max: int) -> None: ...
     def set_lookahead(self, n_layers: int) -> None:
-        """How many layers ahead experts are foreseen and loaded in a step; 0: not (backend/experts.h).
+        """Set how many layers ahead experts are predicted and loaded in a step (backend/experts.h).
 
-        Raises InputError for a negative number."""
+        0 switches this off. Raise InputError for a negative number.
+        """
     def set_stream_tokens(self, n_min: int) -> None:
-        """Batches of n_min tokens that are no demand have all experts copied through the device; 0: never."""
+        """Set the number of tokens from which a batch uses prefill streaming; 0 means never.
+
+        Batches that count as demand never use it. All experts of the others are copied through the device.
+        """
     def stream_bytes(self) -> int:
-        """Device memory that this takes from the first such batch on; slots_that_fit() leaves room for it."""
+        """Return the bytes of device memory that prefill streaming takes from its first batch on.
+
+        slots_that_fit() leaves room for them.
+        """
     @property
     def trace(self) -> Trace: ...
     @property
     def stats(self) -> dict[str, int]:
-        """Counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
+        """The counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
 
 class HostBytes:
-    """Experts' bytes in host memory."""
+    """The bytes of experts in host memory."""
 
     @property
     def pinned(self) -> int:
-        """In memory that the device's driver has pinned."""
+        """The bytes in memory that the device's driver has pinned."""
     @property
     def pageable(self) -> int:
-        """The others."""
+        """The bytes in other memory."""
     @property
     def why(self) -> str:
-        """What kept a part from being pinned that could have been: "off", "limit", "refused", or ""."""
+        """The reason why a part that could be pinned is not: "off", "limit", "refused", or "" for none."""
 
 HUGE_PAGE: int
-"""The size of a huge page: 2 MB."""
+"""The size of a huge page in bytes: 2 MB."""
 
 class Region(Buffer):
     """Read-only memory that begins at a multiple of 2 MB, and is freed with the object."""
@@ -394,17 +443,18 @@ class Region(Buffer):
     def size(self) -> int: ...
     @property
     def huge_bytes(self) -> int:
-        """Bytes that are on huge pages now."""
+        """The number of bytes that are on huge pages now."""
 
 class HugeCopies:
-    """Copies a model's files to huge pages, with so many threads. The figures are of all files together.
+    """A copier of a model's files to huge pages, with so many threads.
 
-    `drop_cache`: the system's cache of what is copied goes. A copy is given up that would take longer than
-    `most_seconds` (0: no limit) of the threads' processor time. A page's first touch that takes longer than
-    `stall_page_ns` is a stall. The rest goes to small pages when stalls come to more than `stall_total_ns`,
-    and the system has compacted memory `stall_compactions` times meanwhile. `progress` gets the bytes copied
-    so far; when it returns False or raises, the copying stops. Pages lie in the memories of these NUMA
-    `nodes` by turns, where the system lets them; without `nodes`, in that of the thread that copies.
+    The properties describe all files together. With `drop_cache`, the system's cache of the copied data is
+    dropped. A copy that would take longer than `most_seconds` (0: no limit) of the threads' processor time is
+    given up. A page's first touch that takes longer than `stall_page_ns` is a stall. The rest goes to small
+    pages when stalls take more than `stall_total_ns` together and the system has compacted memory
+    `stall_compactions` times meanwhile. `progress` gets the bytes copied so far. When it returns False or
+    raises, the copying stops. Pages lie in the memories of these NUMA `nodes` by turns, if the system allows
+    it. Without `nodes`, they lie in the memory of the thread that copies.
     """
 
     def __init__(
@@ -419,12 +469,12 @@ class HugeCopies:
         nodes: list[int] = ...,
     ) -> None: ...
     def copy(self, fd: int, n_bytes: int) -> Region:
-        """Copies the first bytes of a file. The region is empty where that fails."""
+        """Copy the first bytes of a file; return an empty region where that fails."""
     @property
     def bytes(self) -> int: ...
     @property
     def huge_bytes(self) -> int:
-        """Those that were on huge pages at the end."""
+        """The number of bytes that were on huge pages at the end."""
     @property
     def seconds(self) -> float: ...
     @property
@@ -432,10 +482,10 @@ class HugeCopies:
         """True if the rest went to small pages."""
     @property
     def stopped(self) -> bool:
-        """True if progress stopped it."""
+        """True if progress stopped the copying."""
     @property
     def failure(self) -> str:
-        """Why a file was not copied; "" where none failed."""
+        """The reason why a file was not copied, or "" if none failed."""
     @property
     def error(self) -> BaseException | None:
         """The exception that progress raised."""
@@ -449,26 +499,29 @@ class ReadRates:
     def huge_gb_s(self) -> float: ...
     @property
     def gain(self) -> float:
-        """The copy is read this many times as fast."""
+        """The speed of reading the copy over the speed of reading the mapping."""
     @property
     def copy_gb_s(self) -> float:
-        """At which the copy was made."""
+        """The rate at which the copy was made."""
     @property
     def bytes(self) -> int:
-        """Those that were read each time."""
+        """The number of bytes that were read each time."""
     @property
     def huge_bytes(self) -> int:
-        """The bytes of the copy that were on huge pages."""
+        """The number of bytes of the copy that were on huge pages."""
 
 def measure_read_rates(fd: int, n_bytes: int, n_threads: int) -> ReadRates:
-    """Reads samples of a file of about so many bytes together, in turns. Raises InputError for a file that
-    is too small or cannot be mapped, OutOfMemoryError."""
+    """Read samples of a file, about so many bytes together, from its mapping and from a copy in turns.
+
+    Raise InputError for a file that is too small or cannot be mapped, and OutOfMemoryError.
+    """
 
 class LoadScope:
-    """Models loaded on this thread in the `with` block have their experts in `experts`.
+    """A `with` block that puts the experts of models loaded in it, on this thread, in `experts`.
 
-    `paged`: these are more than memory holds: nothing is read of the file before it is needed, or pinned.
-    `copies`: what copies the files to huge pages instead of mapping them; None: they are mapped.
+    `paged` means that memory cannot hold the experts. Then the file is read only where it is needed, and
+    nothing is pinned. `copies` copies the files to huge pages instead of mapping them. With None, the files
+    are mapped.
     """
 
     def __init__(self, paged: bool = False, copies: HugeCopies | None = None) -> None: ...
@@ -480,9 +533,10 @@ class LoadScope:
     def experts(self) -> Experts | None: ...
 
 class Tap:
-    """What enters every FFN of the context made in its `with` block, for each token that it decodes alone.
+    """A tap of the hidden states that enter every FFN of the context made in its `with` block.
 
-    To be used by the thread that uses the context, between its decodes.
+    It taps each token that the context decodes alone. The thread that uses the context uses the tap too,
+    between its decodes.
     """
 
     def __init__(self) -> None: ...
@@ -492,60 +546,66 @@ class Tap:
     ) -> None: ...
     @property
     def n_layer(self) -> int:
-        """D: the FFNs found in the context's graphs, in the order in which they run.
+        """The number of FFNs in the context's graphs, D; they are numbered in the order in which they run.
 
-        0 where the graphs do not run on a SPAC device in one piece, and before the context is made.
+        It is 0 before the context is made, and if its graphs do not run on a SPAC device in one piece.
         """
     @property
     def n_embd(self) -> int:
-        """E: the width of what enters them."""
+        """The width of the hidden states that enter the FFNs, E."""
     def set_on(self, on: bool) -> None:
-        """Whether to tap from now on; off at first, and then it costs nothing. Raises OutOfMemoryError."""
+        """Switch the tap on or off; it is off at first, and then costs nothing.
+
+        Raise OutOfMemoryError when the device has no room for one token's states.
+        """
     def states(self) -> npt.NDArray[np.float32] | None:
-        """float32 [D, E] of the token decoded last, once its logits have been read; None where it was not
-        tapped or not alone. A read-only view that the next decode writes to.
+        """Return the hidden states of the token decoded last, float32 [D, E], once its logits have been read.
+
+        Return None if the token was not tapped or not decoded alone. The array is a read-only view that the
+        next decode writes to.
         """
     @property
     def n_tapped(self) -> int:
-        """Tokens that were tapped so far."""
+        """The number of tokens that were tapped so far."""
 
 # The session
 
 class Step:
-    """What one step did."""
+    """The result of one step."""
 
     @property
     def tokens(self) -> Int32Array:
-        """int32[n]: the accepted draft tokens, then the target's own. Read-only."""
+        """The accepted draft tokens, then the target's own token; int32[n], read-only."""
     @property
     def n_drafted(self) -> int:
-        """Draft tokens that were verified."""
+        """The number of draft tokens that were verified."""
     @property
     def n_accepted(self) -> int: ...
     @property
     def n_verified(self) -> int:
-        """Tokens in the verification batch: n_drafted + 1."""
+        """The number of tokens in the verification batch: n_drafted + 1."""
     @property
     def demand(self) -> Int32Array:
-        """int32[L, N]: how often this verification wanted every expert; [0, 0] without experts.
+        """The activations of every expert in this verification, int32[L, N]; [0, 0] without experts.
 
-        A read-only view on the session's one buffer: the next step overwrites it.
+        The array is a read-only view on the session's one buffer. The next step overwrites it.
         """
     @property
     def layer_costs(self) -> npt.NDArray[np.void]:
-        """What every layer of this verification took and computed: a structured array, [L] or [0].
+        """The times and counts of every layer in this verification: a structured array, [L] or [0].
 
-        int64 host_ns (experts on the CPU), wait_ns (waiting for ids and input), int32 host_activations,
-        host_distinct, device_activations, device_distinct. A read-only view that the next step overwrites.
+        The fields are int64 host_ns (experts on the CPU), wait_ns (waiting for ids and input), int32
+        host_activations, host_distinct, device_activations and device_distinct. The array is a read-only view
+        that the next step overwrites.
         """
     @property
     def n_uploads(self) -> int:
-        """Experts copied into slots since the step before was verified."""
+        """The number of experts copied into slots since the verification of the step before."""
     @property
     def upload_bytes(self) -> int: ...
     @property
     def upload_ns(self) -> int:
-        """The time that these copies took."""
+        """The time that these copies took, in nanoseconds."""
     @property
     def draft_ns(self) -> int: ...
     @property
@@ -554,95 +614,107 @@ class Step:
     def sample_ns(self) -> int: ...
     @property
     def reason(self) -> Literal["", "stop", "length"]:
-        """Why generation ends: an end-of-generation token came, or the context is full."""
+        """The reason for the end: an end-of-generation token ("stop"), a full context ("length"), or ""."""
 
 class DraftToken:
-    """Event "draft_token": a draft token, as soon as it is known."""
+    """The event "draft_token": a draft token is known."""
 
     @property
     def token(self) -> int: ...
     @property
     def index(self) -> int:
-        """From 0, in this draft."""
+        """The token's index in this draft, from 0."""
     @property
     def routes(self) -> Int32Array | None:
-        """int32[L, T, U]: what the draft's routers chose for the first T tokens that the target will verify,
-        -1 where a layer has fewer: the token before the draft, then the drafted ones but this, the last. A
-        copy; None unless they are kept."""
+        """The choices of the draft's routers for the first T tokens that the target will verify.
+
+        These are the token before the draft, then the drafted ones except this, the last. The array is a
+        copy, int32[L, T, U], with -1 where a layer has fewer. It is None unless routes are kept.
+        """
 
 class VerifyLayer:
-    """Event "verify_layer": an MoE layer of the verification that runs has been computed.
+    """The event "verify_layer": an MoE layer of the running verification has been computed.
 
-    While somebody asks for it, the host waits for the ids of wholly resident layers too.
+    While this event has a callback, the host waits for the ids of whole layers too.
     """
 
     @property
     def layer(self) -> int: ...
     @property
     def demand(self) -> Int32Array:
-        """int32[n_expert of the layer]: how often the verification wanted every expert. A copy."""
+        """A copy of the activations of every expert in the verification; int32[n_expert of the layer]."""
 
 class DraftEnd:
-    """Event "draft_end": the draft that is about to be verified, possibly empty."""
+    """The event "draft_end": the draft, which may be empty, is about to be verified."""
 
     @property
     def tokens(self) -> Int32Array:
-        """int32[n_drafted]. A copy."""
+        """A copy of the drafted tokens; int32[n_drafted]."""
     @property
     def draft_ns(self) -> int: ...
     @property
     def routes(self) -> Int32Array | None:
-        """As of the last token; of all, T = n_drafted + 1, where the draft ended at one that it refused."""
+        """The routes of the last draft token.
+
+        If the draft ended at a token that it refused, they cover all tokens: T = n_drafted + 1.
+        """
 
 class ChatPrompt:
-    """What messages become, and how their answer is read. Made by `ChatTemplates.apply`; needs no model."""
+    """A prompt made of messages, and the reader of its answer.
+
+    `ChatTemplates.apply` makes it. It needs no model.
+    """
 
     @property
     def text(self) -> str:
-        """The prompt, without the beginning token where tokenizing adds it."""
+        """The text of the prompt, without a beginning token that tokenizing adds."""
     @property
     def stops(self) -> list[str]:
-        """Texts that end the answer, beside the model's end tokens."""
+        """The texts that end the answer, beside the model's end tokens."""
     @property
     def preserved_tokens(self) -> list[int]:
-        """Control tokens that belong to the text which `read` gets, ascending; others do not."""
+        """The control tokens that belong to the text for `read`, ascending; other control tokens do not."""
     @property
     def thinks(self) -> bool:
-        """Whether the model may reason before it answers."""
+        """True if the model may reason before it answers."""
     @property
     def goes_on(self) -> bool:
-        """Whether the answer goes on with the last message; `read` then tells both as one."""
+        """True if the answer continues the last message; `read` then returns both as one."""
     def read(self, answer: str, *, is_partial: bool) -> str:
-        """The message that an answer makes, as JSON in OpenAI's form: `content`, `reasoning_content`,
-        `tool_calls`. `is_partial`: the answer goes on. Raises InputError for one that is not of the format.
+        """Return the message of an answer as JSON in OpenAI's format.
+
+        It has `content`, `reasoning_content` and `tool_calls`. `is_partial` means that the answer goes on.
+        Raise InputError for an answer that does not follow the format.
         """
 
 class ChatTemplates:
-    """A model's chat templates. The model has to outlive the calls of `apply`."""
+    """A model's chat templates; the model has to outlive the calls of `apply`."""
 
     def __init__(self, model: int, source: str = "") -> None:
-        """`model`: the address of a llama_model; `source`: a Jinja template in place of the file's.
+        """Read the templates of the llama_model at address `model`; a Jinja `source` replaces them.
 
-        Raises InputError where there is none, or it cannot be read.
+        Raise InputError if there is no template, or if it cannot be read.
         """
     @property
     def capabilities(self) -> dict[str, bool]:
-        """What the template has a place for, such as `supports_system_role`, by llama.cpp's names."""
+        """The features that the template supports, such as `supports_system_role`, by llama.cpp's names."""
     @property
     def can_stop_thinking(self) -> bool:
-        """Whether `enable_thinking` makes a difference."""
+        """True if `enable_thinking` makes a difference."""
     def apply(self, request: str) -> ChatPrompt:
-        """`request`: JSON text with `messages`, and maybe `tools`, `tool_choice`, `parallel_tool_calls`,
-        `json_schema`, `enable_thinking`, `chat_template_kwargs`. With `continue_final_message`, the answer
-        goes on with the last message (`ChatPrompt.goes_on`). Raises InputError.
+        """Return the prompt for `request`; raise InputError for an invalid request.
+
+        `request` is JSON text with `messages`. It may have `tools`, `tool_choice`, `parallel_tool_calls`,
+        `json_schema`, `enable_thinking` and `chat_template_kwargs`. With `continue_final_message`, the answer
+        continues the last message (`ChatPrompt.goes_on`).
         """
 
 class Session:
-    """One sequence of tokens, drafted and verified.
+    """A session that drafts and verifies one sequence of tokens.
 
-    The library works without the GIL. One call at a time: a second one raises InputError, but for cancel()
-    and set_draft_length(), which any thread and any callback may call. Ctrl-C is seen while a call runs: what
-    the signal handler raises leaves the call, and the session can go on.
+    The library works without the GIL. Only one call may run at a time, and a second one raises InputError.
+    This does not apply to cancel() and set_draft_length(), which any thread and any callback may call. Ctrl-C
+    works while a call runs: the call raises the exception of the signal handler, and the session can go on.
     """
 
     def __init__(
@@ -696,21 +768,23 @@ class Session:
         n_checkpoints: int = 0,
         checkpoint_step: int = 8192,
     ) -> None:
-        """Contexts are the addresses of llama_contexts.
+        """Make a session on contexts, which are given as the addresses of llama_contexts.
 
-        They belong to the session until it is closed: it clears their memory and sets their abort callbacks;
-        they must have been made with n_outputs_max 0. Close it before they are freed; `owner` is kept alive
-        until then. Between its calls the target may be used otherwise, if adopt() says so afterwards.
-        `draft_experts` are the draft model's, for keep_draft_routes().
+        The contexts belong to the session until it is closed. It clears their memory and sets their abort
+        callbacks. The target must have at least draft_max + 1 rows of logits (n_outputs_max). Close the
+        session before the contexts are freed; `owner` is kept alive until then. Between the session's calls,
+        other code may use the target, if it calls adopt() afterwards. `draft_experts` are the draft model's,
+        for keep_draft_routes().
 
-        `draft_types` are llama.cpp's names (draft_types()); with none, or draft_max 0, it decodes plainly.
-        The first draft length is `draft_max`. Sampling parameters are llama.cpp's; temp <= 0 is greedy, seed
-        None a random one.
+        `draft_types` are llama.cpp's names (draft_types()). With none, or with draft_max 0, the session
+        decodes without drafts. The first draft length is `draft_max`. Sampling parameters are llama.cpp's.
+        temp <= 0 is greedy, and seed None is a random seed.
 
-        `prompt_cache_bytes` of host memory hold sequences that prefill() leaves for others: a prompt that
-        goes on with one is not evaluated again. `n_checkpoints` are kept of a memory that cannot go back
-        (recurrent; with a window that is not kept whole), at the end of prompts and every `checkpoint_step`
-        tokens within them; without, such a memory is cleared where it would have to.
+        `prompt_cache_bytes` of host memory hold sequences that prefill() replaces by others. A prompt that
+        continues one of them is not evaluated from the start. `n_checkpoints` apply to a memory that cannot
+        go back (recurrent, or with a window that is not kept whole). They are made at the end of prompts and
+        every `checkpoint_step` tokens within them. Without checkpoints, such a memory is cleared when it
+        would have to go back.
         """
     def prefill(
         self,
@@ -719,18 +793,19 @@ class Session:
         *,
         n_unseen: int = 0,
     ) -> None:
-        """Makes `tokens` (the whole sequence, at least one) the context of what is generated next.
+        """Make `tokens` (the whole sequence, at least one) the context of the next generation.
 
-        Evaluates all but the last in pieces of n_batch, after each of which `progress(n_done, n_total)` is
-        called; what the memory holds of it already is kept. Starts the sampler anew. None of it counts as
-        demand. When it is stopped (Cancelled, or an exception of `progress`), the next prefill or step goes
-        on from there. The sampler has seen (penalties look back on) all but the first `n_unseen` tokens.
+        The call evaluates all tokens but the last in pieces of n_batch, and calls `progress(n_done, n_total)`
+        after each. Tokens that the memory holds already are kept. The sampler starts anew. Nothing of this
+        counts as demand. When the call is stopped (Cancelled, or an exception of `progress`), the next
+        prefill or step goes on from there. The sampler has seen all but the first `n_unseen` tokens:
+        penalties look back on them.
         """
     def adopt(self, tokens: Int32Array | Sequence[int]) -> None:
-        """Says that the target context was used otherwise since the last call, and begins with `tokens` now.
+        """Take over a target context that other code has used, and that now begins with `tokens`.
 
-        What follows them there is dropped; `n_past` says how many of them are really there. The next call
-        must be prefill().
+        Tokens that follow them in the context are dropped. `n_past` says how many of them are really there.
+        The next call must be prefill().
         """
     def set_sampling(
         self,
@@ -764,24 +839,28 @@ class Session:
         chat: ChatPrompt | None = None,
         reasoning_budget: int = -1,
     ) -> None:
-        """How to sample from the next prefill on. Raises InputError, changing nothing, for what cannot be."""
-    def step(self) -> Step:
-        """Drafts, verifies, accepts: at least one token, unless the context is full.
+        """Set how to sample from the next prefill on.
 
-        An exception before the verification ended (Cancelled, or one of a callback) leaves the sequence as it
-        was. One of the "verify_end" callback comes after the tokens became part of it: they are in
-        `last_step`.
+        Raise InputError for invalid parameters, and change nothing then.
+        """
+    def step(self) -> Step:
+        """Draft, verify and accept tokens: at least one, unless the context is full.
+
+        An exception before the end of the verification (Cancelled, or one of a callback) does not change the
+        sequence. An exception of the "verify_end" callback comes after the tokens became part of the
+        sequence. They are in `last_step`.
         """
     @property
     def last_step(self) -> Step: ...
     def probabilities(
         self, n_top: int
     ) -> tuple[npt.NDArray[np.float32], Int32Array, npt.NDArray[np.float32]]:
-        """How probable the target held the last step's T tokens: their natural logarithms float32[T], and the
-        N most probable tokens at their places, best first: int32[T, N] and their logarithms float32[T, N].
+        """Return the target's log probabilities of the last step's T tokens and of the best alternatives.
 
-        Before any sampler, over the whole vocabulary. Raises InputError when the logits are gone: before the
-        first step, and from the next prefill() or adopt() on.
+        The first array has the natural logarithms for the tokens, float32[T]. The others have the N most
+        probable tokens at their places, best first, int32[T, N], and their logarithms, float32[T, N].
+        Probabilities are those before any sampler, over the whole vocabulary. Raise InputError when the
+        logits are gone: before the first step, and from the next prefill() or adopt() on.
         """
     @overload
     def on(self, event: Literal["draft_token"], callback: Callable[[DraftToken], object] | None) -> None: ...
@@ -795,60 +874,67 @@ class Session:
     def on(self, event: Literal["verify_end"], callback: Callable[[Step], object] | None) -> None: ...
     @overload
     def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
-        """Calls `callback` at the event, in place of the one before; None: no more.
+        """Set the callback of an event in place of the one before; None removes it.
 
-        With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts; other types
+        With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts. Other types
         draft in one call, and their tokens come together after it.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
-        """Whether draft events have `routes`. Raises InputError without `draft_experts`, and for other draft
-        types than "draft-simple" alone."""
+        """Set whether draft events have `routes`.
+
+        Raise InputError without `draft_experts`, and for other draft types than "draft-simple" alone.
+        """
     def reset(self) -> None:
-        """Forgets all tokens, and a cancel() that no call has seen yet."""
+        """Forget all tokens, and a cancel() that no call has seen yet."""
     def cancel(self) -> None:
-        """Stops the call that runs, or the next one if none does: it raises Cancelled. From any thread."""
+        """Make the running call, or else the next one, raise Cancelled; any thread may call this."""
     def close(self) -> None:
-        """Lets go of the contexts. The session cannot be used afterwards."""
+        """Release the contexts; the session cannot be used afterwards."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     def set_draft_length(self, n: int) -> None:
-        """From the next step on, 0 to draft_max."""
+        """Set the draft length from the next step on, 0 to draft_max."""
     @property
     def draft_length(self) -> int: ...
     @property
     def draft_max(self) -> int: ...
     @property
     def n_reused(self) -> int:
-        """Tokens of the last prompt that were there already: in the memory, or kept of another time."""
+        """The number of tokens of the last prompt that were already in the memory or in the prompt cache."""
     @property
     def cached(self) -> dict[str, int]:
-        """What is kept of other sequences: `n_prompts`, `bytes`; since the start, `n_stored` and
-        `n_recalled`."""
+        """The prompt cache: `n_prompts` and `bytes` now, `n_stored` and `n_recalled` since the start."""
     @property
     def n_past(self) -> int:
-        """Tokens in the target's memory: all of the sequence but the last, between steps."""
+        """The number of tokens in the target's memory: between steps, all of the sequence but the last."""
     @property
     def n_ctx(self) -> int: ...
     @property
     def tokens(self) -> Int32Array:
-        """int32[n]: the whole sequence. A copy."""
+        """A copy of the whole sequence; int32[n]."""
 
 def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
-    """Why the draft's tokens do not mean the same to the target, or None. Addresses of llama_models."""
+    """Return why the draft's tokens have another meaning for the target, or None if they have the same.
+
+    The arguments are the addresses of llama_models.
+    """
 
 def draft_types() -> list[str]:
-    """The draft types that llama.cpp knows, by its names."""
+    """Return the names of the draft types that llama.cpp knows."""
 
 def needs_draft_context(draft_type: str) -> bool: ...
 def set_common_verbosity(level: int) -> None:
-    """Messages of llama.cpp's common library on stderr: -1 none (default), 1 errors, 2 warnings, 5 all."""
+    """Set which messages of llama.cpp's common library go to stderr.
+
+    -1 is none (the default), 1 errors, 2 warnings, 5 all.
+    """
 
 # MoE-SpAc's step
 
 class MoeSpac:
-    """MoE-SpAc's step in its default form (csrc/core/moe_spac.h), on arrays that it changes in place."""
+    """The step of MoE-SpAc in its default form (csrc/core/moe_spac.h); it changes arrays in place."""
 
     def __init__(
         self,
@@ -858,12 +944,17 @@ class MoeSpac:
         forgetting: float,
         adapt: bool,
     ) -> None:
-        """arrays: int32 [L, N] utility, used; float64 [L, N] up, down, last, count; float64 [2, L, K] hot;
-        float64 [2, L, 1] total; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, but for whole
-        layers; uint8 [L] whole. All are kept.
+        """Keep the arrays that the steps use.
+
+        `arrays` has int32 [L, N] utility, used; float64 [L, N] up, down, last, count; float64 [2, L, K] hot;
+        float64 [2, L, 1] total; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, without the slots
+        of whole layers; uint8 [L] whole.
         """
     def set_times(self, times: Sequence[Sequence[float]], draft_token: float) -> None:
-        """Seconds, [L] each: per pair, distinct expert and layer of the CPU, device's expert, upload."""
+        """Set the times in seconds, [L] each.
+
+        They are the CPU's per pair, distinct expert and layer, the device's per expert, and an upload's.
+        """
     def step(
         self,
         demand: Int32Array,
@@ -876,13 +967,15 @@ class MoeSpac:
         order: Int32Array | None,
         /,
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """priority int32[L, N], threshold int32[L], and tau int32[L]. order: int32[L, N] within a level, 0 to
-        2^20 - 1; None: by decayed counts."""
+        """Return priority int32[L, N], threshold int32[L] and tau int32[L].
+
+        `order` is the order within a level, int32[L, N], 0 to 2^20 - 1. None orders by decayed counts.
+        """
 
 # The learned scheduler's step
 
 class Logistic:
-    """The learned scheduler's step (csrc/core/logistic.h), on arrays that it changes in place."""
+    """The step of the learned scheduler (csrc/core/logistic.h); it changes arrays in place."""
 
     def __init__(
         self,
@@ -894,10 +987,11 @@ class Logistic:
         least: float,
         most: float,
     ) -> None:
-        """arrays: float64 [7] weights, squares; float64 [6, L, N] features; float64 [L, N] probability;
-        uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, but for whole layers; uint8 [L] whole.
-        All are kept.
-        kept: what a token leaves of the features recent, near and far.
+        """Keep the arrays that the steps use.
+
+        `arrays` has float64 [7] weights, squares; float64 [6, L, N] features; float64 [L, N] probability;
+        uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, without the slots of whole layers; uint8
+        [L] whole. `kept` has the factors by which a token decays the features recent, near and far.
         """
     def step(
         self,
@@ -908,10 +1002,10 @@ class Logistic:
         n_rejected: int,
         /,
     ) -> tuple[Int32Array, Int32Array]:
-        """priority int32[L, N] and threshold int32[L]; routes: int32[L, T, U], -1 padded."""
+        """Return priority int32[L, N] and threshold int32[L]; `routes` is int32[L, T, U], padded with -1."""
 
 class WholeLayers:
-    """Which layers are to be whole (csrc/core/whole_layers.h), on arrays that it changes in place."""
+    """The choice of whole layers (csrc/core/whole_layers.h); it changes arrays in place."""
 
     def __init__(
         self,
@@ -923,13 +1017,15 @@ class WholeLayers:
         trial: int,
         at_once: int,
     ) -> None:
-        """arrays: uint8 [L] whole; int32 [P] slots_left, pool_slots; float64 [L] gain; float64 [P, 3, 2]
-        seen; int32 [P, 2] looks; uint8 [L, N] exists; int32 [L] pool. All are kept.
+        """Keep the arrays that the choice uses.
+
+        `arrays` has uint8 [L] whole; int32 [P] slots_left, pool_slots; float64 [L] gain; float64 [P, 3, 2]
+        seen; int32 [P, 2] looks; uint8 [L, N] exists; int32 [L] pool.
         """
     def set_times(self, times: Sequence[Sequence[float]], hand_off: float) -> None:
-        """Seconds, [P] each: per expert and pair of the CPU, device's expert, upload.
+        """Set the times in seconds, [P] each, and that of a hand-off, below 0 where it is not known.
 
-        hand_off: below 0 where it is not known.
+        The first are the CPU's per expert and per pair, the device's per expert, and an upload's.
         """
     def look(
         self,
@@ -939,34 +1035,43 @@ class WholeLayers:
         slot_of: Int32Array,
         /,
     ) -> bool:
-        """One look at a step, arrays [L, N]; whether layers have changed sides."""
+        """Take in a step, as arrays [L, N]; return True if layers became whole or ceased to be."""
 
-# What the policy counts, learns and solves at every step
+# Computations of the policy at every step
 
 def hot_cold(
     demand: Int32Array, priority: Int32Array, threshold: Int32Array, exists: npt.NDArray[np.bool_]
 ) -> tuple[int, int, int, int, int]:
-    """Activations in demand int32[L, N]; then experts: activated, wanted by priority int32[L, N] and
-    threshold int32[L], both, existing by bool[L, N]."""
+    """Return the activations in demand int32[L, N], then four numbers of experts.
+
+    These are the activated experts, those wanted by priority int32[L, N] and threshold int32[L], those that
+    are both, and those that exist by bool[L, N].
+    """
 
 class Acceptance:
-    """`spac.governor.acceptance.Rate` (csrc/core/acceptance.h)."""
+    """The C++ form of `spac.governor.acceptance.Rate` (csrc/core/acceptance.h)."""
 
     def __init__(
         self, n: int, prior: float, options: tuple[float, float, float, float, float, float]
     ) -> None:
-        """options: steps, trials, trials of a prior, steps of the window, surprise, forget."""
+        """Start with the rate `prior` for each of `n` positions.
+
+        `options` are steps, trials, trials of a prior, steps of the window, surprise and forget.
+        """
     def age(self, steps: int = 1) -> None: ...
     def observe(self, n_success: int, failed: bool) -> bool: ...
     def estimate(self) -> tuple[Float64Array, Float64Array]: ...
 
 class SizeTimes:
-    """`spac.governor.times.SizeTimes` (csrc/core/size_times.h)."""
+    """The C++ form of `spac.governor.times.SizeTimes` (csrc/core/size_times.h)."""
 
     def __init__(
         self, n: int, kept: int, options: tuple[float, float, float, float], doubts: Sequence[float]
     ) -> None:
-        """kept: observations of a size; options: plausible, most, beyond, aging; doubts: [kept + 1]."""
+        """Start without observations; the last `kept` of each size count.
+
+        `options` are plausible, most, beyond and aging. `doubts` has kept + 1 items.
+        """
     def start(self, times: Float64Array) -> None: ...
     def add(
         self, size: int, seconds: float, step: int, *, passing: bool = False, speed: float = 1.0
@@ -977,14 +1082,19 @@ class SizeTimes:
     def doubt(self, total: Float64Array, step: int, speed: float) -> Float64Array: ...
 
 class DemandShare:
-    """The arrays of `spac.governor.times.Misses` (csrc/core/demand_share.h), changed in place."""
+    """The C++ form of `spac.governor.times.Misses` (csrc/core/demand_share.h).
+
+    It changes arrays in place.
+    """
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """arrays: [L, N] float64 share, int32 demand. Both are kept."""
+        """Keep the arrays, [L, N] each: float64 share and int32 demand."""
     def add(self, demand: Int32Array) -> None: ...
     def renew(self, resident: npt.NDArray[np.bool_], n_tokens: int, kept: float, n_bins: int) -> Float64Array:
-        """The demand of n_tokens moves the shares, and ends. float64[n_bins]: the absent by the root of
-        theirs."""
+        """Update the shares by the demand of n_tokens, and zero the demand.
+
+        Return how many non-resident experts there are by the root of their share, float64[n_bins].
+        """
 
 def roofline_curve(
     accept: Float64Array,
@@ -995,10 +1105,10 @@ def roofline_curve(
     misses: Float64Array,
     price: float,
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """The fields of a `spac.governor.model.Curve` (csrc/core/roofline.h), float64[K + 1] each."""
+    """Return the fields of a `spac.governor.model.Curve` (csrc/core/roofline.h), float64[K + 1] each."""
 
 class RobustFit:
-    """`spac.costs.robust.RobustFit` (csrc/core/robust_fit.h)."""
+    """The C++ form of `spac.costs.robust.RobustFit` (csrc/core/robust_fit.h)."""
 
     def __init__(
         self,
@@ -1007,32 +1117,42 @@ class RobustFit:
         window: tuple[int, int],
         options: tuple[float, float, float, float],
     ) -> None:
-        """window: measurements that say what is usual, and how many are needed; options: reach, surprise,
-        kept in surprise, least seconds."""
+        """Start the fit from `units`.
+
+        `window` has the number of measurements that define what is usual, and the number that is needed.
+        `options` are reach, surprise, kept in surprise, and least seconds.
+        """
     @property
     def units(self) -> list[float]: ...
     def predict(self, amounts: Sequence[float]) -> float: ...
     def observe(self, amounts: Sequence[float], seconds: float) -> None: ...
 
 class LayerWaits:
-    """The arrays of `spac.costs.device_time.DeviceTime` (csrc/core/layer_waits.h), changed in place."""
+    """The C++ form of `spac.costs.device_time.DeviceTime` (csrc/core/layer_waits.h).
+
+    It changes arrays in place.
+    """
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], kept: float, most: float) -> None:
-        """arrays: float64 [F] loss, factors, doubt; int32 [1] at; float64 [L] each. All are kept."""
+        """Keep the arrays: float64 [F] loss, factors, doubt; int32 [1] at; float64 [L] each."""
     def observe(
         self, layers: npt.NDArray[np.void], total_s: float, dense_s: float, usual_s: float
     ) -> tuple[float, float, tuple[float, float] | None] | None:
-        """A step without its draft; layers: its `layer_costs`. None where no two layers in a row were waited
-        for, else the usual wait and the time without experts, as they were; and where there were whole layers
-        between those, what each was spared, and what the device computed there by a factor of 1."""
+        """Take in a step without its draft; `layers` are its `layer_costs`.
 
-# The slot table by itself
+        Return None if the CPU did not wait for two layers in a row. Else return the usual wait and the time
+        without experts in this step. The third item is None unless there were whole layers between those. It
+        has the time that each whole layer saved, and the device's time in each by a factor of 1. All times
+        are in seconds.
+        """
+
+# The slot table without a device
 
 class SlotTable:
-    """Which expert is in which slot: bookkeeping without a device. Experts are (layer, expert)."""
+    """The table of experts and their slots, without a device; an expert is (layer, expert)."""
 
     def __init__(self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int]) -> None:
-        """layers: (n_expert, pool) in the order in which they run."""
+        """Make an empty table; `layers` has (n_expert, pool) in the order in which layers run."""
     @property
     def n_held(self) -> int: ...
     def n_free(self, pool: int) -> int: ...
@@ -1043,12 +1163,12 @@ class SlotTable:
     def toward(
         self, priority: Int32Array, threshold: Int32Array, cursor: int
     ) -> list[tuple[str, tuple[int, int], tuple[int, int] | None]]:
-        """Steps toward a plan: ("use_free" | "wait" | "use_evicted", load, evicted or None)."""
+        """Return the steps toward a plan: ("use_free" | "wait" | "use_evicted", load, evicted or None)."""
     def check_integrity(self) -> None:
-        """Raises InternalError when the table contradicts itself."""
+        """Raise InternalError if the table contradicts itself."""
 
 class Mask:
-    """One version of a layer's ids mask; it lives as long as this object."""
+    """One version of a layer's ids mask, which lives as long as this object."""
 
     @property
     def version(self) -> int: ...
@@ -1056,12 +1176,12 @@ class Mask:
     def slot_of(self) -> list[int]: ...
 
 class Residency:
-    """Slot table, masks and plan, driven step by step (core/residency.h). One thread."""
+    """The slot table, masks and plan, driven step by step by one thread (core/residency.h)."""
 
     def __init__(self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int]) -> None: ...
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None: ...
     def begin(self, cursor: int, max_loads: int, max_evictions: int) -> list[tuple[int, int, int, int]]:
-        """(layer, expert, pool, slot) to copy now: a batch. finish() is for the oldest one."""
+        """Return a batch of (layer, expert, pool, slot) to copy now; finish() ends the oldest batch."""
     def finish(self, copied: bool) -> None: ...
     def foresee(self, layer: int, experts: Sequence[int]) -> None: ...
     def note_used(self, layer: int, experts: Sequence[int]) -> None: ...
@@ -1072,28 +1192,33 @@ class Residency:
     def check_integrity(self) -> None: ...
 
 def share_out(n_slots: int, layers: Sequence[tuple[int, int]], n_pool: int) -> list[int]:
-    """Slots of every pool, in proportion to its experts."""
+    """Return the number of slots of every pool, in proportion to its experts."""
 
 def slots_per_tensor(blocks_per_slot: int) -> int:
-    """How many slots of so many blocks (elements, where a type has none) one stacked tensor may have."""
+    """Return how many slots of so many blocks one stacked tensor may have.
+
+    For a type without blocks, the elements count.
+    """
 
 def most_slots(limits: Sequence[int], layers: Sequence[tuple[int, int]]) -> int:
-    """The most slots whose shares (`share_out`) stay within every pool's limit; `layers` as there."""
+    """Return the most slots whose shares (`share_out`, with its `layers`) fit every pool's limit."""
 
 def copy_runs(slot_of: Sequence[int], expert_bytes: int, copy_bytes: int) -> list[tuple[int, int, int]]:
-    """(first expert, how many, slot or -1) of the copies that bring a layer's experts together on the device.
+    """Return the copies that bring a layer's experts together: (first expert, number of experts, slot or -1).
 
-    Residents are copied from their slots, the others over the link, together with residents between them
-    where that is no slower: a copy of its own takes as long as `copy_bytes` over the link.
+    Resident experts are copied from their slots, and the others over the link (-1). Resident experts between
+    others come over the link too where that is no slower. A copy of its own takes as long as `copy_bytes`
+    over the link.
     """
 
 def pin_slices(
     mapping: tuple[int, int], weights: Sequence[tuple[int, int]], page: int, slice: int, most: int
 ) -> list[tuple[int, int]]:
-    """(begin, end) of the slices in which a mapping is registered; `weights` are sorted and disjoint.
+    """Return (begin, end) of the slices in which a mapping is registered.
 
-    Whole pages in the mapping, about `slice` bytes each and `most` together; all borders lie in weights.
+    `weights` are sorted and disjoint. The slices are whole pages in the mapping, about `slice` bytes each and
+    at most `most` bytes together. All borders lie in weights.
     """
 
 def pinned_pieces(pinned: Sequence[tuple[int, int]], begin: int, bytes: int) -> list[tuple[int, int, bool]]:
-    """(offset, bytes, whether pinned) of the parts of a copy's source, none of which crosses a border."""
+    """Return (offset, bytes, is pinned) of the parts of a copy's source; no part crosses a border."""

@@ -1,10 +1,10 @@
-"""`python -m spac.bench` is `spac bench`."""
+"""`python -m spac.bench` runs the program `spac bench`."""
 
 import signal
 import sys
 
 if __name__ == "__main__":
-    # Until the program can end in good order, Ctrl-C ends it without a traceback.
+    # Ctrl-C ends the program without a traceback until the program handles it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from spac.bench import main

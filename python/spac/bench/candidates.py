@@ -1,4 +1,4 @@
-"""The settings that are compared: every combination of what was listed, and what to compare them with."""
+"""The settings that are compared: every combination of the listed values, and the baseline."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from spac.errors import InputError
 from spac.scheduler import parse
 
 ROOFLINE = "roofline"
-"""Among draft lengths: chosen while it runs."""
+"""The word for a draft length that the governor chooses while it runs."""
 Length = int | None
-"""Of drafts; None where the governor chooses."""
+"""A draft length, or None where the governor chooses it."""
 NO_SLOTS = Slots(count=0)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of an engine. A `scheduler` of "" is one without the split."""
+    """One setting of an engine; a `scheduler` of "" means that experts are not split."""
 
     device: str
     scheduler: str
     slots: Slots
     length: Length
     drafts: bool
-    """Whether there is anything to draft with."""
+    """True if there is something to draft with."""
     is_baseline: bool = False
 
     @property
     def label(self) -> str:
-        """As the table names it."""
+        """The name of the setting in the table."""
         device = {"cpu": "the CPU", "auto": "the device"}.get(self.device, self.device)
         parts = [self.scheduler or f"{device} alone"]
         if self._has_slots:
@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def arguments(self) -> list[str]:
-        """The options of `spac.run` that say the same."""
+        """The options of `spac.run` for this setting."""
         words = ["--device", "cpu"] if self.device == "cpu" else []
         if self.scheduler:
             words += ["--scheduler", self.scheduler]
@@ -56,7 +56,7 @@ class Candidate:
         return bool(self.scheduler) and self.scheduler != "none"
 
     def config(self, base: EngineConfig) -> EngineConfig:
-        """`base` with these settings. Raises InputError for what does not go together."""
+        """Return `base` with these settings; raise InputError for options that exclude each other."""
         config = replace(base, device=self.device, scheduler=self.scheduler or "none", slots=self.slots)
         if not self.drafts:
             return config
@@ -75,10 +75,10 @@ def combinations(
     splits: bool,
     baseline: bool,
 ) -> list[Candidate]:
-    """Every combination once; with `baseline`, also the CPU alone at every draft length.
+    """Return every combination once; with `baseline`, also the CPU alone at every draft length.
 
-    Where nothing is drafted with, `lengths` is (0,). Settings that come to the same (no slots under any
-    scheduler) are one. Raises InputError for what does not go together.
+    `lengths` is (0,) if there is nothing to draft with. Equivalent settings (no slots under any scheduler)
+    count as one. Raise InputError for options that exclude each other.
     """
     drafts = can_draft(base)
     split = [_split(scheduler, n) for scheduler in schedulers for n in slots] if splits else [("", NO_SLOTS)]
@@ -95,7 +95,7 @@ def combinations(
 
 
 def can_draft(config: EngineConfig) -> bool:
-    """Whether there is anything to draft with, when drafts may have a length."""
+    """Return True if there is something to draft with when drafts may have a length."""
     return bool(replace(config, draft_length=None, governor=None, draft_max=1, draft_min=0).draft_types)
 
 
@@ -111,7 +111,10 @@ def _written(slots: Slots) -> str:
 
 
 def parse_length(text: str) -> Length:
-    """A draft length as a user writes it; its range is the configuration's to check. Raises InputError."""
+    """Return the draft length that a user wrote; the configuration checks its range.
+
+    Raise InputError for text that is neither a number nor the governor's name.
+    """
     if text == ROOFLINE:
         return None
     try:
@@ -121,7 +124,11 @@ def parse_length(text: str) -> Length:
 
 
 def default_lengths(config: EngineConfig) -> Iterable[Length]:
-    """None at all, and as the governor chooses; the latter goes by times, which --deterministic excludes."""
+    """Return 0 and the governor's choice; return 0 alone if there is nothing to draft with.
+
+    The governor's choice depends on times, which --deterministic excludes. The longest draft then
+    replaces it.
+    """
     if not can_draft(config):
         return (0,)
     return (0, replace(config, governor="fixed").longest_draft) if config.deterministic else (0, None)

@@ -1,4 +1,4 @@
-"""What was measured, as figures: a row per candidate, the best of them, and all of it as JSON."""
+"""The figures of a measurement: a row for each candidate, the best row, and all of it as JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from spac.stats import ratio
 
 SCHEMA = 1
 WIDE = 1.5
-"""A row's range is wide when its fastest round is so many times as fast as its slowest one, or its largest
-ratio so many times its smallest one."""
+"""The limit from which a row's range is wide.
+
+It applies to the speed of the fastest round over that of the slowest one, and to the ratios alike.
+"""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median over the rounds, and the ends."""
+    """The median over the rounds, and the smallest and the largest value."""
 
     median: float
     least: float
@@ -28,34 +30,34 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Self | None:
-        """None where no round has a value."""
+        """Return the spread of the values, or None where no round has one."""
         known = [value for value in values if value is not None]
         return cls(median(known), min(known), max(known)) if known else None
 
     @property
     def times(self) -> float:
-        """Return the ratio of the ends."""
+        """The ratio of the largest value to the smallest one; 1 if the smallest one is 0."""
         return self.most / self.least if self.least else 1.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate's figures; None is what it cannot have. The shares are over all its runs together."""
+    """The figures of a candidate; None marks one that it cannot have. Shares are of all its runs together."""
 
     candidate: Candidate
     tokens_per_second: Spread | None
-    ratio: Spread | None  # to the baseline with the same drafts, round by round
+    ratio: Spread | None  # speed over the baseline's with the same drafts, in each round
     time_to_first_token_s: Spread | None
     acceptance: float | None
     tokens_per_step: float | None
-    hit_rate: float | None  # of activations
+    hit_rate: float | None  # share of activations
     bytes_moved_per_step: float | None
     slots: int | None
     n_experts: int
 
     @property
     def spread(self) -> float:
-        """Return how many times as large as the smallest the largest of its speeds is, or of its ratios."""
+        """The largest value over the smallest one, of its speeds or of its ratios: the larger of the two."""
         return max(each.times if each else 1.0 for each in (self.tokens_per_second, self.ratio))
 
 
@@ -63,7 +65,7 @@ Samples = Mapping[Candidate, Sequence[Sample]]
 
 
 def rows(samples: Samples) -> list[Row]:
-    """A row for every candidate with a sample."""
+    """Return a row for every candidate that has a sample."""
     baselines = {candidate.length: each for candidate, each in samples.items() if candidate.is_baseline}
     return [_row(each, own, baselines.get(each.length, ())) for each, own in samples.items() if own]
 
@@ -96,7 +98,7 @@ def _ratios(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[float
 
 
 def best(all_rows: Sequence[Row]) -> Row | None:
-    """The row with the highest median speed; None when nothing was generated."""
+    """Return the row with the highest median speed, or None when nothing was generated."""
     return max(
         (row for row in all_rows if row.tokens_per_second),
         key=lambda row: row.tokens_per_second.median if row.tokens_per_second else 0.0,
@@ -105,7 +107,10 @@ def best(all_rows: Sequence[Row]) -> Row | None:
 
 
 def rivals(all_rows: Sequence[Row], winner: Row) -> int:
-    """How many others' ranges of speed reach into the winner's: more rounds would tell them apart."""
+    """Return the number of other rows whose range of speed reaches into the winner's.
+
+    More rounds would separate them from the winner.
+    """
     low = winner.tokens_per_second.least if winner.tokens_per_second else 0.0
     return sum(
         row is not winner and row.tokens_per_second is not None and row.tokens_per_second.most >= low
@@ -114,13 +119,13 @@ def rivals(all_rows: Sequence[Row], winner: Row) -> int:
 
 
 def widest(all_rows: Sequence[Row]) -> Row | None:
-    """Return the row with the widest range, where it is wider than WIDE; else None."""
+    """Return the row with the widest range if that is wider than WIDE, else None."""
     row = max(all_rows, key=lambda each: each.spread, default=None)
     return row if row is not None and row.spread > WIDE else None
 
 
 def as_json(samples: Samples, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was measured, for `json.dumps`; `about` goes in front."""
+    """Return everything that was measured, for `json.dumps`; `about` comes first."""
     table = rows(samples)
     winner = best(table)
     return {

@@ -1,4 +1,4 @@
-"""The measurement: candidates in turns, so that a machine that grows slower does so for all of them."""
+"""The measurement of candidates in turns, which affects all alike when the machine grows slower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """A candidate's turn in one round: every prompt once."""
+    """A candidate's turn in one round, in which it continues every prompt once."""
 
     round: int
     runs: list[RunStats]
@@ -29,20 +29,23 @@ class Sample:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all prompts together; None when nothing was generated."""
+        """The speed over all prompts together in tokens/s, or None when nothing was generated."""
         seconds = sum(run.decode_s for run in self.runs)
         return sum(run.generated_tokens for run in self.runs) / seconds if seconds else None
 
     @property
     def first_token_s(self) -> float | None:
-        """The mean over the prompts; each is read from its beginning."""
+        """The mean time to the first token over the prompts, in seconds.
+
+        Each prompt is evaluated from its beginning.
+        """
         times = [run.time_to_first_token_s for run in self.runs if run.time_to_first_token_s is not None]
         return sum(times) / len(times) if times else None
 
 
 @dataclass
 class Measurement:
-    """Measures candidates; `samples` is what there is so far, also after an interrupt."""
+    """A measurement of candidates; `samples` has the results so far, also after an interrupt."""
 
     base: EngineConfig
     candidates: Sequence[Candidate]
@@ -52,19 +55,22 @@ class Measurement:
     talk: Talk
     samples: dict[Candidate, list[Sample]] = field(default_factory=dict)
     left_out: dict[Candidate, str] = field(default_factory=dict)
-    """Those whose slots do not fit into memory, and what was said of it."""
+    """The candidates whose slots do not fit into memory, with the error's message."""
     _generation: Generation | None = None
     _at_work: bool = False
     _stopped: bool = False
     _told: set[str] = field(default_factory=set)
 
     def run(self, pairs: Pairs) -> None:
-        """Measure. Raises InputError for prompts that cannot be, OutOfMemoryError when models or all
-        candidates' slots do not fit, KeyboardInterrupt after a cancellation."""
+        """Measure all candidates.
+
+        Raise InputError for unusable prompts, and OutOfMemoryError when the models or all candidates' slots
+        do not fit. Raise KeyboardInterrupt after a cancellation.
+        """
         n_turns = self.repeat * len(self.candidates)
         for turn in range(n_turns):
             at, place = divmod(turn, len(self.candidates))
-            # Every other round backwards: a steady drift hits all alike, and a pair that is loaded stays.
+            # Every other round runs backwards: a steady drift affects all alike, and a loaded pair stays.
             candidate = self.candidates[place if at % 2 == 0 else -1 - place]
             if candidate in self.left_out:
                 continue
@@ -77,12 +83,12 @@ class Measurement:
                 self._leave_out(candidate, error)
             finally:
                 self._at_work = False
-            if self._stopped:  # while the engine closed
+            if self._stopped:  # The cancellation came while the engine closed.
                 raise KeyboardInterrupt
         self.talk.end_progress()
 
     def canceller(self) -> Callable[[], None] | None:
-        """What ends the turn in good order, for an interrupt; None while models load."""
+        """Return the function that ends the turn in order after an interrupt, or None while models load."""
         return self._cancel if self._at_work else None
 
     def _cancel(self) -> None:
@@ -91,7 +97,10 @@ class Measurement:
             generation.cancel()
 
     def _turn(self, pair: ModelPair, candidate: Candidate, at: int) -> Sample:
-        """A new engine, so that nothing is left of the candidate before; the first prompt warms it up."""
+        """Return the sample of one turn.
+
+        A new engine keeps nothing of the candidate before. The first prompt warms it up.
+        """
         with Engine(candidate.config(self.base), pair=pair) as engine:
             self._show_notes(engine, candidate)
             self._generate(engine, self.prompts[0])
@@ -100,7 +109,7 @@ class Measurement:
 
     def _generate(self, engine: Engine, prompt: str) -> tuple[RunStats, str]:
         if engine.session is not None:
-            engine.session.reset()  # else the prompt is read already, when it is the same
+            engine.session.reset()  # A prompt that comes again would not be evaluated.
         self._generation = generation = engine.generate(prompt, self.max_tokens)
         try:
             text = "" if self._stopped else "".join(generation)

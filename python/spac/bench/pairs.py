@@ -1,4 +1,4 @@
-"""The models that candidates run on: loaded once and shared, as far as that changes nothing and fits."""
+"""The models that candidates run on; they are shared where that fits and changes no result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from spac.machine.host_memory import available
 from spac.model.pair import LoadProgress, ModelPair, choose_device
 
 Key = tuple[bool, bool]
-"""(the CPU alone, with the draft model)"""
+"""Two flags: the pair is for the CPU alone, and it has the draft model."""
 
 
 class SharedPair(ModelPair):
-    """Models that stay loaded when the engine using them closes; the contexts are that engine's own."""
+    """A pair whose models stay loaded when its engine closes; the contexts are that engine's own."""
 
     def __init__(self, owner: ModelPair, config: EngineConfig) -> None:
-        """config: of the engine. Raises OutOfMemoryError or SpacError with one line."""
+        """Make contexts on the models of `owner`, for an engine that has this configuration.
+
+        Raise OutOfMemoryError or SpacError, with one line.
+        """
         self._config, self._closing, self._all_rows = config, ExitStack(), False
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
@@ -36,7 +39,7 @@ class SharedPair(ModelPair):
 
 
 class Pairs:
-    """The pairs of all candidates. Two stay loaded side by side only where memory has room for both."""
+    """The pairs of all candidates; two stay loaded together only where memory has room for both."""
 
     def __init__(
         self,
@@ -45,10 +48,13 @@ class Pairs:
         file_size: int,
         progress: LoadProgress | None,
     ) -> None:
-        """file_size: bytes of the target and the draft. Raises InputError for an unknown device.
+        """Choose the device and the number of threads; load nothing yet.
 
-        All candidates compute with the same number of CPU threads, the CPU alone too: where none is given,
-        with the default beside the device. Its own default would be larger, and ratios would compare threads.
+        `file_size` is the size of the target and the draft in bytes. Raise InputError for an unknown device.
+
+        All candidates compute with the same number of CPU threads, and so does the CPU alone. Where no number
+        is given, it is the default beside the device. The default of the CPU alone would be larger, and
+        ratios would compare threads.
         """
         self._candidates, self._progress = candidates, progress
         self._file_size = file_size
@@ -61,9 +67,9 @@ class Pairs:
         self._loaded: dict[Key, ModelPair] = {}
 
     def share(self, candidate: Candidate) -> SharedPair:
-        """Models and new contexts for an engine of this candidate; no expert is resident.
+        """Return models and new contexts for an engine of this candidate; no expert is resident.
 
-        Raises what loading raises; notes about a pair come with its first loan.
+        Raise the errors of loading. The notes about a pair come with its first use.
         """
         key = self._key(candidate)
         notes = []
@@ -85,24 +91,27 @@ class Pairs:
     def _key(self, candidate: Candidate) -> Key:
         if candidate.device == "cpu":
             return True, True
-        # What fits beside the models differs when one of them is not there.
+        # The number of slots that fit depends on the models that are loaded.
         counts_memory = candidate.slots.is_auto and not self.is_stand_in
         return False, bool(candidate.config(self.base).draft_types) or not counts_memory
 
     def _load(self, key: Key) -> ModelPair:
         configs = [each.config(self.base) for each in self._candidates if self._key(each) == key]
         self._loaded[key] = pair = ModelPair(max(configs, key=_reach), self._progress, all_rows=False)
-        # What a context has computed holds on to the slots of that time: every engine gets its own.
+        # The graphs of a context keep the slots of their time. So every engine gets its own contexts.
         for context in (pair.draft_context, pair.target_context):
             if context is not None:
                 context.close()
         return pair
 
     def _make_room(self, key: Key) -> None:
-        """Close what cannot stay beside the pair of `key`: slots that fit are counted on a free device."""
+        """Close the pairs that cannot stay beside the pair of `key`.
+
+        Only one stays on the device, because the slots that fit are counted on a free device.
+        """
         for other in list(self._loaded):
             on_device = not (key[0] or other[0])
-            # Twice: llama.cpp may make a copy of the weights in another layout, beside the file's mapping.
+            # llama.cpp may make a second copy of the weights in another layout, beside the mapping.
             if on_device or available() < 2 * self._file_size:
                 self._loaded.pop(other).close()
 

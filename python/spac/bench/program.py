@@ -1,4 +1,4 @@
-"""`python -m spac.bench`: its options, its prompts, and where the figures go."""
+"""The program `python -m spac.bench`: its options, its prompts and its output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROMPTS = (
     "The main difference between a process and a thread is that",
     'class Queue:\n    """A first-in, first-out queue with a limit."""\n\n    def __init__(self, limit):\n',
 )
-"""What is continued where nothing is said: code and prose."""
+"""The prompts that are continued where none is given: code and prose."""
 _VARIED = ("scheduler", "slots", "draft_length", "governor", "state", "timeline")
 _REPRODUCIBLE = {"temp": 0.0, "seed": 1}
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def _convert(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, which passes on the words of this error only."""
+    """Return `parse` with argparse's own error, because argparse shows only that error's text."""
 
     def convert(text: str) -> T:
         try:
@@ -62,7 +62,7 @@ def _scheduler(text: str) -> str:
 
 
 def make_parser() -> Parser:
-    """The options of `spac.bench`."""
+    """Return the parser of `spac.bench`'s options."""
     parser = Parser(
         prog="spac.bench",
         description="Measure which settings are fastest on this machine: all combinations of the listed "
@@ -109,7 +109,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program; return its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     return guarded(parser, options, lambda: Bench(options).run())
@@ -124,7 +124,7 @@ class Bench:
         self._is_stand_in = False
 
     def run(self) -> int:
-        """Raises InputError and OutOfMemoryError, one line."""
+        """Measure, report and return the exit code; raise InputError or OutOfMemoryError, with one line."""
         options = self.options
         target, draft, _ = models(options)
         prompts = _prompts(options)
@@ -132,7 +132,7 @@ class Bench:
             check_writable(Path(options.json))
         base = read_config(options, target, draft, **_REPRODUCIBLE)
         candidates, file_size = self._candidates(base)
-        # Late: it loads the library, and bad options should not wait for that.
+        # This import loads the library. Bad options are reported before that.
         from spac.bench.measure import Measurement
 
         limit = options.max_tokens
@@ -143,7 +143,7 @@ class Bench:
         return code
 
     def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
-        """What is compared, and the bytes of the files that it needs. Raises InputError."""
+        """Return the candidates, and the bytes of the files that they need; raise InputError."""
         from spac.model.gguf.check import check_model
 
         options = self.options
@@ -235,12 +235,12 @@ def _counted(n: int, noun: str) -> str:
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
-    """Raises InputError."""
+    """Return the prompts; raise InputError for an empty prompt or an unreadable file."""
     prompts = list(options.prompt)
     for name in options.file:
         try:
             prompts.append(Path(name).read_bytes().decode("utf-8", "replace"))
-        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        except (OSError, ValueError) as error:  # A null character in the name is a ValueError.
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{name}: the prompt cannot be read: {reason}") from None
     if not all(prompts):

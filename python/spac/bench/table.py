@@ -1,4 +1,4 @@
-"""The table that a user reads, and what it recommends."""
+"""The table for the user, and its recommendation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD = (
 
 
 def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
-    """The table and what follows from it; `rounds` says what was measured how often."""
+    """Yield the lines of the table and of its conclusions; `rounds` describes the rounds in words."""
     winner = best(all_rows)
     cells = [_HEAD, *(_cells(row) for row in all_rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

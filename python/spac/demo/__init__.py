@@ -1,4 +1,4 @@
-"""The demo pair which ships with the package: a small MoE target and a dense draft; see MODEL_CARD.md."""
+"""The demo pair that ships with the package: a small MoE target and a dense draft; see MODEL_CARD.md."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 
-#: The Mixture-of-Experts target (qwen3moe) and its draft (qwen3); both share one tokenizer.
+#: The Mixture-of-Experts target (qwen3moe) and its draft (qwen3). Both share one tokenizer.
 TARGET = _FOLDER / "target.gguf"
 DRAFT = _FOLDER / "draft.gguf"
 
-#: A prompt and a sampling which give text that reads as code rather than a repetition loop.
+#: A prompt and sampling parameters that give text that reads as code, not a repetition loop.
 PROMPT = '''def walk(top):
     """Yield all files below a folder."""
     for name in os.listdir(top):

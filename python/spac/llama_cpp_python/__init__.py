@@ -1,1 +1,1 @@
-"""llama-cpp-python's `Llama` on spac's engine, and `enable()`, which gives it to other people's programs."""
+"""This package runs llama-cpp-python's `Llama` on spac's engine; `enable()` does so for other programs."""

@@ -1,6 +1,6 @@
-"""Chat requests: OpenAI's messages and tools to a prompt, and what is generated back to messages.
+"""The chat handler turns OpenAI's messages and tools into a prompt, and generated text into messages.
 
-For `llama_cpp.Llama.create_chat_completion`: of apps (`spac.Llama(…, chat_format="common")`) and of the
+`llama_cpp.Llama.create_chat_completion` calls it, in apps (`spac.Llama(…, chat_format="common")`) and in the
 server.
 """
 
@@ -19,14 +19,17 @@ from spac.llama_cpp_python.logprobs import chat_logprobs
 from spac.llama_cpp_python.sampling import ChatGrammar
 
 ASKED = ("messages", "functions", "function_call", "tools", "tool_choice")
-"""Of llama_cpp's arguments, those that say what is asked rather than how it is answered."""
+"""The arguments of llama_cpp that hold the request; the others say how it is answered."""
 
 
 class ChatHandler:
-    """In place of llama_cpp's chat handlers: reasoning and tool calls in the format of the model's family."""
+    """A chat handler that uses the format of the model's family, in place of llama_cpp's handlers.
+
+    It supports reasoning and tool calls.
+    """
 
     def __init__(self, chat: ChatFormat, options: ChatOptions) -> None:
-        """`options` hold where a request does not say otherwise."""
+        """Make a handler for the format `chat`; `options` apply where a request sets nothing else."""
         self._chat, self._options = chat, options
 
     def __call__(
@@ -38,8 +41,11 @@ class ChatHandler:
         request: Mapping[str, Any] | None = None,
         **given: Any,
     ) -> Any:
-        """As llama_cpp's handlers: a dict, or an iterator of dicts. `request`: what was asked, where it says
-        more than the arguments. Raises InputError."""
+        """Return the answer as llama_cpp's handlers do: a dict, or with `stream` an iterator of dicts.
+
+        `request` is the original request, if it holds more than the arguments. Raise InputError for an
+        invalid request.
+        """
         schema = _schema(given.pop("response_format", None))
         if request is None:
             request = {name: value for name, value in given.items() if name in ASKED and value is not None}
@@ -92,7 +98,10 @@ class ChatHandler:
 
 
 def _tools(request: Mapping[str, Any]) -> tuple[list[Any], str]:
-    """The tools that may be called, and "auto", "none" or "required". One that is named is the only one."""
+    """Return the tools that may be called, and "auto", "none" or "required".
+
+    If the request names a tool, this tool is the only one.
+    """
     tools = list(
         request.get("tools") or [{"type": "function", "function": f} for f in request.get("functions") or ()]
     )
@@ -107,21 +116,24 @@ def _tools(request: Mapping[str, Any]) -> tuple[list[Any], str]:
 
 
 def _schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What an answer has to follow; an object of any kind for "json_object" alone."""
+    """Return the JSON schema of a "json_object" format, None for other formats.
+
+    Without a schema of its own, the format allows any object.
+    """
     if response_format is None or response_format.get("type") != "json_object":
         return None
     return dict(response_format.get("schema") or {"type": "object"})
 
 
 def _instead(schema: Mapping[str, Any] | None) -> Any:
-    """The grammar where llama_cpp's own loop generates."""
+    """Return the grammar for llama_cpp's own loop, None without a schema."""
     from llama_cpp import LlamaGrammar
 
     return None if schema is None else LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
 
 
 def _completion_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `create_completion` among those of `create_chat_completion`."""
+    """Return the arguments of `create_completion` that those of `create_chat_completion` amount to."""
     logprobs = (given.get("top_logprobs") or 0) if given.get("logprobs") else None
     dropped = {*ASKED, "logprobs", "top_logprobs"}
     return {**{name: value for name, value in given.items() if name not in dropped}, "logprobs": logprobs}
@@ -167,9 +179,9 @@ def _streamed(
 
 
 def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> Iterator[dict[str, Any]]:
-    """A stream's chunks; with `counted`, the last one has the usage."""
+    """Yield a stream's chunks; with `counted`, the last one holds the usage."""
     head: dict[str, Any] = {}
-    tokens: list[Any] = []  # of which nothing was told yet: what they mean may come with a later chunk
+    tokens: list[Any] = []  # These are not sent yet. Their text may come with a later chunk.
 
     def chunk(delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
         logprobs = {"content": tokens.copy(), "refusal": None} if tokens else None

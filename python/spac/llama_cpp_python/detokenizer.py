@@ -1,19 +1,24 @@
-"""Tokens to text for `spac.Llama`, without going through a growing answer anew at every token."""
+"""The detokenizer of `spac.Llama`, which does not convert a growing answer anew at every token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
 GROWING = 32
-"""Tokens from which on a list is taken for an answer that grows."""
+"""The number of tokens from which a list is treated as a growing answer."""
 
 
 class Detokenizer:
-    """llama_cpp asks for the text of all tokens so far at every token. It is that of the pieces in turn, so
-    only what was added is new."""
+    """A detokenizer that keeps the text of an answer, and adds the text of new tokens.
+
+    llama_cpp asks at every token for the text of all tokens so far. This text is the tokens' pieces in turn.
+    """
 
     def __init__(self, piece: Callable[[int, bool], bytes], begin: int) -> None:
-        """`piece(token, special)`: a token's bytes; `begin`: the beginning token, or -1."""
+        """Make a detokenizer that keeps no text yet.
+
+        `piece(token, special)` returns a token's bytes. `begin` is the beginning token, or -1.
+        """
         self._piece, self._begin = piece, begin
         self._preserved: frozenset[int] = frozenset()
         self._pieces: dict[int, bytes] = {}
@@ -21,13 +26,13 @@ class Detokenizer:
         self._text = b""
 
     def preserve(self, tokens: Collection[int]) -> None:
-        """Control tokens whose text counts from now on; that of the others does not."""
+        """Set the control tokens whose text counts from now on; other control tokens have no text."""
         preserved = frozenset(tokens)
         if preserved != self._preserved:
             self._preserved, self._pieces, self._known, self._text = preserved, {}, [], b""
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of `tokens`; a space that follows the beginning token is not text, as in llama_cpp."""
+        """Return the bytes of `tokens`, without a space after the beginning token, as llama_cpp does."""
         if len(tokens) < GROWING:
             text = self._join(tokens)
         else:

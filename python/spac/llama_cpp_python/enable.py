@@ -1,4 +1,4 @@
-"""The split for apps that know nothing of it: `enable()`, and their `llama_cpp.Llama(...)` gets it.
+"""`enable()` gives spac's engine to the `llama_cpp.Llama(...)` of apps that do not know spac.
 
 Example:
     import spac
@@ -26,26 +26,26 @@ _plain_init = llama_cpp.Llama.__init__
 
 
 def enable(**options: Any) -> None:
-    """From now on, `llama_cpp.Llama(...)` makes a `spac.Llama` when the model has experts.
+    """Make `llama_cpp.Llama(...)` create a `spac.Llama` from now on, for models that have experts.
 
-    It does not matter whether the app has imported the class already, or derives from it. `options` are those
-    of `spac.Llama` beside llama_cpp's own, for models whose maker does not give them; a second call replaces
-    those of the first. Models without experts, and those made before, remain plain llama.cpp's.
+    The app may have imported the class already, and may derive from it. `options` are those of `spac.Llama`
+    beside llama_cpp's own. They apply to models whose call does not give them. A second call of `enable`
+    replaces the options of the first. Models without experts, and models made before, stay plain llama.cpp's.
 
-    Raises InputError for unknown options and values out of range, ImportError when llama_cpp is missing or
-    already runs on another library; each with one line.
+    Raise InputError for unknown options and for values out of range. Raise ImportError when llama_cpp is
+    missing or already runs on another library. Each error has one line.
     """
     global _options
     for name in options:
         if name not in OPTIONS:
             raise InputError(f"enable() has no '{name}'; it knows: {', '.join(OPTIONS)}")
-    EngineConfig.from_mapping({**options, "target": "any"})  # refused now rather than when a model is made
+    EngineConfig.from_mapping({**options, "target": "any"})  # Raise errors now, not when a model is made.
     _options = dict(options)
     llama_cpp.Llama.__init__ = _init
 
 
 def disable() -> None:
-    """Undo `enable()`. Models that were made meanwhile stay what they are."""
+    """Undo `enable()`; models that were made meanwhile do not change."""
     global _options
     _options = None
     llama_cpp.Llama.__init__ = _plain_init
@@ -66,11 +66,11 @@ def _has_experts(model_path: str, *, vocab_only: bool = False, **_keywords: Any)
     try:
         return check_model(model_path).is_moe
     except InputError:
-        return False  # llama_cpp says what is wrong
+        return False  # llama_cpp reports the error.
 
 
 def _split(kind: Any) -> Any:
-    """`kind`, an app's own class perhaps, on top of spac's."""
+    """Return spac's `Llama` for llama_cpp's own; for an app's class, a class that derives from both."""
     if kind is llama_cpp.Llama:
         return Llama
     if kind not in _kinds:

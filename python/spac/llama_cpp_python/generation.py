@@ -1,4 +1,4 @@
-"""Generations of tokens rather than text, for `spac.Llama`, with their figures."""
+"""Generations of tokens, not of text, for `spac.Llama`, and their statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tokens = Generator[int, Sequence[int] | None, None]
 
 
 class TokenRun(Generation):
-    """A generation of tokens rather than text: it ends when its reader stops, or the context is full."""
+    """A generation of tokens, not of text; it ends when its reader stops or when the context is full."""
 
     def __init__(
         self,
@@ -34,8 +34,11 @@ class TokenRun(Generation):
         n_unseen: int,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """The penalties do not look back on the first `n_unseen` tokens; `logprobs` records how probable the
-        tokens are; see `Generation` for the rest."""
+        """Prepare a generation; see `Generation` for the other arguments.
+
+        The penalties do not look back on the first `n_unseen` tokens. `logprobs` records the tokens' log
+        probabilities.
+        """
         engine.events.settle()
         engine.events.insight = insight = Insight()
         pace = engine.pace(session)
@@ -48,7 +51,7 @@ class TokenRun(Generation):
             logprobs.begin()
 
     def each(self) -> Iterator[int]:
-        """The tokens, one by one, also those that would end a text."""
+        """Yield the tokens one by one, including those that would end a text."""
         meter = self._meter
         self._prefill(self._prompt)
         while meter.reason != "length":
@@ -62,7 +65,7 @@ class TokenRun(Generation):
     def _step(self) -> str:
         text = super()._step()
         if self._logprobs is not None and self._fresh:
-            self._logprobs.note(self._session)  # now: the next evaluation overwrites the logits
+            self._logprobs.note(self._session)  # The next evaluation overwrites the logits.
         return text
 
     def _deliver(self, token: int) -> int:
@@ -81,7 +84,7 @@ class TokenRun(Generation):
 
 
 class LoopRun:
-    """Measures a generation by llama_cpp's own loop."""
+    """The measurement of a generation by llama_cpp's own loop."""
 
     def __init__(
         self,
@@ -94,10 +97,10 @@ class LoopRun:
         self._meter = Meter(prompt_tokens=n_prompt)
         self._before = dict(experts.stats) if experts is not None else {}
         self.n_evaluated = 0
-        """Tokens that were evaluated so far; to be counted by whoever evaluates them."""
+        """The number of tokens that were evaluated so far; the code that evaluates them counts them."""
 
     def measure(self, tokens: Tokens) -> Tokens:
-        """`tokens`, as they come."""
+        """Yield `tokens` as they come, and measure the time that each takes."""
         meter, sent = self._meter, None
         try:
             while True:
@@ -123,18 +126,18 @@ class LoopRun:
 
     @property
     def stats(self) -> RunStats:
-        """The figures so far."""
+        """The statistics so far."""
         if self._experts is not None:
             now = dict(self._experts.stats)
             self._meter.experts = {name: value - self._before[name] for name, value in now.items()}
-            self._meter.prompt_experts = self._meter.experts  # nothing else streams
+            self._meter.prompt_experts = self._meter.experts  # Only prompts use prefill streaming.
             self._meter.resident = self._experts.slots.n_resident
         setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
         return RunStats.of(setting, self._meter)
 
 
 def plain_setting(target: str, device: str, threads: int, context: int, seed: int, temp: float) -> Setting:
-    """What runs where llama.cpp runs plainly: no draft, nothing split."""
+    """Return the setting of plain llama.cpp, without a draft and without split experts."""
     return Setting(
         target=target,
         draft=None,

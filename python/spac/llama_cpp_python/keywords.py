@@ -1,4 +1,4 @@
-"""The keyword arguments of `spac.Llama`: llama_cpp's, and those of the engine's configuration."""
+"""The keyword arguments of `spac.Llama`: those of llama_cpp, and those of the engine's configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMED_BY_LLAMA_CPP = {
     "rope_scaling": "rope_scaling_type",
     "override_kv": "kv_overrides",
 }
-"""Settings that are llama_cpp's own arguments, by their names there."""
+"""The settings that are arguments of llama_cpp, with their names there."""
 _SAME_NAME = (
     "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_slow", "yarn_beta_fast",
@@ -42,11 +42,14 @@ _BASIC = {item.name for item in fields(ContextConfig)}
 OPTIONS = tuple(
     sorted((item.name for item in fields(EngineConfig) if item.name not in _SHARED), key=_BASIC.__contains__)
 )
-"""The arguments beside llama_cpp's own."""
+"""The names of the arguments that spac adds to llama_cpp's own."""
 
 
 def check_names(options: dict[str, Any]) -> None:
-    """llama_cpp ignores names that it does not know; one that is nearly an option of ours is an error."""
+    """Raise InputError for a name that llama_cpp has another word for, or that is nearly an option of spac.
+
+    llama_cpp itself ignores names that it does not know.
+    """
     for name in options.keys() - _INIT.parameters.keys():
         if name in _NAMED_BY_LLAMA_CPP:
             raise InputError(f"Llama() has no '{name}': llama_cpp calls it {_NAMED_BY_LLAMA_CPP[name]}")
@@ -55,7 +58,10 @@ def check_names(options: dict[str, Any]) -> None:
 
 
 def engine_config(model_path: str, own: dict[str, Any], options: dict[str, Any]) -> EngineConfig:
-    """The configuration that spac's `own` arguments and llama_cpp's `options` ask for. Raises InputError."""
+    """Return the configuration that spac's `own` arguments and llama_cpp's `options` ask for.
+
+    Raise InputError for invalid values.
+    """
     n_ctx, n_batch = options.get("n_ctx", 512), options.get("n_batch", 512)
     batch = min(n_ctx, n_batch) if n_ctx else n_batch
     return EngineConfig.from_mapping(
@@ -73,10 +79,12 @@ def engine_config(model_path: str, own: dict[str, Any], options: dict[str, Any])
 
 
 def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
-    """What llama_cpp's arguments say of the target's context, for the draft's; what spac has no name for is
-    the target's alone."""
+    """Return the settings of the draft's context that llama_cpp's arguments for the target imply.
+
+    An argument that spac has no name for applies to the target alone.
+    """
     found: dict[str, Any] = {}
-    if "flash_attn" in options:  # llama_cpp's default, off, is no wish
+    if "flash_attn" in options:  # llama_cpp's default, off, is not a choice.
         found["flash_attn"] = "on" if options["flash_attn"] else "off"
     if options.get("offload_kqv") is not None:
         found["kv_offload"] = bool(options["offload_kqv"])
@@ -84,9 +92,8 @@ def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
         found["swa_full"] = bool(options["swa_full"])
     if (options.get("n_gpu_layers") or 0) > 0:
         found["gpu_layers"] = options["n_gpu_layers"]
-    if (
-        not options.get("use_mmap", True) or options.get("lora_path") is not None
-    ):  # which llama_cpp reads then
+    if not options.get("use_mmap", True) or options.get("lora_path") is not None:
+        # llama_cpp reads the file without mapping it in both cases.
         found["load_mode"] = "mlock" if options.get("use_mlock") else "none"
     elif options.get("use_mlock"):
         found["load_mode"] = "mmap+mlock"
@@ -102,8 +109,10 @@ def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def llama_keywords(config: EngineConfig) -> dict[str, Any]:
-    """llama_cpp's arguments for a target that is set up as the configuration says. What they have no words
-    for, `Llama.from_config` sees to."""
+    """Return llama_cpp's arguments for a target that is set up as the configuration says.
+
+    `Llama.from_config` handles the settings that llama_cpp has no arguments for.
+    """
     values = context_values(config, is_draft=False)
     return {
         "n_ctx": DEFAULT_CONTEXT if config.ctx is None else config.ctx,

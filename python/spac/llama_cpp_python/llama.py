@@ -1,4 +1,4 @@
-"""llama-cpp-python's `Llama`, with the experts split and speculation by the native session.
+"""llama-cpp-python's `Llama` with split experts, and with speculation by the native session.
 
 Example:
     from spac import Llama
@@ -53,29 +53,30 @@ log.addHandler(logging.NullHandler())
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 COMMON = "common"
-"""The chat format that is llama.cpp's `common`: that of the model's family."""
-_EXACT = "_config"  # the argument of `Llama.from_config`
+"""The name of the chat format that llama.cpp's `common` implements: the format of the model's family."""
+_EXACT = "_config"  # `Llama.from_config` passes its configuration as this argument.
 _CHOICE = frozenset(item.name for item in fields(Sampling))
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
-    """`llama_cpp.Llama`, whose experts run on the device and the CPU at once.
+    """A `llama_cpp.Llama` whose experts run on the device and on the CPU at the same time.
 
     Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
     (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
-    parts are on the device, or, with `n_gpu_layers` above 0, those of so many layers. A model without
-    experts, with no draft, is plain llama.cpp's.
+    parts are on the device. With `n_gpu_layers` above 0, the dense parts of so many layers are. A model that
+    has neither experts nor a draft runs on plain llama.cpp.
 
-    `chat_format="common"` has chats follow the format of the model's family, by llama.cpp's own templates and
-    parsers: `reasoning_content` and `tool_calls` in the answers.
+    With `chat_format="common"`, chats follow the format of the model's family, by llama.cpp's own templates
+    and parsers. The answers then have `reasoning_content` and `tool_calls`.
 
-    The context can give logits of every token of a batch, as llama_cpp's can: apps may ask for them. Who does
-    not gets more slots with `context_params={"n_outputs_max": draft_length + 1}`.
+    The context can return the logits of every token of a batch, as llama_cpp's can, because apps may ask for
+    them. Apps that do not ask get more slots with `context_params={"n_outputs_max": draft_length + 1}`.
 
-    What the native session cannot do runs on llama_cpp's own loop, on the same split context but without
-    speculation: `logits_all`, a `draft_model`, a `logits_processor`.
+    The native session does not support `logits_all`, a `draft_model` and a `logits_processor`. Calls with
+    these run on llama_cpp's own loop, on the same split context but without speculation.
 
-    Raises InputError (a ValueError), OutOfMemoryError (a MemoryError) or SpacError, with one line.
+    The constructor raises InputError (a ValueError), OutOfMemoryError (a MemoryError) or SpacError, each with
+    one line.
     """
 
     input_ids: npt.NDArray[np.intc]
@@ -84,7 +85,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _run: TokenRun | LoopRun | None = None
     _placement: Placement | None = None
     _pool: SharedPool | None = None
-    _turn = 0  # of generations: who was interrupted by another one finds a changed context
+    _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
 
     def __init__(self, model_path: str, **options: Any) -> None:
         self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
@@ -107,11 +108,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: EngineConfig, **options: Any) -> Self:
-        """A model that runs as an `Engine` of this configuration runs; `options` are others of llama_cpp's
-        arguments. The configuration's sampling is not used: every call has its own.
+        """Return a model that runs as an `Engine` of this configuration runs.
 
-        The context has rows of logits for the longest verification only: whoever decodes on it with
-        llama_cpp's low-level functions, and wants more, gives `logits_all`."""
+        `options` are further arguments of llama_cpp. The configuration's sampling is not used, because every
+        call has its own. The context has rows of logits for the longest verification only. Code that decodes
+        on it with llama_cpp's low-level functions and needs more rows gives `logits_all`.
+        """
         keywords = {**llama_keywords(config), **options, _EXACT: config}
         return cls(str(config.target), **keywords)
 
@@ -134,8 +136,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._load_target(config, options)
             return self.model, self.ctx
 
-        # Apps decode on the context themselves, with logits for every token: there llama.cpp would end the
-        # process. Who has given a configuration leaves that to spac.
+        # Apps may decode on the context with logits for every token. llama.cpp would end the process if the
+        # context had fewer rows. A caller of `from_config` leaves the number of rows to spac.
         wants_all = any(options.get(name) for name in ("logits_all", "embedding", "draft_model"))
         all_rows = wants_all or not exact
         pairs: list[LentPair] = []
@@ -154,8 +156,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._stack.callback(pair.close)
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
-        weakref.finalize(self, engine.close)  # apps seldom close: this comes before the interpreter's end
-        engine.session_with(temp=0.0)  # now, while the context's memory is empty: it is cleared by this
+        weakref.finalize(self, engine.close)  # Apps seldom call close(). This runs before the end.
+        engine.session_with(temp=0.0)  # This clears the context's memory, which is still empty.
         self.input_ids = np.zeros(max(self._n_ctx, len(self.input_ids)), np.intc)
         for note in self.notes:
             log.info("%s", note)
@@ -163,7 +165,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 print(f"spac: {note}", file=sys.stderr)
 
     def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
-        """llama_cpp's own initialization; what the library refuses is told with its reason."""
+        """Run llama_cpp's own initialization; an error of the library is raised with its reason."""
         c_api.echo_log(llama_log_callback if options.get("verbose", True) else None)
         c_api.last_error()
         try:
@@ -176,8 +178,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise c_api.refusal(f"{config.target}: llama.cpp could not {what}") from None
 
     def close(self) -> None:
-        """Free everything, in order."""
-        if "_stack" in self.__dict__:  # not when the file was refused before anything was made
+        """Free the engine, the context and the model, then the thread pool."""
+        if "_stack" in self.__dict__:  # It is missing when the file was refused at first.
             super().close()
         if self._pool is not None:
             self._pool.close()
@@ -186,10 +188,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.model is None:
             raise InputError("the model is closed")
 
-    # llama_cpp fills these structures in field by field; what says where experts go holds whatever it does.
+    # llama_cpp fills these structures in field by field. The getters set the fields of the placement again,
+    # to keep llama_cpp's values out of them.
 
     @property
     def model_params(self) -> Any:
+        """The llama_model_params, in which the placement's fields are set."""
         params = self.__dict__["model_params"]
         c_api.apply(params, self._placement.model_params if self._placement is not None else {})
         return params
@@ -200,6 +204,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def context_params(self) -> Any:
+        """The llama_context_params, in which the placement's fields are set."""
         params = self.__dict__["context_params"]
         c_api.apply(params, self._placement.context_params if self._placement is not None else {})
         return params
@@ -208,11 +213,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def context_params(self, params: Any) -> None:
         self.__dict__["context_params"] = params
 
-    # What runs
+    # Engine and statistics
 
     @property
     def engine(self) -> Engine | None:
-        """The engine behind; None where plain llama.cpp runs."""
+        """The engine, or None where plain llama.cpp runs."""
         return self._engine
 
     @property
@@ -225,15 +230,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know about how this model runs, one line each; there may be more later."""
+        """Notes for the user about how this model runs, one line each; more may come later."""
         return self._engine.notes if self._engine is not None else []
 
     @property
     def stats(self) -> RunStats | None:
-        """The figures of the last generation; None before the first."""
+        """The statistics of the last generation, or None before the first one."""
         return self._run.stats if self._run is not None else None
 
-    # Generating
+    # Generation
 
     @functools.wraps(llama_cpp.Llama.generate)
     def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
@@ -261,14 +266,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         yield from self._generate(sequence, sampling, given.get("stopping_criteria"))
 
     def _begin_anew(self, tokens: Sequence[int]) -> None:
-        """Where llama_cpp would have a recurrent memory go back: that would take a state for another's, which
-        the memory has of its last batch alone (`n_rs_seq`)."""
+        """Reset a recurrent memory that llama_cpp would otherwise move back to an earlier token.
+
+        The memory keeps states of its last batch alone (`n_rs_seq`), so going back would use a wrong state.
+        """
         keep = self.longest_token_prefix(self._input_ids.tolist(), list(tokens)[:-1])
         if keep < self.n_tokens and self._engine is not None and (self._is_recurrent or self._is_hybrid):
             self.reset()
 
     def _refusal(self, sampling: Sampling) -> str | None:
-        """Why a generation runs on llama_cpp's own loop ("" where there is no other); None if it does not."""
+        """Return why llama_cpp's own loop has to generate ("" without an engine), or None if it need not."""
         if self._engine is None:
             return ""
         if self.draft_model is not None:
@@ -287,14 +294,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _generate(
         self, sequence: list[int], sampling: Sampling, stopping_criteria: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """By the native session. `input_ids` and `n_tokens` say at every token what llama_cpp would have
-        evaluated then; whoever changes the context meanwhile, or sends tokens, has the rest follow that."""
+        """Generate with the native session.
+
+        At every token, `input_ids` and `n_tokens` say what llama_cpp would have evaluated by then. When the
+        reader changes the context or sends tokens, generation continues from there.
+        """
         assert self._engine is not None
         engine, turn, n_unseen = self._engine, self._turn, len(sequence)
         setting = self._setting(sampling)
         try:
             while True:
-                # Also where another generation came in between: it sampled in its own way.
+                # Another generation may have come in between and set its own sampling.
                 native = sampling.native(seed=self._seed, last_n=self.last_n_tokens_size)
                 session = engine.session_with(**native)
                 session.adopt(self._input_ids)
@@ -319,7 +329,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._settle()
 
     def _setting(self, sampling: Sampling) -> Setting:
-        """What runs, for the statistics."""
+        """Return the setting that runs, for the statistics."""
         temp = max(float(sampling.temp), 0.0)
         if self._engine is not None:
             return replace(self._engine.setting(SamplingConfig()), seed=self._seed, temp=temp)
@@ -327,14 +337,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return plain_setting(self.model_path, device, self.n_threads, self.n_ctx(), self._seed, temp)
 
     def _note(self, sequence: Sequence[int]) -> None:
-        """The context holds `sequence` (and maybe more, which does not count)."""
+        """Record that the context holds `sequence`; tokens that follow it there do not count."""
         known = self.n_tokens if self.n_tokens == len(sequence) - 1 else 0
         self.input_ids[known : len(sequence)] = sequence[known:]
         self.n_tokens = len(sequence)
-        self._requires_eval = True  # the logits in the context are of the last verification's end
+        self._requires_eval = True  # The context has the logits of the last verification's end.
 
     def _settle(self) -> None:
-        """Drop from the context what nobody has read, and count what is there."""
+        """Drop the tokens from the context that the reader did not get, and count the others."""
         if self._engine is None or self._engine.session is None:
             return
         session = self._engine.session
@@ -369,13 +379,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     # Text
 
     def preserve_tokens(self, tokens: Collection[int]) -> None:
-        """The control tokens that are text from now on: `ChatPrompt.preserved_tokens`, or none."""
+        """Set the control tokens that are text from now on: `ChatPrompt.preserved_tokens`, or none."""
         self._text.preserve(tokens)
 
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
     ) -> bytes:
-        """As llama_cpp's, and with the control tokens of `preserve_tokens`."""
+        """Return the bytes of `tokens` as llama_cpp does, with the control tokens of `preserve_tokens`."""
         if special or type(self.tokenizer_) is not LlamaTokenizer:
             return bytes(super().detokenize(tokens, prev_tokens=prev_tokens, special=special))
         self._check_open()
@@ -387,7 +397,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return Detokenizer(lambda token, special: c_api.token_piece(vocab, token, special), self.token_bos())
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As llama_cpp's. Tokens that are decoded one at a time count as demand for experts."""
+        """Evaluate `tokens` as llama_cpp does.
+
+        Tokens that are decoded one at a time count as demand for experts. With a `draft_model`, so do batches
+        that follow other tokens in the context.
+        """
         self._check_open()
         if isinstance(self._run, LoopRun):
             self._run.n_evaluated += len(tokens)

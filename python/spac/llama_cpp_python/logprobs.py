@@ -1,4 +1,4 @@
-"""Log probabilities of generated tokens for `spac.Llama`, in OpenAI's forms, without `logits_all`."""
+"""Log probabilities of generated tokens for `spac.Llama`, in OpenAI's formats and without `logits_all`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ from spac.model.c_api import token_piece
 if TYPE_CHECKING:
     from spac import _core
 
-IMPOSSIBLE = -9999.0  # as OpenAI says it; JSON has no infinity
+IMPOSSIBLE = -9999.0  # OpenAI uses this number, because JSON has no infinity.
 
 
 class TokenLogprob(NamedTuple):
-    """A token and how probable the model held it where it came, before any sampler; natural logarithms."""
+    """A token and the natural logarithm of its probability at its place, before any sampler."""
 
     token: int
     logprob: float
     top: list[tuple[int, float]]
-    """The most probable tokens of that place, best first."""
+    """The most probable tokens at that place with their log probabilities, best first."""
 
 
 class Logprobs:
-    """Records what is generated. A logits processor that changes nothing, for that is how it gets to where
-    tokens are generated: the native session fills it after every step, llama_cpp's own loop calls it."""
+    """A recorder of the log probabilities of generated tokens.
+
+    It is a logits processor that changes nothing, because llama_cpp hands processors to the code that
+    generates. The native session fills it after every step. llama_cpp's own loop calls it.
+    """
 
     def __init__(self, n_top: int) -> None:
-        """`n_top`: of how many alternatives."""
+        """Make a recorder that keeps `n_top` alternatives for each token."""
         self.n_top = n_top
         self.taken: list[TokenLogprob] = []
-        """Of the tokens that were handed out."""
+        """The log probabilities of the tokens that were handed out."""
         self._ahead: deque[tuple[float, list[tuple[int, float]]]] = deque()
         self._row: npt.NDArray[np.float32] | None = None
 
@@ -48,12 +51,12 @@ class Logprobs:
         return scores
 
     def begin(self) -> None:
-        """A generation begins: what an interrupted one had in hand was never handed out."""
+        """Begin a generation; drop the tokens that an interrupted one did not hand out."""
         self._ahead.clear()
         self._row = None
 
     def note(self, session: _core.Session) -> None:
-        """The session has made a step."""
+        """Record the tokens of the step that the session has just made."""
         chosen, ids, top = session.probabilities(self.n_top)
         alternatives = [
             list(zip(*both, strict=True)) for both in zip(ids.tolist(), top.tolist(), strict=True)
@@ -61,7 +64,7 @@ class Logprobs:
         self._ahead.extend(zip(chosen.tolist(), alternatives, strict=True))
 
     def take(self, token: int) -> None:
-        """The next token is handed out."""
+        """Record that `token` is handed out next."""
         if self._row is not None:
             logits = self._row.astype(np.float64)
             logarithms = logits - np.logaddexp.reduce(logits)
@@ -72,13 +75,13 @@ class Logprobs:
 
 
 class CompletionLogprobs(dict[str, Any]):
-    """In the form of OpenAI's completions; `content` is that of its chats."""
+    """Log probabilities in the format of OpenAI's completions; `content` has the format of its chats."""
 
     content: list[dict[str, Any]]
 
 
 def chat_logprobs(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A completion's log probabilities in the form of a chat."""
+    """Return a completion's log probabilities in the format of a chat, or None if it has none."""
     if told is None:
         return None
     if isinstance(told, CompletionLogprobs):
@@ -95,7 +98,10 @@ def chat_logprobs(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def n_alternatives(logprobs: int, keywords: Mapping[str, Any]) -> int:
-    """How many a completion asks for. Raises InputError for what cannot be had; `keywords` are its others."""
+    """Return the number of alternatives that a completion asks for.
+
+    `keywords` are its other arguments. Raise InputError for a negative number and for `echo`.
+    """
     if logprobs < 0:
         raise InputError(f"logprobs: a number of alternatives is needed, 0 or more, not {logprobs}")
     if keywords.get("echo"):
@@ -109,8 +115,11 @@ def n_alternatives(logprobs: int, keywords: Mapping[str, Any]) -> int:
 def with_logprobs(
     llama: Any, made: Generator[dict[str, Any]], recorded: Logprobs, asked: Mapping[str, Any]
 ) -> Generator[dict[str, Any]]:
-    """The parts of a completion, all of it or a stream's, with what was `recorded` of the tokens that begin
-    in their text. `asked`: the arguments of `create_completion`."""
+    """Yield the parts of a completion with the log probabilities of the tokens that begin in their text.
+
+    A completion that is not streamed is one part. `recorded` holds the log probabilities, and `asked` the
+    arguments of `create_completion`.
+    """
     telling = _Telling(llama, recorded, asked)
     with contextlib.closing(made):
         for part in made:
@@ -122,14 +131,14 @@ def with_logprobs(
 
 
 class _Place(NamedTuple):
-    """Where a token begins in the answer: bytes and characters before it."""
+    """The place at which a token begins: the numbers of bytes and characters of the answer before it."""
 
     byte: int
     character: int
 
 
 class _Telling:
-    """Which tokens belong to which part of a completion."""
+    """The assignment of tokens to the parts of a completion."""
 
     def __init__(self, llama: Any, recorded: Logprobs, asked: Mapping[str, Any]) -> None:
         self._llama, self._vocab, self._recorded = llama, llama._model.vocab, recorded
@@ -137,14 +146,14 @@ class _Telling:
         text = prompt if isinstance(prompt, str) else llama.detokenize(list(prompt)).decode("utf-8", "ignore")
         self._offset = len(text)
         self._stops = [each.encode() for each in ([stop] if isinstance(stop, str) else stop)]
-        # As llama_cpp: an answer to nothing follows the beginning token; a space behind that is not text.
+        # llama_cpp puts the beginning token before an answer to an empty prompt, and drops a space after it.
         self._tokens: list[int] = [] if len(prompt) else [llama.token_bos()]
         self._n_seen = self._n_told = 0
         self._end = self._measured()
         self._waiting: deque[tuple[_Place, TokenLogprob]] = deque()
 
     def of(self, text: str, *, is_end: bool) -> CompletionLogprobs:
-        """Of the next part, with this text; `is_end`: it is the last one."""
+        """Return the log probabilities of the next part, which has this text; `is_end` marks the last."""
         self._n_told += len(text)
         self._look()
         limit = self._stopped_at() if is_end else None
@@ -160,10 +169,10 @@ class _Telling:
         return self._form(found)
 
     def _look(self) -> None:
-        """At what was handed out since."""
+        """Take in the tokens that were handed out since the last call."""
         for each in self._recorded.taken[self._n_seen :]:
             self._n_seen += 1
-            if not api.llama_vocab_is_eog(self._vocab, each.token):  # else it ends the text
+            if not api.llama_vocab_is_eog(self._vocab, each.token):  # An end-of-generation token has no text.
                 self._waiting.append((self._end, each))
                 self._tokens.append(each.token)
                 self._end = self._measured()
@@ -173,7 +182,7 @@ class _Telling:
         return _Place(len(text), len(text.decode("utf-8", "ignore")))
 
     def _stopped_at(self) -> int | None:
-        """The byte at which a stop text ended the answer, if one did."""
+        """Return the byte at which a stop text ended the answer, or None if none did."""
         text = self._llama.detokenize(self._tokens)
         return next((text.index(stop) for stop in self._stops if stop in text), None)
 
@@ -199,6 +208,9 @@ class _Telling:
 
 
 def _entry(piece: bytes, logprob: float | None) -> dict[str, Any]:
-    """Bytes that are no text (a part of a character) are written as OpenAI does: \\xe2\\x82."""
+    """Return a token's entry in OpenAI's format.
+
+    Bytes that are not text (a part of a character) are written as OpenAI does: \\xe2\\x82.
+    """
     value = logprob if logprob is None else float(logprob) if logprob >= IMPOSSIBLE else IMPOSSIBLE
     return {"token": piece.decode("utf-8", "backslashreplace"), "bytes": list(piece), "logprob": value}

@@ -1,4 +1,4 @@
-"""The pair of an engine whose target llama-cpp-python has loaded, and owns."""
+"""The pair of an engine whose target llama-cpp-python loads and owns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spac.model.thread_pool import SharedPool, place
 
 
 class LentModel(Model):
-    """A model that somebody else frees."""
+    """A model that its owner frees, so this object does not."""
 
     def __init__(self, path: Path, pointer: Any) -> None:
         Owned.__init__(self)
@@ -33,7 +33,7 @@ class LentModel(Model):
 
 
 class _LentContext(Context):
-    """A context that somebody else frees."""
+    """A context that its owner frees, so this object does not."""
 
     def __init__(self, pointer: Any) -> None:
         Owned.__init__(self)
@@ -45,14 +45,14 @@ class _LentContext(Context):
 
 @dataclass(frozen=True)
 class Placement:
-    """What llama-cpp-python has to load the target with: fields of its parameters beside its own."""
+    """The fields that llama-cpp-python's parameters need beside its own to load the target."""
 
     model_params: dict[str, Any]
     context_params: dict[str, Any]
     threads: int
-    """For a token; 0 leaves it to llama-cpp-python."""
+    """The number of threads for a token; 0 leaves it to llama-cpp-python."""
     prompt_threads: int
-    """For a prompt; 0 leaves it to llama-cpp-python."""
+    """The number of threads for a prompt; 0 leaves it to llama-cpp-python."""
 
 
 def placed(
@@ -63,9 +63,10 @@ def placed(
     *,
     exact: bool,
 ) -> Placement:
-    """`model` and `context` are the pair's own; `exact`: the configuration's, too, are the target's.
+    """Return the placement that has the pair's own fields, `model` and `context`.
 
-    `threads` are those for a token and for a prompt.
+    With `exact`, the target gets the configuration's fields too. `threads` has the numbers of threads for a
+    token and for a prompt.
     """
     if exact:
         model = {**model_values(config, is_draft=False, on_device="devices" in model), **model}
@@ -74,7 +75,7 @@ def placed(
 
 
 def with_pool(context: Any) -> SharedPool:
-    """Return a pool that a context of somebody else's computes with; to be closed after the context."""
+    """Return a thread pool for a context that has another owner; close it after the context."""
     lent, pool = _LentContext(context), SharedPool(cpu_alone=True)
     place(lent.threads)
     pool.attach(lent)
@@ -82,21 +83,21 @@ def with_pool(context: Any) -> SharedPool:
 
 
 def adapt(config: EngineConfig, model: Any, context: Any) -> None:
-    """Give a model and a context of somebody else's the adapters of the configuration."""
+    """Give the configuration's adapters to a model and a context that have another owner."""
     lent = LentModel(Path(config.target), model)
     load_adapters(lent, config.lora)
     apply_adapters(lent, _LentContext(context))
 
 
 Load = Callable[[Placement], tuple[Any, Any]]
-"""Loads the target; returns its llama_model and its llama_context."""
+"""A function that loads the target and returns its llama_model and its llama_context."""
 
 
 class LentPair(ModelPair):
-    """A pair whose target is `load`'s; the draft is its own. `info` is the target's.
+    """A pair that gets its target from `load` and loads its draft itself.
 
-    `exact`: the target is set up as the configuration says; else it says what the draft's part is, and
-    llama_cpp's own arguments what the target's.
+    `info` describes the target. With `exact`, the configuration sets up the target. Otherwise, llama_cpp's
+    own arguments set up the target, and the configuration sets up the draft.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class LentPair(ModelPair):
     ) -> None:
         self._lend, self._info, self._exact = load, info, exact
         super().__init__(config, None, all_rows=all_rows)
-        del self._lend  # it usually belongs to whoever owns this pair
+        del self._lend  # It usually belongs to the owner of this pair.
 
     def _load(self) -> None:
         config, types, draft = self._config, self._config.draft_types, None
@@ -123,7 +124,7 @@ class LentPair(ModelPair):
         if self.device is not None:
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
         if self.paged:
-            model_params["load_mode"] = LOAD_MODES["mmap"]  # which auto is not on every device
+            model_params["load_mode"] = LOAD_MODES["mmap"]  # The mode "auto" does not map on every device.
         context_params = {"n_rs_seq": config.longest_draft if types else 0, **self._target_rows}
         threads = (self.threads, self.prompt_threads)
         placement = placed(config, threads, model_params, context_params, exact=self._exact)
@@ -133,7 +134,7 @@ class LentPair(ModelPair):
         self.target = self._keep(LentModel(Path(config.target), model))
         self._note_copy(self.target, copying)
         self.target_context = self._keep(_LentContext(context))
-        self.pool = self._new_pool()  # closed by whoever has lent the context, which computes with it
+        self.pool = self._new_pool()  # The context computes with it, so the context's owner closes it.
         if self.pool is not None:
             self.pool.attach(self.target_context)
         experts = scope.experts if self.device is not None else None
@@ -145,5 +146,5 @@ class LentPair(ModelPair):
         self._note_mtp()
         self.draft = self._open_draft(draft)
         self._check_pair()
-        with self._room_for_prompts(self.experts):  # its extra layers, as a draft
+        with self._room_for_prompts(self.experts):  # The draft may be the target's extra layers.
             self.draft_context = self._open_draft_context() if needs_draft else None

@@ -1,4 +1,4 @@
-"""llama-cpp-python's sampling arguments, in the native session's terms."""
+"""The translation of llama-cpp-python's sampling arguments for the native session."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from spac.llama_cpp_python.logprobs import Logprobs
 if TYPE_CHECKING:
     from spac import _core
 
-RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: "choose one"
+RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED asks for a random seed.
 
 
 class LogitBias:
-    """A logits processor that adds `bias` to the logits of its tokens, and can be handed over as such."""
+    """A logits processor that adds `bias` to the logits of its tokens.
+
+    The native session takes the bias itself.
+    """
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self.bias = {int(token): float(value) for token, value in bias.items()}
@@ -33,17 +36,26 @@ class LogitBias:
 
 
 class ChatGrammar:
-    """A `grammar` argument that has the answer follow a chat's format. llama_cpp's own loop, which cannot do
-    that, gets `instead`."""
+    """A `grammar` argument that makes the answer follow a chat's format.
+
+    llama_cpp's own loop does not support this, and gets `instead`.
+    """
 
     def __init__(self, chat: _core.ChatPrompt, reasoning_budget: int, instead: Any = None) -> None:
-        """`reasoning_budget`: tokens of reasoning at most, -1 for no limit; `instead`: a LlamaGrammar."""
+        """Make the grammar of a chat prompt.
+
+        `reasoning_budget` is the largest number of reasoning tokens, -1 for no limit. `instead` is a
+        LlamaGrammar or None.
+        """
         self.chat, self.reasoning_budget, self.instead = chat, reasoning_budget, instead
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The arguments of `Llama.generate` that say how tokens are chosen. Names, defaults: llama_cpp's."""
+    """The arguments of `Llama.generate` that say how tokens are chosen.
+
+    Their names and defaults are llama_cpp's.
+    """
 
     top_k: int = 40
     top_p: float = 0.95
@@ -63,7 +75,7 @@ class Sampling:
 
     @property
     def refusal(self) -> str:
-        """What the native session cannot do of this; "" when it can do all."""
+        """The argument that the native session does not support, or "" if it supports all."""
         if any(not isinstance(each, LogitBias | Logprobs) for each in self.logits_processor or ()):
             return "a logits_processor"
         if self.grammar is not None and getattr(self.grammar, "_root", "root") != "root":
@@ -74,7 +86,7 @@ class Sampling:
 
     @property
     def logprobs(self) -> Logprobs | None:
-        """Where log probabilities are recorded, if they are asked for."""
+        """The recorder of log probabilities, or None if they are not asked for."""
         found = (each for each in self.logits_processor or () if isinstance(each, Logprobs))
         return next(found, None)
 
@@ -83,10 +95,10 @@ class Sampling:
         return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
     def native(self, *, seed: int, last_n: int) -> dict[str, Any]:
-        """Parameters of `_core.Session.set_sampling` that make the chain that llama_cpp would make.
+        """Return the parameters of `_core.Session.set_sampling` for the chain that llama_cpp would make.
 
-        `seed` and `last_n` (tokens that the penalties look back over) are the model's. llama_cpp accepts
-        numbers beyond the range in which they mean something: they become the end of the range.
+        `seed` and `last_n` (the number of tokens that the penalties look back over) are the model's.
+        llama_cpp accepts numbers outside of their meaningful range. They become the end of the range.
         """
         seed &= RANDOM_SEED
         return {
@@ -114,7 +126,10 @@ class Sampling:
         return total
 
     def _chain(self) -> dict[str, Any]:
-        """As llama_cpp's `_init_sampler`: 0 is greedy; no temperature below it and with Mirostat."""
+        """Return the chain that llama_cpp's `_init_sampler` makes.
+
+        Temperature 0 is greedy. The chain applies no temperature below 0, and none with Mirostat.
+        """
         if self.temp == 0:
             return {"temp": 0.0, "samplers": ["penalties", "temperature"]}
         if self.temp < 0:

@@ -1,6 +1,6 @@
-"""Measure what a model pair costs on this machine: `python -m spac.profile`.
+"""The program that measures the costs of a model pair on this machine: `python -m spac.profile`.
 
-`spac.costs` says what the costs are, keeps them between runs, and corrects them while an engine runs.
+`spac.costs` defines the costs, keeps them between runs, and corrects them while an engine runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program; return its exit code."""
     from spac.profile.program import main as run
 
     return run(arguments)

@@ -1,4 +1,4 @@
-"""`python -m spac.profile`."""
+"""`python -m spac.profile` runs this module."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Measures the costs of a model pair on this machine, by what an engine itself does.
+"""The measurement of a model pair's costs on this machine, with the graphs that an engine runs.
 
-The graphs are llama.cpp's own, split as in use; which experts are resident is set by plans. What the CPU
-computes is timed in every layer, while the device computes the rest. The device cannot be timed by itself:
-with all of a layer's experts resident, a batch takes longer by the device's experts and shorter by the CPU's
-and by the hand-off, and the part that grows with the number of distinct experts is the device's.
+The graphs are llama.cpp's own, split as in use. Plans set which experts are resident. The CPU's experts are
+timed in every layer, while the device computes the others. The device cannot be timed by itself. When all of
+a layer's experts are resident, a batch takes longer by the device's experts, and shorter by the CPU's experts
+and by the hand-off. The part that grows with the number of distinct experts is the device's.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from spac.scheduler import Event, Plan, Scheduler, View
 
 _BEFORE = 192  # tokens in the context while batches are timed
 _ROUNDS, _LEAST_ROUNDS = 24, 3
-_MODE_S = 0.5  # of rounds for each set of residents
-_SHARES = (0.3, 0.6)  # of experts resident at random while the CPU is timed
+_MODE_S = 0.5  # seconds of rounds for each set of residents
+_SHARES = (0.3, 0.6)  # shares of experts that are resident at random while the CPU is timed
 _SETTLE_S = 120.0
-_MARGIN = 1 << 28  # bytes of a real device's memory that are left free
+_MARGIN = 1 << 28  # bytes of a real device's memory that stay free
 _COPIES, _COPY_ROUNDS = 48, 5
 _DRAFTS = 4  # steps of every draft length
-_TEXTS = 2  # batches of every size that go on with the text
+_TEXTS = 2  # batches of every size that continue the text
 
 TEXT = """The mill stood where the river bends, and for three hundred years it had ground the valley's
 corn. When the last miller died, his daughter came back from the city with a box of books and no idea what a
@@ -68,24 +68,26 @@ hours of daylight. The engineers took twelve hours and doubled the answer, to be
 
 
 class Forced(Scheduler):
-    """Plans nothing by itself: what is resident is what the measurement asks for."""
+    """A scheduler that plans nothing; the measurement decides which experts are resident."""
 
     name = "forced"
     events = frozenset({Event.START})
 
     def on(self, event: Event, view: View) -> Plan | None:
+        """Return a plan that asks for no expert."""
         return Plan.nothing(view.n_layer, view.n_expert)
 
 
 class Measurement:
-    """Of one engine, which does nothing else meanwhile. Its slots are empty afterwards."""
+    """A measurement on one engine, which does nothing else meanwhile; its slots are empty afterwards."""
 
     def __init__(
         self, engine: Engine, pair: ModelPair, tell: Callable[[str], object] = lambda _: None
     ) -> None:
-        """engine: with `Forced`, on this pair. `tell` hears what is measured next.
+        """Make the batches that are measured.
 
-        Raises InputError where there is nothing to split.
+        `engine` runs on this pair with `Forced`. `tell` is called with the name of the next measurement.
+        Raise InputError if the pair runs without split experts.
         """
         if pair.experts is None:
             raise InputError(
@@ -93,7 +95,7 @@ class Measurement:
             )
         self._engine, self._pair, self._experts, self._tell = engine, pair, pair.experts, tell
         self.layers = pair.experts.layers
-        """Of the target's experts."""
+        """The layers of the target's experts."""
         self._pool = np.array([layer.pool for layer in self.layers], np.int32)
         counts = np.array([layer.n_expert for layer in self.layers], np.int32)
         self._exists: BoolArray = np.arange(pair.experts.n_expert)[None, :] < counts[:, None]
@@ -106,7 +108,7 @@ class Measurement:
         self._hand_offs: list[float] = []
 
     def measure(self) -> Costs:
-        """All costs. Raises SpacError when the model cannot be evaluated."""
+        """Return all costs; raise SpacError when the model cannot be evaluated."""
         guess = Costs.guessed(self.layers, self._n_tokens)
         with Probe(self._pair.target_context, self._experts, self._before, self._n_tokens) as self._probe:
             self._experts.take_demand()
@@ -147,7 +149,10 @@ class Measurement:
     # Batches
 
     def _make_batches(self) -> list[TokenArray]:
-        """Of every size: `_TEXTS` that go on with the text, one of a single token, one of any."""
+        """Return the batches of every size.
+
+        For each size, `_TEXTS` batches continue the text, one repeats a token, and one has random tokens.
+        """
         rng, batches = np.random.default_rng(1), []
         for n in range(1, self._n_tokens + 1):
             starts = rng.integers(0, max(1, len(self._text) - n), _TEXTS)
@@ -156,17 +161,17 @@ class Measurement:
         return batches
 
     def _of_text(self, timed: list[Timed]) -> Iterator[list[Timed]]:
-        """By size, those that go on with the text."""
+        """Yield for every size the batches that continue the text."""
         for first in range(0, len(timed), _TEXTS + 2):
             yield timed[first : first + _TEXTS]
 
     def _timed(self, residents: BoolArray) -> list[Timed]:
-        """All batches with these residents (bool [L, N]) and no others."""
+        """Return all batches, timed with these residents (bool [L, N]) and no others."""
         self._experts.attach_slots(self._n_slots)
         self._want(residents)
         timed = [Timed(tokens) for tokens in self._batches]
         for some in self._of_text(timed):
-            self._probe.decode(some[0].tokens)  # builds the graph of its size
+            self._probe.decode(some[0].tokens)  # This builds the graph of this size.
         start = time.monotonic()
         for done in range(_ROUNDS):
             if done >= _LEAST_ROUNDS and time.monotonic() - start > _MODE_S:
@@ -176,7 +181,7 @@ class Measurement:
         return timed
 
     def _drafts(self) -> list[_core.Step]:
-        """Steps of the engine's session, with drafts of all lengths."""
+        """Return steps of the engine's session, with drafts of all lengths."""
         session = self._engine.session_with(seed=1, ignore_eos=True)
         session.prefill(self._before)
         steps = []
@@ -186,17 +191,17 @@ class Measurement:
                 session.prefill(self._before)
             session.set_draft_length(n)
             steps.append(session.step())
-        return steps[1:]  # the first one reads the prompt with the draft model
+        return steps[1:]  # In the first one, the draft model evaluates the prompt.
 
     # Residents
 
     def _want(self, residents: BoolArray) -> None:
-        """Has these resident, as far as there are slots; others stay where there is room."""
+        """Make these experts resident as far as there are slots; others stay in slots that are left over."""
         self._experts.submit(residents.astype(np.int32), np.ones(len(residents), np.int32))
         self._experts.settle(_SETTLE_S)
 
     def _hottest(self, demand: npt.NDArray[np.int32]) -> BoolArray:
-        """bool [L, N]: the most wanted, as many as there are slots."""
+        """Return the experts with the highest demand, as many as there are slots, as bool [L, N]."""
         hottest = np.zeros_like(self._exists)
         for pool, n_slots in enumerate(self._experts.pool_slots):
             score = np.where(self._exists & (self._pool == pool)[:, None], demand, -1)
@@ -205,17 +210,20 @@ class Measurement:
         return hottest
 
     def _random(self, share: float) -> BoolArray:
-        """bool [L, N]: this share of the experts."""
+        """Return a random choice of this share of the experts, as bool [L, N]."""
         return np.asarray(self._exists & (np.random.default_rng(2).random(self._exists.shape) < share))
 
     def _slots_to_use(self) -> int:
-        """As many as fit: more than an engine takes of a stand-in."""
+        """Return the number of slots that fit; an engine takes fewer of a simulated device."""
         device = self._engine.device
         margin = 0 if device is None or device.is_stand_in else _MARGIN
         return min(int(self._exists.sum()), max(1, self._experts.slots_that_fit(margin)))
 
     def _device_time(self, pool: int, without: list[Timed]) -> float | None:
-        """With as many whole layers of the pool as fit."""
+        """Return the seconds of a distinct expert on the device, or None if they cannot be measured.
+
+        As many layers of the pool as fit are resident as a whole. The hand-off's time is kept too.
+        """
         left, whole = self._experts.pool_slots[pool], np.zeros(len(self.layers), np.bool_)
         for i, layer in enumerate(self.layers):
             if layer.pool == pool and layer.n_expert <= left:
@@ -231,7 +239,10 @@ class Measurement:
     # Transfers
 
     def _upload_times(self, pool: int) -> tuple[float, float] | None:
-        """Seconds of an expert: alone, and while device and CPU compute. None where there is no room."""
+        """Return the seconds of an expert's upload: alone, and while device and CPU compute.
+
+        Return None where there is no room.
+        """
         mine = np.flatnonzero(self._exists & (self._pool == pool)[:, None])
         few = -(-_COPIES * int(self._exists.sum()) // len(mine))
         self._experts.attach_slots(min(self._n_slots, few, int(self._exists.sum()) // 2))
@@ -252,7 +263,7 @@ class Measurement:
             busy.join()
 
     def _swaps(self, sets: list[BoolArray]) -> float:
-        """Seconds of an expert while one set replaces the other, several times."""
+        """Return the seconds of an expert's upload while one set replaces the other, several times."""
         times = []
         for i in range(_COPY_ROUNDS + 1):
             before = self._experts.stats

@@ -1,4 +1,4 @@
-"""Decodes batches on a target, timed: the graphs that verification runs, with whatever is resident."""
+"""A probe that decodes batches on a target, with the graphs of verification, and measures their time."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ from spac.model.c_api import Context, TokenArray
 
 @dataclass(frozen=True)
 class Decode:
-    """One batch: how long it took, and what every layer left to whom."""
+    """One decoded batch: its time, and the work of every layer on the CPU and on the device."""
 
     seconds: float
     layers: LayerCosts  # [L]
 
     @property
     def host_s(self) -> float:
-        """The CPU's time for experts."""
+        """The CPU's time for experts, in seconds."""
         return float(self.layers["host_ns"].sum()) * 1e-9
 
 
 class Probe:
-    """Owns a batch on a context that nobody else uses meanwhile. All batches follow the same tokens."""
+    """A batch on a context that nothing else uses meanwhile; all decoded batches follow the same tokens."""
 
     def __init__(self, context: Context, experts: _core.Experts, before: TokenArray, n_tokens: int) -> None:
-        """before: what the context holds; n_tokens: of the largest batch."""
+        """Evaluate the tokens `before`, which every batch follows.
+
+        `n_tokens` is the number of tokens of the largest batch.
+        """
         self._context, self._experts, self._before = context, experts, before
         self._batch = api.llama_batch_init(max(n_tokens, 64), 0, 1)
         self._memory = api.llama_get_memory(context.pointer)
         self._start()
 
     def close(self) -> None:
-        """Empties the context."""
+        """Empty the context and free the batch."""
         if self._batch is not None:
             api.llama_memory_clear(self._memory, True)
             api.llama_batch_free(self._batch)
@@ -55,7 +58,7 @@ class Probe:
         self.close()
 
     def decode(self, tokens: Sequence[int] | TokenArray) -> Decode:
-        """Evaluates `tokens` with logits for each, then takes them back. Raises SpacError when it fails."""
+        """Evaluate `tokens` with logits for each, then remove them; raise SpacError when this fails."""
         self._fill(tokens, len(self._before), logits=True)
         self._experts.take_layer_costs()
         start = time.perf_counter_ns()
@@ -64,7 +67,7 @@ class Probe:
         seconds = (time.perf_counter_ns() - start) * 1e-9
         layers = self._experts.take_layer_costs()
         if not api.llama_memory_seq_rm(self._memory, 0, len(self._before), -1):
-            self._start()  # a memory that takes nothing back
+            self._start()  # This memory cannot remove tokens.
         return Decode(seconds, layers)
 
     def _start(self) -> None:

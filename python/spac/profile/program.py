@@ -1,7 +1,8 @@
-"""What computing and copying cost here: `python -m spac.profile --target model.gguf --draft draft.gguf`.
+"""The program that measures costs: `python -m spac.profile --target model.gguf --draft draft.gguf`.
 
-The costs go to stdout, as a table or with --json as one line. They are kept for engines, which correct them
-while they run; what is kept is shown again without measuring, until --refresh.
+It prints the costs of computing and copying to stdout, as a table or with --json as one line. It keeps them
+for engines, which correct them while they run. Later runs show the kept costs without measuring, unless
+--refresh is given.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _OPTIONS = (
     "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "vram_limit", "device", "threads",
     "ctx", *(item.name for item in fields(ContextConfig)),
 )  # fmt: skip
-_LONGEST = 8  # tokens drafted at most, where nothing is said: from there to 9 tokens, GPU kernels switch
+_LONGEST = 8  # the default for the longest draft; GPU kernels change from 8 to 9 tokens
 
 
 def make_parser() -> Parser:
-    """The options of `spac.profile`."""
+    """Return the parser of `spac.profile`'s options."""
     parser = Parser(
         prog="spac.profile",
         description="Measure what experts, transfers, drafts and verifications cost on this machine. "
@@ -46,7 +47,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program; return its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     return guarded(parser, options, lambda: _profile(options))
@@ -57,7 +58,7 @@ def _profile(options: argparse.Namespace) -> int:
     config = replace(read_config(options, target, draft), governor="fixed")
     if config.draft_length is None and config.draft_max is None:
         config = replace(config, draft_max=_LONGEST)
-    # Late: they load the library, and bad options should not wait for that.
+    # These imports load the library. Bad options are reported before that.
     from spac.costs import cache
     from spac.engine import Engine
     from spac.model.pair import ModelPair
@@ -72,7 +73,7 @@ def _profile(options: argparse.Namespace) -> int:
         key, layers = cache.Key.of(pair), measurement.layers
         known = None if options.refresh else cache.load(key)
         if known is not None and len(known.experts) != len({layer.pool for layer in layers}):
-            known = None  # of the same file, split otherwise
+            known = None  # The file was split in another way.
         costs = known if known is not None else measurement.measure()
         talk.end_progress()
     if known is not None:

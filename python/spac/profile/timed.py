@@ -1,4 +1,4 @@
-"""From timed batches to unit times. Pure: no device, no clock."""
+"""The computation of unit times from timed batches, without a device and without a clock."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        """The median."""
+        """The median time of the evaluations, in seconds."""
         return median(decode.seconds for decode in self.decodes)
 
     @property
     def host_s(self) -> FloatArray:
-        """float64 [L]: of the CPU's experts, medians."""
+        """The median time of the CPU's experts in each layer, in seconds, float64 [L]."""
         return np.asarray(np.median([decode.layers["host_ns"] for decode in self.decodes], axis=0) * 1e-9)
 
     def counts(self, name: str) -> FloatArray:
-        """float64 [L], such as "host_distinct": the same in all decodes."""
+        """Return a count of each layer such as "host_distinct", float64 [L]; all decodes have the same."""
         return self.decodes[-1].layers[name].astype(np.float64)
 
 
 def cpu_times(rows: Sequence[Timed], layers: BoolArray) -> tuple[tuple[float, float, float], float] | None:
-    """(per layer, per distinct expert, per pair), and the paper's time per pair alone, in seconds.
+    """Return the CPU's times (per layer, per distinct expert, per pair), and the paper's per pair alone.
 
-    layers: bool [L], those of one pool. None when the CPU had too little to do there.
+    All are in seconds. `layers` (bool [L]) marks the layers of one pool. Return None when the CPU had too
+    little to compute there.
     """
     pairs, distinct, seconds = (
         np.concatenate([column[layers] for column in columns])
@@ -57,16 +58,18 @@ def cpu_times(rows: Sequence[Timed], layers: BoolArray) -> tuple[tuple[float, fl
     try:
         full = fit(pairs[done], distinct[done], seconds[done], fixed=True, relative=True)
         paper = fit(pairs[done], distinct[done], seconds[done], by_expert=False, relative=True)
-    except InputError:  # too few measurements
+    except InputError:  # There are too few measurements.
         return None
     return (full.fixed, full.per_expert, full.per_pair), paper.per_pair
 
 
 def device_time(without: Sequence[Timed], whole: Sequence[Timed], layers: BoolArray) -> float | None:
-    """Seconds of a distinct expert on the device: the slope of what batches take longer for the experts of
-    `layers` (bool [L]), all resident in `whole` and none in `without`, but for the CPU's time there.
+    """Return the seconds of a distinct expert on the device.
 
-    The intercept takes up the hand-off, which resident layers do not need. None where nothing varied.
+    The experts of `layers` (bool [L]) are all resident in `whole`, and none is in `without`. Batches of
+    `whole` take longer by the device's experts, and save the CPU's time in these layers. The result is the
+    slope of the added time over the number of distinct experts. The intercept takes up the hand-off, which
+    resident layers do not need. Return None where this number did not vary.
     """
     distinct = np.array([row.counts("device_distinct")[layers].sum() for row in whole])
     on_cpu = np.array([row.host_s[layers].sum() for row in without])
@@ -74,7 +77,8 @@ def device_time(without: Sequence[Timed], whole: Sequence[Timed], layers: BoolAr
     spread = distinct - distinct.mean()
     if not spread.any():
         return None
-    # The CPU's other layers differ a little between both sets: the median of slopes between pairs of batches.
+    # The CPU's other layers differ a little between both sets. A weighted median of the slopes between pairs
+    # of batches is robust against this.
     i, j = np.triu_indices(len(distinct), 1)
     apart = distinct[i] != distinct[j]
     slopes = (longer[i] - longer[j])[apart] / (distinct[i] - distinct[j])[apart]
@@ -87,8 +91,10 @@ def device_time(without: Sequence[Timed], whole: Sequence[Timed], layers: BoolAr
 def hand_off_time(
     without: Sequence[Timed], whole: Sequence[Timed], layers: BoolArray, device_expert_s: float
 ) -> float:
-    """Seconds that a layer is spared when all of its experts are resident, beside all experts: the intercept
-    of `device_time`, per layer. 0 where the CPU is waited for all the same."""
+    """Return the seconds that a layer saves, beside its experts' time, when all of them are resident.
+
+    This is the intercept of `device_time`, per layer. It is 0 where the CPU is waited for all the same.
+    """
     spared = [
         a.seconds - b.seconds - float(a.host_s[layers].sum())
         + device_expert_s * float(b.counts("device_distinct")[layers].sum())
@@ -98,7 +104,7 @@ def hand_off_time(
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(base, slope) of times over amounts, neither below 0; of few points, the slope alone."""
+    """Return (base, slope) of times over amounts, neither below 0; few points give the slope alone."""
     if not points:
         return 0.0, 0.0
     amounts, seconds = np.array(points, np.float64).T
@@ -114,7 +120,10 @@ def expert_costs(
     device: float | None,
     uploads: tuple[float, float] | None,
 ) -> ExpertCosts:
-    """What was measured, and the guess for what could not be; uploads: alone, and while both compute."""
+    """Return the measured costs, and the guess for those that could not be measured.
+
+    `uploads` has the times of an upload: alone, and while both compute.
+    """
     (layer, expert, pair), paper = cpu or (
         (guess.cpu_layer_s, guess.cpu_expert_s, guess.cpu_pair_s),
         guess.cpu_pair_only_s,
