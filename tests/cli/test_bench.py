@@ -238,7 +238,7 @@ def one_line(err):
         (["--slots", "some"], "'auto', a count"),
         (["--draft-lengths", "4", "many"], "roofline"),
         (["--draft-lengths", "64"], "0 to 63"),
-        (["--draft-lengths", "2", "--draft-min", "3"], "draft_min 3"),
+        (["--draft-lengths", "2", "--draft-min", "3"], "--draft-min 3 is more than"),
         (["--draft-lengths", "roofline", "--deterministic"], "--deterministic"),
         (["--baseline", "vllm"], "cpu"),
         (["--repeat", "0"], "1 to 1000"),
