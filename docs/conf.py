@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: `python -m sphinx -E -W --keep-going docs build/docs`."""
+"""Sphinx builds these pages by this configuration: `python -m sphinx -E -W --keep-going docs build/docs`."""
 
 import re
 

@@ -1,4 +1,4 @@
-// How a plan's wishes and a verification's demand compare. python/spac/stats/prediction.py says what they are counted
+// Compares a plan's wishes with a verification's demand. python/spac/stats/prediction.py says what they are counted
 // for and has it in numpy; that is the reference.
 #pragma once
 

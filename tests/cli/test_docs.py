@@ -1,4 +1,4 @@
-"""What the documents show works as it stands there, and their tables are those of the code."""
+"""Commands and programs of the documents work as they stand there, and tables are those of the code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(command, folder):
     return done.stdout
 
 
-# What is shown runs
+# Commands and programs run
 
 
 def test_there_are_examples():

@@ -19,7 +19,7 @@ ELSEWHERE = {
     "--tts-lang", "--tts-speaker-file",
 }  # fmt: skip
 CHAT = {"--chat-template", "--reasoning", "--skip-chat-parsing"}
-"""How those of the chat's begin: `spac.chat.arguments` has them, as far as they are known."""
+"""The first letters of the chat's options: `spac.chat.arguments` has them, as far as they are known."""
 MAY_BE_LEFT_OUT = {"-fa", "--flash-attn"}
 """Values that were not there once."""
 OTHERWISE = {

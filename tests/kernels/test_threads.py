@@ -36,7 +36,6 @@ def test_every_number_is_measured() -> None:
     assert len(seconds) == 3
     assert min(seconds) > 0
     assert 0 < running <= 1
-    assert 0.2 < seconds[0] / seconds[2] < 5  # the same work
 
 
 def test_wrong_arguments_are_named() -> None:

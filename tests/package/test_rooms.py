@@ -49,7 +49,7 @@ SURFACE = {
     "spac.demo": "TARGET DRAFT PROMPT SAMPLING",
     **{f"spac.{name}": "main" for name in (*PROGRAMS, "cli")},
 }
-"""What users, the documents and the examples import."""
+"""The names that users, the documents and the examples import, by module."""
 AT_FIRST = {
     "spac", "spac._library", "spac.env", "spac.errors", "spac.machine", "spac.machine.device_memory",
 }  # fmt: skip

@@ -10,25 +10,20 @@ from typing import Protocol
 
 import numpy as np
 
+from spac.costs import Layer as CostedLayer
 from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
 from spac.scheduler.routers import FloatArray, Gates
 
 
-class LayerInfo(Protocol):
+class LayerInfo(CostedLayer, Protocol):
     """A layer as the mechanism describes it (`spac._core.LayerInfo`)."""
 
     @property
     def name(self) -> str: ...
     @property
     def n_expert(self) -> int: ...
-    @property
-    def n_used(self) -> int: ...
-    @property
-    def expert_bytes(self) -> int: ...
-    @property
-    def pool(self) -> int: ...
 
 
 class Experts(Protocol):
