@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--number", type=int, default=4, help="prompts of each file")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="stand-in")
+    parser.add_argument("--device", default="simulated")
     parser.add_argument("--target", type=Path, help="another model")
     parser.add_argument("--draft", type=Path, help="its draft model")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")

@@ -29,7 +29,7 @@ from spac.model.gguf.check import check_model
 from spac.model.gguf.header import read_header
 from spac.model.gguf.info import ModelInfo
 from spac.model.huge_pages import read_rates
-from tests.reference import reference_folder
+from tools.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT, VERIFIED, DECODED = 256, 4, 32

@@ -23,8 +23,8 @@ from bench.provenance import commit, processor, where
 from spac import _core, _library
 from spac.machine.cpu import physical_cores
 from spac.model import kernels
-from tests.patches.ggml import Ggml
-from tests.patches.operators import Ids, Operator, Shape, operator, weights_on
+from tools.patches.ggml import Ggml
+from tools.patches.operators import Ids, Operator, Shape, operator, weights_on
 
 TOKENS = tuple(range(1, 9))
 N_USED, N_EXPERT = 8, 128

@@ -4,7 +4,7 @@
     python -m bench.locality table FOLDER [--out FILE] [--slots 10% 17% 25%] [--max-uploads N …] [--plot FILE]
 
 `record` writes a narrow twin of Qwen3-30B-A3B (48 layers, 128 experts, 8 used) for every setting of the
-drift, runs it with its draft on the stand-in, and keeps the demand of every verification: one file per
+drift, runs it with its draft on the simulated device, and keeps the demand of every verification: one file per
 setting, made once. `table` replays the second half of the steps under every scheduler; `profiled` is the best
 fixed set, as counted over the first half. Rates are of distinct experts per step, as shares of Belady's
 bound; copies cost nothing, but for --max-uploads as many fit between two steps.
@@ -25,9 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.twin.catalog import MODELS
-from bench.twin.drift import PUBLISHED, Drift, Locality, solve
-from bench.twin.writer import Twin, draft_of, write_twin
 from spac import _core, scheduler
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.engine import Engine
@@ -36,6 +33,9 @@ from spac.scheduler import Scheduler
 from spac.scheduler.belady import belady, clairvoyant
 from spac.scheduler.replay import Demand, Recorder, replay
 from spac.scheduler.static import StaticScheduler
+from tools.twin.catalog import MODELS
+from tools.twin.drift import PUBLISHED, Drift, Locality, solve
+from tools.twin.writer import Twin, draft_of, write_twin
 
 MODEL = "qwen3-30b-a3b"
 WIDTH, N_VOCAB = 128, 16384
@@ -90,7 +90,7 @@ def run_pair(folder: Path, drift: Drift, args: argparse.Namespace) -> tuple[Dema
     for length, n_text in ((args.draft_length, args.texts), (0, 1)):
         recorder = Recorder(scheduler.make("static"))
         config = EngineConfig(
-            target=target_path, draft=draft_path, draft_length=length, device="stand-in", slots=1,
+            target=target_path, draft=draft_path, draft_length=length, device="simulated", slots=1,
             ctx=args.tokens + 80, scheduler=recorder, threads=args.threads,
             sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
         )  # fmt: skip

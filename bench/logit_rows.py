@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.twin.catalog import MODELS, Named
-from bench.twin.drift import PUBLISHED, solve
-from bench.twin.writer import Twin, draft_of, write_twin
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.machine.device_memory import MARGIN_SHARE
 from spac.model.c_api import echo_log
+from tools.twin.catalog import MODELS, Named
+from tools.twin.drift import PUBLISHED, solve
+from tools.twin.writer import Twin, draft_of, write_twin
 
 NAMES = ("qwen3-30b-a3b", "gpt-oss-20b")
 UBATCH, DRAFT_LENGTH, N_LAYER = 512, 16, 2
@@ -83,19 +83,19 @@ def reported() -> Iterator[list[tuple[str, float]]]:
 
 def memory() -> _core.DeviceMemory:
     """Return what the simulated device holds."""
-    return next(device.memory for device in _core.devices() if device.is_stand_in)
+    return next(device.memory for device in _core.devices() if device.is_simulated)
 
 
 def measure(target: Path, draft: Path, limit: int, *, every_token: bool) -> Sizes:
     """Open a pair with as many slots as fit, and generate. `every_token`: as llama.cpp plans it."""
     config = EngineConfig(
-        target=target, draft=draft, draft_length=DRAFT_LENGTH, device="stand-in", threads=2, ctx=4096,
+        target=target, draft=draft, draft_length=DRAFT_LENGTH, device="simulated", threads=2, ctx=4096,
         batch=2048, ubatch=UBATCH, slots="auto", vram_limit=limit or None, deterministic=True,
         context_params={"n_outputs_max": 0} if every_token else {},
         sampling=SamplingConfig(temp=0.0, ignore_eos=True),
     )  # fmt: skip
     with reported() as found, Engine(config) as engine:
-        buffers = [size for name, size in found if name == "stand-in"]
+        buffers = [size for name, size in found if name == "simulated"]
         text = "".join(engine.generate(PROMPT, 24))
         assert engine.experts is not None
         layers, slots = engine.experts.layers, engine.experts.slots

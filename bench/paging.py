@@ -4,7 +4,7 @@ A process takes the machine's memory but for `--memory`, as other programs would
 the same shortage. Then, in turns, each in a process of its own and from a cold file:
 
     llama.cpp    the unpatched library, on the CPU alone, weights as the file has them
-    unpaged      spac on the stand-in without slots, --paging off: the system reads what is touched
+    unpaged      spac on the simulated device without slots, --paging off: the system reads what is touched
     paged        the same, as spac decides by itself (spac/model/paging.py)
 
 The first of three prompts meets a cold file, the others what memory holds by then (warm); medians over the
@@ -35,7 +35,7 @@ from spac.machine import host_memory
 from spac.machine.cpu import cpu_name, physical_cores
 from spac.machine.device_memory import size
 from spac.model.c_api import Model
-from tests.reference import reference_folder
+from tools.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = ("def fibonacci(n):", "The history of the city begins with", "import numpy as np\n\nclass Matrix:")
@@ -76,7 +76,7 @@ def jobs(given: argparse.Namespace) -> dict[str, Job]:
     model.close()
     job = Job(
         kind="spac", target=str(given.target), prompts=prompts, n_predict=given.tokens, ctx=512,
-        threads=given.threads, device="stand-in", scheduler="none",
+        threads=given.threads, device="simulated", scheduler="none",
     )  # fmt: skip
     stock = replace(job, kind="llama.cpp", device="cpu", repack=False)  # memory does not hold both forms
     return {"llama.cpp": stock, "unpaged": replace(job, paging="off"), "paged": job}

@@ -1,6 +1,6 @@
 """What a streamed prompt saves by copying resident experts on the device: `python -m bench.prompt_stream`.
 
-On the stand-in with a slow link (the time is the link's, as on a GPU whose computing hides behind the
+On the simulated device with a slow link (the time is the link's, as on a GPU whose computing hides behind the
 copies), a random model in small: prompts of 512 tokens with a share of the experts resident, each beside one
 with none resident, which has to copy as much as any prompt had before. Bytes must fall by exactly the
 residents' share; the time by as much, less what the copies on the device and computing take.
@@ -31,7 +31,7 @@ Figures = dict[str, float]
 
 def model_of(folder: Path) -> Path:
     """7 layers of 36 experts, 110 KB each in Q4_K."""
-    from tests.models import Shape, write_model
+    from tools.models import Shape, write_model
 
     path = folder / "model.gguf"
     shape = Shape(n_layer=7, n_embd=256, n_head=8, n_ff_exp=256, n_expert=36, n_used=2, types={"*": "Q4_K"})
@@ -82,17 +82,17 @@ def compare(engine: Engine, share: float, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--link", type=float, default=0.02, help="GB/s of the stand-in's link")
+    parser.add_argument("--link", type=float, default=0.02, help="GB/s of the simulated device's link")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="where to write the figures, as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
-            target=model_of(Path(folder)), device="stand-in", threads=1, ctx=1024, scheduler="none",
+            target=model_of(Path(folder)), device="simulated", threads=1, ctx=1024, scheduler="none",
             stream_batch=64, sampling=SamplingConfig(temp=0.0),
         )  # fmt: skip
         with Engine(config) as engine:
-            _core.set_stand_in(upload_gb_s=given.link)
+            _core.set_simulated_device(upload_gb_s=given.link)
             prompt(engine, 0.0)  # warm
             rows = [compare(engine, share, given.repeats) for share in SHARES]
     commit = subprocess.run(

@@ -59,7 +59,7 @@ def record(given: argparse.Namespace) -> None:
         target=given.target,
         draft=given.draft,
         draft_length=given.draft_length,
-        device="stand-in",
+        device="simulated",
         slots=1,
         scheduler=recorder,
         ctx=2048,
@@ -168,7 +168,7 @@ def main() -> None:
     recording.add_argument(
         "--foretold",
         action="store_true",
-        help="keep the draft's routes too: of a quantized copy of the target (bench.self_draft)",
+        help="keep the draft's routes too: of a quantized copy of the target (tools.self_draft)",
     )
     recording.add_argument("--draft-length", type=int, default=8)
     recording.add_argument("--temp", type=float, default=0.8, help="of sampling; 0 is greedy")

@@ -12,14 +12,14 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:  # so that `tests.models` can be imported whatever pytest's import mode is
+if str(ROOT) not in sys.path:  # so that `tools.models` can be imported whatever pytest's import mode is
     sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.compare import reference_library  # noqa: E402
-from tests.models import FAMILIES, Shape, write_model  # noqa: E402
+from tools.compare import reference_library  # noqa: E402
+from tools.models import FAMILIES, Shape, write_model  # noqa: E402
 
 TinyModel = Callable[..., Path]
 

@@ -1,6 +1,6 @@
 """spac and llama.cpp side by side: same files, prompts, threads, draft length, and equal VRAM.
 
-    python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|stand-in|cpu] [--budgets SHARE …]
+    python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|simulated|cpu] [--budgets SHARE …]
                                 [--contexts N …] [--only TEXT …] [--peer NAME=COMMAND …] [--seconds 540]
                                 [--quick] [--commit TEXT]
 
@@ -167,7 +167,7 @@ def arguments() -> argparse.ArgumentParser:
     add("out", type=Path)
     add("--target", type=Path, required=True)
     add("--draft", type=Path)
-    add("--device", default="CUDA0", help="CUDA0, …; stand-in or cpu to try it without a GPU")
+    add("--device", default="CUDA0", help="CUDA0, …; simulated or cpu to try it without a GPU")
     add("--budgets", nargs="+", default=["17%", "10%", "25%", "50%"], metavar="SHARE")
     add("--contexts", nargs="+", type=int, default=[512, 4096], metavar="TOKENS")
     add("--schedulers", nargs="+", default=["logistic", "moe-spac", "lru", "ewma", "static"],

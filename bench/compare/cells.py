@@ -89,7 +89,7 @@ def engines(schedulers: list[str], peers: Sequence[Engine] = ()) -> list[Engine]
         name = f"llama.cpp --n-cpu-moe --no-host{what}"
         rows.append(Engine(name, "llama.cpp", speculates, tuned=True, no_host=True))
     rows.append(Engine(f"spac {first}, no draft", "spac", False, scheduler=first))
-    for speculates in (True, False):  # a twin's routers are foreseen better than a real model's: bench/twin
+    for speculates in (True, False):  # a twin's routers are foreseen better than a real model's: tools/twin
         name = f"spac {first} without lookahead, {'draft' if speculates else 'no draft'}"
         rows.append(Engine(name, "spac", speculates, scheduler=first, lookahead=0))
     return [

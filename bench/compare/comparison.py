@@ -37,7 +37,7 @@ from spac.errors import InputError
 from spac.machine.cpu import default_threads, physical_cores
 from spac.model.gguf.check import check_model
 from spac.model.gguf.header import read_header
-from tests.reference import reference_folder
+from tools.reference import reference_folder
 
 if TYPE_CHECKING:
     from spac.model.c_api import Model
@@ -98,8 +98,8 @@ class Comparison:
         return bool(self.args.device.upper().startswith("CUDA"))
 
     def device(self, kind: str) -> str:
-        """Where that side runs: the stand-in computes on the CPU, and llama.cpp does without it."""
-        return "cpu" if kind != "spac" and self.args.device == "stand-in" else self.args.device
+        """Where that side runs: the simulated device computes on the CPU, and llama.cpp does without it."""
+        return "cpu" if kind != "spac" and self.args.device == "simulated" else self.args.device
 
     def _peers(self) -> Iterator[Engine]:
         """Yield the rows of --peer; what cannot be one is not run."""

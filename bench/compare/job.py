@@ -37,7 +37,7 @@ class Job(_Json):
     n_predict: int
     ctx: int
     threads: int  # 0: a peer's own
-    device: str  # a GPU's name, "stand-in", or "cpu"
+    device: str  # a GPU's name, "simulated", or "cpu"
     draft: str | None = None
     draft_length: int = 0
     n_cpu_moe: int | None = None  # llama.cpp: layers whose experts stay on the CPU; None: no override

@@ -20,7 +20,7 @@ from spac.model.pair import ModelPair
 from spac.scheduler.belady import belady
 from spac.stats import RunStats
 
-NO_GPU = ("cpu", "stand-in")  # devices that are no GPU
+NO_GPU = ("cpu", "simulated")  # devices that are no GPU
 
 
 def paging_of(job: Job) -> str:

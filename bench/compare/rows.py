@@ -52,7 +52,7 @@ def _ideal(comparison: Comparison, cell: Cell, result: Result, bandwidths: Bandw
         return None
     resident = demand.resident
     if cell.engine.kind != "spac":
-        # Whole layers of experts are resident; on the stand-in's side of the comparison none.
+        # Whole layers of experts are resident; on the simulated device's side of the comparison none.
         first = len(comparison.sizes) if not comparison.on_gpu else comparison.n_cpu_moe.get(cell.key) or 0
         with_experts = [i for i, size in enumerate(comparison.sizes) if size]
         resident = demand.distinct * sum(i >= first for i in with_experts) / len(with_experts)

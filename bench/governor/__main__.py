@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     recording.add_argument("--sets", nargs="+", help="names of the files (default: all)")
     recording.add_argument("--target", type=Path, default=DEMO / "target.gguf")
     recording.add_argument("--draft", type=Path, default=DEMO / "draft.gguf")
-    recording.add_argument("--device", default="stand-in")
+    recording.add_argument("--device", default="simulated")
     recording.add_argument("--number", type=int, default=12, help="prompts of each set")
     recording.add_argument("--tokens", type=int, default=192, help="tokens for each prompt")
     recording.add_argument("--rounds", type=int, default=2, help="runs of every prompt at every length")

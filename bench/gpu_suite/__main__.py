@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
 from bench.gpu_suite.watched import cause  # noqa: E402
-from tests.patches.ggml import Ggml  # noqa: E402
+from tools.patches.ggml import Ggml  # noqa: E402
 
 UNFINISHED = 3
 

@@ -12,9 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from tests.patches.ggml import Ggml
-from tests.patches.masks import masked
-from tests.patches.operators import MANY, Shape, operator, weights_on
+from tools.patches.ggml import Ggml
+from tools.patches.masks import masked
+from tools.patches.operators import MANY, Shape, operator, weights_on
 
 MASKS = ("none", "half", "all")
 N_RUNS = 20

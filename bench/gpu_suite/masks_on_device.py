@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.patches.ggml import Float32, Ggml
-from tests.patches.masks import MASKS, Count, masked
-from tests.patches.operators import Ids, Shape, operator, weights_on
-from tests.patches.worker import grouped
+from tools.patches.ggml import Float32, Ggml
+from tools.patches.masks import MASKS, Count, masked
+from tools.patches.operators import Ids, Shape, operator, weights_on
+from tools.patches.worker import grouped
 
 OPS = ("mul_mat_id", "add_id", "bias", "glu", "bias_glu")
 # 128 rows are a whole tile of mmq, the others take its fallback; 80 and 40 of floats go to cuBLAS.

@@ -30,7 +30,7 @@ from cuda_source_id import source_id  # noqa: E402
 
 from bench.gpu_suite.fatbin import prune  # noqa: E402
 from bench.gpu_suite.modules import NEEDED  # noqa: E402
-from tests.patches import source  # noqa: E402
+from tools.patches import source  # noqa: E402
 
 LIMIT = 64 << 20  # bytes that travel, the tree included
 PART = 15 << 20  # bytes of a file that comes back

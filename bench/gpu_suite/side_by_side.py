@@ -44,7 +44,7 @@ class SideBySide(Suite):
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = [path.with_suffix(".part") for path in (target, draft)]
             self.command(
-                sys.executable, "-m", "bench.twin", self.args.model, unfinished[0], "--draft", unfinished[1]
+                sys.executable, "-m", "tools.twin", self.args.model, unfinished[0], "--draft", unfinished[1]
             )
             for path, final in zip(unfinished, (target, draft), strict=True):
                 path.replace(final)
@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")
     add("--stage", type=int, choices=(2, 3), default=2)
-    add("--device", default="CUDA0", help="CUDA0, …; stand-in to try the stage itself")
-    add("--model", default="qwen3-30b-a3b", help="a name of bench.twin's; tiny to try the stage itself")
+    add("--device", default="CUDA0", help="CUDA0, …; simulated to try the stage itself")
+    add("--model", default="qwen3-30b-a3b", help="a name of tools.twin's; tiny to try the stage itself")
     add("--models", type=Path, help="where the twins lie (default: the work folder)")
     add("--no-build", action="store_true", help="the tree has been built, the unpatched library too")
     add("--only", choices=("build", "twins", "compare"), help="one of the parts")

@@ -39,8 +39,8 @@ def place(name: str, memory: Path, disk: Path) -> Path:
 
 
 def write(name: str, folder: Path) -> int:
-    """bench.twin's exit code; nothing is done where the pair is there."""
-    from bench.twin.__main__ import main as twin
+    """tools.twin's exit code; nothing is done where the pair is there."""
+    from tools.twin.__main__ import main as twin
 
     paths = files(name, folder)
     parts = [path.with_suffix(".part") for path in paths]

@@ -1,6 +1,6 @@
 """What the split costs beyond expert work: `python -m bench.overhead [--model FILE] [--rounds N]`.
 
-Three questions, answered on the stand-in, side by side in one process:
+Three questions, answered on the simulated device, side by side in one process:
 
 1. Per MoE layer, our own time on the decoding thread: all of the graph's time less what the wrapped device's
    calls, the experts on the CPU and the waits for ids took.
@@ -8,7 +8,7 @@ Three questions, answered on the stand-in, side by side in one process:
    kernels and threads. Steps of the two are taken in turn, a block of each at a time, and compared by pairs.
 3. The same of a prompt of 512 tokens.
 
-Medians with 95 % bootstrap intervals. The stand-in computes on a thread of its own, so the last two also
+Medians with 95 % bootstrap intervals. The simulated device computes on a thread of its own, so the last two also
 hand every launch to that thread. It looks for work for up to a millisecond before it sleeps here, as a GPU
 that has work does; with a part of the experts resident, two threads compute where the CPU alone has one.
 """
@@ -29,7 +29,7 @@ import numpy as np
 
 from spac import _core
 from spac.config import EngineConfig
-from spac.env import STAND_IN
+from spac.env import SIMULATED_DEVICE
 from spac.model.pair import ModelPair
 
 Steps = Callable[[int], float]
@@ -113,7 +113,7 @@ class Stepper:
 
 def random_model(folder: Path) -> Path:
     """Eight layers in the shape of Qwen3-30B-A3B's, with 16 experts each, of random weights."""
-    from tests.models import Shape, write_model
+    from tools.models import Shape, write_model
 
     path = folder / "overhead.gguf"
     shape = Shape(n_layer=8, n_expert=16, n_used=8, n_embd=2048, n_head=16, n_ff_exp=768, types={"*": "Q8_0"})
@@ -124,11 +124,11 @@ def random_model(folder: Path) -> Path:
 def measure(model: Path, rounds: int, threads: int) -> dict[str, object]:
     """All figures; times in µs, ratios without unit, each (median, low, high)."""
     result: dict[str, object] = {}
-    os.environ[STAND_IN.name] = "spin_us=1000"
+    os.environ[SIMULATED_DEVICE.name] = "spin_us=1000"
     plain = Stepper(model, "cpu", 0.0, threads)
     try:
         for share in (0.0, 0.25, 1.0):
-            ours = Stepper(model, "stand-in", share, threads)
+            ours = Stepper(model, "simulated", share, threads)
             try:
                 own = [ours.own_us_per_block(8) for _ in range(rounds)]
                 pairs = np.array([(ours.block(), plain.block()) for _ in range(rounds)])

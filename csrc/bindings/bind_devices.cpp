@@ -1,6 +1,9 @@
-// Devices that experts can be put on, and the stand-in's settings.
-#include "backend/abort_guard.h"
-#include "backend/device.h"
+// Devices that experts can be put on, and the simulated device's settings.
+#include "backend/device/abort_guard.h"
+#include "backend/device/device.h"
+#include "backend/device/settings.h"
+#include "backend/simulated_device/settings.h"
+#include "backend/wrapper/device.h"
 #include "bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -49,8 +52,9 @@ void bind_devices(py::module_ & m) {
         .def_readonly("memory", &DeviceInfo::memory)
         .def_property_readonly("memory_free", [](const DeviceInfo & info) { return info.memory.free; })
         .def_property_readonly("memory_total", [](const DeviceInfo & info) { return info.memory.total; })
-        .def_readonly("is_stand_in", &DeviceInfo::is_stand_in)
         .def_readonly("reads_masks", &DeviceInfo::reads_masks)
+        .def_readonly("shares_host_cores", &DeviceInfo::shares_host_cores)
+        .def_readonly("shares_host_memory", &DeviceInfo::shares_host_memory)
         .def("__repr__", [](const DeviceInfo & info) { return "DeviceInfo(name='" + info.name + "')"; });
 
     m.def("devices", &spac::devices, "All devices that can be chosen, real ones first.");
@@ -68,21 +72,21 @@ void bind_devices(py::module_ & m) {
     m.def("set_default_device", &spac::set_default_device, py::arg("name"));
     m.def("default_device", &spac::default_device);
 
-    const spac::StandInSettings preset;
+    const spac::SimulatedSettings preset;
     m.def(
-        "set_stand_in",
+        "set_simulated_device",
         [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads,
-           double spin_us, long pin_limit_mb) {
-            spac::set_stand_in(
-                {upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us, pin_limit_mb});
+           double spin_us, long pin_limit_mb, const std::string & fault) {
+            spac::set_simulated_device({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us,
+                                        pin_limit_mb, spac::simulated_fault(fault)});
         },
         py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
         py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
-        py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb,
-        "Sets the stand-in's speed and faults, from now on.");
-    m.def("stand_in", [] {
-        const auto settings = spac::stand_in();
+        py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb, py::arg("fault") = "",
+        "Sets the simulated device's speed and faults, from now on.");
+    m.def("simulated_device", [] {
+        const auto settings = spac::simulated_settings();
         py::dict   result;
         result["upload_gb_s"]  = settings.upload_gb_s;
         result["latency_us"]   = settings.latency_us;
@@ -96,11 +100,11 @@ void bind_devices(py::module_ & m) {
     });
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
           "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
-          "host; from the next graph on. None: on real devices, not on the stand-in.");
+          "host; from the next graph on. None: on real devices, not on the simulated device.");
     m.def("set_hand_over_in_place", &spac::set_hand_over_in_place, py::arg("on"),
           "Whether a layer's ids, input and rows pass between device and host in pinned memory that kernels read and "
           "write themselves, in place of copies; for graphs prepared from now on. None: on GPUs that can, not on the "
-          "stand-in.");
+          "simulated device.");
     m.def("set_gate_timeout", &spac::set_gate_timeout, py::arg("seconds"),
           "How long a thread waits at a gate before the graph fails and launching ahead is switched off; from the next "
           "wait on. None: 20 s; 0: for ever.");
@@ -115,5 +119,4 @@ void bind_devices(py::module_ & m) {
         },
         py::kw_only(), py::arg("on") = usual.on, py::arg("limit") = py::none(), py::arg("slice") = usual.slice,
         "How experts' mappings are registered with the device's driver; for models loaded from now on.");
-    m.def("set_fault", &spac::set_fault, py::arg("fault"), "Faults for negative controls in tests; \"\": none.");
 }

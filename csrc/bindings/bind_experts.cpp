@@ -1,5 +1,5 @@
 // The experts of a model: layers, slots, plan, demand.
-#include "backend/experts.h"
+#include "backend/experts/experts.h"
 #include "bindings/bindings.h"
 #include "core/error.h"
 

@@ -1,5 +1,5 @@
 // What keeps costs true while an engine runs.
-#include "backend/experts.h"
+#include "backend/experts/experts.h"
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "core/layer_waits.h"

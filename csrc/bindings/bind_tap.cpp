@@ -1,5 +1,5 @@
 // What enters the FFNs of a draft's layers.
-#include "backend/tap.h"
+#include "backend/hidden_states/tap.h"
 #include "bindings/bindings.h"
 
 #include <optional>

@@ -1,5 +1,5 @@
 // The CPU's threads: pools for contexts, and the CPUs that they run on.
-#include "backend/thread_pool.h"
+#include "backend/split/thread_pool.h"
 #include "bindings/bindings.h"
 #include "session/attach_pool.h"
 

@@ -1,5 +1,5 @@
 // The recorder of a timeline, and the layouts of what it and the layers' costs hand to numpy.
-#include "backend/experts.h"
+#include "backend/experts/experts.h"
 #include "bindings/bindings.h"
 #include "core/churn.h"
 #include "core/trace.h"

@@ -225,7 +225,7 @@ void quantize(const float * x, void * y, int64_t n) {
     }
 }
 
-// Static initialization, like the device's registration (backend/device.cpp): the library is linked whole.
+// Static initialization, like the device's registration (backend/wrapper/device.cpp): the library is linked whole.
 const bool registered = [] {
     ggml_cpu_mul_mat_id    = &mul_mat_id;
     ggml_cpu_mul_mat       = &mul_mat;

@@ -1,6 +1,6 @@
 #include "session/attach_pool.h"
 
-#include "backend/thread_pool.h"
+#include "backend/split/thread_pool.h"
 #include "llama.h"
 
 namespace spac {

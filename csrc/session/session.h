@@ -5,7 +5,7 @@
 // Contexts arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
 #pragma once
 
-#include "backend/experts.h"
+#include "backend/experts/experts.h"
 #include "core/error.h"
 #include "session/chat_format.h"
 #include "session/token_probabilities.h"

@@ -137,7 +137,7 @@ class DeviceInfo:
     def memory_total(self) -> int:
         """The total bytes of `memory`."""
     @property
-    def is_stand_in(self) -> bool:
+    def is_simulated(self) -> bool:
         """True for the simulated device, which computes on the CPU."""
     @property
     def reads_masks(self) -> bool:
@@ -202,7 +202,7 @@ def set_default_device(name: str) -> None:
     """Set the device of models that name none; call this before the first model is loaded."""
 
 def default_device() -> str: ...
-def set_stand_in(
+def set_simulated_device(
     *,
     upload_gb_s: float = 0,
     latency_us: float = 0,
@@ -218,8 +218,8 @@ def set_stand_in(
     Settings that are not given return to their defaults.
     """
 
-def stand_in() -> dict[str, float]:
-    """Return the simulated device's settings, by the names of set_stand_in()."""
+def simulated_settings() -> dict[str, float]:
+    """Return the simulated device's settings, by the names of set_simulated_device()."""
 
 def set_launch_ahead(on: bool | None) -> None: ...
 def set_hand_over_in_place(on: bool | None) -> None:
@@ -398,7 +398,7 @@ class Experts:
         """
     def set_step_tokens(self, n_max: int) -> None: ...
     def set_lookahead(self, n_layers: int) -> None:
-        """Set how many layers ahead experts are predicted and loaded in a step (backend/experts.h).
+        """Set how many layers ahead experts are predicted and loaded in a step (backend/experts/experts.h).
 
         0 switches this off. Raise InputError for a negative number.
         """
@@ -416,7 +416,7 @@ class Experts:
     def trace(self) -> Trace: ...
     @property
     def stats(self) -> dict[str, int]:
-        """The counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts.h."""
+        """The counters since the model was loaded, by the names of ExpertStats in csrc/backend/experts/experts.h."""
 
 class HostBytes:
     """The bytes of experts in host memory."""

@@ -156,8 +156,8 @@ FUZZ = Numbers(
     "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: "
     "as many as fit a minute, always the same.",
 )
-STAND_IN = Numbers(
-    "SPAC_STAND_IN",
+SIMULATED_DEVICE = Numbers(
+    "SPAC_SIMULATED_DEVICE",
     {
         "upload_gb_s": float,
         "latency_us": float,
@@ -168,13 +168,13 @@ STAND_IN = Numbers(
         "spin_us": float,
         "pin_limit_mb": int,
     },
-    "How the stand-in device behaves, for tests and for seeing what a slow link does, such as "
+    "How the simulated device behaves, for tests and for seeing what a slow link does, such as "
     '"upload_gb_s=4,latency_us=10,memory_mb=64". Not set: as fast as memory, half of the host\'s.',
 )
 LAUNCH_AHEAD = Switch(
     "SPAC_LAUNCH_AHEAD",
     "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it, "
-    "where the device can wait for the CPU. Not set: on GPUs, not on the stand-in, which shares the CPU's "
+    "where the device can wait for the CPU. Not set: on GPUs, not on the simulated device, which shares the CPU's "
     "cores. 0 is for comparisons, and for drivers on which it fails.",
 )
 IN_PLACE = Switch(
@@ -191,7 +191,7 @@ GATE_TIMEOUT = Number(
 )
 LOOKAHEAD = Switch(
     "SPAC_LOOKAHEAD",
-    "Whether layers look ahead where --lookahead is not given. Not set: on GPUs, not on the stand-in.",
+    "Whether layers look ahead where --lookahead is not given. Not set: on GPUs, not on the simulated device.",
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",

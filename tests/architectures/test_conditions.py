@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.compare import Case, Job, Run, Settings, run_worker
-from tests.compare.driver import Result, first_difference
 from tests.conftest import TinyModel
-from tests.models import FAMILIES, Shape
+from tools.compare import Case, Job, Run, Settings, run_worker
+from tools.compare.driver import Result, first_difference
+from tools.models import FAMILIES, Shape
 
 SMALL = Settings(n_ctx=256, n_batch=128, n_ubatch=32)
 FLASH = replace(SMALL, flash_attn=True)

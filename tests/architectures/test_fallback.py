@@ -16,8 +16,8 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.model import c_api
 from tests.conftest import TinyModel
-from tests.models import write_adapter
 from tests.session.lab import GREEDY, Lab, generate, prompt, take
+from tools.models import write_adapter
 
 # isort: split
 import llama_cpp.llama_cpp as api  # after spac, which decides on the library
@@ -33,7 +33,7 @@ def log() -> None:
 
 
 def load(path: Path, **options: Any) -> Engine:
-    values: dict[str, Any] = {"device": "stand-in", "threads": 1, "ctx": 256, "slots": 0.5, **options}
+    values: dict[str, Any] = {"device": "simulated", "threads": 1, "ctx": 256, "slots": 0.5, **options}
     return Engine(EngineConfig(target=path, sampling=SamplingConfig(temp=0.0, ignore_eos=True), **values))
 
 

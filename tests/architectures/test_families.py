@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
-from tests.compare import Case, Job, Run, Settings, run_worker
-from tests.compare.driver import Result, first_difference
 from tests.conftest import TinyModel
-from tests.models import FAMILIES
+from tools.compare import Case, Job, Run, Settings, run_worker
+from tools.compare.driver import Result, first_difference
+from tools.models import FAMILIES
 
 DENSE = {"llama", "qwen3"}
 NAMES = sorted(set(FAMILIES) - DENSE)

@@ -27,7 +27,7 @@ FFN_INPUTS = {
     "gpt-oss": "attn_post_norm",
     "glm4moe": "post_attn_norm",
 }
-"""By family of tests.models: what llama.cpp calls the tensor that enters a layer's FFN."""
+"""By family of tools.models: what llama.cpp calls the tensor that enters a layer's FFN."""
 
 
 class Callback:

@@ -2,7 +2,7 @@
 changes.
 
 One worker process runs all cases on the stock library, one on spac's; every test looks at one run of the
-results. tests/compare/README.md says what the reference is.
+results. tools/compare/README.md says what the reference is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.compare import Case, Job, Run, Settings, compare, run_worker
-from tests.compare.driver import Result, first_difference
-from tests.compare.script import LENGTHS
 from tests.conftest import TinyModel
-from tests.models import FAMILIES, TOLD, Shape, write_adapter
+from tools.compare import Case, Job, Run, Settings, compare, run_worker
+from tools.compare.driver import Result, first_difference
+from tools.compare.script import LENGTHS
+from tools.models import FAMILIES, TOLD, Shape, write_adapter
 
 MODELS: dict[str, tuple[str, Shape]] = {
     "qwen3moe F32": ("qwen3moe", Shape()),
@@ -213,7 +213,7 @@ def test_a_slow_device_changes_nothing(
         Run("streamed", 0.5, seed=15, stream_tokens=17),  # copies have a price: small ones are put together
     )
     chosen = [replace(cases[name], runs=runs) for name in ("qwen3moe Q4_0", "gpt-oss")]
-    job = Job(tuple(chosen), stand_in={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})
+    job = Job(tuple(chosen), simulated_device={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})
     result = run_worker("spac", job, tmp_path_factory.mktemp("slow"))
     assert [str(d) for case in chosen for d in compare(case, result, reference)] == []
 
@@ -248,7 +248,7 @@ def test_streamed_prompts_wait_for_their_experts(
         Run("in motion", 0.5, seed=13, moving=True, stream_tokens=17),
     )
     chosen = [replace(cases[name], runs=runs) for name in ("qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss")]
-    job = Job(tuple(chosen), stand_in={"delay_us": 20, "upload_gb_s": 0.02})
+    job = Job(tuple(chosen), simulated_device={"delay_us": 20, "upload_gb_s": 0.02})
     result = run_worker("spac", job, tmp_path_factory.mktemp("streamed"))
     wrong = {
         case.name: [difference.run for difference in compare(case, result, reference)] for case in chosen
@@ -269,7 +269,7 @@ def test_streamed_prompts_hold_the_slots_that_they_are_copied_from(
     case = replace(cases["qwen3moe Q4_K M"], runs=runs, script="prompts")
     folder = tmp_path_factory.mktemp("held")
     reference = run_worker("reference", Job((replace(case, runs=(Run(),)),)), folder, lib_path=reference_lib)
-    result = run_worker("spac", Job((case,), stand_in={"upload_gb_s": 0.01}), folder)
+    result = run_worker("spac", Job((case,), simulated_device={"upload_gb_s": 0.01}), folder)
     assert [difference.run for difference in compare(case, result, reference)] == ["let go too early"]
     for run in runs:
         stats = result.meta[f"{case.name}|{run.name}"]["stats"]
@@ -291,7 +291,7 @@ def test_partly_pinned_experts(
     for name in names:
         case = replace(cases[name], runs=runs)
         pinning = {"limit": Path(case.model).stat().st_size // 2, "slice": 16 << 10}
-        job = Job((case,), stand_in={"delay_us": 20, "pin_limit_mb": 1024}, pinning=pinning)
+        job = Job((case,), simulated_device={"delay_us": 20, "pin_limit_mb": 1024}, pinning=pinning)
         result = run_worker("spac", job, tmp_path_factory.mktemp("pinned"))
         assert [str(d) for d in compare(case, result, reference)] == []
         pinned, pageable = result.meta[f"{name}|moving"]["host_bytes"]
@@ -317,7 +317,7 @@ def test_hand_overs_in_place(
     )
     names = ("qwen3moe Q4_0", "qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss odd")
     chosen = [replace(cases[name], runs=runs) for name in names]
-    job = Job(tuple(chosen), stand_in={"delay_us": 20})
+    job = Job(tuple(chosen), simulated_device={"delay_us": 20})
     result = run_worker("spac", job, tmp_path_factory.mktemp("in-place"))
     for case in chosen:
         assert {each.run for each in compare(case, result, reference)} == {dropped.name}

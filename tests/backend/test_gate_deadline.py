@@ -44,9 +44,9 @@ def switches() -> Iterator[None]:
 
 @contextmanager
 def contexts(path: Path, share: float, n: int, lookahead: int = 0) -> Iterator[list[Context]]:
-    """`n` contexts of one model, of whose experts a share is on the stand-in."""
+    """`n` contexts of one model, of whose experts a share is on the simulated device."""
     with _core.LoadScope() as scope:
-        model = Model(path, (_core.device_handle("stand-in"),), {})
+        model = Model(path, (_core.device_handle("simulated"),), {})
     experts = scope.experts
     assert experts is not None
     made = [Context(model, CONTEXT) for _ in range(n)]
@@ -143,7 +143,7 @@ def test_an_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(
         target=str(files("spac.demo") / "target.gguf"),
         draft=str(files("spac.demo") / "draft.gguf"),
-        device="stand-in",
+        device="simulated",
         threads=1,
         ctx=512,
         slots="25%",

@@ -9,7 +9,7 @@ import pytest
 from spac import _core
 from spac.model.c_api import Context, Model
 from tests.conftest import TinyModel
-from tests.models import Shape
+from tools.models import Shape
 
 
 def is_mapped(path: Path) -> bool:
@@ -28,7 +28,7 @@ def test_the_mapping_is_kept_where_there_is_one(
     path = tiny_model("qwen3moe", Shape())
     params = {} if mode is None else {"load_mode": api.llama_load_mode_from_str(mode.encode())}
     with _core.LoadScope() as scope:
-        model = Model(path, [_core.device_handle("stand-in")], params)
+        model = Model(path, [_core.device_handle("simulated")], params)
         context = Context(model, {"n_ctx": 64})
     try:
         assert scope.experts.host_memory == memory

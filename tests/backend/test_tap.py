@@ -14,7 +14,7 @@ from spac.errors import InputError
 from spac.model.c_api import Context, Model
 from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, FloatArray, api, decode
 from tests.conftest import TinyModel
-from tests.models import FAMILIES
+from tools.models import FAMILIES
 
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]
 # From where a prompt's piece begins to where it ends; a token follows, decoded alone.
@@ -22,9 +22,9 @@ LENGTHS = [(0, 3), (4, 300), (301, 600), (601, 900), (901, 1200), (1201, 1500), 
 
 
 @contextmanager
-def on_stand_in(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap, _core.Experts | None]]:
+def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap, _core.Experts | None]]:
     with _core.LoadScope() as scope:
-        model = Model(path, (_core.device_handle("stand-in"),), {})
+        model = Model(path, (_core.device_handle("simulated"),), {})
     try:
         with _core.Tap() as tap:
             context = Context(model, {**CONTEXT, **params})
@@ -55,7 +55,7 @@ def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Ca
 @pytest.mark.parametrize("family", FFN_INPUTS)
 def test_what_the_eval_callback_sees(tiny_model: TinyModel, family: str) -> None:
     path, shape = tiny_model(family), FAMILIES[family].default
-    with on_cpu(path, family) as (stock, seen), on_stand_in(path) as (context, tap, _):
+    with on_cpu(path, family) as (stock, seen), on_simulated(path) as (context, tap, _):
         assert (tap.n_layer, tap.n_embd) == (shape.n_layer, shape.n_embd)
         tap.set_on(True)
         decode(stock, PROMPT, 0)
@@ -75,13 +75,13 @@ def test_what_the_eval_callback_sees(tiny_model: TinyModel, family: str) -> None
 def test_a_context_that_grows_and_a_device_that_is_late(tiny_model: TinyModel, family: str) -> None:
     """Graphs change with the memory's length: more of them than the tap keeps, then the first ones again."""
     path, size = tiny_model(family), {"n_ctx": 2048, "n_batch": 512}
-    with on_cpu(path, family, **size) as (stock, seen), on_stand_in(path, **size) as (context, tap, experts):
+    with on_cpu(path, family, **size) as (stock, seen), on_simulated(path, **size) as (context, tap, experts):
         if experts is not None and experts.n_layer:
             experts.attach_slots(sum(layer.n_expert for layer in experts.layers) // 2)
             ones = np.ones((experts.n_layer, experts.n_expert), np.int32)
             experts.submit(ones, np.ones(experts.n_layer, np.int32))
             assert experts.settle(10)
-        _core.set_stand_in(latency_us=20, delay_us=100)
+        _core.set_simulated_device(latency_us=20, delay_us=100)
         try:
             tap.set_on(True)
             for start, length in LENGTHS:
@@ -94,16 +94,16 @@ def test_a_context_that_grows_and_a_device_that_is_late(tiny_model: TinyModel, f
                 assert np.array_equal(states, seen())
             assert tap.n_tapped == len(LENGTHS)
         finally:
-            _core.set_stand_in()
+            _core.set_simulated_device()
 
 
 def test_off_it_shows_nothing_and_takes_nothing(tiny_model: TinyModel) -> None:
-    with on_stand_in(tiny_model("llama")) as (context, tap, _):
-        memory = next(each.memory for each in _core.devices() if each.name == "stand-in")
+    with on_simulated(tiny_model("llama")) as (context, tap, _):
+        memory = next(each.memory for each in _core.devices() if each.name == "simulated")
         decode(context, [3], 0)
         assert (tap.states(), tap.n_tapped) == (None, 0)
         tap.set_on(True)
-        now = next(each.memory for each in _core.devices() if each.name == "stand-in")
+        now = next(each.memory for each in _core.devices() if each.name == "simulated")
         assert now.used - memory.used >= tap.n_layer * tap.n_embd * 4 > 0
         decode(context, [4], 1)
         states = tap.states()
@@ -120,10 +120,10 @@ def test_off_it_shows_nothing_and_takes_nothing(tiny_model: TinyModel) -> None:
 
 def test_a_context_that_goes_takes_its_memory_along(tiny_model: TinyModel) -> None:
     def used() -> int:
-        return next(each.memory.used for each in _core.devices() if each.name == "stand-in")
+        return next(each.memory.used for each in _core.devices() if each.name == "simulated")
 
     before = used()
-    with on_stand_in(tiny_model("llama")) as (context, tap, _):
+    with on_simulated(tiny_model("llama")) as (context, tap, _):
         tap.set_on(True)
         decode(context, [4], 0)
         states = tap.states()
@@ -142,7 +142,7 @@ def test_a_tap_is_one_contexts() -> None:
 
 
 def test_layers_that_are_not_on_the_device_are_not_seen(tiny_model: TinyModel) -> None:
-    model = Model(tiny_model("llama", n_layer=4), (_core.device_handle("stand-in"),), {"n_gpu_layers": 2})
+    model = Model(tiny_model("llama", n_layer=4), (_core.device_handle("simulated"),), {"n_gpu_layers": 2})
     with _core.Tap() as tap:
         context = Context(model, CONTEXT)
     assert 0 < tap.n_layer < 4

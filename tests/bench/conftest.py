@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.twin.__main__ import arguments
+from tools.twin.__main__ import arguments
 
 AGREEMENT = 0.7
 

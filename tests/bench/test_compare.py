@@ -43,9 +43,9 @@ def compare(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_side_by_side_on_the_stand_in(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
+def test_side_by_side_on_the_simulated(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
     arguments = [
-        "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in", "--quick",
+        "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "simulated", "--quick",
         "--budgets", "30%", "--threads", "1", "--reference", str(reference_lib),
         "--only", "spac moe-spac, draft", "experts on CPU, draft", "llama.cpp --n-cpu-moe",
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_bad_input_is_one_line(
     demo = str(ROOT / "python" / "spac" / "demo" / "target.gguf")
     for arguments, message in (
         (["--target", str(tmp_path / "none.gguf")], "none.gguf"),
-        (["--target", demo, "--device", "stand-in"], "give --text FILE"),
+        (["--target", demo, "--device", "simulated"], "give --text FILE"),
     ):
         assert main([str(tmp_path), *arguments, "--reference", str(reference_lib)]) == 2
         error = capsys.readouterr().err
@@ -170,7 +170,7 @@ def test_what_hangs_is_tried_last_and_what_lacks_time_again(
 
     def run(*contexts: str, seconds: float = 540) -> list[str]:
         seen.clear()
-        base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in"]
+        base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "simulated"]
         base += ["--reference", str(tmp_path), "--budgets", "50%", "--schedulers", "lru"]
         found = comparison.Comparison(
             parser().parse_args([*base, "--seconds", str(seconds), "--contexts", *contexts])
@@ -221,7 +221,7 @@ def test_graphs_are_switched_off_for_two_engines_on_cuda_alone(
         assert environment(reference, graphs=False)[variable] == "1"
     base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--reference", str(tmp_path)]
     names = []
-    for device in ("CUDA0", "stand-in"):
+    for device in ("CUDA0", "simulated"):
         found = comparison.Comparison(parser().parse_args([*base, "--device", device]))
         names.append([cell.engine.name for cell in found.grid if not cell.engine.graphs])
     assert names == [
@@ -329,7 +329,7 @@ def test_what_was_not_run_is_a_line_per_reason() -> None:
 def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
     """Two experts of every layer exchanged: perplexity hardly moves, a token's likelihood does."""
     args = parser().parse_args(
-        [str(tmp_path), "--target", str(twin[0]), "--device", "stand-in", "--reference", str(reference_lib),
+        [str(tmp_path), "--target", str(twin[0]), "--device", "simulated", "--reference", str(reference_lib),
          "--budgets", "50%", "--threads", "1", "--contexts", "64", "--texts", "1"]
     )  # fmt: skip
     subject = comparison.Comparison(args)
@@ -350,7 +350,7 @@ def test_a_wrong_text_is_seen(tmp_path: Path) -> None:
     demo = ROOT / "python" / "spac" / "demo" / "target.gguf"
     job = Job(
         kind="spac", target=str(demo), prompts=[[5, 6, 7, 8]], n_predict=12, ctx=64, threads=1,
-        device="stand-in", slots="20%", scheduler="lru",
+        device="simulated", slots="20%", scheduler="lru",
     )  # fmt: skip
     texts = [
         run_cell(replace(job, fault=fault), tmp_path, f"cell-{i}", None, 60).each[0].tokens

@@ -24,7 +24,7 @@ PAIR = ["spac_lru__draft-50%-64", "llama.cpp_--n-cpu-moe__draft-50%-64"]
 
 
 def comparison_of(twin: tuple[Path, Path], out: Path, *more: str) -> comparison.Comparison:
-    base = [str(out), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in"]
+    base = [str(out), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "simulated"]
     base += ["--budgets", "50%", "--contexts", "64", "--schedulers", "lru", "--reference", str(out)]
     return comparison.Comparison(parser().parse_args([*base, *more]))
 
@@ -80,7 +80,7 @@ def test_each_side_gets_its_best_number_of_threads(
         assert later.threads.of("spac") == chosen
 
 
-@pytest.mark.parametrize(("device", "threads"), [("CUDA0", 6), ("stand-in", 8), ("cpu", 8)])
+@pytest.mark.parametrize(("device", "threads"), [("CUDA0", 6), ("simulated", 8), ("cpu", 8)])
 def test_without_a_number_both_sides_have_spacs_own(
     twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, threads: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_sweep_tries_all_numbers(
 ) -> None:
     job = Job(
         kind="threads", target=str(twin[0]), prompts=[list(range(20))], n_predict=8, ctx=64, threads=2,
-        device="stand-in", slots="25%", thread_counts=[2, 1],
+        device="simulated", slots="25%", thread_counts=[2, 1],
     )  # fmt: skip
     if side != "spac":
         job = replace(job, device="cpu", n_cpu_moe=2)
@@ -121,7 +121,7 @@ def test_a_sweep_tries_all_numbers(
 
 def test_spac_changes_threads_in_place(twin: tuple[Path, Path]) -> None:
     """The second thread is one more of the process."""
-    job = Job("spac", str(twin[0]), [], 4, 256, 1, "stand-in", slots="25%")
+    job = Job("spac", str(twin[0]), [], 4, 256, 1, "simulated", slots="25%")
     config = config_of(job)
     pair, found = ModelPair(config, None), []
     with Engine(config, pair=pair) as engine:

@@ -89,7 +89,7 @@ def test_llama_cpp_creates_no_thread_while_it_decodes(
 
 def spac_job(target: Path, **values: Any) -> Job:
     standard = {"kind": "spac", "target": str(target), "prompts": [[5, 6, 7, 8]], "n_predict": 8, "ctx": 64}
-    return Job(**{**standard, "threads": 1, "device": "stand-in", "slots": "25%", **values})
+    return Job(**{**standard, "threads": 1, "device": "simulated", "slots": "25%", **values})
 
 
 def test_nothing_is_paged_beside_a_gpu() -> None:
@@ -97,7 +97,7 @@ def test_nothing_is_paged_beside_a_gpu() -> None:
     demo = Path("target.gguf")
     assert paging_of(spac_job(demo, device="CUDA0")) == "off"
     assert paging_of(spac_job(demo, device="CUDA0", paging="on")) == "on"
-    assert [paging_of(spac_job(demo, device=name)) for name in ("stand-in", "cpu")] == ["auto", "auto"]
+    assert [paging_of(spac_job(demo, device=name)) for name in ("simulated", "cpu")] == ["auto", "auto"]
 
 
 def test_a_result_says_how_weights_lay(twin: tuple[Path, Path], tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_result_says_how_weights_lay(twin: tuple[Path, Path], tmp_path: Path) 
 
 
 def comparison_of(
-    twin: tuple[Path, Path], out: Path, *more: str, device: str = "stand-in"
+    twin: tuple[Path, Path], out: Path, *more: str, device: str = "simulated"
 ) -> comparison.Comparison:
     base = [
         str(out),
@@ -147,10 +147,10 @@ def test_llama_cpp_without_pinned_buffers_is_a_row_beside_a_gpu(
 ) -> None:
     """After those that decide; on the CPU alone weights are repacked anyway."""
     rows = {}
-    for device in ("CUDA0", "stand-in"):
+    for device in ("CUDA0", "simulated"):
         subject = comparison_of(twin, tmp_path, device=device)
         rows[device] = [cell.engine for cell in subject.grid]
-    assert not any(engine.no_host for engine in rows["stand-in"])
+    assert not any(engine.no_host for engine in rows["simulated"])
     names = [engine.name for engine in rows["CUDA0"]]
     mine = [engine for engine in rows["CUDA0"] if engine.no_host]
     assert [engine.name for engine in mine] == [

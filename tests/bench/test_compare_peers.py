@@ -264,7 +264,7 @@ def test_a_command_is_filled_in(fake: Path) -> None:
 def comparison_of(
     twin: tuple[Path, Path], out: Path, *peers: str, draft: bool = True
 ) -> comparison.Comparison:
-    words = [str(out), "--target", str(twin[0]), "--device", "stand-in", "--reference", str(out), "--brief"]
+    words = [str(out), "--target", str(twin[0]), "--device", "simulated", "--reference", str(out), "--brief"]
     words += ["--budgets", "50%", "--contexts", "64", "--only", "nothing else", "--threads", "3", "2"]
     words += ["--draft", str(twin[1])] if draft else []
     return comparison.Comparison(parser().parse_args([*words, *(f"--peer={each}" for each in peers)]))
@@ -313,7 +313,7 @@ def test_spacs_own_server_is_a_peer(
     serve = f"{sys.executable} -m spac.serve --target {{target}} --draft {{draft}} --draft-length 3"
     serve += " --device cpu --threads {threads} --ctx {ctx} --port {port}"
     words = [str(tmp_path), "--target", str(DEMO / "target.gguf"), "--draft", str(DEMO / "draft.gguf")]
-    words += ["--device", "stand-in", "--quick", "--brief", "--contexts", "24", "--threads", "1"]
+    words += ["--device", "simulated", "--quick", "--brief", "--contexts", "24", "--threads", "1"]
     words += ["--reference", str(tmp_path), "--only", "spac logistic, no draft", "--text", __file__]
     words += ["--peer", f"serve={serve}", "--peer", f"broken={sys.executable} {shlex.quote(str(fake))} dies"
               " {port} 1 {target}", "--peer", "nothing"]  # fmt: skip

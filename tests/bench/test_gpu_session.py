@@ -275,7 +275,7 @@ def test_two_writers_never_write_the_same_twin(tmp_path: Path) -> None:
 def test_the_limit_on_device_memory_holds(
     twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--target", str(twin[0]), "--draft", str(twin[1]), "--device", "stand-in", "--limit", "9M"]
+    words = ["--target", str(twin[0]), "--draft", str(twin[1]), "--device", "simulated", "--limit", "9M"]
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu_suite.limit", str(tmp_path / "found.json"), *words,
          "--prompt", "64", "--tokens", "8"],
@@ -350,16 +350,16 @@ def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_smoke_sees_a_wrong_form() -> None:
-    """The split equals plain llama.cpp on the stand-in; exchanged experts are far beyond the bound."""
+    """The split equals plain llama.cpp on the simulated device; exchanged experts are far beyond the bound."""
     from spac import _core
 
     forms = {form.name: form for form in smoke.FORMS}
-    wanted = smoke.compute(forms["plain, on the CPU"], "stand-in", 1)
-    split = smoke.compute(forms["split, 25 %, masks"], "stand-in", 1)
+    wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
+    split = smoke.compute(forms["split, 25 %, masks"], "simulated", 1)
     assert smoke.error(split, wanted) == 0
     _core.set_fault("swap-slots")
     try:
-        assert smoke.error(smoke.compute(forms["split, 25 %, masks"], "stand-in", 1), wanted) > smoke.BOUND
+        assert smoke.error(smoke.compute(forms["split, 25 %, masks"], "simulated", 1), wanted) > smoke.BOUND
     finally:
         _core.set_fault("")
     assert smoke.error(np.full_like(wanted, np.nan), wanted) == float("inf")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bench import locality
-from bench.twin.drift import Drift, simulate
 from spac.scheduler.replay import Demand
+from tools.twin.drift import Drift, simulate
 
 NOTE = {"name": "x", "kept": 0.4, "near": 0.8, "growth": {"8": 3.5}, "accepted": 0.5}
 

@@ -15,10 +15,10 @@ from bench.step_time.machine import MACHINES, Model
 from bench.step_time.predicted_routes import predict
 from bench.step_time.simulation import Simulation
 from bench.step_time.urgent_link import UrgentLink
-from bench.twin.drift import Drift, simulate
 from spac import scheduler
 from spac.scheduler import Plan
 from spac.scheduler.replay import Demand
+from tools.twin.drift import Drift, simulate
 
 N_LAYER, N_EXPERT, N_USED = 8, 32, 4
 MODEL = Model(expert_bytes=1_000_000, draft_bytes=10_000_000)

@@ -15,10 +15,10 @@ from bench.step_time.__main__ import main
 from bench.step_time.clock import Learned
 from bench.step_time.machine import MACHINES, Machine, Model
 from bench.step_time.simulation import Simulation
-from bench.twin.drift import Drift, simulate
 from spac import scheduler
 from spac.scheduler.base import IntArray
 from spac.scheduler.replay import Demand, replay
+from tools.twin.drift import Drift, simulate
 
 N_LAYER, N_EXPERT, N_USED = 6, 32, 4
 MODEL = Model(expert_bytes=1_000_000, draft_bytes=10_000_000)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chat.templates import CHANNEL_TOKENS, END_TOKENS, THINKING, THINKING_TOKENS, with_template
 from tests.cli.conftest import ONE_THREAD, Outcome, environment
-from tests.formats.templates import CHANNEL_TOKENS, END_TOKENS, THINKING, THINKING_TOKENS, with_template
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

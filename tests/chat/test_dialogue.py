@@ -17,7 +17,7 @@ from tests.chat.conftest import says
 @pytest.fixture(scope="module")
 def engine():
     config = EngineConfig(
-        demo.TARGET, demo.DRAFT, draft_length=8, device="stand-in", threads=1, ctx=256,
+        demo.TARGET, demo.DRAFT, draft_length=8, device="simulated", threads=1, ctx=256,
         sampling=SamplingConfig(temp=0),
     )  # fmt: skip
     with Engine(config) as engine:

@@ -9,7 +9,7 @@ from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from tests.chat.conftest import KEEPS, TEMPLATE
-from tests.formats.templates import CHANNELS, THINKING
+from tests.chat.templates import CHANNELS, THINKING
 
 USER = {"role": "user", "content": "hello"}
 SYSTEM = {"role": "system", "content": "be brief"}

@@ -13,7 +13,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from tests.chat.conftest import KEEPS, OPENS, TEMPLATE, says
-from tests.formats.templates import CHANNELS, THINKING
+from tests.chat.templates import CHANNELS, THINKING
 
 # What no merge of the tokenizer shortens: a model says it in the tokens that it is read in.
 REASONED = {
@@ -32,7 +32,7 @@ def engine(templated):
         if (template, drafts) not in made:
             draft = templated(template, "qwen3") if "draft-simple" in drafts else None
             config = EngineConfig(
-                templated(template), draft, draft_type=drafts or None, device="stand-in", slots=4, threads=1,
+                templated(template), draft, draft_type=drafts or None, device="simulated", slots=4, threads=1,
                 ctx=512, draft_length=4 if drafts else None, sampling=SamplingConfig(temp=0),
             )  # fmt: skip
             made[template, drafts] = Engine(config)

@@ -11,9 +11,9 @@ import pytest
 
 from spac.chat.app import main
 from tests.chat.conftest import GREEDY, MARKS, says
+from tests.chat.templates import CHANNELS, THINKING
 from tests.cli.conftest import environment
-from tests.formats.templates import CHANNELS, THINKING
-from tests.models.tokenizer import n_tokens
+from tools.models.tokenizer import n_tokens
 
 
 def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tests.chat.conftest import GREEDY, says
+from tests.chat.templates import THINKING
 from tests.cli.conftest import environment
-from tests.formats.templates import THINKING
 
 pexpect = pytest.importorskip("pexpect")
 

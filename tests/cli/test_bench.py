@@ -22,7 +22,7 @@ from spac.run import main as run
 from spac.stats import Meter, RunStats, Setting
 from tests.cli.conftest import ONE_THREAD, environment
 
-SHORT = (*ONE_THREAD, "--device", "stand-in", "--repeat", "1", "--max-tokens", "8")
+SHORT = (*ONE_THREAD, "--device", "simulated", "--repeat", "1", "--max-tokens", "8")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_it_generates_what_run_does_with_the_options_it_names(bench, target, dra
     assert code == 0
     (found,) = json.loads(out)["settings"]
     assert found["options"] == "--scheduler ewma --slots 5 --draft-length 2"
-    given = [*ONE_THREAD, "--device", "stand-in", "-n", "8", "--temp", "0", "--stats", "none", "-q"]
+    given = [*ONE_THREAD, "--device", "simulated", "-n", "8", "--temp", "0", "--stats", "none", "-q"]
     assert run([*map(str, same), *given, *found["options"].split()]) == 0
     assert capfd.readouterr().out == found["rounds"][0]["runs"][0]["text"] + "\n"
 
@@ -113,7 +113,7 @@ def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
     code, out, _ = bench("-m", tiny_model("qwen3"), "-p", "def f(", "-q")
     assert code == 0
     assert [line[2:].split("  ")[0] for line in out.splitlines()[1:3]] == [
-        "the CPU alone", "stand-in alone",
+        "the CPU alone", "simulated alone",
     ]  # fmt: skip
     code, _, err = bench("-m", tiny_model("qwen3"), "--slots", 4)
     assert code == 2
@@ -121,7 +121,7 @@ def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
 
 
 def test_slots_that_do_not_fit_are_left_out(target):
-    memory = environment(SPAC_STAND_IN="memory_mb=1")  # the tiny model takes less, its experts more
+    memory = environment(SPAC_SIMULATED_DEVICE="memory_mb=1")  # the tiny model takes less, its experts more
     command = [sys.executable, "-m", "spac.bench", *SHORT, "-c", "64", "-b", "32", "-ub", "32"]
     given = ["-m", str(target), "-p", "x", "--schedulers", "lru", "--baseline", "none"]
     done = subprocess.run(
@@ -138,10 +138,10 @@ def test_slots_that_do_not_fit_are_left_out(target):
 @pytest.mark.parametrize(("room", "n_loaded"), [(0, [1] * 6), (1 << 60, [1, 1, 2, 2, 2, 2])])
 def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch, room, n_loaded):
     monkeypatch.setattr("spac.bench.pairs.available", lambda: room)
-    base = EngineConfig(target=target, draft=draft, device="stand-in", threads=1, ctx=64)
+    base = EngineConfig(target=target, draft=draft, device="simulated", threads=1, ctx=64)
     candidates = combinations(base, ["lru"], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
     shared = Pairs(base, candidates, 1, None)
-    shared.is_stand_in = False  # then what fits counts, also how much of it the draft takes
+    shared.is_simulated = False  # then what fits counts, also how much of it the draft takes
     with closing(shared):
         seen = []
         for candidate in candidates:
@@ -157,7 +157,7 @@ def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch
 
 
 def test_what_comes_to_the_same_is_measured_once(target):
-    base = EngineConfig(target=target, device="stand-in")
+    base = EngineConfig(target=target, device="simulated")
     none = [Slots(count=0), Slots(share=0.0), Slots(count=4)]
     found = combinations(base, ["lru", "none", "lru"], none, [0], splits=True, baseline=False)
     assert [each.label for each in found] == ["none", "lru, slots 4"]
@@ -189,7 +189,7 @@ def test_ratios_are_of_the_same_round():
 def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
     """The CPU alone too, whose own default would be a thread per core."""
     monkeypatch.setattr("spac.bench.pairs.physical_cores", lambda: 8)
-    for device, given, wanted in (("stand-in", 0, 7), ("stand-in", 2, 2), ("cpu", 0, 8)):
+    for device, given, wanted in (("simulated", 0, 7), ("simulated", 2, 2), ("cpu", 0, 8)):
         base = EngineConfig(target=target, device=device, threads=given, ctx=64)
         candidates = combinations(base, ["lru"], [Slots(count=4)], [0], splits=True, baseline=True)
         with closing(Pairs(base, candidates, 1, None)) as shared:
@@ -243,7 +243,7 @@ def one_line(err):
         (["--baseline", "vllm"], "cpu"),
         (["--repeat", "0"], "1 to 1000"),
         (["--max-tokens", "0"], "1 to 2147483647"),
-        (["--device", "CUDA7"], "stand-in"),
+        (["--device", "CUDA7"], "simulated"),
         (["--device", "cpu", "--slots", "4"], "--device cpu"),
         (["--prompt", ""], "empty"),
         (["--file", "no.txt"], "no.txt"),

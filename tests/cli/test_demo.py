@@ -8,7 +8,7 @@ from spac import demo
 
 
 def test_the_demo_pair_runs_by_itself(spac_run):
-    outcome = spac_run("-n", 48, "--device", "stand-in", "--stats", "json")
+    outcome = spac_run("-n", 48, "--device", "simulated", "--stats", "json")
     assert outcome.code == 0
     assert outcome.out.startswith(demo.PROMPT)
     stats = json.loads(outcome.err.splitlines()[-1])
@@ -20,6 +20,6 @@ def test_the_demo_pair_runs_by_itself(spac_run):
 
 
 def test_a_prompt_of_ones_own_is_not_repeated(spac_run):
-    outcome = spac_run("-n", 8, "-p", "class Queue:", "--device", "stand-in", "--temp", 0)
+    outcome = spac_run("-n", 8, "-p", "class Queue:", "--device", "simulated", "--temp", 0)
     assert outcome.code == 0
     assert not outcome.out.startswith("class Queue:")

@@ -81,8 +81,8 @@ def test_a_context_that_does_not_fit(spac_run, target):
         "-c",
         16_000_000,
         "--device",
-        "stand-in",
-        env={"SPAC_STAND_IN": "memory_mb=64"},
+        "simulated",
+        env={"SPAC_SIMULATED_DEVICE": "memory_mb=64"},
     )
     assert outcome.code == 2
     assert "16000000 tokens" in outcome.error

@@ -269,10 +269,10 @@ def test_report_and_doctor_have_nothing_of_it():
 def test_settings_reach_the_engine(spac_run, target, draft):
     outcome = spac_run(
         "-m", target, "-md", draft, "-p", "def", "-n", 3, "-ngl", 3, "-ngld", 1, "-fa", "on", "-ctk", "q8_0",
-        "-ctv", "q8_0", "-ctkd", "q8_0", "--no-mmap", "-tb", 1, "--device", "stand-in", "--temp", 0,
+        "-ctv", "q8_0", "-ctkd", "q8_0", "--no-mmap", "-tb", 1, "--device", "simulated", "--temp", 0,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "--gpu-layers 3: the last 2 of 3 layers are on stand-in" in outcome.err
+    assert "--gpu-layers 3: the last 2 of 3 layers are on simulated device" in outcome.err
 
 
 def test_a_prompt_s_escapes(spac_run, target):
@@ -305,7 +305,7 @@ def test_a_prompt_s_escapes(spac_run, target):
 )
 def test_what_cannot_be_is_one_line(tiny_model, capsys, words, said):
     target = str(tiny_model("qwen3moe", head_dim=48))
-    assert main(["-m", target, "-p", "x", "-q", "-t", "1", "--device", "stand-in", *words]) == 2
+    assert main(["-m", target, "-p", "x", "-q", "-t", "1", "--device", "simulated", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     [line] = err.splitlines()

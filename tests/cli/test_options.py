@@ -27,7 +27,7 @@ from spac.run import make_parser
         (["--slots", "many"], "'auto', a count (64), or a share"),
         (["--slots", "-3"], "negative"),
         (["--scheduler", "belady"], "lru"),
-        (["--device", "CUDA7"], "stand-in"),
+        (["--device", "CUDA7"], "simulated"),
         (["--stats", "xml"], "json"),
         (["--what"], "--what"),
         (["-p", "a", "-f", "b"], "not allowed with"),
@@ -97,7 +97,7 @@ def test_the_help_fits_on_a_terminal(spac_run):
 def test_spellings_of_llama_cpp_are_understood(spac_run, target, draft):
     outcome = spac_run(
         "--model", target, "--model-draft", draft, "--draft-max", 4, "--ctx-size", 512, "-n", 4, "-t", 1,
-        "-b", 64, "-ub", 64, "--temperature", 0, "-s", 1, "--prompt", "def", "-dev", "stand-in",
+        "-b", 64, "-ub", 64, "--temperature", 0, "-s", 1, "--prompt", "def", "-dev", "simulated",
         "--n-predict", 3,
     )  # fmt: skip
     assert outcome.code == 0

@@ -17,9 +17,9 @@ import pytest
 from spac import _core
 from spac.run import main
 from tests.cli.conftest import ONE_THREAD, environment
-from tests.threads import n_threads
+from tools.threads import n_threads
 
-GREEDY = ("--temp", 0, "-n", 12, "--device", "stand-in")
+GREEDY = ("--temp", 0, "-n", 12, "--device", "simulated")
 
 
 def statistics(outcome):
@@ -31,7 +31,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(spac_run, target):
     assert outcome.code == 0
     assert outcome.out.endswith("\n")
     assert len(outcome.out) > 1
-    for subject in ("speed", "prompt", "experts", "hit rate", "share", "moved", "host waits", "stand-in"):
+    for subject in ("speed", "prompt", "experts", "hit rate", "share", "moved", "host waits", "simulated"):
         assert subject in outcome.err
     assert "speed" not in outcome.out
 
@@ -141,7 +141,7 @@ def test_without_a_gpu_it_says_so(spac_run, target):
     outcome = spac_run("-m", target, "-p", "def f(", "--temp", 0, "-n", 2, env={"CUDA_VISIBLE_DEVICES": ""})
     assert outcome.code == 0
     assert "no GPU" in outcome.err
-    assert "stand-in" in outcome.err
+    assert "simulated" in outcome.err
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
@@ -204,7 +204,7 @@ def test_a_full_context_ends_with_length(spac_run, target):
 def test_slots_that_do_not_fit(spac_run, tiny_model):
     """48 experts of 0.4 MB on a device that has room for some of them beside the rest of the model."""
     target = tiny_model("qwen3moe", n_expert=16, n_ff_exp=512)
-    memory = {"SPAC_STAND_IN": "memory_mb=12"}
+    memory = {"SPAC_SIMULATED_DEVICE": "memory_mb=12"}
     explicit = spac_run("-m", target, "-p", "x", *GREEDY, "-c", 256, "--slots", "100%", env=memory)
     assert explicit.code == 2
     assert "fit" in explicit.error
@@ -216,7 +216,7 @@ def test_slots_that_do_not_fit(spac_run, tiny_model):
     )
     assert fits.code == 0
     assert statistics(fits)["slots"] == said
-    memory = {"SPAC_STAND_IN": "memory_mb=6"}
+    memory = {"SPAC_SIMULATED_DEVICE": "memory_mb=6"}
     auto = spac_run("-m", target, "-p", "x", *GREEDY, "-c", 256, "--stats", "json", env=memory)
     assert auto.code == 0
     assert "slots: " in auto.err
@@ -234,7 +234,7 @@ def start(*arguments, **env):
     )
 
 
-ENDLESS = ("-p", "def f(", "-n", -1, "-c", 4096, "--ignore-eos", "--device", "stand-in", "--temp", 0)
+ENDLESS = ("-p", "def f(", "-n", -1, "-c", 4096, "--ignore-eos", "--device", "simulated", "--temp", 0)
 
 
 def test_an_interrupt_ends_with_the_table(target):
@@ -262,7 +262,7 @@ def test_an_interrupt_while_it_starts(target, after_s):
 
 
 def test_a_second_interrupt_ends_a_graph_that_takes_long(target):
-    process = start("-m", target, *ENDLESS, SPAC_STAND_IN="latency_us=5000000")
+    process = start("-m", target, *ENDLESS, SPAC_SIMULATED_DEVICE="latency_us=5000000")
     time.sleep(2)
     for _ in range(2):
         process.send_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-GREEDY = ("--temp", 0, "-n", 8, "--device", "stand-in", "--draft-length", 4, "--slots", "40%")
+GREEDY = ("--temp", 0, "-n", 8, "--device", "simulated", "--draft-length", 4, "--slots", "40%")
 
 
 @pytest.fixture

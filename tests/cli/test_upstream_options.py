@@ -9,7 +9,7 @@ import pytest
 
 from spac.cli.llama_cpp_options import foreign_options
 from tests.cli.options_page import parser_of
-from tests.patches.source import published, sdist
+from tools.patches.source import published, sdist
 
 EXAMPLES = {"run": "COMPLETION", "chat": "CLI", "serve": "SERVER"}
 """llama.cpp's programs that ours stand for."""

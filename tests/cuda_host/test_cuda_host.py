@@ -1,7 +1,7 @@
 """spac's CUDA build on the pretend card: real ggml-cuda host code, our real backend, kernels that do nothing.
 
 Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA (cmake -G Ninja), or what
-`python -m tests.cuda_host --out` has left; no GPU is needed.
+`python -m tools.cuda_host --out` has left; no GPU is needed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda_host.build import ROOT, package_of
-from tests.cuda_host.jobs import Job, Result, run
+from tools.cuda_host.build import ROOT, package_of
+from tools.cuda_host.jobs import Job, Result, run
 
 pytestmark = pytest.mark.skipif(
     "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
@@ -44,7 +44,7 @@ def test_the_card_is_found(package: Path) -> None:
     code = "from spac import _core; print([device.name for device in _core.devices()])"
     environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == "['CUDA0', 'stand-in']", done.stderr
+    assert done.stdout.strip() == "['CUDA0', 'simulated']", done.stderr
 
 
 @pytest.mark.parametrize("scheduler", ["logistic", "moe-spac", "lru", "ewma", "static", "none"])
@@ -150,7 +150,7 @@ def kernels(package: Path, *args: str, reference: bool) -> dict[str, dict[str, i
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     if reference:
         environment["LLAMA_CPP_LIB_PATH"] = str(package / "spac" / "lib" / "reference")
-    command = [sys.executable, "-m", "tests.cuda_host.kernels", *args]
+    command = [sys.executable, "-m", "tools.cuda_host.kernels", *args]
     done = subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True, check=True)
     found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -159,7 +159,7 @@ def kernels(package: Path, *args: str, reference: bool) -> dict[str, dict[str, i
 @pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
 def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path: Path, kind: str) -> None:
     """Beside the kernels of the unpatched library with all layers on the card, and what the patches add."""
-    from tests.models import Shape, write_model
+    from tools.models import Shape, write_model
 
     if not (package / "spac" / "lib" / "reference" / "libllama.so").is_file():
         pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
@@ -180,7 +180,7 @@ def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path
 @pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
 def test_other_models(package: Path, tmp_path: Path, kind: str) -> None:
     """Weights beside the experts in the file; other routers, biases, shared experts."""
-    from tests.models import write_model
+    from tools.models import write_model
 
     path = write_model(tmp_path / "model.gguf", kind)
     job = Job(target=str(path), vocabulary=272, sentences=8, options={"slots": "40%", "stream_batch": 32})

@@ -1,6 +1,6 @@
 """A CUDA build of spac gives the very bits of the unpatched llama.cpp with CUDA, on the executing card.
 
-Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA, or what `python -m tests.cuda_host
+Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA, or what `python -m tools.cuda_host
 --out` has left, with the reference library and kernels that can be executed (README.md). Kernels are
 translated when they are first met, which takes seconds each; they are kept in PRETEND_CUDA_EXECUTE, or in
 that folder.
@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.compare import Case, Job, Run, Settings, run_worker
-from tests.compare.driver import first_difference
-from tests.compare.script import BATCHES
 from tests.conftest import TinyModel
-from tests.cuda_host.build import package_of
-from tests.cuda_host.executed import Card, CardError, Steps, finite, kernels_folder, of_batches, strays
-from tests.models import Shape
+from tools.compare import Case, Job, Run, Settings, run_worker
+from tools.compare.driver import first_difference
+from tools.compare.script import BATCHES
+from tools.cuda_host.build import package_of
+from tools.cuda_host.executed import Card, CardError, Steps, finite, kernels_folder, of_batches, strays
+from tools.models import Shape
 
 pytestmark = pytest.mark.skipif(
     "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"

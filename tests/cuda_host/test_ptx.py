@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda_host.ptx.launch import Kernel
+from tools.cuda_host.ptx.launch import Kernel
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="fibers are written for x86-64")
 

@@ -25,21 +25,21 @@ NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what the tests' environment has switched out of them."""
-    monkeypatch.setattr("spac.model.pair.choose_device", lambda _: stand_in())
+    monkeypatch.setattr("spac.model.pair.choose_device", lambda _: simulated_settings())
     for mechanism in MECHANISMS:
         if mechanism.switch is not None:
             monkeypatch.delenv(mechanism.switch.name, raising=False)
     monkeypatch.delenv(env.GATE_TIMEOUT.name, raising=False)
 
 
-def stand_in() -> _core.DeviceInfo:
-    (found,) = (device for device in _core.devices() if device.is_stand_in)
+def simulated_settings() -> _core.DeviceInfo:
+    (found,) = (device for device in _core.devices() if device.is_simulated)
     return found
 
 
 def results(limit_s: float = 60.0, **faults: str) -> dict[str, Result]:
     by_name = {name.replace("_", " "): fault for name, fault in faults.items()}
-    return {result.name: result for result in SelfTest(stand_in(), limit_s, by_name).run()}
+    return {result.name: result for result in SelfTest(simulated_settings(), limit_s, by_name).run()}
 
 
 def told(limit_s: float = 60.0, **faults: str) -> tuple[Trial, dict[str, Finding]]:
@@ -49,7 +49,7 @@ def told(limit_s: float = 60.0, **faults: str) -> tuple[Trial, dict[str, Finding
 
 
 def test_all_mechanisms_work_on_the_simulated_device() -> None:
-    test = SelfTest(stand_in(), 60.0)
+    test = SelfTest(simulated_settings(), 60.0)
     found = list(test.run())
     found.append(test.together(frozenset(NAMES[1:])))
     assert [result.name for result in found] == [*NAMES, TOGETHER]
@@ -116,7 +116,7 @@ class Pretended(SelfTest):
     """Results that were made up, by name; the others work."""
 
     def __init__(self, made: Mapping[str, Result]) -> None:
-        super().__init__(stand_in())
+        super().__init__(simulated_settings())
         self._made, self.asked = made, frozenset[str]()
 
     def _try(self, name: str, on: frozenset[str], counter: str = "") -> Result:

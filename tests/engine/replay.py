@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.compare import Case, Settings
+from tools.compare import Case, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,7 +77,7 @@ def gap(context: Any, tokens: list[int], one: int, other: int) -> float:
 def main(job_path: str, out_path: str) -> None:
     import llama_cpp as ll
 
-    from tests.compare.decoder import Model
+    from tools.compare.decoder import Model
 
     quiet = ll.llama_log_callback(lambda *_: None)
     ll.llama_log_set(quiet, None)

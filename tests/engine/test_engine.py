@@ -12,13 +12,13 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.scheduler import Event, Plan, Scheduler
-from tests.threads import n_threads
+from tools.threads import n_threads
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
 
 
 def config(target, **options):
-    defaults = {"device": "stand-in", "threads": 1, "ctx": 512, "sampling": GREEDY}
+    defaults = {"device": "simulated", "threads": 1, "ctx": 512, "sampling": GREEDY}
     return EngineConfig(target=target, **{**defaults, **options})
 
 

@@ -14,16 +14,16 @@ import pytest
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.scheduler import make
-from tests.compare import Settings
 from tests.engine.replay import Recording, replay
-from tests.models import Shape
+from tools.compare import Settings
+from tools.models import Shape
 
 N_TOKENS = 48
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b, c):\n    return a + b"
 SETTINGS = Settings(n_ctx=512, n_batch=256, n_ubatch=256, n_threads=1, flash_attn=False)
 
 # How far two logits may be apart where text with and without speculation parts. With quantized weights, one
-# bit can tip the rounding of an activation (tests/compare/README.md: up to 0.26 where logits spread by 3).
+# bit can tip the rounding of an activation (tools/compare/README.md: up to 0.26 where logits spread by 3).
 MARGIN = {"F32": 0.001, "Q4_0": 0.5}
 
 TARGETS = {
@@ -44,7 +44,7 @@ def config(target: Path, draft: Path | None = None, **options) -> EngineConfig:
         ubatch=SETTINGS.n_ubatch,
         context_params={"flash_attn_type": int(SETTINGS.flash_attn)},
         sampling=SamplingConfig(temp=0.0, ignore_eos=True),
-        **{"device": "stand-in", **options},
+        **{"device": "simulated", **options},
     )
 
 

@@ -13,22 +13,22 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-from tests.models import Shape, write_model
+from tools.models import Shape, write_model
 
 PROMPT = "Once upon a time there was a small fox who lived in the wood. "
 TARGET = str(files("spac.demo") / "target.gguf")
 
 
 @pytest.fixture(autouse=True)
-def stand_in():
+def simulated_settings():
     yield
-    _core.set_stand_in()
+    _core.set_simulated_device()
 
 
 def generate(n_tokens=60, **options):
     """Text and statistics; the scheduler loads nothing by itself after the first plan."""
     sampling = SamplingConfig(temp=0, ignore_eos=True)
-    fixed = {"device": "stand-in", "threads": 1, "ctx": 512, "slots": "25%", "scheduler": "static"}
+    fixed = {"device": "simulated", "threads": 1, "ctx": 512, "slots": "25%", "scheduler": "static"}
     with Engine(EngineConfig(**({"target": TARGET} | fixed | options))) as engine:
         assert engine.experts is None or engine.experts.settle(30.0)
         generation = engine.generate(PROMPT, n_tokens, sampling=sampling)
@@ -39,7 +39,7 @@ def generate(n_tokens=60, **options):
 def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
     """Copies take no time, and a layer takes milliseconds: what was foreseen rightly is a hit."""
     monkeypatch.setenv("SPAC_LAUNCH_AHEAD", str(int(ahead)))
-    _core.set_stand_in(latency_us=200)
+    _core.set_simulated_device(latency_us=200)
     text, without = generate()
     again, foreseen = generate(lookahead=2)
     assert text == again
@@ -106,7 +106,7 @@ def test_a_layer_behind_the_last_is_never_foreseen():
 @pytest.mark.parametrize(
     ("options", "switch", "layers"),
     [
-        ({"scheduler": "logistic"}, "", 0),  # on the stand-in
+        ({"scheduler": "logistic"}, "", 0),  # on the simulated device
         ({"scheduler": "logistic"}, "1", 3),
         ({"scheduler": "logistic", "lookahead": 2}, "0", 2),
         ({"scheduler": "logistic", "deterministic": True}, "1", 0),
@@ -129,7 +129,7 @@ def test_where_nothing_can_be_resident_nobody_looks(options):
 
 
 def test_with_a_draft_several_tokens_are_foreseen():
-    _core.set_stand_in(latency_us=300)
+    _core.set_simulated_device(latency_us=300)
     draft = str(files("spac.demo") / "draft.gguf")
     text, stats = generate(draft=draft, draft_length=3, lookahead=1, scheduler="logistic")
     assert text == generate(draft=draft, draft_length=3, scheduler="logistic")[0]
@@ -139,7 +139,7 @@ def test_with_a_draft_several_tokens_are_foreseen():
 
 def test_it_can_be_turned_off_again():
     with Engine(
-        EngineConfig(target=TARGET, device="stand-in", threads=1, ctx=512, slots="25%", lookahead=1)
+        EngineConfig(target=TARGET, device="simulated", threads=1, ctx=512, slots="25%", lookahead=1)
     ) as engine:
         sampling = SamplingConfig(temp=0, ignore_eos=True)
         list(engine.generate(PROMPT, 20, sampling=sampling))

@@ -13,8 +13,8 @@ from spac.errors import InputError
 @pytest.fixture(autouse=True)
 def unlimited():
     yield
-    _core.set_memory_limit("stand-in", 0)
-    _core.set_stand_in()
+    _core.set_memory_limit("simulated", 0)
+    _core.set_simulated_device()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def draft(tiny_model):
 
 def config(target, **options):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
-    defaults = {"device": "stand-in", "threads": 1, "ctx": 256, "ubatch": 64, "sampling": sampling}
+    defaults = {"device": "simulated", "threads": 1, "ctx": 256, "ubatch": 64, "sampling": sampling}
     return EngineConfig(target=target, **{**defaults, "draft_length": 3, "deterministic": True, **options})
 
 

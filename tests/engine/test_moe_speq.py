@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.self_draft import quantize
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
@@ -13,6 +12,7 @@ from spac.run import main
 from spac.scheduler import make
 from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.replay import Recorder
+from tools.self_draft import quantize
 
 N_EXPERT, N_USED = 32, 4
 
@@ -25,7 +25,7 @@ def draft(tmp_path_factory):
 def run(draft, scheduler, **options):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     config = EngineConfig(
-        target=TARGET, draft=draft, draft_length=6, device="stand-in", threads=1, ctx=512, slots="25%",
+        target=TARGET, draft=draft, draft_length=6, device="simulated", threads=1, ctx=512, slots="25%",
         scheduler=scheduler, deterministic=True, sampling=sampling, **options,
     )  # fmt: skip
     with Engine(config) as engine:
@@ -74,7 +74,7 @@ def test_what_is_foretold_is_hit(draft, recorded):
 
 
 def test_a_dense_draft_is_refused_in_one_line(capsys):
-    assert main(["--scheduler", "moe-speq", "--device", "stand-in", "-n", "4", "-p", "x"]) == 2
+    assert main(["--scheduler", "moe-speq", "--device", "simulated", "-n", "4", "-p", "x"]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(said) == 1
     assert "draft.gguf has no experts" in said[0]

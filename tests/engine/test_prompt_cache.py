@@ -13,7 +13,7 @@ from spac.engine.prompt_cache import cache_bytes
 from tests.conftest import TinyModel
 
 FIRST, SECOND = list(range(5, 205)), list(range(100, 190)) * 2
-SETTINGS = {"device": "stand-in", "threads": 1, "ctx": 768, "slots": "25%"}
+SETTINGS = {"device": "simulated", "threads": 1, "ctx": 768, "slots": "25%"}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_an_answer_that_is_left_out_of_the_next_prompt(
 
 
 def test_the_same_through_llama(target: Path) -> None:
-    llama = Llama(str(target), device="stand-in", slots="25%", n_ctx=768, verbose=False, cache_ram=64)
+    llama = Llama(str(target), device="simulated", slots="25%", n_ctx=768, verbose=False, cache_ram=64)
     try:
         texts = []
         for prompt in (FIRST, SECOND, FIRST):

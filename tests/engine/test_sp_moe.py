@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.self_draft import quantize
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
@@ -13,7 +12,8 @@ from spac.errors import InputError
 from spac.run import main
 from spac.scheduler import Event, Plan, Scheduler, make
 from spac.scheduler.lookahead_buffer import Fidelity
-from tests.models.dense import dense_sibling
+from tools.models.dense import dense_sibling
+from tools.self_draft import quantize
 
 N_EXPERT, N_USED, LENGTH = 32, 4, 6
 
@@ -59,7 +59,7 @@ def config(target, draft, scheduler, **options):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     defaults = {"draft_length": LENGTH, "slots": "25%", "deterministic": True}
     return EngineConfig(
-        target=target, draft=draft, device="stand-in", threads=1, ctx=512, scheduler=scheduler,
+        target=target, draft=draft, device="simulated", threads=1, ctx=512, scheduler=scheduler,
         sampling=sampling, **{**defaults, **options},
     )  # fmt: skip
 
@@ -138,10 +138,13 @@ def said(capsys):
 
 
 def test_drafts_that_do_not_fit_are_refused_in_one_line(capsys, tiny_model):
-    options = ["--scheduler", "sp-moe", "--device", "stand-in", "-n", "4", "-p", "x"]
+    options = ["--scheduler", "sp-moe", "--device", "simulated", "-n", "4", "-p", "x"]
     assert main(options) == 2
     line = said(capsys)
-    assert "draft.gguf shows 2 layers of width 256 on stand-in where target.gguf has 5 of width 256" in line
+    assert (
+        "draft.gguf shows 2 layers of width 256 on simulated device where target.gguf has 5 of width 256"
+        in line
+    )
     assert "--draft" in line
     assert main([*options, "--target", str(TARGET)]) == 2
     assert "there is no draft" in said(capsys)
@@ -149,10 +152,10 @@ def test_drafts_that_do_not_fit_are_refused_in_one_line(capsys, tiny_model):
     assert main([*options, *narrow]) == 2
     assert "of width 128" in said(capsys)
     partly = EngineConfig(
-        target=tiny_model("mixtral"), draft=tiny_model("llama"), device="stand-in", scheduler="sp-moe",
+        target=tiny_model("mixtral"), draft=tiny_model("llama"), device="simulated", scheduler="sp-moe",
         model_params={"n_gpu_layers": 2},
     )  # fmt: skip
-    with pytest.raises(InputError, match=r"shows . layers of width 64 on stand-in where .* has 3 of"):
+    with pytest.raises(InputError, match=r"shows . layers of width 64 on simulated device where .* has 3 of"):
         Engine(partly)
     other = ["--target", str(tiny_model("mixtral")), "--draft", str(tiny_model("llama"))]
     assert main([*options, *other, "--draft-type", "draft-simple,ngram-simple"]) == 2

@@ -28,7 +28,13 @@ def engine_on(path, scheduler="lru", **options):
     sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
     defaults = {"target": demo.TARGET, "draft": demo.DRAFT, "draft_length": 4, "slots": 0.25, "threads": 1}
     # deterministic: what is resident then does not depend on how fast this machine copies
-    defaults |= {"device": "stand-in", "ctx": 512, "sampling": sampling, "state": path, "deterministic": True}
+    defaults |= {
+        "device": "simulated",
+        "ctx": 512,
+        "sampling": sampling,
+        "state": path,
+        "deterministic": True,
+    }
     return Engine(EngineConfig(scheduler=scheduler, **{**defaults, **options}))
 
 

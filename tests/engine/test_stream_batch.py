@@ -22,7 +22,7 @@ PROMPT = "def double(values):\n    return [2 * value for value in values]\n\n" *
 def config(target, stream_batch, **options):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     return EngineConfig(
-        target=target, device="stand-in", threads=1, ctx=512, sampling=sampling, stream_batch=stream_batch,
+        target=target, device="simulated", threads=1, ctx=512, sampling=sampling, stream_batch=stream_batch,
         governor="fixed", **options,
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
 
 def test_slots_leave_room_for_the_stream(target):
     def free():
-        return next(device.memory_free for device in _core.devices() if device.is_stand_in)
+        return next(device.memory_free for device in _core.devices() if device.is_simulated)
 
     with Engine(config(target, 16, slots=0)) as engine:
         assert engine.experts.stream_bytes() > 0
@@ -141,11 +141,11 @@ def test_without_room_prompts_are_split(target, expected):
         "".join(engine.generate(PROMPT, 24))  # what else it needs is there now
         engine.session.reset()
         engine.experts.set_stream_tokens(16)
-        _core.set_stand_in(memory_mb=1)
+        _core.set_simulated_device(memory_mb=1)
         try:
             assert "".join(engine.generate(PROMPT, 24)) == expected
         finally:
-            _core.set_stand_in()
+            _core.set_simulated_device()
         assert engine.experts.stats["blocks_streamed"] == 0
         [note] = [note for note in engine.notes if "on their way" in note]
         assert "split" in note

@@ -119,7 +119,7 @@ def test_what_is_refused(written):
 
 def config(target, stream_batch, **options):
     return EngineConfig(
-        target=target, device="stand-in", threads=1, ctx=512, governor="fixed", stream_batch=stream_batch,
+        target=target, device="simulated", threads=1, ctx=512, governor="fixed", stream_batch=stream_batch,
         sampling=SamplingConfig(temp=0.0), **options,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def config(target, stream_batch, **options):
 def test_the_statistics_say_what_is_in_force(tiny_model):
     target = tiny_model("qwen3moe")
     text = "def double(values):\n    return [2 * value for value in values]\n\n" * 3
-    with Engine(config(target, None)) as engine:  # on the stand-in, never
+    with Engine(config(target, None)) as engine:  # on the simulated device, never
         generation = engine.generate(text, 2)
         "".join(generation)
         assert generation.stats.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import TinyModel
 from tests.fuzz.driver import Worker, budget, check
 from tests.fuzz.mutations import Seed, damaged, edits
-from tests.models import Shape
+from tools.models import Shape
 
 SMALL = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
 FAMILIES = ("qwen3moe", "deepseek2", "gpt-oss")

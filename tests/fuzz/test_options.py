@@ -58,7 +58,7 @@ NUMBERS = st.sampled_from(
 )
 WORDS = st.one_of(
     st.sampled_from(
-        ["none", "lru", "static", "text", "json", "cpu", "stand-in", "auto", "SPAC0", "CUDA0", "x"]
+        ["none", "lru", "static", "text", "json", "cpu", "simulated", "auto", "SPAC0", "CUDA0", "x"]
     ),
     st.sampled_from(
         ["draft-simple", "ngram-simple", "ngram-mod", "draft-mtp,ngram-simple", "draft-eagle3", ","]

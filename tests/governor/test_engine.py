@@ -18,7 +18,7 @@ CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n
 
 
 def config(target, **options):
-    defaults = {"device": "stand-in", "threads": 1, "ctx": 512, "sampling": GREEDY}
+    defaults = {"device": "simulated", "threads": 1, "ctx": 512, "sampling": GREEDY}
     return EngineConfig(target=target, **{**defaults, **options})
 
 
@@ -159,13 +159,13 @@ def test_runs_repeat_however_long_copies_take(target, draft):
         settings = config(
             target, draft=draft, draft_length=2, slots=0.4, scheduler="moe-spac", deterministic=deterministic
         )
-        _core.set_stand_in(**speed)
+        _core.set_simulated_device(**speed)
         try:
             with Engine(settings) as engine:
                 generation = engine.generate("def f(", 24)
                 text = "".join(generation)
         finally:
-            _core.set_stand_in()
+            _core.set_simulated_device()
         stats = generation.stats
         return text, stats.hit_rate, stats.hit_rate_step, stats.hit_rate_distinct
 

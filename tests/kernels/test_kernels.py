@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac import _core, _library
-from tests.patches.ggml import Float32, Ggml
-from tests.patches.operators import Shape, operator, weights_on
-from tests.patches.source import published, sdist
+from tools.patches.ggml import Float32, Ggml
+from tools.patches.operators import Shape, operator, weights_on
+from tools.patches.source import published, sdist
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = (

@@ -1,8 +1,8 @@
 #include "limits.h"
 
-#include "backend/device.h"
-#include "backend/model_experts.h"
-#include "backend/stand_in.h"
+#include "backend/experts/model_experts.h"
+#include "backend/simulated_device/settings.h"
+#include "backend/simulated_device/simulated_device.h"
 #include "core/error.h"
 
 #include <cstdio>
@@ -24,7 +24,7 @@ class Layers {
   public:
     explicit Layers(const std::vector<int> & n_experts) : experts(std::make_shared<spac::ModelExperts>()) {
         ctx_.reset(ggml_init({2 * n_experts.size() * ggml_tensor_overhead(), nullptr, true}));
-        experts->set_device(spac::stand_in_device(), spac::ModelExperts::HostMemory::pageable);
+        experts->set_device(spac::simulated_device(), spac::ModelExperts::HostMemory::pageable);
         for (const int n : n_experts) {
             const auto weight = [&](int64_t in, int64_t out) {
                 return ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_BF16, in, out, n);
@@ -49,10 +49,10 @@ class Layers {
 
 int check_slot_limits() {
     n_failed          = 0;
-    const auto before = spac::stand_in();
+    const auto before = spac::simulated_settings();
     auto       large  = before;
     large.memory_mb   = 1L << 30;
-    spac::set_stand_in(large);
+    spac::set_simulated_device(large);
     {
         const Layers two_fit({73, 73, 73, 73, 73});
         check(two_fit.pools() == std::vector<int>{0, 0, 1, 1, 2}, "layers share a pool as far as it can be addressed");
@@ -70,6 +70,6 @@ int check_slot_limits() {
                   error.what());
         }
     }
-    spac::set_stand_in(before);
+    spac::set_simulated_device(before);
     return n_failed;
 }

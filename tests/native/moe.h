@@ -2,7 +2,7 @@
 // (experts in the store) and once in plain host memory, where the CPU backend gives the expected result.
 #pragma once
 
-#include "backend/ggml_internals.h"
+#include "backend/device/ggml_internals.h"
 
 #include <cstdint>
 #include <memory>

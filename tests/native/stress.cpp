@@ -1,8 +1,10 @@
-// Everything at once on the stand-in, made to be run under a sanitizer: two streams on one model and a second model
-// beside them, plans that change under way, slots attached anew, large batches streamed, delays, copies that fail.
-// Every result must equal the CPU backend's, bit for bit, whatever the interleaving. usage: stress [rounds] [seed]
-#include "backend/device.h"
-#include "backend/experts.h"
+// Everything at once on the simulated device, made to be run under a sanitizer: two streams on one model and a second
+// model beside them, plans that change under way, slots attached anew, large batches streamed, delays, copies that
+// fail. Every result must equal the CPU backend's, bit for bit, whatever the interleaving. usage: stress [rounds]
+// [seed]
+#include "backend/device/settings.h"
+#include "backend/experts/experts.h"
+#include "backend/wrapper/device.h"
 #include "limits.h"
 #include "moe.h"
 
@@ -79,10 +81,10 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
             experts.attach_slots(static_cast<int>(random() % (n_layer * n_expert + 1)));
             break;
         case 1: {
-            spac::StandInSettings faults;
+            spac::SimulatedSettings faults;
             faults.delay_us     = 20;
             faults.fail_uploads = static_cast<int>(random() % 4);
-            spac::set_stand_in(faults);
+            spac::set_simulated_device(faults);
             break;
         }
         case 2:
@@ -119,9 +121,9 @@ bool has_met_all(const spac::Experts & experts) {
            stats.activations_hit < stats.activations && stats.foreseen > 0 && n_spans > 0 && n_told > 0;
 }
 
-void stress(int rounds, unsigned seed, const char * fault) {
-    spac::set_fault(fault);
-    auto *   device = static_cast<ggml_backend_dev_t>(spac::device_handle("stand-in"));
+void stress(int rounds, unsigned seed, bool masked) {
+    spac::set_trust_device_masks(masked);
+    auto *   device = static_cast<ggml_backend_dev_t>(spac::device_handle("simulated"));
     MoeShape small, other;
     other.n_layer = 2, other.n_expert = 5, other.n_used = 3, other.biases = true, other.type = GGML_TYPE_F32;
     Model a(small, seed, device);
@@ -154,7 +156,7 @@ void stress(int rounds, unsigned seed, const char * fault) {
     }
     const spac::ExpertStats stats = a.experts->stats();
     printf("%-8s seed %u: %llu uploads, %llu failed, %llu evictions, %llu of %llu activations on the device\n",
-           *fault != 0 ? fault : "masked", seed, static_cast<unsigned long long>(stats.uploads),
+           masked ? "masked" : "compact", seed, static_cast<unsigned long long>(stats.uploads),
            static_cast<unsigned long long>(stats.upload_failures), static_cast<unsigned long long>(stats.evictions),
            static_cast<unsigned long long>(stats.activations_hit), static_cast<unsigned long long>(stats.activations));
     if (!has_met_all(*a.experts)) {
@@ -171,10 +173,10 @@ int main(int argc, char ** argv) {
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
     n_wrong += check_slot_limits();
     spac::set_launch_ahead(true);
-    stress(rounds, seed, "");
+    stress(rounds, seed, true);
     spac::set_launch_ahead(false);
-    stress(rounds, seed + 50, "");
-    stress(rounds, seed + 100, "compact");
+    stress(rounds, seed + 50, true);
+    stress(rounds, seed + 100, false);
     printf("%d results, %d wrong\n", n_run.load(), n_wrong.load());
     return n_wrong == 0 ? 0 : 1;
 }

@@ -1,1 +1,0 @@
-"""What our patches to llama.cpp do, measured on ggml itself, through its C interface."""

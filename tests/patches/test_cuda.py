@@ -18,9 +18,9 @@ from cffi import FFI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.patches import source
-from tests.patches.masks import MASKS, masked
-from tests.patches.operators import POISON, Ids, Shape
+from tools.patches import source
+from tools.patches.masks import MASKS, masked
+from tools.patches.operators import POISON, Ids, Shape
 
 HERE = Path(__file__).parent
 CUDA = "ggml/src/ggml-cuda/"

@@ -1,6 +1,6 @@
 """CUDA's mul_mat_id of more than 8 tokens on tensors that stack many more experts than ids name, as pools of
 slots do: the unpatched library's bits, whether all experts are walked or only those that are named, on cards
-whose multiprocessors the tiles fill well or badly. Executed on the CPU (tests/cuda_host/README.md).
+whose multiprocessors the tiles fill well or badly. Executed on the CPU (tools/cuda_host/README.md).
 
 Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA whose kernels can be executed, with the
 reference library.
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda_host.build import ROOT, package_of
-from tests.cuda_host.executed import CAPABILITY, kernels_folder
-from tests.patches.masks import MASKS
-from tests.patches.operators import Shape
+from tools.cuda_host.build import ROOT, package_of
+from tools.cuda_host.executed import CAPABILITY, kernels_folder
+from tools.patches.masks import MASKS
+from tools.patches.operators import Shape
 
 pytestmark = pytest.mark.skipif(
     "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
@@ -61,7 +61,7 @@ def worker(package: Path, folder: Path, n_multiprocessors: int, *arguments: str 
     environment = {f"PRETEND_CUDA_{name}": str(value) for name, value in card.items()}
     environment["PYTHONPATH"] = os.pathsep.join([str(package), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.patches.worker", *map(str, arguments)],
+        [sys.executable, "-m", "tools.patches.worker", *map(str, arguments)],
         cwd=folder, capture_output=True, text=True, timeout=1200, env=os.environ | environment,
     )  # fmt: skip
     if "has no PTX" in done.stderr:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from spac import _library
-from tests.patches.masks import BY_EXPERT, MASKS
-from tests.patches.operators import Shape
+from tools.patches.masks import BY_EXPERT, MASKS
+from tools.patches.operators import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 N_TOKENS = range(1, 65)
@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, reference_lib: Path):
             ["check", _library.library_path(), job, results, counts],
         ):
             done = subprocess.run(
-                [sys.executable, "-m", "tests.patches.worker", *map(str, arguments)],
+                [sys.executable, "-m", "tools.patches.worker", *map(str, arguments)],
                 cwd=ROOT, capture_output=True, text=True, timeout=300,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
             )  # fmt: skip
@@ -96,7 +96,7 @@ def check(counts: Counts, wanted: str = "") -> None:
 
 
 def test_the_types_are_all_there() -> None:
-    program = "import sys; from tests.patches.ggml import Ggml; print(*Ggml(sys.argv[1]).types)"
+    program = "import sys; from tools.patches.ggml import Ggml; print(*Ggml(sys.argv[1]).types)"
     done = subprocess.run(
         [sys.executable, "-c", program, _library.library_path()],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
@@ -135,7 +135,7 @@ def test_a_wrong_result_would_be_noticed() -> None:
     """The comparison itself: a changed bit, and a masked row that is not zero."""
     import numpy as np
 
-    from tests.patches.masks import Count, masked
+    from tools.patches.masks import Count, masked
 
     shape = Shape("f32", 4)
     ids = masked(shape, "half")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spac import _library
-from tests.patches import source
+from tools.patches import source
 
 PROGRAM = "tests/test-backend-ops.cpp"
 HEADERS = [f"ggml/include/{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpp", "gguf")]

@@ -29,7 +29,7 @@ def profile(home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_costs_are_measured_once_and_shown_again(home, tiny_model):
     models = ("--target", tiny_model("deepseek2"), "--draft", tiny_model("qwen3", n_layer=1))
-    given = (*models, "--device", "stand-in", "--draft-max", 3, "--ctx", 512)
+    given = (*models, "--device", "simulated", "--draft-max", 3, "--ctx", 512)
     first = profile(home, *given, "--json")
     assert first.returncode == 0, first.stderr
     measured = json.loads(first.stdout)
@@ -54,7 +54,7 @@ def test_costs_are_measured_once_and_shown_again(home, tiny_model):
 
 def test_a_model_without_a_draft_is_measured(home, tiny_model):
     done = profile(
-        home, "--target", tiny_model("qwen3moe"), "--device", "stand-in", "--draft-max", 1, "--json"
+        home, "--target", tiny_model("qwen3moe"), "--device", "simulated", "--draft-max", 1, "--json"
     )
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
@@ -85,7 +85,7 @@ def test_what_cannot_be_measured_is_one_line(home, arguments, said):
 def test_fewer_layers_on_the_device_are_measured_anew(home, tiny_model):
     """What is known of the whole file may be of more pools than they have."""
     types = {"*": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16"}
-    given = ("--target", tiny_model("qwen3moe", types=types), "--device", "stand-in", "--draft-max", 1)
+    given = ("--target", tiny_model("qwen3moe", types=types), "--device", "simulated", "--draft-max", 1)
     for layers, n_pools in (("all", 3), (2, 1)):
         done = profile(home, *given, "--ctx", 256, "--json", "-ngl", layers)
         assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of the demo pair: 5 layers of 32 experts, drafts, thresholds, a governor."""
     folder = tmp_path_factory.mktemp("recorded")
     done = spac(
-        "run", "--scheduler", "moe-spac", "--device", "stand-in", "--threads", 1, "-n", 150, "--temp", 0,
+        "run", "--scheduler", "moe-spac", "--device", "simulated", "--threads", 1, "-n", 150, "--temp", 0,
         "--record", "run.json", "--stats-file", "stats.json", "-q", cwd=folder,
     )  # fmt: skip
     assert done.code == 0, done.err

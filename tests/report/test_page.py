@@ -27,7 +27,7 @@ def test_everything_is_inside(content):
     assert "$" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=(?!\"data:)", text)
-    for told in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "stand-in"):
+    for told in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "simulated"):
         assert told in text
     assert content["stats"]["target"] not in text  # the folder is nobody's business
 

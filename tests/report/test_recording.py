@@ -27,7 +27,7 @@ GREEDY = SamplingConfig(temp=0)
 @pytest.fixture(scope="module")
 def engine():
     config = EngineConfig(
-        target=demo.TARGET, draft=demo.DRAFT, device="stand-in", threads=1, scheduler="lru", sampling=GREEDY
+        target=demo.TARGET, draft=demo.DRAFT, device="simulated", threads=1, scheduler="lru", sampling=GREEDY
     )
     with Engine(config) as engine:
         yield engine
@@ -162,7 +162,7 @@ def test_without_the_split_there_are_steps_and_no_experts(tmp_path):
 
 def test_ctrl_c_leaves_a_whole_recording(tmp_path):
     path = tmp_path / "run.json"
-    command = ["-m", "spac.run", "--device", "stand-in", "--threads", "1", "-n", "-1", "--ignore-eos", "-q"]
+    command = ["-m", "spac.run", "--device", "simulated", "--threads", "1", "-n", "-1", "--ignore-eos", "-q"]
     process = subprocess.Popen(
         [sys.executable, *command, "--record", str(path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=tmp_path,

@@ -14,7 +14,7 @@ from spac.model.c_api import Context, Model
 from spac.model.gguf.routers import read_gates
 from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, decode
 from tests.conftest import TinyModel
-from tests.models import FAMILIES
+from tools.models import FAMILIES
 
 SEVERAL = {"n_expert": 8, "n_used": 3, "n_layer": 3}
 CASES = {
@@ -74,7 +74,7 @@ ROUTED = [name for name in FAMILIES if name not in ("llama", "qwen3")]
 def test_what_is_tapped_of_a_model_gives_its_own_routes(tiny_model: TinyModel, family: str) -> None:
     path = tiny_model(family)
     with _core.LoadScope() as scope:
-        model = Model(path, (_core.device_handle("stand-in"),), {})
+        model = Model(path, (_core.device_handle("simulated"),), {})
     with _core.Tap() as tap:
         context = Context(model, CONTEXT)
     experts = scope.experts

@@ -302,7 +302,7 @@ class Seen(LogisticScheduler):
 def test_an_engine_shows_it_the_routes_behind_the_demand(tiny_model, family):
     target, subject = tiny_model(family), Seen()
     config = EngineConfig(
-        target=target, draft=target, draft_length=3, device="stand-in", slots=0.3, threads=1, ctx=256,
+        target=target, draft=target, draft_length=3, device="simulated", slots=0.3, threads=1, ctx=256,
         scheduler=subject, governor="fixed", sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
     )  # fmt: skip
     with Engine(config) as engine:

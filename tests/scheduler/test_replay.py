@@ -187,7 +187,7 @@ def test_the_replay_of_a_run_counts_what_the_engine_counted(tiny_model, name, fa
         target=target,
         draft=target,
         draft_length=3,
-        device="stand-in",
+        device="simulated",
         slots=0.3,
         threads=1,
         ctx=256,

@@ -17,8 +17,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.chat.templates import THINKING
 from tests.cli.conftest import ONE_THREAD, environment
-from tests.formats.templates import THINKING
 
 KEY = "a key"
 QUEUE = 6

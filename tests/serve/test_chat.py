@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.formats.templates import ADD, THINKING
+from tests.chat.templates import ADD, THINKING
 from tests.serve.conftest import Server
 
 SAMPLING = ("--temp", "0", "--repeat-penalty", "1.3")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from tests.models.tokenizer import write_tokenizer
+from tools.models.tokenizer import write_tokenizer
 
 N_LAYER, N_EMBD, N_FF = 2, 32, 48
 N_INNER, N_STATE, N_CONV, N_DT = 64, 8, 4, 4  # Mamba's

@@ -109,7 +109,7 @@ class Recycler(Scheduler):
 def run(target, scheduler, **options):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     config = EngineConfig(
-        target=target, device="stand-in", threads=1, ctx=512, sampling=sampling, slots=1 / 3,
+        target=target, device="simulated", threads=1, ctx=512, sampling=sampling, slots=1 / 3,
         scheduler=scheduler, draft_length=4, draft_type="ngram-simple", **options,
     )  # fmt: skip
     with Engine(config) as engine:

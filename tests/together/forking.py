@@ -21,7 +21,7 @@ PROMPT = "def fibonacci(n):"
 def load(path: str) -> Engine:
     return Engine(
         EngineConfig(
-            target=path, device="stand-in", threads=2, ctx=256, slots=0.5, sampling=SamplingConfig(temp=0)
+            target=path, device="simulated", threads=2, ctx=256, slots=0.5, sampling=SamplingConfig(temp=0)
         )
     )
 

@@ -31,14 +31,14 @@ TARGETS = {
 
 
 @pytest.fixture
-def stand_in() -> Iterator[Callable[..., None]]:
-    """`stand_in(upload_gb_s=…)` until the test ends."""
-    yield _core.set_stand_in
-    _core.set_stand_in()
+def simulated_settings() -> Iterator[Callable[..., None]]:
+    """`simulated_device(upload_gb_s=…)` until the test ends."""
+    yield _core.set_simulated_device
+    _core.set_simulated_device()
 
 
 def load(path: Path, draft: Path | None = None, **options: Any) -> Engine:
-    values: dict[str, Any] = {"device": "stand-in", "threads": 1, "ctx": 256, "slots": 0.4, **options}
+    values: dict[str, Any] = {"device": "simulated", "threads": 1, "ctx": 256, "slots": 0.4, **options}
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     return Engine(EngineConfig(target=path, draft=draft, sampling=sampling, **values))
 
@@ -172,36 +172,36 @@ def wanted(engine: Engine) -> None:
 
 
 def test_closed_while_a_copy_is_under_way(
-    paths: dict[str, Path], alone: dict[str, str], stand_in: Callable[..., None]
+    paths: dict[str, Path], alone: dict[str, str], simulated_device: Callable[..., None]
 ) -> None:
     """It ends with the copies of one batch, not with the plan."""
     for _ in range(3):
         engine = load(paths["a"], paths["draft"], slots=1.0)
-        stand_in(upload_gb_s=0.002)  # some 10 ms for an expert
+        simulated_device(upload_gb_s=0.002)  # some 10 ms for an expert
         wanted(engine)
         assert engine.experts is not None
         assert engine.experts.stats["uploads"] < engine.n_experts
         started = time.monotonic()
         engine.close()
         assert time.monotonic() - started < 5
-        stand_in()
+        simulated_settings()
     with load(paths["a"], paths["draft"]) as engine:
         assert text_of(engine) == alone["a"]
 
 
 def test_slots_replaced_while_a_copy_is_under_way(
-    paths: dict[str, Path], alone: dict[str, str], stand_in: Callable[..., None]
+    paths: dict[str, Path], alone: dict[str, str], simulated_device: Callable[..., None]
 ) -> None:
     with load(paths["a"], paths["draft"], slots=1.0) as engine:
         experts = engine.experts
         assert experts is not None
-        stand_in(upload_gb_s=0.002)
+        simulated_device(upload_gb_s=0.002)
         for n_slots in (9, 0, 20):
             wanted(engine)
             experts.attach_slots(n_slots)
             assert (experts.residency() >= 0).sum() == 0
             assert text_of(engine) == alone["a"]
-        stand_in()
+        simulated_settings()
         wanted(engine)
         assert experts.settle(20)
         assert text_of(engine) == alone["a"]

@@ -120,7 +120,7 @@ class EngineConfig(ContextConfig):
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = option(
-        "auto", "auto, a device's name (CUDA0), stand-in, or cpu for no split", "--device", "-dev"
+        "auto", "auto, a device's name (CUDA0), simulated, or cpu for no split", "--device", "-dev"
     )
     threads: int = option(
         0, "CPU threads; 0 measures how many compute a token fastest: one per physical core at most, "
@@ -140,12 +140,12 @@ class EngineConfig(ContextConfig):
     )  # fmt: skip
     stream_batch: StreamBatch | str | int | None = option(  # noqa: RUF009
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
-        "N from measured costs (default: auto; 0 on the stand-in)",
+        "N from measured costs (default: auto; 0 on the simulated device)",
         "--stream-batch", metavar="N|auto",
     )  # fmt: skip
     lookahead: int | None = option(
         None, "each layer's input is also shown to the router of the layer N ahead, and the experts that it "
-        "would choose are loaded first; 0 disables it (default: 3; 0 on the stand-in, with "
+        "would choose are loaded first; 0 disables it (default: 3; 0 on the simulated device, with "
         "--deterministic, with the scheduler static, and where memory does not hold all experts)",
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip

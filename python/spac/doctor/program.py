@@ -159,7 +159,7 @@ def _gpu() -> Iterator[Finding]:
     driver = _driver()
     why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
     yield Finding("driver", "ok" if driver else "off", driver or "none", why)
-    devices = [device for device in _core.devices() if not device.is_stand_in]
+    devices = [device for device in _core.devices() if not device.is_simulated]
     for device in devices:
         free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
@@ -177,11 +177,11 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
 
     device = choose_device("auto")
     assert device is not None
-    if device.is_stand_in and target is None and limit is None:
+    if device.is_simulated and target is None and limit is None:
         return
     total = device.memory.total
     allowed = min(total, limit.of(total)) if limit is not None else total
-    room = max(0, min(device.memory.free, allowed) - margin(allowed, is_stand_in=device.is_stand_in))
+    room = max(0, min(device.memory.free, allowed) - margin(allowed, is_simulated=device.is_simulated))
     of = f" of the {size(allowed)} that --vram-limit allows" if limit is not None else ""
     yield Finding("vram", "ok", f"{device.name}: room for {size(room)}{of}, a margin left free")
     if target is None:
@@ -202,7 +202,7 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
 def _why_no_gpu(built: bool, driver: str) -> str:
     if not built or not driver:
         what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
-        return f"needs {what}: the split is shown on the stand-in, no faster than the CPU"
+        return f"needs {what}: the split is shown on the simulated device, no faster than the CPU"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "the driver offers no device" + (
         f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
@@ -307,8 +307,8 @@ def _demo() -> Iterator[Finding]:
     yield Finding("demo", state, found, "" if state == "ok" else "it generates nothing")
 
 
-def _expert_memory(way: str, is_stand_in: bool) -> tuple[State, str, str]:
-    if is_stand_in or way.startswith("pinned"):
+def _expert_memory(way: str, is_simulated: bool) -> tuple[State, str, str]:
+    if is_simulated or way.startswith("pinned"):
         return "ok", way, ""
     if way == "paged":
         return "off", way, "memory does not hold all experts: those that are not there are read from the file"

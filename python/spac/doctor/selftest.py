@@ -256,9 +256,9 @@ def main() -> int:
     from spac.model.c_api import echo_log
 
     echo_log(_echo)
-    is_stand_in = any(one.is_stand_in for one in _core.devices() if one.name == options.device)
+    is_simulated = any(one.is_simulated for one in _core.devices() if one.name == options.device)
     # The simulated device reads masks unless this fault is set. Then it does what other devices do.
-    plain = "compact" if is_stand_in and MASKS.name not in on else ""
+    plain = "compact" if is_simulated and MASKS.name not in on else ""
     _core.set_fault(options.fault or plain)
     try:
         logits, counters = evaluate(options.device, on)

@@ -26,7 +26,7 @@ def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> lis
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if experts.slots.n_slots == n_experts:
         return []
-    spare = margin(device.memory.size, is_stand_in=device.is_stand_in)
+    spare = margin(device.memory.size, is_simulated=device.is_simulated)
     if experts.slots_that_fit(spare) >= n_experts:
         try:
             experts.attach_slots(n_experts)

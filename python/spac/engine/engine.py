@@ -144,7 +144,7 @@ class Engine:
     def _advice(self) -> str:
         """Return advice on the draft after the last generation; "" for none, and on the simulated device."""
         draft, device, generation = self._pair.draft, self.device, self._generation
-        if draft is None or device is None or device.is_stand_in:
+        if draft is None or device is None or device.is_simulated:
             return ""
         if generation is None or self.experts is None:
             return ""
@@ -328,7 +328,7 @@ class Engine:
             target=str(config.target),
             draft=str(config.draft) if self._pair.draft is not None else None,
             device=residence.device_name,
-            device_is_stand_in=self.device is not None and self.device.is_stand_in,
+            device_is_stand_in=self.device is not None and self.device.is_simulated,
             scheduler=residence.scheduler_name,
             draft_types=config.draft_types,
             draft_length=config.longest_draft if config.draft_types else 0,

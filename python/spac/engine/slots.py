@@ -42,8 +42,8 @@ def _little_left(device: _core.DeviceInfo) -> list[str]:
     not cover their memory, so there is no note if a limit is set.
     """
     memory = next((each.memory for each in _core.devices() if each.name == device.name), device.memory)
-    wanted = margin(memory.size, is_stand_in=device.is_stand_in)
-    if device.is_stand_in or memory.limit or memory.free >= wanted:
+    wanted = margin(memory.size, is_simulated=device.is_simulated)
+    if device.is_simulated or memory.limit or memory.free >= wanted:
         return []
     left = f"slots: they leave {size(memory.free)} of {device.name} to llama.cpp's kernels"
     return [f"{left}, which end the process where they need more; --slots auto leaves {size(wanted)}"]
@@ -65,9 +65,9 @@ def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> 
 def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = n_experts
-    if device.is_stand_in and not device.memory.limit and not _core.stand_in()["memory_mb"]:
+    if device.is_simulated and not device.memory.limit and not _core.simulated_settings()["memory_mb"]:
         wanted = max(1, round(wanted * STAND_IN_SHARE))
-    spare = margin(device.memory.size, is_stand_in=device.is_stand_in)
+    spare = margin(device.memory.size, is_simulated=device.is_simulated)
     n_slots = min(wanted, experts.slots_that_fit(spare))
     while n_slots:
         try:

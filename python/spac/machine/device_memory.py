@@ -55,10 +55,10 @@ def in_use(device: str) -> int:
     return next((each.memory.used for each in _core.devices() if each.name == device), 0)
 
 
-def margin(n_bytes: int, *, is_stand_in: bool) -> int:
+def margin(n_bytes: int, *, is_simulated: bool) -> int:
     """Return the bytes that slots leave free on a device, or within a limit, of `n_bytes`.
 
     The device's libraries allocate pools and handles there, which spac does not count.
     """
     share = int(n_bytes * MARGIN_SHARE)
-    return share if is_stand_in else min(max(share, MARGIN_LEAST), MARGIN_MOST)
+    return share if is_simulated else min(max(share, MARGIN_LEAST), MARGIN_MOST)

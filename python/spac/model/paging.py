@@ -62,7 +62,7 @@ def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo
 
     Other devices have their own memory: the result is 0.
     """
-    if device is None or not device.is_stand_in:
+    if device is None or not device.is_simulated:
         return 0
     slots = Slots.parse(config.slots)
     n_experts = max(1, info.n_expert * info.n_expert_layers)

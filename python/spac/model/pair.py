@@ -202,11 +202,13 @@ class ModelPair:
         _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         set_pinning()
-        if device is not None and device.is_stand_in:
+        if device is not None and device.is_simulated:
             if self._config.device == "auto":
-                self.notes.append("no GPU found: the split is shown on the stand-in, the CPU playing a GPU")
-            if settings := env.STAND_IN.get():
-                _core.set_stand_in(**settings)  # type: ignore[arg-type]  # the names say which are int
+                self.notes.append(
+                    "no GPU found: the split is shown on the simulated device, the CPU playing a GPU"
+                )
+            if settings := env.SIMULATED_DEVICE.get():
+                _core.set_simulated_device(**settings)  # type: ignore[arg-type]  # the names say which are int
                 self.device = choose_device(device.name)  # reads it anew: its memory has changed
         if device is not None:
             self._limit_memory()
@@ -237,7 +239,7 @@ class ModelPair:
         """
         wanted = self._config.stream_batch
         if wanted is None:
-            wanted = 0 if self.device is None or self.device.is_stand_in else "auto"
+            wanted = 0 if self.device is None or self.device.is_simulated else "auto"
         tokens = StreamBatch.parse(wanted).tokens
         if experts is None or tokens == 0:
             yield
@@ -396,7 +398,7 @@ class ModelPair:
 
     @property
     def _simulated(self) -> bool:
-        return self.device is not None and self.device.is_stand_in
+        return self.device is not None and self.device.is_simulated
 
     @property
     def _most_threads(self) -> int:

@@ -216,7 +216,7 @@ class Measurement:
     def _slots_to_use(self) -> int:
         """Return the number of slots that fit; an engine takes fewer of a simulated device."""
         device = self._engine.device
-        margin = 0 if device is None or device.is_stand_in else _MARGIN
+        margin = 0 if device is None or device.is_simulated else _MARGIN
         return min(int(self._exists.sum()), max(1, self._experts.slots_that_fit(margin)))
 
     def _device_time(self, pool: int, without: list[Timed]) -> float | None:

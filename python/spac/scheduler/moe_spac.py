@@ -3,7 +3,7 @@
 After each verification, Algorithm 1 moves the utility of every expert (`utility`). The workload balancer
 chooses every layer's threshold τ (`balancer`). One plan has both: an expert is wanted where s >= τ, uploads
 go from level K down to τ, and victims are the lowest levels. The mechanism does the loading and evicting,
-freezes experts in use, and follows the layers' cyclic order (csrc/backend/reconciler.h,
+freezes experts in use, and follows the layers' cyclic order (csrc/backend/experts/reconciler.h,
 csrc/core/slot_table.h). The plan is there before the draft begins, so uploads run while the next tokens are
 drafted. Prefill is not demand and moves no utility.
 

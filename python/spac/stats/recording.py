@@ -66,7 +66,7 @@ COUNTERS = (
     "host_waits", "host_wait_ns", "host_compute_ns", "queue_ns",
     "download_bytes", "join_bytes",
 )  # fmt: skip
-"""The columns that are the mechanism's counters, by their names in csrc/backend/experts.h."""
+"""The columns that are the mechanism's counters, by their names in csrc/backend/experts/experts.h."""
 STEP = (
     "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
     "tokens", "verified", "drafted", "accepted", "draft_length", "resident",

@@ -1,0 +1,184 @@
+#if defined(SPAC_WITH_CUDA)
+#include "backend/device/cuda_stream_gate.h"
+
+#include "backend/device/cuda_driver.h"
+#include "backend/device/ggml_internals.h"
+#include "backend/device/patience.h"
+#include "core/error.h"
+#include "ggml-cuda.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+void * ggml_backend_cuda_stream(ggml_backend_t backend); // patches/0003-cuda-stream.patch
+
+namespace spac {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Flags of the driver's (cuda.h).
+constexpr unsigned wait_until_reached = 0; // CU_STREAM_WAIT_VALUE_GEQ: cyclic, so that numbers may wrap around
+constexpr unsigned write_ordered      = 0; // CU_STREAM_WRITE_VALUE_DEFAULT: behind what the stream wrote before
+
+const CudaDriver & driver() { return CudaDriver::loaded(); }
+
+bool has_gates(const CudaDriver & driver) {
+    return driver.wait_value != nullptr && driver.write_value != nullptr && driver.query_stream != nullptr &&
+           driver.get_context != nullptr && driver.set_context != nullptr && driver.error_name != nullptr;
+}
+
+// Asks now and then whether the device has failed, while somebody wants to know. On a thread of its own: a driver may
+// let no call in while another thread's waits for the device, which waits for who would have asked. About a stream of
+// its own: any call tells of a failure, and a question about a stream under capture would spoil the capture.
+class Watch {
+  public:
+    Watch() { driver().check(driver().get_context(&context_)); }
+    ~Watch() {
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+            changed_.notify_all();
+        }
+        if (thread_.joinable()) {
+            thread_.join();
+        }
+    }
+
+    // What the device has failed with, as far as it is known.
+    int ask() {
+        const std::lock_guard lock(mutex_);
+        asked_ = true;
+        if (!thread_.joinable()) {
+            thread_ = std::thread([this] { work(); });
+        }
+        changed_.notify_all();
+        return status_;
+    }
+
+  private:
+    void work() {
+        driver().set_context(context_);
+        std::unique_lock lock(mutex_);
+        while (!stop_) {
+            changed_.wait(lock, [&] { return stop_ || asked_; });
+            asked_ = false;
+            lock.unlock();
+            const int status = driver().query_stream(per_thread_stream());
+            lock.lock();
+            status_ =
+                status == CudaDriver::not_ready || status == CudaDriver::no_context ? CudaDriver::success : status;
+            changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return stop_; });
+        }
+    }
+
+    static void * per_thread_stream() { return reinterpret_cast<void *>(uintptr_t{2}); } // CU_STREAM_PER_THREAD
+
+    void *                  context_ = nullptr;
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    bool                    asked_ = false, stop_ = false;
+    int                     status_ = CudaDriver::success;
+    std::thread             thread_; // starts with the first question
+};
+
+class CudaGate : public Gate {
+  public:
+    CudaGate(ggml_backend_t backend, ggml_backend_buffer_ptr words)
+        : stream_(ggml_backend_cuda_stream(backend)), words_(std::move(words)),
+          word_(static_cast<std::atomic<uint32_t> *>(ggml_backend_buffer_get_base(words_.get()))) {
+        word_[signal_at] = word_[open_at] = 0;
+    }
+
+    void queue_signal(uint64_t n) override {
+        driver().check(driver().write_value(stream_, address(signal_at), low(n), write_ordered));
+    }
+    void queue_wait(uint64_t n) override {
+        driver().check(driver().wait_value(stream_, address(open_at), low(n), wait_until_reached));
+    }
+    void open(uint64_t n) override { word_[open_at].store(low(n), std::memory_order_release); }
+
+    uint32_t signalled() const override { return word_[signal_at].load(std::memory_order_acquire); }
+    uint32_t opened() const override { return word_[open_at].load(std::memory_order_acquire); }
+
+    // Looks all the time at first, for the device's part between two layers takes some tens of microseconds; but where
+    // cores are scarce, the thread that launches goes first.
+    void await_signal(uint64_t n) override {
+        const auto start = Clock::now();
+        for (Patience patience; !reached(n);) {
+            for (int i = 0; i < 256 && !reached(n); ++i) {
+                pause();
+            }
+            std::this_thread::yield();
+            const auto waited = Clock::now() - start;
+            if (waited > std::chrono::milliseconds(100)) {
+                driver().check(watch_.ask()); // the device may have failed instead of signalling
+                if (patience.over() && !reached(n)) {
+                    throw Overdue("the GPU did not signal");
+                }
+            }
+            if (waited > std::chrono::milliseconds(1)) {
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+        }
+    }
+
+    // Whether the stream signals and waits, within a second.
+    bool works() {
+        if (driver().write_value(stream_, address(signal_at), 1, write_ordered) != CudaDriver::success) {
+            return false;
+        }
+        open(1);
+        const bool queued =
+            driver().wait_value(stream_, address(open_at), 1, wait_until_reached) == CudaDriver::success &&
+            driver().write_value(stream_, address(signal_at), 2, write_ordered) == CudaDriver::success;
+        for (const auto end = Clock::now() + std::chrono::seconds(1); queued && Clock::now() < end;) {
+            if (reached(2)) {
+                word_[signal_at] = word_[open_at] = 0;
+                return true;
+            }
+        }
+        return false;
+    }
+
+  private:
+    static constexpr int signal_at = 0, open_at = 64; // on cache lines of their own
+
+    static uint32_t low(uint64_t n) { return static_cast<uint32_t>(n); }
+    static void     pause() {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+    }
+    bool reached(uint64_t n) const { return static_cast<int32_t>(signalled() - low(n)) >= 0; }
+    // Pinned memory has one address for both.
+    unsigned long long address(int word) const { return reinterpret_cast<uintptr_t>(&word_[word]); }
+
+    void *                  stream_;
+    ggml_backend_buffer_ptr words_;
+    std::atomic<uint32_t> * word_;
+    Watch                   watch_;
+};
+
+} // namespace
+
+std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
+    if (!ggml_backend_is_cuda(backend) || !has_gates(driver())) {
+        return nullptr;
+    }
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+    ggml_backend_buffer_ptr    words(pinned != nullptr ? ggml_backend_buft_alloc_buffer(pinned, 512) : nullptr);
+    // where pinning failed, ggml gives plain memory
+    if (!words || ggml_backend_buffer_get_type(words.get()) != pinned) {
+        return nullptr;
+    }
+    auto gate = std::make_unique<CudaGate>(backend, std::move(words));
+    return gate->works() ? std::move(gate) : nullptr;
+}
+
+} // namespace spac
+#endif

@@ -1,0 +1,87 @@
+#include "backend/device/inner_devices.h"
+
+#include "backend/device/capabilities.h"
+#include "backend/device/device_memory.h"
+#include "backend/device/ggml_internals.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+namespace spac {
+namespace {
+
+// Hidden from llama.cpp's registry. Made when it is first asked for: the library's constructor fills it before this
+// file's own objects are made, which would empty it again.
+std::vector<ggml_backend_dev_t> & inner_devices() {
+    static auto * devices = new std::vector<ggml_backend_dev_t>;
+    return *devices;
+}
+
+std::string lower(std::string s) {
+    std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return s;
+}
+
+std::string known_devices() {
+    std::string names;
+    for (const DeviceInfo & info : devices()) {
+        names += (names.empty() ? "" : ", ") + lower(info.name);
+    }
+    return names;
+}
+
+} // namespace
+
+// Cards come first, then what is built into a processor and shares its memory.
+void hide_inner_devices() {
+    std::vector<ggml_backend_reg_t> regs;
+    for (const auto type : {GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU}) {
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+            if (ggml_backend_dev_type(dev) == type) {
+                inner_devices().push_back(dev);
+                if (std::find(regs.begin(), regs.end(), dev->reg) == regs.end()) {
+                    regs.push_back(dev->reg);
+                }
+            }
+        }
+    }
+    for (ggml_backend_reg_t reg : regs) {
+        ggml_backend_unload(reg);
+    }
+}
+
+void add_inner_device(ggml_backend_dev_t device) { inner_devices().push_back(device); }
+
+// "stand-in" is what the simulated device was called.
+ggml_backend_dev_t inner_device(const std::string & name) {
+    const std::string wanted = lower(name) == "stand-in" ? "simulated" : lower(name);
+    for (ggml_backend_dev_t dev : inner_devices()) {
+        if (lower(ggml_backend_dev_name(dev)) == wanted) {
+            return dev;
+        }
+    }
+    throw InputError("unknown device '" + name + "': this machine has " + known_devices());
+}
+
+ggml_backend_dev_t first_inner_device() { return inner_devices().front(); }
+
+std::vector<DeviceInfo> devices() {
+    std::vector<DeviceInfo> infos;
+    for (ggml_backend_dev_t dev : inner_devices()) {
+        const Capabilities can = capabilities_of(dev);
+        DeviceInfo         info;
+        info.name               = ggml_backend_dev_name(dev);
+        info.description        = ggml_backend_dev_description(dev);
+        info.memory             = memory_of(dev);
+        info.reads_masks        = can.masked_kernels;
+        info.shares_host_cores  = can.shares_host_cores;
+        info.shares_host_memory = can.shares_host_memory;
+        infos.push_back(std::move(info));
+    }
+    return infos;
+}
+
+} // namespace spac

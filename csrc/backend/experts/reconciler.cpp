@@ -1,0 +1,301 @@
+#include "backend/experts/reconciler.h"
+
+#include "backend/device/capabilities.h"
+#include "backend/device/event_wait.h"
+#include "backend/experts/model_experts.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <pthread.h>
+#include <sched.h>
+
+namespace spac {
+namespace {
+// Experts copied between two looks at the plan: few enough to drop a stale plan soon. While one batch is copied the
+// next is chosen and queued, so that the link is never without work.
+constexpr size_t max_batch = 4;
+// Pinned memory for experts on their way; fewer go in a batch where experts are large.
+constexpr size_t max_ring_bytes = size_t{128} << 20;
+// Slots that may be waiting for their last launch at once: evicting earlier than needed costs hits.
+constexpr size_t max_evictions = 8;
+
+const char * expert_data(const ExpertWeight & weight, int expert) {
+    return static_cast<const char *>(weight.tensor->data) + expert * weight.bytes;
+}
+
+// A plan wakes the worker at the end of a step, when the thread that decodes goes on: a batch thread does not take its
+// core from it.
+void yield_to_decoding() {
+#if defined(SCHED_BATCH)
+    const sched_param param = {};
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &param); // where it is refused, nothing is lost
+#endif
+}
+} // namespace
+
+Reconciler::Reconciler(ModelExperts & experts, ggml_backend_dev_t device)
+    : owner_(experts), stream_(ggml_backend_dev_init(device, nullptr)) {
+    if (!stream_) {
+        throw DeviceError(std::string("device ") + ggml_backend_dev_name(device) + " gave no stream for copies");
+    }
+    if (StreamExtension * const extension = extension_of(stream_.get())) {
+        extension->mark_uploads();
+    }
+    n_batches_ = 2;
+    for (size_t place = 0; place < n_batches_; ++place) {
+        ends_.emplace_back(ggml_backend_event_new(device));
+    }
+    n_batches_ = ends_.back() ? n_batches_ : 1;
+    make_ring();
+    worker_ = std::thread([this] { work(); });
+}
+
+void Reconciler::make_ring() {
+    batch_size_          = max_batch;
+    auto *       type    = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(stream_.get()));
+    const size_t largest = most_pageable();
+    if (largest == 0 || type == nullptr) {
+        return;
+    }
+    batch_size_ = std::clamp<size_t>(max_ring_bytes / (n_batches_ * largest), 1, max_batch);
+    // without it, copies are merely slower
+    ring_.reset(ggml_backend_buft_alloc_buffer(type, n_batches_ * batch_size_ * largest));
+}
+
+// The most bytes of an expert that are not pinned.
+size_t Reconciler::most_pageable() const {
+    size_t most = 0;
+    for (const auto & layer : owner_.layers_) {
+        for (int e = 0; e < layer.info.n_expert; ++e) {
+            size_t bytes = layer.info.expert_bytes;
+            for (const ExpertWeight & weight : layer.weights) {
+                bytes -= owner_.pinned.pinned_bytes(expert_data(weight, e), weight.bytes);
+            }
+            most = std::max(most, bytes);
+        }
+    }
+    return most;
+}
+
+Reconciler::~Reconciler() {
+    {
+        const std::lock_guard lock(owner_.mutex_);
+        stop_ = true;
+    }
+    owner_.residency_->returns()->wake();
+    worker_.join();
+}
+
+void Reconciler::work() {
+    yield_to_decoding();
+    Residency & residency = *owner_.residency_; // as long as this thread: the owner joins it first
+    const auto  returns   = residency.returns();
+    while (true) {
+        const uint64_t               ticket = returns->ticket();
+        Residency::Retired           retired; // dies outside the mutex
+        std::vector<Residency::Load> loads;
+        std::shared_ptr<const Plan>  plan;
+        {
+            const std::lock_guard lock(owner_.mutex_);
+            if (stop_) {
+                break;
+            }
+            plan = residency.look();
+        }
+        hear(residency);
+        const auto actions =
+            residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions}, timely(residency.foreseen()));
+        {
+            const std::lock_guard lock(owner_.mutex_); // which who decodes takes too, in every layer
+            loads = residency.begin(actions, retired);
+            record(residency.evictions());
+            if (residency.settled()) {
+                owner_.settled_.notify_all();
+            }
+        }
+        owner_.counters.evictions += retired.size();
+        const bool idle = loads.empty() && retired.empty();
+        retired.clear();
+        if (!loads.empty()) {
+            start(std::move(loads));
+        }
+        if (!under_way_.empty() && (idle || under_way_.size() == n_batches_)) {
+            finish_oldest(residency);
+        } else if (idle) {
+            returns->wait_past(ticket);
+        }
+    }
+    ggml_backend_synchronize(stream_.get());
+}
+
+// Takes what was said of layers since the last time, of those that run next first.
+void Reconciler::hear(Residency & residency) {
+    std::map<int, Word> said;
+    bool                forget = false;
+    {
+        const std::lock_guard lock(said_mutex_);
+        said.swap(said_);
+        std::swap(forget, forget_);
+    }
+    if (forget) {
+        residency.forget();
+    }
+    const auto say = [&](auto & word) {
+        const auto & [layer, what] = word;
+        what.ran ? residency.note_used(layer, what.experts) : residency.foresee(layer, what.experts);
+    };
+    const auto next = said.lower_bound(owner_.cursor_.load());
+    std::for_each(next, said.end(), say);
+    std::for_each(said.begin(), next, say);
+}
+
+// Those that arrive before the mask of their layer is chosen, one copy after the other: the others would only keep
+// these waiting.
+std::vector<ExpertId> Reconciler::timely(std::vector<ExpertId> foreseen) const {
+    const int64_t layer_ns = owner_.lookahead.layer_ns();
+    const int     cursor = owner_.cursor_.load(), n_layer = owner_.residency_->table().n_layer();
+    int64_t       arrival = 0;
+    for (const Batch & batch : under_way_) {
+        arrival += static_cast<int64_t>(batch.loads.size()) * expert_ns_;
+    }
+    const auto late = [&](ExpertId id) {
+        const int64_t until = (2 * ((id.layer - cursor + n_layer) % n_layer) + 1) * layer_ns / 2; // of this layer, half
+        if (layer_ns > 0 && arrival + expert_ns_ > until) {
+            return true;
+        }
+        arrival += expert_ns_;
+        return false;
+    };
+    foreseen.erase(std::remove_if(foreseen.begin(), foreseen.end(), late), foreseen.end());
+    return foreseen;
+}
+
+void Reconciler::foresee(int layer, std::vector<int32_t> experts, bool wake) {
+    {
+        const std::lock_guard lock(said_mutex_);
+        said_[layer] = {false, std::move(experts)};
+    }
+    if (wake) {
+        owner_.residency_->returns()->wake();
+    }
+}
+
+void Reconciler::note_used(int layer, std::vector<int32_t> experts) {
+    const std::lock_guard lock(said_mutex_);
+    said_[layer] = {true, std::move(experts)};
+}
+
+void Reconciler::forget() {
+    const std::lock_guard lock(said_mutex_);
+    said_.clear();
+    forget_ = true;
+}
+
+// Queues the copies of a batch.
+void Reconciler::start(std::vector<Residency::Load> loads) {
+    const size_t place = n_started_++ % n_batches_;
+    under_way_.push_back({std::move(loads), Trace::now(), place});
+    char * staged = ring_ ? static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) +
+                                place * (ggml_backend_buffer_get_size(ring_.get()) / n_batches_)
+                          : nullptr;
+    for (const Residency::Load & load : under_way_.back().loads) {
+        const auto & weights = owner_.layers_[load.id.layer].weights;
+        for (size_t w = 0; w < weights.size(); ++w) {
+            const size_t  bytes = weights[w].bytes;
+            const char *  data  = expert_data(weights[w], load.id.expert);
+            ggml_tensor * slots = owner_.storage_->tensor(load.pool, static_cast<int>(w));
+            for (const auto & piece : owner_.pinned.pieces(data, bytes)) {
+                const char * from = data + piece.offset;
+                if (!piece.pinned && staged != nullptr) {
+                    memcpy(staged, from, piece.bytes);
+                    from = std::exchange(staged, staged + piece.bytes);
+                }
+                ggml_backend_tensor_set_async(stream_.get(), slots, from, load.slot * bytes + piece.offset,
+                                              piece.bytes);
+            }
+        }
+    }
+    if (ends_[place]) {
+        ggml_backend_event_record(ends_[place].get(), stream_.get());
+    }
+}
+
+// Waits for the batch that was queued first, and publishes its experts.
+void Reconciler::finish_oldest(Residency & residency) {
+    const size_t place = under_way_.front().place;
+    if (ends_[place]) {
+        await_event(stream_.get(), ends_[place].get());
+    } else {
+        ggml_backend_synchronize(stream_.get());
+    }
+    const bool copied = !has_failed();
+    // which copy failed is not known: none of those that are under way can be trusted
+    for (size_t n = copied ? 1 : under_way_.size(); n > 0; --n) {
+        const Batch batch = std::move(under_way_.front());
+        under_way_.pop_front();
+        count(batch, copied);
+        Residency::Retired    retired; // dies outside the mutex
+        const std::lock_guard lock(owner_.mutex_);
+        if (copied) {
+            owner_.demand.note_loaded(batch.loads);
+        }
+        residency.finish(batch.loads, copied, retired);
+    }
+}
+
+// Whether some copy since the last call did; no copy is under way then.
+bool Reconciler::has_failed() {
+    StreamExtension * const extension = extension_of(stream_.get());
+    if (extension == nullptr || !extension->take_failure()) {
+        return false; // ggml's devices end the process where a copy fails
+    }
+    ggml_backend_synchronize(stream_.get());
+    extension->take_failure();
+    return true;
+}
+
+void Reconciler::record(const std::vector<Residency::Eviction> & evictions) {
+    if (evictions.empty()) {
+        return;
+    }
+    owner_.demand.note_evicted(evictions);
+    Span span;
+    span.activity = Activity::evict;
+    span.start_ns = span.end_ns = Trace::now();
+    for (const Residency::Eviction & eviction : evictions) {
+        span.layer  = eviction.id.layer;
+        span.expert = eviction.id.expert;
+        span.pool   = eviction.pool;
+        owner_.trace_->add(span);
+    }
+}
+
+void Reconciler::count(const Batch & batch, bool copied) {
+    Span span;
+    span.activity = Activity::copy;
+    span.start_ns = std::max(batch.start_ns, last_end_ns_); // copies run one after the other
+    span.end_ns = last_end_ns_ = Trace::now();
+    span.ok                    = copied ? 1 : 0;
+    owner_.counters.upload_ns += static_cast<uint64_t>(span.end_ns - span.start_ns);
+    const int64_t each = (span.end_ns - span.start_ns) / static_cast<int64_t>(batch.loads.size());
+    expert_ns_         = expert_ns_ == 0 ? each : expert_ns_ + (each - expert_ns_) / 8;
+    for (const Residency::Load & load : batch.loads) {
+        const size_t bytes = owner_.layers_[load.id.layer].info.expert_bytes;
+        if (copied) {
+            ++owner_.counters.uploads;
+            owner_.counters.upload_bytes += bytes;
+        } else {
+            ++owner_.counters.upload_failures;
+        }
+        span.layer  = load.id.layer;
+        span.expert = load.id.expert;
+        span.pool   = load.pool;
+        span.bytes  = static_cast<int64_t>(bytes);
+        owner_.trace_->add(span);
+    }
+}
+
+} // namespace spac

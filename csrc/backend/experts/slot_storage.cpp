@@ -1,0 +1,86 @@
+#include "backend/experts/slot_storage.h"
+
+#include "core/error.h"
+#include "core/slot_table.h"
+
+#include <algorithm>
+
+namespace spac {
+namespace {
+
+// Whether the device's kernel takes `n` experts as one tensor. Some limit what one may span, as Vulkan's storage
+// buffers.
+bool multiplies(ggml_backend_dev_t device, const ggml_tensor & weight, int n) {
+    const ggml_context_ptr ctx(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor *          slots = ggml_new_tensor_3d(ctx.get(), weight.type, weight.ne[0], weight.ne[1], n);
+    ggml_tensor *          input = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, weight.ne[0], 1, 1);
+    ggml_tensor *          ids   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    return ggml_backend_dev_supports_op(device, ggml_mul_mat_id(ctx.get(), slots, input, ids));
+}
+
+} // namespace
+
+bool ExpertWeight::same_shape(const ExpertWeight & other) const {
+    return tensor->type == other.tensor->type && is_bias() == other.is_bias() && tensor->ne[0] == other.tensor->ne[0] &&
+           (is_bias() || tensor->ne[1] == other.tensor->ne[1]);
+}
+
+int ExpertWeight::max_slots(ggml_backend_dev_t device) const {
+    const int64_t elements = is_bias() ? tensor->ne[0] : tensor->ne[0] * tensor->ne[1];
+    int           most     = slots_per_tensor(elements / ggml_blck_size(tensor->type));
+    if (device == nullptr || is_bias() || most < 1 || multiplies(device, *tensor, most) ||
+        !multiplies(device, *tensor, 1)) { // a type without kernel: blocks tell
+        return most;
+    }
+    int least = 1; // does, and `most` does not
+    while (most - least > 1) {
+        const int middle                                     = least + (most - least) / 2;
+        (multiplies(device, *tensor, middle) ? least : most) = middle;
+    }
+    return least;
+}
+
+SlotStorage::SlotStorage(const std::vector<std::vector<ExpertWeight>> & prototypes, const std::vector<int> & n_slots) {
+    size_t n_tensors = 0;
+    for (const auto & weights : prototypes) {
+        n_tensors += weights.size();
+    }
+    ctx_.reset(ggml_init({(n_tensors + 1) * ggml_tensor_overhead(), nullptr, true}));
+    tensors_.resize(prototypes.size());
+    for (size_t p = 0; p < prototypes.size(); ++p) {
+        for (const ExpertWeight & weight : prototypes[p]) {
+            const ggml_tensor * t = weight.tensor;
+            SPAC_CHECK(n_slots[p] <= weight.max_slots(), p, n_slots[p], weight.max_slots());
+            if (n_slots[p] == 0) {
+                tensors_[p].push_back(nullptr);
+            } else if (weight.is_bias()) {
+                tensors_[p].push_back(ggml_new_tensor_2d(ctx_.get(), t->type, t->ne[0], n_slots[p]));
+            } else {
+                tensors_[p].push_back(ggml_new_tensor_3d(ctx_.get(), t->type, t->ne[0], t->ne[1], n_slots[p]));
+            }
+        }
+    }
+}
+
+SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
+                         const std::vector<int> & n_slots)
+    : SlotStorage(prototypes, n_slots) {
+    if (ggml_get_first_tensor(ctx_.get()) == nullptr) {
+        return;
+    }
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device)));
+    if (!buffer_) {
+        throw MemoryError(std::string("device ") + ggml_backend_dev_name(device) + " has no room for the expert slots");
+    }
+    // some kernels read a little past a row's end: what they find there must be finite
+    ggml_backend_buffer_clear(buffer_.get(), 0);
+    ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+}
+
+size_t SlotStorage::bytes_of(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
+                             const std::vector<int> & n_slots) {
+    const SlotStorage tensors(prototypes, n_slots);
+    return ggml_backend_alloc_ctx_tensors_from_buft_size(tensors.ctx_.get(), ggml_backend_dev_buffer_type(device));
+}
+
+} // namespace spac

@@ -1,0 +1,185 @@
+#include "backend/prefill/turn_runner.h"
+
+#include "backend/device/timer.h"
+#include "backend/experts/expert_store.h"
+#include "backend/experts/model_experts.h"
+#include "backend/graph/nodes.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace spac {
+namespace {
+
+// Whether kernels can read all experts of a weight as one tensor.
+bool addressable(const Block & block) {
+    return std::all_of(block.weights.begin(), block.weights.end(), [](const ggml_tensor * weight) {
+        const ExpertWeight all{weight, 0};
+        return all.n_expert() <= all.max_slots();
+    });
+}
+
+// Whether the slots hold all that the graph can want, now.
+bool all_resident(const SplitGraph & g) {
+    return std::all_of(g.blocks.begin(), g.blocks.end(), [](const auto & b) {
+        const auto now = b->experts->snapshot(b->layer);
+        return now.mask != nullptr && now.mask->all();
+    });
+}
+
+} // namespace
+
+void TurnRunner::reserve(const std::vector<Block> & blocks) {
+    ggml_backend_buffer_type_t type  = stream_.buffer_type();
+    size_t                     bytes = 0;
+    for (const Block & block : blocks) {
+        const int n_tokens = experts_of(block.weights.front())->stream_tokens();
+        if (block.splittable && n_tokens > 0 && block.n_tokens() >= n_tokens) {
+            bytes = std::max(bytes, turn_bytes(turns_of(block.weights, type), type));
+        }
+    }
+    if (bytes > 0 && !refused_) {
+        refused_ = !make_stream(bytes, experts_of(blocks.front().weights.front()));
+    }
+}
+
+bool TurnRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
+    end(); // where an exception ended the last graph
+    const SplitBlock &   first    = *g.blocks.front();
+    const ModelExperts & experts  = *first.experts;
+    const int            n_tokens = experts.stream_tokens();
+    if (refused_ || n_tokens <= 0 || g.n_tokens < n_tokens ||
+        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || all_resident(g)) {
+        return false;
+    }
+    if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || !weights_) {
+        stream_.synchronize(); // launches under way read the nodes that are replaced
+        refused_ = !make_turns(g, n_tokens, scratch);
+    }
+    next_ = 0;
+    return !refused_ && !g.turns.empty();
+}
+
+void TurnRunner::end() {
+    if (weights_) {
+        weights_->end();
+    }
+}
+
+bool TurnRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts) {
+    if (weights_ && weights_->region_bytes() >= region_bytes) {
+        return true;
+    }
+    stream_.synchronize(); // launches under way read the regions that are replaced
+    weights_.reset();
+    held_.reset();
+    if (!turns_affordable(stream_.device(), region_bytes)) {
+        GGML_LOG_WARN("spac: the experts of a layer are too large to pass through %s: prompts are split between it "
+                      "and the CPU\n",
+                      ggml_backend_dev_name(stream_.device()));
+        return false;
+    }
+    try {
+        weights_ = std::make_unique<WeightStream>(stream_, region_bytes);
+        held_    = experts->hold_stream(WeightTurn::n_regions * region_bytes);
+    } catch (const Error & error) {
+        GGML_LOG_WARN("spac: %s: prompts are split between it and the CPU\n", error.what());
+        return false;
+    }
+    ++generation_;
+    return true;
+}
+
+bool TurnRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {
+    ggml_backend_buffer_type_t type = stream_.buffer_type();
+    const auto large = [&](const SplitBlock & b) { return b.block.splittable && b.block.n_tokens() >= n_tokens; };
+    size_t     bytes = 0;
+    for (const auto & b : g.blocks) {
+        bytes = std::max(bytes, large(*b) ? turn_bytes(turns_of(b->block.weights, type), type) : 0);
+    }
+    if (!make_stream(bytes, g.blocks.front()->experts)) {
+        return false;
+    }
+    g.turns.clear();
+    g.turn_tokens     = n_tokens;
+    g.turn_generation = generation_;
+    for (size_t k = 0; k < g.blocks.size(); ++k) {
+        SplitBlock & b = *g.blocks[k];
+        b.turns.clear();
+        if (large(b)) {
+            prepare(b, g.staging[k], scratch, static_cast<int>(g.turns.size()));
+            for (const WeightTurn & turn : b.turns) {
+                g.turns.push_back({&b, &turn});
+            }
+        }
+    }
+    return true;
+}
+
+// Makes the turns of a block, the first of them in region `region`; none where the device cannot run them.
+void TurnRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region) {
+    const Block & block = b.block;
+    b.turn_head.clear();
+    b.turns = turns_of(block.weights, stream_.buffer_type());
+    b.turn_ctx.reset(
+        ggml_init({(block.chain.size() + block.weights.size() + 4 * block.scales.size() + 1) * ggml_tensor_overhead(),
+                   nullptr, true}));
+    ggml_context * ctx = b.turn_ctx.get();
+
+    NodeMap                                               map;
+    std::unordered_map<const ggml_tensor *, WeightTurn *> turn_of;
+    for (WeightTurn & turn : b.turns) {
+        weights_->place(ctx, turn, region++ % WeightTurn::n_regions);
+        for (size_t i = 0; i < turn.weights.size(); ++i) {
+            map[turn.weights[i]]     = turn.staged[i];
+            turn_of[turn.weights[i]] = &turn;
+        }
+    }
+    add_device_scales(ctx, b, s, scratch, nullptr, map, b.turn_head);
+    bool can = addressable(block) && std::all_of(b.turn_head.begin(), b.turn_head.end(), [&](const ggml_tensor * node) {
+                   return ggml_backend_supports_op(stream_.backend(), node);
+               });
+
+    WeightTurn * now = b.turns.empty() ? nullptr : &b.turns.front();
+    for (size_t i = 0; i < block.chain.size() && can && now != nullptr; ++i) {
+        const auto turn = turn_of.find(store_weight(block.chain[i]));
+        now             = turn != turn_of.end() ? turn->second : now;
+        now->nodes.push_back(copy_node(ctx, block.chain[i], map));
+        can = ggml_backend_supports_op(stream_.backend(), now->nodes.back());
+    }
+    if (!can) {
+        b.turns.clear();
+    }
+}
+
+ggml_status TurnRunner::run(const SplitBlock & b, const SplitGraph & g, const ggml_cgraph * graph) {
+    auto &    counters = b.experts->counters;
+    SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
+    block.span.count = b.block.n_tokens();
+    const auto fill  = [&](size_t turn) {
+        const Timer timer(counters.queue_ns);
+        weights_->fill(*g.turns[turn].turn, *g.turns[turn].block->experts, g.turns[turn].block->layer);
+    };
+    if (next_ == 0) {
+        fill(0);
+    }
+    ggml_status status = stream_.launch(b, b.before, graph);
+    if (status == GGML_STATUS_SUCCESS) {
+        status = stream_.launch(b, b.turn_head, graph);
+    }
+    for (size_t i = 0; i < b.turns.size() && status == GGML_STATUS_SUCCESS; ++i) {
+        weights_->wait_filled(b.turns[i], stream_);
+        stream_.record_device_part(b);
+        status = stream_.launch(b, b.turns[i].nodes, graph);
+        weights_->note_read(b.turns[i], stream_);
+        if (++next_ < g.turns.size()) {
+            fill(next_); // where the copy has to wait for pageable memory, the device is at work already
+        }
+    }
+    ++counters.blocks;
+    ++counters.blocks_streamed;
+    return status;
+}
+
+} // namespace spac

@@ -1,0 +1,84 @@
+#include "backend/split/host_part.h"
+
+#include "backend/device/timer.h"
+#include "backend/experts/model_experts.h"
+#include "core/error.h"
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace spac {
+namespace {
+
+// Distinct experts among the host's rows.
+int n_distinct(const SplitBlock & b, const Staging & s) {
+    std::vector<int32_t> ids(s.host_ids, s.host_ids + b.block.n_used() * b.block.n_tokens());
+    std::sort(ids.begin(), ids.end());
+    const auto end = std::unique(ids.begin(), ids.end());
+    return static_cast<int>(end - std::lower_bound(ids.begin(), end, 0));
+}
+
+} // namespace
+
+HostPart::HostPart(bool share_cores) : share_cores_(share_cores), cpu_(ggml_backend_cpu_init()) {
+    if (!cpu_) {
+        throw DeviceError("the CPU backend could not be started");
+    }
+}
+
+void HostPart::set_n_threads(int n_threads) { n_threads_ = std::max(1, n_threads); }
+
+void HostPart::start() {
+    if (pool_ == nullptr || n_threads_ > pool_->n_threads()) {
+        ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
+        pool_.reset(); // first: the threads of both would need cores
+        // waiting threads spin for some microseconds between layers
+        pool_ = std::make_unique<ThreadPool>(n_threads_, share_cores_ ? 0 : 1);
+        ggml_backend_cpu_set_threadpool(cpu_.get(), pool_->get());
+    }
+    ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);
+}
+
+HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask, bool counts,
+                                 int64_t wait_ns) {
+    DemandCounter & demand = b.experts->demand;
+    if (counts) {
+        demand.count(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
+                     b.n_expert, mask);
+    }
+    Served  served = {select(b, s, mask), GGML_STATUS_SUCCESS};
+    int64_t ns     = 0;
+    if (served.n_rows > 0) {
+        SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
+        scope.span.count    = served.n_rows;
+        scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;
+        const auto start    = Clock::now();
+        served.status       = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
+        ns                  = static_cast<int64_t>(ns_since(start));
+        b.experts->counters.host_compute_ns += static_cast<uint64_t>(ns);
+    }
+    if (counts) {
+        demand.add_times(b.layer, wait_ns, ns);
+    }
+    return served;
+}
+
+void HostPart::clear(const SplitBlock & b) { memset(b.host_out->data, 0, ggml_nbytes(b.host_out)); }
+
+// Writes the host's ids, -1 where the device computes, and returns the number of the host's rows.
+int HostPart::select(const SplitBlock & b, const Staging & s, const Mask * mask) {
+    const int n_used = b.block.n_used(), n_tokens = b.block.n_tokens();
+    int       n = 0;
+    for (int t = 0; t < n_tokens; ++t) {
+        const int32_t * ids = s.ids_of(b.block, t);
+        for (int u = 0; u < n_used; ++u) {
+            const bool here            = mask == nullptr || mask->slot_of[ids[u]] < 0;
+            s.host_ids[t * n_used + u] = here ? ids[u] : -1;
+            n += here;
+        }
+    }
+    return n;
+}
+
+} // namespace spac

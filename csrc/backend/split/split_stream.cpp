@@ -1,0 +1,282 @@
+#include "backend/split/split_stream.h"
+
+#include "backend/device/capabilities.h"
+#include "backend/device/timer.h"
+#include "backend/experts/expert_store.h"
+#include "backend/split/look_ahead.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace spac {
+namespace {
+
+// Blocks that are queued ahead of the host's part: masks that are not late are as old.
+constexpr size_t most_ahead = 8;
+
+} // namespace
+
+SplitStream::SplitStream(ggml_backend_dev_t device)
+    : stream_(device), graphs_(stream_), host_(capabilities_of(device).shares_host_cores), device_(stream_),
+      turns_(stream_) {}
+
+SplitStream::~SplitStream() {
+    synchronize();
+    if (tap_) {
+        tap_->end();
+    }
+}
+
+void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
+    abort_      = callback;
+    abort_data_ = data;
+}
+
+void SplitStream::synchronize() {
+    if (hangs_) {
+        return;
+    }
+    finish_queued();
+    chosen_.reset();
+    chosen_before_.reset();
+}
+
+void SplitStream::finish_queued() {
+    stream_.synchronize();
+    turns_.end();
+    count_late();
+}
+
+bool SplitStream::plan(const ggml_cgraph * graph) {
+    refuse_when_it_hangs();
+    if (tap_) {
+        tap_->plan(stream_, graph);
+    }
+    const std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
+    for (const Block & block : blocks) {
+        if (block.splittable) {
+            experts_of(block.weights.front())->find_or_add_layer(block.weights, block.n_used());
+            std::for_each(block.weights.begin(), block.weights.end(), register_store);
+        }
+    }
+    if (!late_.empty()) {
+        synchronize(); // the staging may be replaced that their ids are in
+    }
+    graphs_.reserve(blocks);
+    turns_.reserve(blocks);
+    return !blocks.empty();
+}
+
+ggml_status SplitStream::compute(ggml_cgraph * graph) {
+    refuse_when_it_hangs();
+    return tap_ ? tap_->compute(stream_, graph, [this](ggml_cgraph * tapped) { return run(tapped); }) : run(graph);
+}
+
+ggml_status SplitStream::run(ggml_cgraph * graph) {
+    if (!late_.empty()) {
+        synchronize();
+    }
+    SplitGraph & g = graphs_.get(graph);
+    if (g.blocks.empty()) {
+        return stream_.launch(g.tail, graph);
+    }
+    const Timer timer(g.blocks.front()->experts->counters.graph_ns);
+    host_.start();
+    Course course{&g, graph};
+    course.turns  = turns_.use(g, graphs_.scratch());
+    ahead_        = !course.turns && can_go_ahead(g);
+    late_masks_   = ahead_ && g.distance > 0;
+    join_pending_ = false;
+    at_gate_      = nullptr;
+    if (ahead_) {
+        run_ahead(course);
+    } else {
+        run_blocks(course);
+    }
+    if (course.counted && course.status == GGML_STATUS_SUCCESS) {
+        g.blocks.front()->experts->demand.end_step();
+    }
+    return course.status;
+}
+
+// Queues all blocks from where the course is, and serves them where they are not queued ahead; or ends at a gate.
+void SplitStream::run_blocks(Course & course, bool until_job) {
+    SplitGraph & g = *course.g;
+    for (; course.next < g.blocks.size() && course.status == GGML_STATUS_SUCCESS; ++course.next) {
+        if (until_job && at_gate_ != nullptr) {
+            return;
+        }
+        pass_gate();
+        if (ahead_ && jobs_.cancelled()) {
+            course.status = GGML_STATUS_FAILED;
+            return;
+        }
+        if (abort_ != nullptr && abort_(abort_data_)) {
+            course.status = GGML_STATUS_ABORTED;
+            return;
+        }
+        SplitBlock & b      = *g.blocks[course.next];
+        const bool   counts = b.layer >= 0 && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
+        course.counted      = course.counted || counts;
+        if (course.turns && !b.turns.empty()) {
+            if (std::exchange(join_pending_, false)) {
+                course.status = stream_.launch(b, {g.blocks[course.next - 1]->join}, course.graph);
+            }
+            course.status = course.status == GGML_STATUS_SUCCESS ? turns_.run(b, g, course.graph) : course.status;
+        } else {
+            course.status = run_block(b, g.staging[course.next], course.graph, counts);
+        }
+    }
+    if (course.status != GGML_STATUS_SUCCESS || (until_job && at_gate_ != nullptr)) {
+        return;
+    }
+    pass_gate();
+    course.status = launch_dense(*g.blocks.back(), g.tail, g.joined_tail, course.graph);
+}
+
+SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {
+    if (now.mask == nullptr || now.mask->none()) {
+        return Side::host;
+    }
+    if (DevicePart::stale(b, now)) {
+        if (b.storage) {
+            finish_queued(); // launches under way read the nodes that are replaced
+        }
+        device_.prepare(b, s, graphs_.scratch(), now);
+    }
+    if (!b.device_can) {
+        return Side::host;
+    }
+    // who wants to know of every layer when it has run has the host wait for its ids
+    return now.mask->all() && b.slot_lookup != nullptr && !b.experts->demand.listens() ? Side::device : Side::both;
+}
+
+ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts) {
+    ModelExperts & experts = *b.experts;
+    if (ahead_) {
+        stream_.passed(jobs_.make_room(most_ahead));
+    }
+    const auto now  = experts.snapshot(b.layer);
+    const Side side = side_of(b, s, now);
+    ++experts.counters.blocks;
+    if (b.layer >= 0 && !late_masks_) {
+        experts.set_cursor(b.layer + 1); // this one has its mask already
+    }
+    if (side == Side::device) {
+        SpanScope block(experts.tracer(), Activity::layer, b.layer);
+        block.span.count         = b.block.n_tokens();
+        const ggml_status status = launch_dense(b, b.before, b.joined, graph);
+        return status == GGML_STATUS_SUCCESS ? run_on_device(b, s, now.mask, graph, counts) : status;
+    }
+    if (side == Side::host) {
+        ++experts.counters.blocks_host;
+    }
+    if (ahead_ && (side == Side::host || b.slot_lookup != nullptr)) {
+        return hand_over(b, s, side, now, graph, counts);
+    }
+    if (ahead_) { // made while blocks had the compact form
+        jobs_.make_room(1);
+    }
+    // on the host, whatever is resident: all rows are its
+    return serve(b, s, side, side == Side::host ? nullptr : now.mask, graph, counts);
+}
+
+// All experts of the block are resident. Its ids are counted when the stream has been synchronized.
+ggml_status SplitStream::run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
+                                       const ggml_cgraph * graph, bool counts) {
+    ++b.experts->counters.blocks_device;
+    if (counts) {
+        stream_.fetch(b, b.block.ids, b.late_ids, b.ids_span);
+        late_.push_back({&b, mask, b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens()});
+    }
+    return device_.launch(b, s, mask, graph);
+}
+
+// The block, with the host's part on this thread before what follows is queued.
+ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
+                               const ggml_cgraph * graph, bool counts) {
+    SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
+    block.span.count   = b.block.n_tokens();
+    ggml_status status = launch_dense(b, b.told_before, b.told_joined, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    fetch_ids_and_input(b, s);
+    stream_.mark();
+    const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks the mask up itself
+    if (masked) {
+        status = device_.launch(b, s, mask, graph);
+    }
+    const int64_t wait_ns = wait_for_ids(b, 0);
+    if (counts && b.experts->lookahead.distance() > 0) {
+        look_ahead(b, s);
+    }
+    if (side == Side::both && !masked) {
+        status = device_.launch(b, s, mask, graph);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    const HostPart::Served served = host_.serve(b, s, mask.get(), counts, wait_ns);
+    status                        = served.status;
+    if (status == GGML_STATUS_SUCCESS && served.n_rows > 0) {
+        send_rows(b, masked);
+    }
+    if (status == GGML_STATUS_SUCCESS && side == Side::both && !masked) {
+        status = device_.scatter(b, graph);
+    }
+    if (counts && status == GGML_STATUS_SUCCESS) {
+        b.experts->demand.raise_layer(b.layer);
+    }
+    return status;
+}
+
+// The dense nodes before the next block or behind the last, with the join that is still to come before them.
+ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, const Part & joined,
+                                      const ggml_cgraph * graph) {
+    return stream_.launch(b, std::exchange(join_pending_, false) ? joined : dense, graph);
+}
+
+void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
+    b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
+    b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
+    if (b.in_place) {
+        return; // the dense nodes' last ones have written it
+    }
+    stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
+    stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
+    if (b.foresight) {
+        stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
+    }
+}
+
+// Until the stream has passed the mark of a job, or (0) the last mark. Returns how long it waited, in nanoseconds.
+int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
+    const SpanScope scope(b.experts->tracer(), Activity::host_wait, b.layer);
+    const int64_t   ns = mark > 0 ? stream_.wait_for_signal(mark) : stream_.wait_for_mark();
+    b.experts->counters.host_wait_ns += static_cast<uint64_t>(ns);
+    ++b.experts->counters.host_waits;
+    return ns;
+}
+
+// Queues the way of the host's rows to the device: to be joined, or straight into the block's output. From where they
+// are computed: the next block does that only after its mark, which lies behind this copy.
+void SplitStream::send_rows(SplitBlock & b, bool join) {
+    const size_t bytes = ggml_nbytes(b.block.out);
+    if (!join || !b.in_place) { // else the join reads them where they are
+        stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
+    }
+    b.experts->counters.join_bytes += bytes;
+    join_pending_ = join;
+}
+
+// Counts blocks that ran wholly on the device; the stream has been synchronized.
+void SplitStream::count_late() {
+    for (const LateIds & late : late_) {
+        late.b->experts->demand.count(late.b->layer, reinterpret_cast<const int32_t *>(late.b->late_ids), late.stride,
+                                      late.n_used, late.n_tokens, late.b->n_expert, late.mask.get());
+    }
+    late_.clear();
+}
+
+} // namespace spac

@@ -1,0 +1,193 @@
+// Launching ahead of the host: SplitStream's helper queues the device's work behind gates, while the thread that
+// decodes serves the host's parts and opens them.
+#include "backend/device/capabilities.h"
+#include "backend/device/settings.h"
+#include "backend/device/timer.h"
+#include "backend/split/look_ahead.h"
+#include "backend/split/split_stream.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace spac {
+
+// This thread queues up to the first gate; the helper all from there on, while this one serves the host's parts.
+void SplitStream::run_ahead(Course & course) {
+    run_blocks(course, true);
+    if (at_gate_ == nullptr) {
+        return; // done, or failed, without a job
+    }
+    struct Launch {
+        Course             course;
+        std::exception_ptr thrown;
+    };
+    const auto launch = std::make_shared<Launch>(Launch{course, nullptr}); // a helper that hangs keeps its share
+    jobs_.start([this, launch] {
+        stream_.set_ahead(true);
+        try {
+            run_blocks(launch->course);
+        } catch (...) {
+            launch->thrown = std::current_exception();
+        }
+        stream_.set_ahead(false);
+    });
+    ggml_status status = GGML_STATUS_SUCCESS;
+    HostJob     last;
+    try {
+        status = serve_jobs(last);
+    } catch (const Overdue & why) {
+        give_up(last, why);
+        course.status = GGML_STATUS_FAILED;
+        return;
+    }
+    course = launch->course;
+    if (launch->thrown != nullptr) {
+        std::rethrow_exception(launch->thrown);
+    }
+    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
+}
+
+// All jobs of the helper's; `last` is the one under way, or the one that was served last.
+ggml_status SplitStream::serve_jobs(HostJob & last) {
+    ggml_status status = GGML_STATUS_SUCCESS;
+    for (HostJob job; jobs_.pop(job);) {
+        last = job;
+        if (job.late) {
+            job.mask = chosen_;
+        }
+        if (status == GGML_STATUS_SUCCESS) {
+            try {
+                status = serve(job);
+            } catch (const Overdue &) {
+                throw;
+            } catch (const std::exception & error) {
+                GGML_LOG_ERROR("spac: %s\n", error.what());
+                status = GGML_STATUS_FAILED;
+            }
+        } // behind a failure, gates are only opened
+        if (const auto late = jobs_.end(job)) {
+            choose(*late);
+        }
+        {
+            const Timer timer(job.b->experts->counters.queue_ns); // a call of the device's, as those that queue
+            stream_.gate()->open(job.mark);
+        }
+        jobs_.served(job);
+    }
+    return status;
+}
+
+// Has the device's stream drain, whatever was queued, and does without gates from now on: this context for good, the
+// process's others until launching ahead is switched on again.
+//
+// The graph fails and is not run a second time. llama.cpp's allocator lets later nodes write over a graph's inputs, and
+// a recurrent state may have been updated in its place; so a second run would not compute the same. llama.cpp forgets
+// the tokens of a graph that failed, and they can be decoded again.
+void SplitStream::give_up(const HostJob & last, const Overdue & why) {
+    Gate & gate = *stream_.gate();
+    GGML_LOG_WARN("spac: launching ahead was switched off, and this graph fails: %s within %g s (SPAC_GATE_TIMEOUT); "
+                  "layer %d, mark %u, signalled %u, opened %u, %zu jobs pending\n",
+                  why.what(), gate_timeout(), last.b != nullptr ? last.b->layer : -1, static_cast<uint32_t>(last.mark),
+                  gate.signalled(), gate.opened(), jobs_.n_left());
+    set_launch_ahead(false);
+    for (const LateMask & late : jobs_.cancel()) {
+        DevicePart::write_row(late, nullptr); // the device comes to read it now, and ids of slots must be valid
+    }
+    gate.open(last.mark + Gate::for_good);
+    // The driver may hang in any call, so only the helper calls it.
+    hangs_ = !jobs_.idle();
+    if (!hangs_) {
+        jobs_.start([this] { stream_.synchronize(); });
+        hangs_ = !jobs_.idle();
+    }
+    if (hangs_) {
+        GGML_LOG_ERROR("spac: the device hangs: it did not finish what was queued within another %g s after all gates "
+                       "were opened; this context computes nothing any more\n",
+                       gate_timeout());
+        return;
+    }
+    stream_.drop_gate();
+    late_.clear(); // ids of a graph that failed are no demand
+    chosen_.reset();
+    chosen_before_.reset();
+}
+
+void SplitStream::refuse_when_it_hangs() const {
+    if (hangs_) {
+        throw DeviceError("the device hangs since a gate's deadline passed");
+    }
+}
+
+// The host's part of a block that was queued ahead.
+ggml_status SplitStream::serve(const HostJob & job) {
+    ModelExperts & experts = *job.b->experts;
+    SpanScope      block(experts.tracer(), Activity::layer, job.b->layer);
+    block.span.count      = job.b->block.n_tokens();
+    const int64_t wait_ns = wait_for_ids(*job.b, job.mark);
+    if (late_masks_ && job.b->layer >= 0) {
+        experts.set_cursor(job.b->layer + 1);
+    }
+    if (late_masks_ && job.counts) {
+        look_ahead(*job.b, *job.s);
+    }
+    const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.counts, wait_ns);
+    if (served.n_rows == 0) {
+        HostPart::clear(*job.b); // they are added, whatever they are
+    }
+    return served.status;
+}
+
+// Whether the device can be told of this graph ahead of the host.
+bool SplitStream::can_go_ahead(const SplitGraph & g) {
+    const auto listened = [](auto & b) { return b->experts->demand.listens(); };
+    return launch_ahead().value_or(!capabilities_of(stream_.device()).shares_host_cores) && device_.masked() &&
+           graphs_.host_pinned() && std::none_of(g.blocks.begin(), g.blocks.end(), listened) &&
+           stream_.gate() != nullptr;
+}
+
+// Queues the block up to its gate, and leaves the host's part to the thread that serves.
+ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side, const ModelExperts::Snapshot & now,
+                                   const ggml_cgraph * graph, bool counts) {
+    ggml_status status = launch_dense(b, b.told_before, b.told_joined, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    fetch_ids_and_input(b, s);
+    const uint64_t mark = stream_.signal();
+    HostJob        job  = {&b, &s, nullptr, mark, counts};
+    if (side == Side::both) {
+        LateMask late = {&b, nullptr, now.generation};
+        if (late_masks_ && device_.rows_pinned(b)) {
+            late.row = device_.reserve_row(b);
+            job.late = jobs_.defer(late);
+        }
+        job.mask = job.late ? nullptr : now.mask;
+        status   = job.late ? device_.launch(b, late, graph) : device_.launch(b, s, now.mask, graph);
+    }
+    if (status == GGML_STATUS_SUCCESS) {
+        jobs_.push(std::move(job));
+        at_gate_      = &b;
+        mark_at_gate_ = mark;
+        join_at_gate_ = side == Side::both;
+    }
+    return status;
+}
+
+// What has been loaded by now counts for the block that comes next.
+void SplitStream::choose(const LateMask & late) {
+    const auto now = late.b->experts->snapshot(late.b->layer);
+    chosen_before_ = std::exchange(chosen_, now.generation == late.generation ? now.mask : nullptr);
+    DevicePart::write_row(late, chosen_.get());
+}
+
+// Queues the wait for the host where one is due, and the way of its rows.
+void SplitStream::pass_gate() {
+    if (SplitBlock * b = std::exchange(at_gate_, nullptr)) {
+        stream_.wait_at_gate(mark_at_gate_);
+        send_rows(*b, join_at_gate_);
+    }
+}
+
+} // namespace spac

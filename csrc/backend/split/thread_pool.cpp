@@ -1,0 +1,71 @@
+#include "backend/split/thread_pool.h"
+
+#include "core/error.h"
+#include "ggml-cpu.h"
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <pthread.h>
+#include <sched.h>
+
+namespace spac {
+namespace {
+
+std::mutex placing_mutex;
+Placing    placing_now;
+
+// The calling thread's own CPUs, given back at the end.
+class OwnCpus {
+  public:
+    OwnCpus() : known_(pthread_getaffinity_np(pthread_self(), sizeof(cpus_), cpus_) == 0) {}
+    ~OwnCpus() {
+        if (known_) {
+            pthread_setaffinity_np(pthread_self(), sizeof(cpus_), cpus_);
+        }
+    }
+    OwnCpus(const OwnCpus &)             = delete;
+    OwnCpus & operator=(const OwnCpus &) = delete;
+
+  private:
+    cpu_set_t cpus_[8]; // 8,192 CPUs: Linux refuses a set that is smaller than its own
+    bool      known_;
+};
+
+} // namespace
+
+void set_placing(Placing placing) {
+    const std::lock_guard lock(placing_mutex);
+    placing_now = std::move(placing);
+}
+
+Placing placing() {
+    const std::lock_guard lock(placing_mutex);
+    return placing_now;
+}
+
+ThreadPool::ThreadPool(int n_threads, uint32_t poll) : n_threads_(n_threads) {
+    const Placing where  = placing();
+    auto          params = ggml_threadpool_params_default(n_threads);
+    params.poll          = poll;
+    params.strict_cpu    = where.strict;
+    for (const int cpu : where.cpus) {
+        if (cpu >= 0 && cpu < GGML_MAX_N_THREADS) {
+            params.cpumask[cpu] = true;
+        }
+    }
+    const OwnCpus unchanged;
+    pool_ = ggml_threadpool_new(&params);
+    if (pool_ == nullptr) {
+        throw MemoryError("no memory for a pool of " + std::to_string(n_threads) + " threads");
+    }
+}
+
+ThreadPool::~ThreadPool() {
+    if (home_.is_here()) {
+        ggml_threadpool_free(pool_);
+    }
+}
+
+} // namespace spac

@@ -1,0 +1,122 @@
+#include "backend/stream/graph_cache.h"
+
+#include "backend/device/capabilities.h"
+#include "backend/device/inner_devices.h"
+#include "backend/device/settings.h"
+#include "backend/experts/expert_store.h"
+#include "backend/experts/model_experts.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace spac {
+namespace {
+
+// Prompt and step shapes of a context, with room for several draft lengths.
+constexpr size_t max_graphs = 16;
+
+// How far is to be looked ahead for these blocks.
+int distance_of(const SplitGraph & g) { return g.blocks.empty() ? 0 : g.blocks.front()->experts->lookahead.distance(); }
+
+} // namespace
+
+bool GraphCache::is_current(const SplitGraph & g) const {
+    return g.distance == distance_of(g) && g.in_place == (in_place().numbers != nullptr);
+}
+
+void GraphCache::reserve(const std::vector<Block> & blocks) { reserve(staging_size(blocks)); }
+
+SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
+    ++n_asked_;
+    if (SplitGraph * known = graph->uid != 0 ? find(graph) : nullptr) {
+        known->uid  = graph->uid;
+        known->used = n_asked_;
+        return *known;
+    }
+    std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
+    // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
+                 blocks.end());
+    reserve(blocks);
+    const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
+    // a graph without a uid cannot be recognized again
+    const auto outdated = [this](auto & g) { return g->uid == 0 || !is_current(*g); };
+    if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
+        stream_.synchronize(); // launches under way read the tensors of the graph that goes
+    }
+    graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), outdated), graphs_.end());
+    if (graphs_.size() >= max_graphs) {
+        graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), stale));
+    }
+    void *    host     = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;
+    const int distance = blocks.empty() ? 0 : experts_of(blocks.front().weights.front())->lookahead.distance();
+    graphs_.push_back(prepare(graph, std::move(blocks), host, device_buffer_.get(), distance, in_place()));
+    SplitGraph & g = *graphs_.back();
+    g.used         = n_asked_;
+    if (!g.blocks.empty()) {
+        ++g.blocks.front()->experts->counters.graphs_prepared;
+    }
+    return g;
+}
+
+// A prepared graph whose tensors are those of this one.
+SplitGraph * GraphCache::find(const ggml_cgraph * graph) {
+    for (auto & g : graphs_) {
+        if (g->uid == graph->uid && g->n_nodes == graph->n_nodes &&
+            (graph->n_nodes == 0 || g->first == graph->nodes[0])) {
+            return is_current(*g) ? g.get() : nullptr;
+        }
+    }
+    for (auto & g : graphs_) {
+        if (!g->met_late && g->image.matches(graph)) {
+            return is_current(*g) ? g.get() : nullptr;
+        }
+    }
+    return nullptr;
+}
+
+void GraphCache::reserve(const StagingSize & size) {
+    if (size.host <= reserved_.host && size.device <= reserved_.device) {
+        return;
+    }
+    stream_.synchronize();
+    graphs_.clear(); // they point into what is replaced
+    reserved_.host   = std::max(reserved_.host, size.host);
+    reserved_.device = std::max(reserved_.device, size.device);
+    host_buffer_.reset();
+    device_buffer_.reset();
+    host_buffer_ = stream_.host_buffer(reserved_.host);
+    device_buffer_.reset(ggml_backend_buft_alloc_buffer(stream_.buffer_type(), reserved_.device));
+    if (!host_buffer_ || !device_buffer_) {
+        reserved_ = {};
+        throw MemoryError(std::string("device ") + ggml_backend_dev_name(stream_.device()) + " has no room for " +
+                          std::to_string(size.device >> 20) + " MiB of staging: use fewer slots or a smaller batch");
+    }
+    ggml_backend_buffer_set_usage(device_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+    make_numbers();
+}
+
+// With the staging, so that nothing is allocated between steps. Without them, copies hand over.
+void GraphCache::make_numbers() {
+    if (numbers_ != nullptr || !capabilities_of(stream_.device()).reaches_host) {
+        return;
+    }
+    numbers_ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * numbers = ggml_new_tensor_1d(numbers_ctx_.get(), GGML_TYPE_I32, InPlace::n_numbers);
+    numbers_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(numbers_ctx_.get(), stream_.buffer_type()));
+    if (numbers_buffer_) {
+        std::vector<int32_t> values(InPlace::n_numbers);
+        std::iota(values.begin(), values.end(), 0);
+        ggml_backend_tensor_set(numbers, values.data(), 0, ggml_nbytes(numbers));
+        numbers_ = numbers;
+    }
+}
+
+InPlace GraphCache::in_place() const {
+    const bool on =
+        hand_over_in_place().value_or(!capabilities_of(stream_.device()).shares_host_cores) && host_pinned();
+    return {host_buffer_.get(), on ? numbers_ : nullptr};
+}
+
+} // namespace spac

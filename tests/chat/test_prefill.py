@@ -1,0 +1,192 @@
+"""An assistant's message at the end is the beginning of the answer: the prompt ends with it, and the answer
+is what is new."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spac import demo
+from spac.chat.format import ChatFormat
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from tests.chat.templates import ADD, CHANNELS, THINKING
+from tests.chat.test_published_templates import TEMPLATES
+
+USER = {"role": "user", "content": "hello"}
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+          "additionalProperties": False}  # fmt: skip
+BEGUN = ("Well, ", "one\n\ntwo", " - a\n", "```py\n", "{")
+NEW = ("met", " in deed\n\nyes", "\n- b")
+WITHOUT = "command-r7b"
+"""Its answers stand between tags that the library's own continuation leaves out."""
+OPENED = ("<think>", "<seed:think>", "<mm:think>", "<|START_THINKING|>", "my reasoning steps:")
+"""Where a template begins the reasoning itself, an answer that has begun ends it."""
+NO_REASONING = ("LFM2-8B-A1B", "Kimi-K2-Instruct", "Devstral", "Phi-3.5", "Qwen3-Coder", "Hermes", "Llama-3")
+REASONING = {
+    "GLM-4.6",
+    "openai-gpt-oss-120b",
+    "MiniMax-M2",
+    "Qwen3.5-4B",
+    "deepseek-ai-DeepSeek-V3.2",
+    "Kimi-K2-Thinking",
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(EngineConfig(demo.TARGET, slots=4, threads=1, ctx=512)) as engine:
+        yield engine
+
+
+def begun(content: Any = "", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def read(form: ChatFormat, prompt: Any, text: str) -> tuple[str, str]:
+    """Content and reasoning of the answer, and of its deltas."""
+    answer, deltas = form.answer(prompt), []
+    for character in text:
+        deltas += answer.push(character)
+    deltas += answer.finish()
+    assert "".join(delta.content for delta in deltas) == answer.content
+    assert "".join(delta.reasoning for delta in deltas) == answer.reasoning
+    return answer.content, answer.reasoning
+
+
+@pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "not"])
+@pytest.mark.parametrize("name", [*TEMPLATES, "thinking", "channels"])
+def test_the_answer_is_what_is_new(engine: Engine, name: str, thinking: bool) -> None:
+    source = {**TEMPLATES, "thinking": THINKING, "channels": CHANNELS}[name]
+    form = ChatFormat(engine.target, source)
+    fresh = form.prompt([USER], thinking=thinking).text
+    for text in BEGUN:
+        if WITHOUT in name:
+            with pytest.raises(
+                InputError, match="refuses these messages: in its format, an answer cannot go on"
+            ):
+                form.prompt([USER, begun(text)], thinking=thinking, continues=True)
+            continue
+        prompt = form.prompt([USER, begun(text)], thinking=thinking, continues=True)
+        assert prompt.text.endswith(text)
+        if not fresh.rstrip().endswith(OPENED):
+            assert prompt.text.startswith(fresh)
+        if fresh.rstrip().endswith("</think>"):
+            assert prompt.text == fresh + text
+        for once in ("<think>", "</think>", "<|start|>assistant", "hello"):
+            assert prompt.text.count(once) <= fresh.count(once) + (once != "hello"), once
+        if any(each in name for each in NO_REASONING):
+            assert "<think>" not in prompt.text
+            assert "[THINK]" not in prompt.text
+        for new in NEW:
+            assert read(form, prompt, new) == (new, "")
+
+
+@pytest.mark.parametrize("name", sorted(REASONING & TEMPLATES.keys()))
+def test_a_reasoning_goes_on(engine: Engine, name: str) -> None:
+    form = ChatFormat(engine.target, TEMPLATES[name])
+    prompt = form.prompt([USER, begun(reasoning_content="Hmm, I ")], continues=True)
+    assert prompt.text.endswith("Hmm, I ")
+    assert read(form, prompt, "see") == ("", "see")
+    with pytest.raises(InputError, match="reasoning is turned off"):
+        form.prompt([USER, begun(reasoning_content="Hmm")], thinking=False, continues=True)
+
+
+def test_a_reasoning_that_goes_on_may_end(engine: Engine) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    prompt = form.prompt([USER, begun(reasoning_content="Hmm, I ")], continues=True)
+    content, reasoning = read(form, prompt, "see\n</think>\n\nhello")
+    assert (content.strip(), reasoning.strip()) == ("hello", "see")
+    whole = form.prompt([USER, begun("Well", reasoning_content="Hmm")], continues=True)
+    assert whole.text.endswith("<think>\nHmm\n</think>\n\nWell")
+    assert read(form, whole, " met") == (" met", "")
+
+
+def test_a_call_behind_what_was_begun(engine: Engine) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    prompt = form.prompt([USER, begun("I add. ")], tools=[ADD], continues=True)
+    answer = form.answer(prompt)
+    answer.push('So:\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
+    answer.finish()
+    assert answer.content.strip() == "So:"
+    assert [call["name"] for call in answer.tool_calls] == ["add"]
+
+
+def test_what_is_no_answer_of_the_format_is_text(engine: Engine) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    prompt = form.prompt([USER, begun("{")], json_schema=SCHEMA, continues=True)
+    assert read(form, prompt, "nonsense") == ("nonsense", "")
+
+
+@pytest.mark.parametrize("text", ['{"ok"', '{ "ok" : t'])
+def test_a_schema_goes_on(engine: Engine, text: str) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    prompt = form.prompt([USER, begun(text)], json_schema=SCHEMA, continues=True)
+    answer = form.answer(prompt)
+    for piece in engine.generate(prompt.text, 60, sampling=SamplingConfig(temp=0), chat=prompt):
+        answer.push(piece)
+    answer.finish()
+    assert set(json.loads(text + answer.content)) == {"ok"}
+
+
+def test_a_beginning_that_a_schema_does_not_allow(engine: Engine) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    with pytest.raises(InputError, match="cannot go on with"):
+        form.prompt([USER, begun("Sure: ")], json_schema=SCHEMA, continues=True)
+    for text in ('{"no"', "[1"):
+        prompt = form.prompt([USER, begun(text)], json_schema=SCHEMA, continues=True)
+        with pytest.raises(InputError, match="begins with what its schema or its tools do not allow"):
+            engine.generate(prompt.text, 4, sampling=SamplingConfig(temp=0), chat=prompt)
+
+
+@pytest.mark.parametrize("empty", [{"content": ""}, {"content": None}, {"content": []}, {}])
+def test_nothing_to_go_on_with(engine: Engine, empty: dict[str, Any]) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    prompt = form.prompt([USER, {"role": "assistant", **empty}], continues=True)
+    assert prompt.text == form.prompt([USER]).text
+    assert not prompt.goes_on
+
+
+def test_parts_of_a_content(engine: Engine) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    prompt = form.prompt([USER, begun(parts)], continues=True)
+    assert prompt.text.endswith("one\n\ntwo")
+    assert read(form, prompt, ", three") == (", three", "")
+
+
+def test_without_a_template(engine: Engine) -> None:
+    form = ChatFormat(engine.target)
+    assert form.is_plain
+    prompt = form.prompt([USER, begun("yes")], continues=True)
+    assert prompt.text.endswith("User: hello\nAssistant: yes")
+    assert read(form, prompt, ", no") == (", no", "")
+    with pytest.raises(InputError, match="cannot go on with a reasoning"):
+        form.prompt([USER, begun(reasoning_content="hm")], continues=True)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([USER, begun("a"), begun("b")], "only one can be continued"),
+        ([USER, begun("a", tool_calls=[CALL])], "a call of tools cannot be continued"),
+        ([USER, begun(3)], "content"),
+    ],
+)
+def test_what_cannot_be_continued(engine: Engine, messages: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        ChatFormat(engine.target, THINKING).prompt(messages, continues=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_whole_message_is_no_beginning(engine: Engine) -> None:
+    form = ChatFormat(engine.target, THINKING)
+    text = form.prompt([USER, begun("well met")]).text
+    assert text.endswith("well met<|im_end|>\n<|im_start|>assistant\n")

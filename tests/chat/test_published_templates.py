@@ -1,0 +1,113 @@
+"""The chat templates that llama.cpp tests with, out of the source that the build has fetched."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spac import demo
+from spac.chat.format import ChatFormat
+from spac.config import EngineConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from tests.chat.templates import ADD
+from tools.patches.source import sdist
+
+USER = {"role": "user", "content": "hello"}
+SYSTEM = {"role": "system", "content": "be brief"}
+CALL = {"id": "c12345678", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+CALLED = [
+    USER,
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c12345678", "name": "add", "content": "three"},
+]
+WITHOUT_TOOLS = ("rwkv", "Phi-3.5")
+
+
+def templates() -> dict[str, str]:
+    """By name; none where the source is not in the cache."""
+    archive = sdist()
+    if archive is None:
+        return {}
+    with tarfile.open(archive) as tar:
+        members = [
+            m for m in tar.getmembers() if "/models/templates/" in m.name and m.name.endswith(".jinja")
+        ]
+        return {Path(m.name).stem: tar.extractfile(m).read().decode() for m in members}  # type: ignore[union-attr]
+
+
+TEMPLATES = templates()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(EngineConfig(demo.TARGET, slots=4, threads=1, ctx=256)) as engine:
+        yield engine
+
+
+def test_there_are_some() -> None:
+    if sdist() is None:
+        pytest.skip("llama.cpp's sdist is not in the cache: no build has fetched it here")
+    assert len(TEMPLATES) > 50
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_is_told_and_its_answer_read(engine: Engine, name: str) -> None:
+    form = ChatFormat(engine.target, TEMPLATES[name])
+    assert "cannot be used" not in form.note
+    prompt = form.prompt([SYSTEM, USER, {"role": "assistant", "content": "well met"}, USER])
+    assert "be brief" in prompt.text
+    assert "well met" in prompt.text
+    answer = form.answer(prompt)
+    for character in "plain text":
+        answer.push(character)
+    answer.finish()
+    # Where the prompt begins the reasoning, this is reasoning.
+    assert (answer.content + answer.reasoning).strip().endswith("plain text")
+    assert answer.content == "" or answer.reasoning == ""
+    engine.session_with(temp=0.0, chat=prompt, reasoning_budget=5)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tools_are_told_or_refused(engine: Engine, name: str) -> None:
+    form = ChatFormat(engine.target, TEMPLATES[name])
+    for choice in ("auto", "required"):
+        prompt = form.prompt([USER], tools=[ADD], tool_choice=choice)
+        engine.session_with(temp=0.0, chat=prompt)  # its grammar is one
+    if "gemma-2-" in name:
+        with pytest.raises(InputError, match="refuses these messages: Conversation roles must alternate"):
+            form.prompt(CALLED, tools=[ADD])
+        return
+    text = form.prompt(CALLED, tools=[ADD]).text
+    assert ("three" in text) != any(each in name for each in WITHOUT_TOOLS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_schema_is_followed(engine: Engine, name: str) -> None:
+    form = ChatFormat(engine.target, TEMPLATES[name])
+    prompt = form.prompt([USER], json_schema={"type": "object", "properties": {"ok": {"type": "boolean"}}})
+    engine.session_with(temp=0.0, chat=prompt)
+
+
+@pytest.mark.parametrize("size", [1, 5, 9, 20, 37, 1000])
+def test_text_behind_a_call(engine: Engine, size: int) -> None:
+    """A call that is told in parts ends before what comes behind it."""
+    name = "inclusionai-ling-3.0-flash"
+    if name not in TEMPLATES:
+        pytest.skip("llama.cpp's sdist is not in the cache, or does not have it")
+    form = ChatFormat(engine.target, TEMPLATES[name])
+    answer = form.answer(form.prompt([USER], tools=[ADD]))
+    text = (
+        "</think><tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value><arg_key>b</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call> And more."
+    )
+    deltas = [delta for at in range(0, len(text), size) for delta in answer.push(text[at : at + size])]
+    deltas += answer.finish()
+    told = [delta for delta in deltas if delta.content or delta.index is not None]
+    kinds = ["text" if delta.index is None else "call" for delta in told]
+    assert "call" in kinds
+    last = len(kinds) - kinds[::-1].index("call")
+    assert "text" not in kinds[kinds.index("call") : last]

@@ -1,0 +1,34 @@
+"""Environment variables say what they accept."""
+
+from __future__ import annotations
+
+import pytest
+
+from spac import env
+from spac.errors import InputError
+
+
+def test_the_stand_ins_settings(monkeypatch):
+    monkeypatch.setenv(env.SIMULATED_DEVICE.name, "memory_mb=64, upload_gb_s=0.5")
+    assert env.SIMULATED_DEVICE.get() == {"memory_mb": 64, "upload_gb_s": 0.5}
+    monkeypatch.delenv(env.SIMULATED_DEVICE.name)
+    assert env.SIMULATED_DEVICE.get() == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["memory=64", "memory_mb", "memory_mb=lots", "latency_us=-1", "delay_us=inf"]
+)
+def test_settings_that_cannot_be_are_refused(monkeypatch, text):
+    monkeypatch.setenv(env.SIMULATED_DEVICE.name, text)
+    with pytest.raises(InputError, match="upload_gb_s"):
+        env.SIMULATED_DEVICE.get()
+
+
+def test_a_number_or_nothing(monkeypatch):
+    for text, value in {"": None, "0": 0, "2.5": 2.5}.items():
+        monkeypatch.setenv(env.GATE_TIMEOUT.name, text)
+        assert env.GATE_TIMEOUT.get() == value
+    for text in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv(env.GATE_TIMEOUT.name, text)
+        with pytest.raises(InputError, match=text):
+            env.GATE_TIMEOUT.get()

@@ -1,0 +1,123 @@
+"""Costs are kept per machine, models and library; nothing that is wrong with the cache stops an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.costs import cache
+from spac.costs.estimator import CostEstimator
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.model.pair import ModelPair
+from tests.costs.machine import costs
+
+KEY = cache.Key("a processor", 4, "CUDA0", "1-aa", "none", "0.1.0")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder, for the test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "spac" / "costs"
+
+
+def test_what_was_stored_is_loaded_for_the_same_key_only():
+    assert cache.load(KEY) is None
+    cache.store(KEY, costs())
+    assert cache.load(KEY) == costs()
+    for field in dataclasses.fields(KEY):
+        other = 5 if field.name == "threads" else "another"
+        assert cache.load(dataclasses.replace(KEY, **{field.name: other})) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"key": {}}', "\udcff"])
+def test_a_damaged_file_is_no_file(content):
+    cache.store(KEY, costs())
+    KEY.path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert cache.load(KEY) is None
+    cache.store(KEY, costs())
+    assert cache.load(KEY) == costs()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(folder):
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    for act in (lambda: cache.check(KEY), lambda: cache.store(KEY, costs())):
+        with pytest.raises(InputError) as refused:
+            act()
+        assert "\n" not in str(refused.value)
+
+
+def test_a_fingerprint_sees_both_ends_and_the_size(tmp_path):
+    path, seen = tmp_path / "model", set()
+    for content in (
+        b"a" * 3_000_000,
+        b"b" + b"a" * 2_999_999,
+        b"a" * 2_999_999 + b"b",
+        b"a" * 3_000_001,
+        b"",
+    ):
+        path.write_bytes(content)
+        seen.add(cache.fingerprint(path))
+    assert len(seen) == 5
+    with pytest.raises(InputError, match="cannot be read"):
+        cache.fingerprint(tmp_path / "nothing")
+
+
+def test_costs_of_other_cpu_kernels_are_anothers(tiny_model):
+    with closing(ModelPair(EngineConfig(target=tiny_model("qwen3moe"), device="cpu"), None)) as pair:
+        ours = cache.Key.of(pair)
+        try:
+            _core.set_cpu_kernels(False)
+            theirs = cache.Key.of(pair)
+        finally:
+            _core.set_cpu_kernels(True)
+    assert (ours.path == theirs.path) == (not _core.trusted_cpu_kernels())
+
+
+def generate(target: Path, n_tokens: int, scheduler: str = "moe-spac") -> tuple[Engine, CostEstimator]:
+    config = EngineConfig(
+        target=target, device="simulated", slots=0.3, threads=1, ctx=256, scheduler=scheduler,
+        sampling=SamplingConfig(seed=1, ignore_eos=True),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        estimator = engine.costs
+        assert estimator is not None
+        "".join(engine.generate("def f(x):", n_tokens))
+    return engine, estimator
+
+
+def test_an_engine_corrects_costs_and_keeps_them_for_the_next(tiny_model, folder):
+    target = tiny_model("qwen3moe")
+    engine, first = generate(target, 100)
+    assert first.steps == 100
+    (file,) = folder.glob("*.json")
+    assert not list(folder.glob(".*"))
+    assert not [note for note in engine.notes if "costs" in note]
+    kept = first.costs
+    _, second = generate(target, 1)
+    assert second.costs.experts == kept.experts
+    written = file.read_text()
+    assert written == file.read_text()  # too few steps to be worth keeping
+
+
+def test_without_a_writable_cache_an_engine_runs_and_says_so(tiny_model, folder):
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    engine, estimator = generate(tiny_model("qwen3moe"), 80)
+    assert estimator.steps == 80
+    assert len([note for note in engine.notes if "measured costs are not kept" in note]) == 1
+
+
+def test_where_nothing_is_split_nothing_is_kept(tiny_model, folder):
+    config = EngineConfig(target=tiny_model("qwen3moe"), device="cpu", threads=1, ctx=256)
+    with Engine(config) as engine:
+        assert engine.costs is None
+        "".join(engine.generate("def f(x):", 70))
+    assert not folder.exists()

@@ -1,0 +1,57 @@
+"""From timed batches to unit times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from spac.costs.in_use import spares_hand_offs
+from spac.profile.probe import Decode
+from spac.profile.timed import Timed, device_time, hand_off_time
+from tests.costs.machine import LAYER_COST
+
+N_LAYER, HOST_S = 6, 40e-6
+
+
+def timed(distinct: int, whole: np.ndarray, device_s: float, hand_off_s: float) -> Timed:
+    """A batch of so many experts in every layer, on the CPU but for whole layers; noise does no harm."""
+    rng = np.random.default_rng(distinct)
+    found = Timed(np.zeros(1, np.int32))
+    for _ in range(9):
+        layers, seconds = np.zeros(N_LAYER, LAYER_COST), 1e-3 + 1e-5 * distinct
+        for i in range(N_LAYER):
+            host = 0.0 if whole[i] else HOST_S * distinct
+            seconds += device_s * distinct if whole[i] else host + hand_off_s
+            on_host, on_device = (0, distinct) if whole[i] else (distinct, 0)
+            layers[i] = (host * 1e9, 0, on_host, on_host, on_device, on_device)
+        found.decodes.append(Decode(seconds * rng.lognormal(0, 1e-3), layers))
+    return found
+
+
+@pytest.mark.parametrize("hand_off_s", [0.0, 35e-6])
+def test_the_device_and_the_hand_off_are_told_apart(hand_off_s):
+    whole = np.array([True, False, True, True, False, False])
+    with_all, without = (
+        [timed(n, residents, 3e-6, hand_off_s) for n in range(2, 14)]
+        for residents in (whole, np.zeros(N_LAYER, np.bool_))
+    )
+    device = device_time(without, with_all, whole)
+    assert device == pytest.approx(3e-6, rel=0.2)
+    assert hand_off_time(without, with_all, whole, device) == pytest.approx(hand_off_s, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("masks", "tried", "spared"),
+    [("", True, True), ("", False, False), ("0", True, False), ("1", False, True)],
+)
+def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, masks, tried, spared):
+    """There the CPU lists the resident experts, and is waited for in every layer."""
+    monkeypatch.setenv("SPAC_DEVICE_MASKS", masks)
+    gpu, simulated_device = (
+        SimpleNamespace(device=SimpleNamespace(is_simulated=on, reads_masks=on or tried))
+        for on in (False, True)
+    )
+    assert spares_hand_offs(simulated_device)
+    assert spares_hand_offs(gpu) == spared

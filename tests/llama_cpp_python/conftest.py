@@ -1,0 +1,56 @@
+"""What the tests of apps share: the demo pair, and models loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spac
+from spac.llama_cpp_python.llama import Llama
+from tests.conftest import TinyModel
+
+DEMO = Path(spac.__file__).parent / "demo"
+TARGET, DRAFT = DEMO / "target.gguf", DEMO / "draft.gguf"
+SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+F32 = 0  # GGML_TYPE_F32
+EXACT: dict[str, Any] = {**SMALL, "type_k": F32, "type_v": F32}
+"""For models in F32: the shapes of batches then make next to no difference."""
+
+Open = Callable[..., Llama]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """`opened(path, **options)`: a small model, closed when the test ends."""
+    made: list[Llama] = []
+
+    def make(path: Path = TARGET, **options: Any) -> Llama:
+        made.append(Llama(str(path), **{**SMALL, **options}))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+@pytest.fixture(scope="module")
+def split(tiny_model: TinyModel) -> Iterator[Llama]:
+    """A tiny model whose experts are on simulated device and CPU, with a draft that is often right: itself,
+    quantized."""
+    draft = tiny_model("qwen3moe", types={"*": "Q4_0"})
+    options = {"draft": draft, "draft_length": 4, "slots": "25%", "device": "simulated"}
+    llm = Llama(str(tiny_model("qwen3moe")), **options, **EXACT)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: TinyModel) -> Iterator[Llama]:
+    """The same target by llama_cpp's own loop, without split and draft."""
+    llm = Llama(str(tiny_model("qwen3moe")), device="cpu", **EXACT)
+    assert llm.engine is None
+    yield llm
+    llm.close()

@@ -1,0 +1,109 @@
+"""`chat_format="common"`: chats in the format of the model's family, split and plain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+from spac.errors import InputError
+from spac.llama_cpp_python.llama import Llama
+from tests.chat.templates import ADD, THINKING, THINKING_TOKENS, with_template
+from tests.conftest import TinyModel
+from tests.llama_cpp_python.conftest import SMALL, Open
+
+USER = [{"role": "user", "content": "hello"}]
+CALLED = '<think>x</think><tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 22}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def path(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tiny_model("qwen3moe", n_vocab=288)
+    return with_template(source, tmp_path_factory.mktemp("chat") / "m.gguf", THINKING, THINKING_TOKENS)
+
+
+@pytest.fixture(scope="module", params=["simulated", "cpu"])
+def llm(path: Path, request: pytest.FixtureRequest) -> Iterator[Llama]:
+    options: dict[str, Any] = {**SMALL, "n_ctx": 512, "device": request.param}
+    llm = Llama(str(path), chat_format="common", **options)
+    assert (llm.engine is None) == (request.param == "cpu")
+    yield llm
+    llm.close()
+
+
+def saying(text: str) -> dict[str, Any]:
+    """Arguments that make the model say a text."""
+    grammar = llama_cpp.LlamaGrammar.from_string(f"root ::= {json.dumps(text)}", verbose=False)
+    return {"grammar": grammar, "temperature": 0.0, "max_tokens": 200, "repeat_penalty": 1.0}
+
+
+def test_reasoning_and_content(llm: Llama) -> None:
+    made = llm.create_chat_completion(USER, **saying("<think>\nhmm\n</think>\n\nhi"))
+    message = made["choices"][0]["message"]
+    assert (message["reasoning_content"].strip(), message["content"]) == ("hmm", "hi")
+    assert made["usage"]["completion_tokens"] > 0
+
+
+def test_tool_calls_at_once_and_streamed(llm: Llama) -> None:
+    choice = llm.create_chat_completion(USER, tools=[ADD], **saying(CALLED))["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 22}
+    assert choice["finish_reason"] == "tool_calls"
+    chunks = list(llm.create_chat_completion(USER, tools=[ADD], stream=True, **saying(CALLED)))
+    parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert json.loads("".join(part["function"]["arguments"] for part in parts)) == {"a": 1, "b": 22}
+
+
+def test_a_schema_where_llama_cpps_own_loop_generates(path: Path) -> None:
+    """It cannot follow the chat's grammar, and gets the schema's."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    with closing(Llama(str(path), chat_format="common", device="cpu", **SMALL)) as llm:
+        form = {"type": "json_object", "schema": schema}
+        made = llm.create_chat_completion(USER, response_format=form, temperature=0.0, max_tokens=40)
+    assert set(made["choices"][0]["message"]["content"]) <= set("{} \n\t")
+
+
+def test_a_stream_that_is_left_leaves_nothing_behind(llm: Llama) -> None:
+    control = llm.tokenize(b"<think>", add_bos=False, special=True)
+    stream = llm.create_chat_completion(USER, stream=True, **saying("<think>\nhmm\n</think>\n\nhi"))
+    next(stream)
+    next(stream)
+    assert llm.detokenize(control) == b"<think>"
+    stream.close()
+    assert llm.detokenize(control) == b""
+
+
+def test_an_answer_that_has_begun(llm: Llama) -> None:
+    """What is said is what is new; a reasoning may have begun too."""
+    for begun, said, content in (
+        ({"content": "Well, "}, "met", "met"),
+        ({"content": "", "reasoning_content": "Hmm"}, ", so\n</think>\n\nhi", "hi"),
+    ):
+        messages = [*USER, {"role": "assistant", **begun}]
+        message = llm.create_chat_completion(messages, **saying(said))["choices"][0]["message"]
+        assert message["content"] == content
+        assert message.get("reasoning_content", "").strip() == ("" if content == said else ", so")
+        chunks = list(llm.create_chat_completion(messages, stream=True, **saying(said)))
+        deltas = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+        assert "".join(deltas) == content
+    two = [*USER, *[{"role": "assistant", "content": "a"}] * 2]
+    with pytest.raises(InputError, match="only one can be continued"):
+        llm.create_chat_completion(two)
+
+
+def test_what_is_refused(llm: Llama) -> None:
+    choice = {"type": "function", "function": {"name": "nope"}}
+    with pytest.raises(InputError, match="nope"):
+        llm.create_chat_completion(USER, tools=[ADD], tool_choice=choice)
+    with pytest.raises(InputError, match="refuses these messages"):
+        llm.create_chat_completion([{"role": "user", "content": 3}])
+
+
+def test_other_formats_are_llama_cpps(opened: Open, path: Path) -> None:
+    assert opened(path).chat_handler is None
+    assert opened(path, chat_format="chatml").chat_handler is None

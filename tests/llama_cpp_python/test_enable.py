@@ -1,0 +1,105 @@
+"""`spac.enable()` and `spac.disable()`, within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import spac
+from spac.errors import InputError
+from spac.llama_cpp_python.llama import Llama
+from tests.conftest import TinyModel
+from tests.llama_cpp_python.conftest import SMALL, TARGET
+
+# isort: split
+import llama_cpp
+from llama_cpp import Llama as Imported
+
+PLAIN_INIT = llama_cpp.Llama.__init__
+
+
+@pytest.fixture(autouse=True)
+def disabled() -> Iterator[None]:
+    yield
+    spac.disable()
+
+
+def text_of(llm: Any) -> str:
+    return str(llm("def ", max_tokens=6, temperature=0)["choices"][0]["text"])
+
+
+def test_on_and_off() -> None:
+    before = Imported(str(TARGET), **SMALL)
+    spac.enable(slots="20%", draft_type="ngram-simple", draft_length=3)
+    enabled = Imported(str(TARGET), **SMALL)
+    assert type(enabled) is Llama
+    assert enabled.engine.config.slots == "20%"
+    spac.enable(slots=7)
+    again = Imported(str(TARGET), **SMALL)
+    assert again.engine.config.slots == 7
+    assert again.engine.config.draft_types == ()
+    own = Imported(str(TARGET), slots=5, **SMALL)
+    assert own.engine.config.slots == 5
+    spac.disable()
+    after = Imported(str(TARGET), **SMALL)
+    assert type(before) is type(after) is llama_cpp.Llama
+    assert llama_cpp.Llama.__init__ is PLAIN_INIT
+    assert len({text_of(llm) for llm in (before, enabled, again, own, after)}) == 1
+    for llm in (before, enabled, again, own, after):
+        llm.close()
+
+
+class Derived(llama_cpp.Llama):  # type: ignore[misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.started = True
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        return list(super().tokenize(text.replace(b"DEF", b"def"), add_bos, special))
+
+
+class Explicit(llama_cpp.Llama):  # type: ignore[misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        llama_cpp.Llama.__init__(self, *args, **options)
+
+
+@pytest.mark.parametrize("kind", [Derived, Explicit])
+def test_an_apps_own_class(kind: type[Any]) -> None:
+    expected = text_of(Imported(str(TARGET), **SMALL))
+    spac.enable(slots=9)
+    llm = kind(str(TARGET), **SMALL)
+    assert isinstance(llm, kind)
+    assert isinstance(llm, Llama)
+    assert llm.engine is not None
+    assert text_of(llm) == expected
+    if kind is Derived:
+        assert llm.started
+        assert llm("DEF ", max_tokens=6, temperature=0)["choices"][0]["text"] == expected
+    llm.close()
+
+
+def test_models_without_experts_stay_plain(tiny_model: TinyModel) -> None:
+    spac.enable(draft_type="ngram-simple")
+    llm = Imported(str(tiny_model("qwen3")), **SMALL)
+    assert type(llm) is llama_cpp.Llama
+    llm.close()
+    with pytest.raises(ValueError, match="Model path does not exist"):  # llama_cpp's own
+        Imported(str(TARGET.with_name("missing.gguf")), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slot": 3}, "enable() has no 'slot'; it knows: draft, "),
+        ({"slots": "-3"}, "slots: the count -3 is negative"),
+        ({"scheduler": "fifo"}, "unknown scheduler 'fifo'"),
+        ({"draft_length": 1000}, "draft_length must be 0 to 63"),
+    ],
+)
+def test_refused_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        spac.enable(**options)
+    assert message in str(refusal.value)
+    assert llama_cpp.Llama.__init__ is PLAIN_INIT

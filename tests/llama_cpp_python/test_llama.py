@@ -1,0 +1,380 @@
+"""`spac.Llama`: what llama_cpp's class promises of its state holds while the native session generates."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spac
+from spac.errors import InputError
+from spac.llama_cpp_python.generation import LoopRun, TokenRun
+from spac.llama_cpp_python.llama import Llama
+from tests.conftest import TinyModel
+from tests.llama_cpp_python.conftest import DRAFT, EXACT, TARGET, Open
+
+# isort: split
+import llama_cpp
+
+PROMPT = "The functions are defined in"
+GREEDY: dict[str, Any] = {"temp": 0.0}
+
+
+def take(llm: Llama, tokens: list[int], n: int, **options: Any) -> list[int]:
+    return list(itertools.islice(llm.generate(tokens, **{**GREEDY, **options}), n))
+
+
+def tokens_of(llm: Llama, text: str = PROMPT) -> list[int]:
+    return list(llm.tokenize(text.encode()))
+
+
+def held(llm: Llama) -> list[int]:
+    """What llama_cpp believes is in the context."""
+    return llm.input_ids[: llm.n_tokens].tolist()
+
+
+def next_token(llm: Llama, token: int) -> int:
+    """What follows when `token` is evaluated by llama_cpp's own means, after what is there."""
+    llm.eval([token])
+    return int(llm.sample(**GREEDY))
+
+
+def test_is_lazy() -> None:
+    assert spac.Llama is Llama
+    with pytest.raises(AttributeError, match="module 'spac' has no attribute 'Lama'"):
+        _ = spac.Lama  # type: ignore[attr-defined]
+
+
+def test_the_split_and_the_draft_are_at_work(split: Llama) -> None:
+    split.reset()
+    take(split, tokens_of(split), 20)
+    stats = split.stats
+    assert stats is not None
+    assert stats.device == "simulated"
+    assert stats.drafted_tokens > stats.accepted_tokens > 0
+    assert stats.activations > 0
+    assert stats.uploads > 0
+    assert stats.generated_tokens == 20
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n_first=st.integers(1, 12),
+    n_second=st.integers(1, 12),
+    cut=st.integers(1, 16),
+    tail=st.lists(st.integers(0, 255), max_size=4),
+)
+def test_bookkeeping(
+    split: Llama, plain: Llama, n_first: int, n_second: int, cut: int, tail: list[int]
+) -> None:
+    """Whatever was generated, read or not, `n_tokens` and `input_ids` are what llama_cpp's loop leaves, and
+    the context really holds that: the next call gives what it gives there."""
+    second = [*tokens_of(plain), 100, 200][:cut] + tail
+    for llm in (split, plain):
+        llm.reset()
+    assert take(split, tokens_of(split), n_first) == take(plain, tokens_of(plain), n_first)
+    assert held(split) == held(plain)
+    assert take(split, second, n_second) == take(plain, second, n_second)
+    assert held(split) == held(plain)
+    assert next_token(split, 77) == next_token(plain, 77)
+
+
+def test_a_prompt_that_is_there_is_not_evaluated_again(split: Llama) -> None:
+    split.reset()
+    first = take(split, tokens_of(split), 8)
+    longer = tokens_of(split) + first + tokens_of(split, " and")
+    take(split, longer, 4)
+    assert split.stats is not None
+    assert 0 < split.stats.prefilled_tokens < len(longer) - len(tokens_of(split)) - 4
+
+
+def test_state_after_native_generation(split: Llama, tiny_model: TinyModel, opened: Open) -> None:
+    split.reset()
+    tokens = take(split, tokens_of(split), 6)
+    state, before = split.save_state(), held(split)
+    expected = take(split, [*before, 9], 6)
+    take(split, tokens_of(split, "something else"), 5)
+    for llm in (split, opened(tiny_model("qwen3moe"), **EXACT)):
+        llm.load_state(state)
+        assert held(llm) == before == tokens_of(split) + tokens[:-1]
+        assert take(llm, [*before, 9], 6) == expected
+
+
+def test_a_recurrent_state_is_not_taken_back_too_far(tiny_model: TinyModel, opened: Open) -> None:
+    """Its memory keeps its last few states to rewind to, but not in a saved state."""
+    fresh, loaded = (opened(tiny_model("lfm2moe"), draft_type="ngram-simple", draft_length=4) for _ in "12")
+    tokens = tokens_of(fresh)
+    expected = take(fresh, tokens, 6)
+    fresh.reset()
+    fresh.eval(tokens)
+    loaded.load_state(fresh.save_state())
+    assert take(loaded, tokens, 6) == expected
+
+
+def test_ram_cache(split: Llama, tiny_model: TinyModel, opened: Open) -> None:
+    cache = llama_cpp.LlamaRAMCache()
+    split.reset()
+    split.set_cache(cache)
+    try:
+        text = split(PROMPT, max_tokens=6, temperature=0)["choices"][0]["text"]
+    finally:
+        split.set_cache(None)
+    other = opened(tiny_model("qwen3moe"), **EXACT)
+    other.set_cache(cache)
+    assert other(PROMPT, max_tokens=6, temperature=0)["choices"][0]["text"] == text
+    assert other.stats is not None
+    assert other.stats.prefilled_tokens == 0
+
+
+def test_without_reset_tokens_are_appended(split: Llama, plain: Llama) -> None:
+    found = []
+    for llm in (split, plain):
+        llm.reset()
+        take(llm, tokens_of(llm), 3)
+        found.append((take(llm, [40, 50], 5, reset=False), held(llm)))
+    assert found[0] == found[1]
+
+
+def test_tokens_may_be_sent(split: Llama) -> None:
+    split.reset()
+    running = split.generate(tokens_of(split), **GREEDY)
+    first = next(running)
+    second = running.send([40, 50])
+    third = next(running)
+    running.close()
+    text = [*tokens_of(split), first, 40, 50]
+    assert held(split) == [*text, second]
+    split.reset()
+    assert take(split, text, 2) == [second, third]
+
+
+def test_interrupted_by_another_generation(split: Llama, plain: Llama) -> None:
+    """Two generations on one model share its context, which is no use; but nothing breaks."""
+    split.reset()
+    first = split.generate(tokens_of(split), **GREEDY)
+    taken = [next(first), next(first)]
+    second = split.generate(tokens_of(split, "Another"), **GREEDY)
+    next(second)
+    context = held(split)
+    follows = next(first)  # what was generated last, after what the other one left
+    assert held(split) == [*context, taken[-1]]
+    second.close()  # it is not its context any more
+    assert held(split) == [*context, taken[-1]]
+    first.close()
+    for llm in (split, plain):
+        llm.reset()
+    assert take(plain, [*context, taken[-1]], 1) == [follows]
+    assert take(split, tokens_of(split), 4) == take(plain, tokens_of(plain), 4)
+
+
+def test_context_full(split: Llama) -> None:
+    split.reset()
+    tokens = tokens_of(split) * 8
+    assert len(tokens) < split.n_ctx()
+    made = list(split.generate(tokens, **GREEDY))
+    assert len(made) == split.n_ctx() - len(tokens) + 1
+    assert split.stats is not None
+    assert split.stats.reason == "length"
+    with pytest.raises(ValueError, match="exceed context window"):
+        split.create_completion(tokens * 3)
+
+
+def test_stopping_criteria_and_exceptions(split: Llama, plain: Llama) -> None:
+    n = len(tokens_of(split))
+    limit = llama_cpp.StoppingCriteriaList([lambda ids, _logits: len(ids) > n + 5])
+
+    def fail(ids: object, _logits: object) -> bool:
+        raise ZeroDivisionError
+
+    found = []
+    for llm in (split, plain):
+        llm.reset()
+        made = take(llm, tokens_of(llm), 100, stopping_criteria=limit)
+        with pytest.raises(ZeroDivisionError):
+            take(llm, tokens_of(llm), 3, stopping_criteria=llama_cpp.StoppingCriteriaList([fail]))
+        found.append((made, held(llm)))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 6
+    assert take(split, tokens_of(split), 3) == found[0][0][:3]
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "temperature": {"temp": 0.8},
+    "wide": {"temp": 1.4, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 0.7},
+    "narrow": {"temp": 1.4, "top_k": 5, "top_p": 0.7, "min_p": 0.2},
+    "none": {"temp": -1.0},
+    "out of range": {"temp": 1.0, "top_k": -1, "top_p": 1.5, "min_p": -1.0},
+    "repeat": {"temp": 0.9, "repeat_penalty": 1.4},
+    "frequency": {"temp": 0.0, "frequency_penalty": 0.8},
+    "presence": {"temp": 0.0, "presence_penalty": 1.5},
+    "mirostat 1": {"temp": 0.3, "mirostat_mode": 1, "mirostat_tau": 3.0},
+    "mirostat 2": {"temp": 0.8, "mirostat_mode": 2, "mirostat_eta": 0.3},
+    "mirostat with penalties": {"temp": 0.8, "mirostat_mode": 2, "repeat_penalty": 1.4},
+}
+
+
+@pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
+def test_sampling_is_llama_cpps(split: Llama, plain: Llama, options: dict[str, Any]) -> None:
+    """The same tokens from the same seed: the same chain of samplers, drawing as often."""
+    found = []
+    for llm in (split, plain):
+        llm.reset()
+        llm.set_seed(11)
+        found.append(take(llm, tokens_of(llm), 16, **options))
+        llm.set_seed(12)
+        found.append(take(llm, tokens_of(llm), 16, **options))
+    assert found[:2] == found[2:]
+    if options["temp"] != 0:
+        assert found[0] != found[1]
+
+
+def test_random_seed(split: Llama) -> None:
+    split.set_seed(-1)
+    texts = {tuple(take(split, tokens_of(split), 12, temp=1.0)) for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_logit_bias_and_processors(split: Llama, plain: Llama, caplog: pytest.LogCaptureFixture) -> None:
+    def forbid(_ids: object, scores: Any) -> Any:
+        scores[:60] = -np.inf
+        return scores
+
+    split._said.clear()
+    processors = llama_cpp.LogitsProcessorList([forbid])
+    options: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
+    biased = [llm(PROMPT, logit_bias={65: 90.0}, **options)["choices"] for llm in (split, plain)]
+    assert biased[0] == biased[1]
+    assert isinstance(split._run, TokenRun)  # by the native session
+    assert not caplog.messages
+    for _ in range(2):
+        forbidden = [llm(PROMPT, logits_processor=processors, **options)["choices"] for llm in (split, plain)]
+        assert forbidden[0] == forbidden[1]
+        assert isinstance(split._run, LoopRun)
+    assert caplog.messages == [
+        "a logits_processor: such calls run on llama_cpp's own loop, without speculation"
+    ]
+    both = split(PROMPT, logit_bias={65: 90.0}, logits_processor=processors, **options)["choices"]
+    assert both == biased[0]
+
+
+def test_what_llama_cpp_evaluates_is_demand(opened: Open) -> None:
+    """Its own loop runs on the split too, and the scheduler sees what it wants."""
+    llm = opened(device="simulated", slots="25%", logits_all=True)
+    assert llm.engine is not None
+    assert llm.engine.experts is not None
+    take(llm, tokens_of(llm), 8)
+    assert llm.engine.experts.slots.n_resident > 0
+    stats = llm.stats
+    assert stats is not None
+    assert (stats.prefilled_tokens, stats.generated_tokens, stats.steps) == (len(tokens_of(llm)), 8, 7)
+    assert stats.tokens_per_second
+    n_pairs = sum(layer.n_used for layer in llm.engine.experts.layers)
+    assert stats.activations == 7 * n_pairs
+    assert len(llm._scores) == llm.n_tokens
+    assert np.isfinite(llm._scores).all()
+
+
+def test_demand_of_prompts_is_not_counted(opened: Open) -> None:
+    llm = opened(device="simulated", slots="25%", logits_all=True)
+    assert llm.engine is not None
+    assert llm.engine.experts is not None
+    llm.eval(tokens_of(llm))
+    assert llm.engine.experts.stats["activations"] == 0
+
+
+def test_models_do_not_disturb_each_other(tiny_model: TinyModel, opened: Open) -> None:
+    """Several models of several shapes, each in the middle of a generation, give what they give alone."""
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (TARGET, {"draft": DRAFT, "slots": 12}),
+        (TARGET, {"slots": "10%"}),
+        (tiny_model("qwen3moe"), {"draft_type": "ngram-simple", "slots": 3}),
+        (tiny_model("deepseek2"), {"slots": "50%", "scheduler": "moe-spac"}),
+        (tiny_model("qwen3"), {}),
+    ]
+    alone = []
+    for path, options in kinds:
+        llm = opened(path, **options)
+        alone.append(take(llm, tokens_of(llm), 12))
+        llm.close()
+    models = [opened(path, **options) for path, options in kinds]
+    running = [llm.generate(tokens_of(llm), **GREEDY) for llm in models]
+    together = [[next(each) for each in running] for _ in range(12)]
+    assert list(map(list, zip(*together, strict=True))) == alone
+    models[0].close()
+    models[2].close()
+    assert take(models[3], tokens_of(models[3]), 12) == alone[3]
+
+
+def test_without_experts_it_is_plain_llama_cpp(tiny_model: TinyModel, opened: Open) -> None:
+    llm = opened(tiny_model("qwen3"))
+    assert llm.engine is None
+    assert llm.notes == []
+    assert len(take(llm, tokens_of(llm), 4)) == 4
+    assert llm.stats is not None
+    assert (llm.stats.device, llm.stats.generated_tokens, llm.stats.hit_rate) == ("cpu", 4, None)
+
+
+def test_draft_for_a_model_without_experts(tiny_model: TinyModel, opened: Open) -> None:
+    plain = opened(tiny_model("qwen3"))
+    drafted = opened(tiny_model("qwen3"), draft=tiny_model("qwen3"), draft_length=3)
+    assert take(drafted, tokens_of(plain), 12) == take(plain, tokens_of(plain), 12)
+    assert drafted.stats is not None
+    assert drafted.stats.accepted_tokens > 4
+
+
+def test_pickled(opened: Open) -> None:
+    llm = opened(draft_type="ngram-simple", draft_length=3, slots=9)
+    twin = pickle.loads(pickle.dumps(llm))
+    try:
+        assert twin.engine.config.slots == 9
+        assert take(twin, tokens_of(llm), 5) == take(llm, tokens_of(llm), 5)
+    finally:
+        twin.close()
+
+
+def test_closed(opened: Open) -> None:
+    llm = opened(draft=DRAFT)
+    llm.close()
+    llm.close()
+    for use in (lambda: llm("a"), lambda: next(llm.generate([1])), lambda: llm.eval([1])):
+        with pytest.raises(InputError, match="the model is closed"):
+            use()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no such file": ({"path": TARGET.with_name("missing.gguf")}, "missing.gguf: there is no such file"),
+    "not a model": ({"path": TARGET.with_name("MODEL_CARD.md")}, "this is not a GGUF file"),
+    "no such draft": ({"draft": "missing.gguf"}, "missing.gguf: there is no such file"),
+    "slots": ({"slots": "many"}, "slots: must be 'auto', a count"),
+    "scheduler": ({"scheduler": "fifo"}, "unknown scheduler 'fifo'"),
+    "device": ({"device": "cuda7"}, "unknown device 'cuda7'"),
+    "context": ({"n_ctx": -1}, "ctx must be 0 to"),
+    "a slip of the pen": ({"drafts": "x"}, "Llama() has no 'drafts'; did you mean 'draft'?"),
+    "cache type": ({"type_k": 99}, "could not make a context: "),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(opened: Open, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        opened(**options)
+    assert isinstance(refusal.value, ValueError)
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_draft_that_does_not_fit(tiny_model: TinyModel, opened: Open) -> None:
+    with pytest.raises(InputError, match="does not fit the target"):
+        opened(draft=tiny_model("qwen3"))
+
+
+def test_a_grammar_with_a_fault(split: Llama) -> None:
+    grammar = llama_cpp.LlamaGrammar.from_string("root ::= nothing", verbose=False)
+    with pytest.raises(InputError, match="failed to parse grammar"):
+        split(PROMPT, grammar=grammar)
+    assert take(split, tokens_of(split), 2)

@@ -1,0 +1,190 @@
+"""llama.cpp's settings through `spac.Llama`: from a configuration, as `spac serve` has it, and by llama_cpp's
+own names. The target computes what it computes in an engine (tests/model/test_llama_cpp_settings.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig
+from spac.errors import InputError
+from spac.llama_cpp_python.keywords import llama_keywords
+from spac.llama_cpp_python.llama import Llama
+from tests.conftest import TinyModel
+from tests.model.test_llama_cpp_settings import PLAIN, SETTINGS, bytes_of, logits, opened, told, used_now
+from tools.compare.driver import first_difference
+from tools.compare.script import Logits
+from tools.models import write_adapter
+
+SIZES: dict[str, Any] = {"ctx": PLAIN.n_ctx, "batch": PLAIN.n_batch, "ubatch": PLAIN.n_ubatch}
+BASE: dict[str, Any] = {"device": "simulated", "threads": 1, "flash_attn": "off", **SIZES}
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: TinyModel) -> dict[str, Path]:
+    return {family: tiny_model(family) for family in ("qwen3moe", "gpt-oss")}
+
+
+@pytest.fixture(scope="module")
+def adapter(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("lora") / "adapter.gguf", models["qwen3moe"])
+
+
+@pytest.fixture(scope="module")
+def expected(models: dict[str, Path], adapter: Path) -> Iterator[dict[str, dict[str, Logits]]]:
+    found = {}
+    for name, setting in SETTINGS.items():
+        with opened(models[setting.family], **told(setting.ours, adapter)) as pair:
+            found[name] = logits(pair)
+    return found
+
+
+def computed(llm: Llama) -> dict[str, Logits]:
+    assert llm.engine is not None
+    return logits(llm.engine._pair)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_from_a_configuration(
+    name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
+) -> None:
+    setting = SETTINGS[name]
+    config = EngineConfig(models[setting.family], **{**BASE, **told(setting.ours, adapter)})
+    with closing(Llama.from_config(config, verbose=False)) as llm:
+        assert first_difference(name, "Llama", computed(llm), expected[name]) is None
+        assert llm.engine is not None
+        notes = [note for note in llm.notes if "--gpu-layers" in note]
+        assert len(notes) == (name in ("two layers", "the output", "no layer"))
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no layer"])  # 0 is all there
+def test_by_the_names_of_llama_cpp(
+    name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
+) -> None:
+    setting = SETTINGS[name]
+    config = EngineConfig(models[setting.family], **{**BASE, **told(setting.ours, adapter)})
+    keywords = {**llama_keywords(config), "device": "simulated", "lora": config.lora, "verbose": False}
+    with closing(Llama(str(config.target), **keywords)) as llm:
+        assert first_difference(name, "Llama", computed(llm), expected[name]) is None
+
+
+def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
+    base = {"device": "simulated", "flash_attn": "off", **SIZES}
+    with opened(models["qwen3moe"], gpu_layers=3) as pair:
+        limit = bytes_of(pair) + 10_000  # a session's
+        expected = logits(pair)
+    try:
+        config = EngineConfig(models["qwen3moe"], **base, threads=1, gpu_layers="auto", vram_limit=limit)
+        with closing(Llama.from_config(config, verbose=False)) as llm:
+            assert llm.model_params.n_gpu_layers == 3
+            _core.set_memory_limit("simulated", 0)  # for slots
+            assert first_difference("auto", "Llama", computed(llm), expected) is None
+    finally:
+        _core.set_memory_limit("simulated", 0)
+    assert used_now() == 0
+
+
+def test_lora_path_is_llama_cpp_s(
+    models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
+) -> None:
+    config = EngineConfig(models["qwen3moe"], **BASE)
+    keywords = {**llama_keywords(config), "device": "simulated", "verbose": False}
+    with closing(Llama(str(config.target), lora_path=str(adapter), **keywords)) as llm:
+        assert first_difference("lora_path", "Llama", computed(llm), expected["an adapter"]) is None
+    with pytest.raises(InputError, match="lora and lora_path"):
+        Llama(str(config.target), lora_path=str(adapter), lora=adapter, **keywords)
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "qwen3"])
+def test_plain_llama_cpp_has_them_too(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    """Where nothing is split: on the CPU, and without experts."""
+    path = tiny_model(family)
+    lora = write_adapter(tmp_path / "adapter.gguf", path, r"attn_q\.weight")
+    base = {**BASE, "device": "cpu"} if family == "qwen3moe" else BASE
+
+    def text(**options: Any) -> list[int]:
+        config = EngineConfig(path, **{**base, **options})
+        with closing(Llama.from_config(config, verbose=False)) as llm:
+            assert llm.engine is None
+            tokens = llm.generate([5, 6, 7], temp=0.0)
+            return [next(tokens) for _ in range(12)]
+
+    plain = text()
+    assert text(lora=lora) != plain
+    assert text(lora=[(lora, 0.0)]) == plain
+    assert text(rope_freq_base=10.0) != plain
+    assert text(cache_type_k="q4_0", cache_type_v="q4_0", flash_attn="auto") != plain
+
+
+def test_the_draft_is_in_accord(models: dict[str, Path], tiny_model: TinyModel) -> None:
+    options = {
+        "flash_attn": True, "offload_kqv": False, "swa_full": True, "n_gpu_layers": 3, "use_mmap": False,
+        "use_mlock": True, "rope_scaling_type": 2, "rope_freq_base": 500.0, "yarn_orig_ctx": 64,
+        "kv_overrides": {"general.name": "x"}, "n_threads": 1, "n_threads_batch": 2, "type_k": 8,
+    }  # fmt: skip
+    with closing(
+        Llama(
+            str(models["qwen3moe"]), draft=tiny_model("qwen3"), device="simulated", verbose=False,
+            cache_type_k_draft="q8_0", n_ctx=256, **options,
+        )
+    ) as llm:  # fmt: skip
+        assert llm.engine is not None
+        config = llm.engine.config
+        assert (config.flash_attn, config.kv_offload, config.gpu_layers) == ("on", False, 3)
+        assert (config.load_mode, config.rope_scaling, config.rope_freq_base) == ("mlock", "yarn", 500.0)
+        assert (config.yarn_orig_ctx, config.threads_batch) == (64, 2)
+        assert config.override_kv == {"general.name": "x"}
+        assert llm.context_params.type_k == 8
+        assert llm.engine._pair.draft_context is not None
+        assert next(iter(llm.generate([5, 6, 7], temp=0.0))) >= 0
+
+
+def test_what_llama_cpp_leaves_open_is_open_for_the_draft(models: dict[str, Path]) -> None:
+    with closing(
+        Llama(str(models["qwen3moe"]), device="simulated", verbose=False, n_ctx=256, n_threads=1)
+    ) as llm:
+        assert llm.engine is not None
+        assert llm.engine.config.flash_attn == "auto"
+        assert llm.context_params.flash_attn_type == 0, "llama_cpp's own default"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cache_type_k": "q8_0"}, "llama_cpp calls it type_k"),
+        ({"gpu_layers": 3}, "llama_cpp calls it n_gpu_layers"),
+        ({"override_kv": {}}, "llama_cpp calls it kv_overrides"),
+        ({"kv_overrides": {"qwen3moe.expert_used_count": 77}}, "expert_used_count is 77"),
+        ({"lora": "nowhere.gguf"}, "nowhere.gguf: the LoRA adapter cannot be read"),
+        ({"type_v": 8}, "quantized V cache"),
+    ],
+)
+def test_what_cannot_be_is_told(models: dict[str, Path], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Llama(str(models["qwen3moe"]), device="simulated", verbose=False, n_ctx=256, **options)
+
+
+def test_serve_loads_what_its_options_say(models: dict[str, Path], adapter: Path) -> None:
+    from spac.cli.options import read_config
+    from spac.serve.app import load, make_parser
+
+    words = ["-ngl", "3", "-fa", "auto", "-ctk", "q8_0", "-ctv", "q5_1", "--no-mmap", "-c", "256", "-t", "1"]
+    words += ["--device", "simulated", "--rope-scale", "2", "-tb", "2", "--lora-scaled", f"{adapter}:0.5"]
+    options = make_parser().parse_args([*words, "--override-kv", "qwen3moe.expert_used_count=int:1"])
+    config = read_config(options, models["qwen3moe"], None)
+    with closing(load(config)) as llm:
+        params = llm.context_params
+        assert (params.type_k, params.type_v, params.flash_attn_type) == (8, 7, -1)
+        assert (params.rope_freq_scale, params.n_threads, params.n_threads_batch) == (0.5, 1, 2)
+        assert (llm.model_params.n_gpu_layers, llm.model_params.load_mode) == (3, 0)
+        assert llm.metadata["qwen3moe.expert_used_count"] == "2", "the file's"
+        with opened(
+            models["qwen3moe"], gpu_layers=3, flash_attn="auto", cache_type_k="q8_0", cache_type_v="q5_1",
+            rope_freq_scale=0.5, lora=[(adapter, 0.5)], override_kv={"qwen3moe.expert_used_count": 1},
+        ) as pair:  # fmt: skip
+            assert first_difference("serve", "Llama", computed(llm), logits(pair)) is None

@@ -1,0 +1,224 @@
+"""Log probabilities of `spac.Llama`'s completions and chats: those of llama_cpp's own loop with `logits_all`,
+with the experts split, speculation on, and in streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from spac.errors import InputError
+from spac.llama_cpp_python.llama import Llama
+from tests.llama_cpp_python.conftest import DRAFT, SMALL, TARGET, Open
+
+PROMPT = "def add(a, b):\n"
+ASKED: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "logprobs": 3}
+USER = [{"role": "user", "content": "hello"}]
+FIELDS = ("tokens", "text_offset", "token_logprobs", "top_logprobs")
+
+
+def demo(**options: Any) -> Llama:
+    return Llama(str(TARGET), chat_format="chatml", **{**SMALL, **options})
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[Llama]:
+    """Experts on simulated device and CPU, four tokens drafted at a time."""
+    with closing(demo(draft=str(DRAFT), draft_length=4, slots="25%", device="simulated")) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Llama]:
+    """llama_cpp's own: every token evaluated by itself, all logits kept."""
+    with closing(demo(device="cpu", logits_all=True)) as llm:
+        yield llm
+
+
+@pytest.fixture(params=["drafting", "plain", "draft-length-0", "own-loop"])
+def llm(request: pytest.FixtureRequest, drafting: Llama) -> Iterator[Llama]:
+    if request.param == "drafting":
+        yield drafting
+        return
+    options: dict[str, Any] = {
+        "plain": {"device": "cpu"},
+        "draft-length-0": {"draft": str(DRAFT), "draft_length": 0, "slots": "25%", "device": "simulated"},
+        "own-loop": {"slots": "25%", "device": "simulated"},
+    }[request.param]
+    with closing(demo(**options)) as llm:
+        if request.param == "own-loop":  # by a logits processor, which the session does not know
+            same = llama_cpp.LogitsProcessorList([lambda _ids, scores: scores])
+            complete = llm.create_completion
+            llm.create_completion = lambda *a, **k: complete(*a, logits_processor=same, **k)  # type: ignore[method-assign]
+        yield llm
+
+
+def told(llm: Llama, prompt: str = PROMPT, **asked: Any) -> dict[str, Any]:
+    return dict(llm.create_completion(prompt, **{**ASKED, **asked})["choices"][0])
+
+
+def streamed(llm: Llama, prompt: str = PROMPT, **asked: Any) -> tuple[str, dict[str, list[Any]]]:
+    """The text and the log probabilities of a stream, joined."""
+    chunks = llm.create_completion(prompt, stream=True, **{**ASKED, **asked})
+    choices = [chunk["choices"][0] for chunk in chunks]
+    joined = {
+        field: [each for choice in choices if choice["logprobs"] for each in choice["logprobs"][field]]
+        for field in FIELDS
+    }
+    return "".join(choice["text"] for choice in choices), joined
+
+
+def test_they_are_those_of_all_logits(llm: Llama, reference: Llama) -> None:
+    got, right = told(llm)["logprobs"], told(reference)["logprobs"]
+    assert got["tokens"] == right["tokens"]
+    assert len(got["tokens"]) == 16
+    assert got["text_offset"] == right["text_offset"]
+    np.testing.assert_allclose(got["token_logprobs"], right["token_logprobs"], atol=1e-3)
+    for ours, theirs in zip(got["top_logprobs"], right["top_logprobs"], strict=True):
+        assert list(ours) == list(theirs)
+        np.testing.assert_allclose(list(ours.values()), [float(x) for x in theirs.values()], atol=1e-3)
+    json.dumps(got)
+
+
+def test_drafts_were_accepted_and_refused(drafting: Llama) -> None:
+    told(drafting)
+    stats = drafting.stats
+    assert stats is not None
+    assert stats.drafted_tokens > stats.accepted_tokens > 0
+
+
+def test_a_token_that_is_none_of_the_most_probable_is_told_too(drafting: Llama) -> None:
+    found = told(drafting, temperature=1.5, seed=1, logprobs=1, max_tokens=40)["logprobs"]
+    sizes = {len(each) for each in found["top_logprobs"]}
+    assert sizes == {1, 2}
+    rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    for token, value, top in rows:
+        assert top[token] == value <= max(top.values())
+
+
+def test_without_alternatives(drafting: Llama) -> None:
+    found = told(drafting, logprobs=0)["logprobs"]
+    assert [list(top) for top in found["top_logprobs"]] == [[token] for token in found["tokens"]]
+    assert told(drafting, logprobs=None)["logprobs"] is None
+    assert streamed(drafting, logprobs=None)[1]["tokens"] == []
+
+
+@pytest.mark.parametrize("stop", [None, "list", ["nowhere", " a list"], ["urn a"]])
+@pytest.mark.parametrize("prompt", [PROMPT, ""])
+def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
+    whole = told(llm, prompt, stop=stop, seed=5, temperature=0.2)
+    text, joined = streamed(llm, prompt, stop=stop, seed=5, temperature=0.2)
+    assert text == whole["text"]
+    assert joined == {field: whole["logprobs"][field] for field in FIELDS}
+    assert "".join(joined["tokens"]).strip().startswith(text.strip())
+    assert joined["text_offset"][0] == len(prompt)
+
+
+def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
+    """Those that begin before it stay, with what of their text is beyond."""
+    whole = told(drafting)
+    at = whole["logprobs"]["tokens"].index(" list")
+    cut = told(drafting, stop=" list")
+    assert cut["finish_reason"] == "stop"
+    assert cut["logprobs"]["tokens"] == whole["logprobs"]["tokens"][:at]
+    inside = told(drafting, stop="ist")
+    assert inside["logprobs"]["tokens"] == whole["logprobs"]["tokens"][: at + 1]
+
+
+def test_a_part_of_a_character(drafting: Llama) -> None:
+    """Its bytes are written down; all tokens' bytes are the text."""
+    text = "é→😀ü"
+    grammar = llama_cpp.LlamaGrammar.from_string(f'root ::= "{text}"', verbose=False)
+    asked: dict[str, Any] = {"grammar": grammar, "max_tokens": 40}
+    whole = told(drafting, **asked)
+    assert whole["text"] == text
+    assert any("\\x" in token for token in whole["logprobs"]["tokens"])
+    assert streamed(drafting, **asked) == (text, {field: whole["logprobs"][field] for field in FIELDS})
+    made = drafting.create_chat_completion(
+        USER, logprobs=True, top_logprobs=2, max_tokens=40, temperature=0, grammar=grammar
+    )
+    assert made["choices"][0]["message"]["content"] == text
+
+
+def test_another_call_within_a_stream(drafting: Llama) -> None:
+    """What had been drafted and accepted, but not handed out, is nobody's: every token is still the most
+    probable of its own place."""
+    stream = drafting.create_completion(PROMPT, stream=True, **ASKED)
+    parts = [next(stream)]
+    drafting.create_completion("x = ", max_tokens=2)
+    parts += stream
+    found = [each["choices"][0]["logprobs"] for each in parts if each["choices"][0]["logprobs"]]
+    for each in found:
+        for token, top in zip(each["tokens"], each["top_logprobs"], strict=True):
+            assert max(top, key=top.__getitem__) == token
+            assert len(top) == 3
+    assert sum(len(each["tokens"]) for each in found) == 16
+
+
+def test_biases_do_not_count(llm: Llama) -> None:
+    first = told(llm)["logprobs"]["tokens"][0]
+    [token] = llm.tokenize(first.encode(), add_bos=False)[-1:]
+    found = told(llm, logit_bias={token: -100.0})["logprobs"]
+    assert found["tokens"][0] != first
+    assert found["top_logprobs"][0][first] > found["token_logprobs"][0]
+
+
+def test_control_tokens_have_a_name(drafting: Llama) -> None:
+    [every] = told(drafting, max_tokens=1, logprobs=10**6)["logprobs"]["top_logprobs"]
+    assert "" not in every
+    assert np.exp(list(every.values())).sum() == pytest.approx(1, abs=1e-3)
+
+
+def test_an_answer_that_ends_by_itself(drafting: Llama) -> None:
+    grammar = llama_cpp.LlamaGrammar.from_string('root ::= "pass"', verbose=False)
+    done = told(drafting, grammar=grammar)
+    assert (done["text"], done["finish_reason"]) == ("pass", "stop")
+    assert "".join(done["logprobs"]["tokens"]) == "pass"
+
+
+@pytest.mark.parametrize("logprobs", [-1, -20])
+def test_numbers_that_cannot_be(llm: Llama, logprobs: int) -> None:
+    with pytest.raises(InputError, match="0 or more"):
+        llm.create_completion(PROMPT, logprobs=logprobs)
+
+
+def test_of_a_prompt_they_need_all_logits(llm: Llama, reference: Llama) -> None:
+    with pytest.raises(InputError, match="logits_all=True"):
+        llm.create_completion(PROMPT, logprobs=1, echo=True)
+    assert told(reference, echo=True)["logprobs"]["token_logprobs"][0] is None
+
+
+# Chats
+
+
+@pytest.mark.parametrize("chat_format", ["chatml", "common"])
+def test_a_chat(opened: Open, chat_format: str) -> None:
+    llm = opened(draft=str(DRAFT), draft_length=4, slots="25%", device="simulated", chat_format=chat_format)
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12, "temperature": 0}
+    choice = llm.create_chat_completion(USER, **asked)["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert "".join(each["token"] for each in content) == choice["message"]["content"]
+    for each in content:
+        assert each["logprob"] == each["top_logprobs"][0]["logprob"]
+        assert len(each["top_logprobs"]) == 2
+        if chat_format == "common":
+            assert bytes(each["bytes"]) == each["token"].encode()
+    chunks = [chunk["choices"][0] for chunk in llm.create_chat_completion(USER, stream=True, **asked)]
+    parts = [each for chunk in chunks if chunk["logprobs"] for each in chunk["logprobs"]["content"]]
+    assert parts == content
+    alone = llm.create_chat_completion(USER, **{**asked, "top_logprobs": None})["choices"][0]["logprobs"]
+    if chat_format == "common":
+        assert [each["top_logprobs"] for each in alone["content"]] == [[]] * 12
+    assert llm.create_chat_completion(USER, max_tokens=2)["choices"][0]["logprobs"] is None
+
+
+def test_a_chat_with_all_logits(opened: Open) -> None:
+    llm = opened(device="cpu", logits_all=True, chat_format="common")
+    made = llm.create_chat_completion(USER, logprobs=True, top_logprobs=2, max_tokens=3, temperature=0)
+    assert len(made["choices"][0]["logprobs"]["content"]) == 3
+    json.dumps(made)

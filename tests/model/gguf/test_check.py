@@ -1,0 +1,338 @@
+"""Every file that is not a model of use gets one line that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+from spac.errors import InputError
+from spac.model.gguf.check import check_model
+from tests.conftest import TinyModel
+from tests.model.gguf.files import entry, offset_of, patched, raw, rewritten, split, tensor_entry, text
+from tools.models import FAMILIES, Shape
+
+
+@pytest.fixture(scope="module")
+def good(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3moe", n_layer=2)
+
+
+def fault(path: Path, role: str = "target") -> str:
+    """The line that checking the file gives, which names the file and has a remedy."""
+    with pytest.raises(InputError) as caught:
+        check_model(path, role)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ")
+    assert re.fullmatch(r"[^\n]+; [^\n]+", line), line
+    return line.removeprefix(f"{path}: ")
+
+
+def test_a_good_file_describes_itself(good: Path) -> None:
+    info = check_model(good)
+    assert (info.architecture, info.n_layer, info.n_expert, info.n_expert_used) == ("qwen3moe", 2, 5, 2)
+    assert (info.n_ctx_train, info.n_embd, info.n_vocab, info.tokenizer) == (4096, 64, 272, "gpt2")
+    assert info.expert_bytes == 2 * 5 * 3 * 64 * 96 * 4
+    assert info.n_expert_layers == 2
+    assert info.is_moe
+    assert info.file_size == good.stat().st_size
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_passes(family: str, tiny_model: TinyModel) -> None:
+    info = check_model(tiny_model(family))
+    assert info.is_moe == (family not in ("llama", "qwen3", "graniteswitch"))
+
+
+# What is at the path
+
+
+def test_no_such_file(tmp_path: Path, good: Path) -> None:
+    assert fault(tmp_path / "no.gguf") == "there is no such file; check the path"
+    assert "that folder has" in fault(good.with_name("no.gguf"))
+
+
+def test_a_folder(tmp_path: Path, good: Path) -> None:
+    assert fault(tmp_path) == "this is a folder; name a file in it: it has no .gguf file"
+    assert good.name in fault(good.parent) or "name a file in it" in fault(good.parent)
+
+
+def test_not_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in fault(tmp_path / "pipe")
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, good: Path) -> None:
+    path = tmp_path / "secret.gguf"
+    path.write_bytes(good.read_bytes())
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "cannot be read" in fault(path)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udc80", "/dev/null", ""])
+def test_paths_that_no_file_has(path: str) -> None:
+    with pytest.raises(InputError, match=r"^[^\n]+: [^\n]+; [^\n]+$"):
+        check_model(path)
+
+
+def test_a_path_with_a_newline_stays_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\?b: there is no such file"):
+        check_model(tmp_path / "a\nb")
+
+
+CONTENTS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "the file is empty"),
+    "one byte": (b"G", "not a GGUF file"),
+    "text": (b"hello " * 100, "not a GGUF file"),
+    "magic only": (b"GGUF", "ends within the version"),
+    "big-endian magic": (b"FUGG" + bytes(100), "big-endian"),
+    "web page": (b"<!DOCTYPE html><html>", "a web page"),
+    "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
+    "zip": (b"PK\x03\x04" + bytes(60), "PyTorch checkpoint"),
+    "safetensors": (struct.pack("<Q", 40) + b'{"__metadata__": {}}', "safetensors"),
+    "GGML": (b"tjgg" + bytes(60), "before GGUF"),
+    "version 1": (raw(version=1), "GGUF version 1 is not"),
+    "version 4": (raw(version=4), "GGUF version 4 is not"),
+    "version swapped": (raw(version=3 << 24), "big-endian"),
+    "nothing in it": (raw(), "general.architecture is missing"),
+    "endless metadata": (raw(n_entries=1 << 60), "metadata entries, more than"),
+    "endless tensors": (raw(n_tensors=1 << 60), "tensors, more than"),
+    "metadata missing": (raw(n_entries=3), "ends within metadata key 0"),
+    "endless key": (raw(struct.pack("<Q", 1 << 60)), "claims"),
+    "empty key": (raw(entry("", 4, bytes(4))), "is empty"),
+    "key twice": (raw(*[entry("a", 4, bytes(4))] * 2), "a second 'a'"),
+    "unknown value type": (raw(entry("a", 77, bytes(64))), "unknown type 77"),
+    "endless string": (raw(entry("a", 8, struct.pack("<Q", 1 << 62))), "claims"),
+    "endless array": (raw(entry("a", 9, struct.pack("<IQ", 4, 1 << 62))), "past the end"),
+    "endless strings": (raw(entry("a", 9, struct.pack("<IQ", 8, 1 << 62))), "strings, more than"),
+    "many strings": (raw(entry("a", 9, struct.pack("<IQ", 8, 1 << 20))), "past the end"),
+    "string that runs out": (raw(entry("a", 9, struct.pack("<IQQ", 8, 1, 1 << 63))), "past the end"),
+    "token twice": (
+        raw(entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") * 2)),
+        "are the same",
+    ),
+    "array of arrays": (raw(entry("a", 9, struct.pack("<IQ", 9, 1)) + bytes(99)), "array of arrays"),
+    "alignment 3": (raw(entry("general.alignment", 4, struct.pack("<I", 3))), "power of two"),
+    "alignment by name": (raw(entry("general.alignment", 8, text("32"))), "power of two"),
+    "five dimensions": (raw(tensor_entry("t", (1,) * 5, 0, 0), n_tensors=1, n_entries=0), "5 dimensions"),
+    "no dimensions": (raw(tensor_entry("t", (), 0, 0), n_tensors=1, n_entries=0), "0 dimensions"),
+    "a zero dimension": (raw(tensor_entry("t", (4, 0), 0, 0), n_tensors=1, n_entries=0), "a dimension of 0"),
+    "too many elements": (
+        raw(tensor_entry("t", (1 << 40,) * 2, 0, 0), n_tensors=1, n_entries=0),
+        "impossibly large",
+    ),
+    "removed type": (
+        raw(tensor_entry("t", (32,), 4, 0), n_tensors=1, n_entries=0),
+        "unknown or removed type 4",
+    ),
+    "rows and blocks": (
+        raw(tensor_entry("t", (33,), 2, 0), n_tensors=1, n_entries=0),
+        "not a multiple of Q4_0's 32",
+    ),
+    "long name": (raw(tensor_entry("t" * 64, (32,), 0, 0), n_tensors=1, n_entries=0), "more than 63 bytes"),
+    "tensor twice": (raw(*[tensor_entry("t", (8,), 0, 0)] * 2, n_tensors=2, n_entries=0), "two tensors 't'"),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_contents_that_are_no_model(name: str, tmp_path: Path) -> None:
+    content, expected = CONTENTS[name]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    started = time.perf_counter()
+    assert expected in fault(path)
+    assert time.perf_counter() - started < 2
+
+
+# A model that is not whole
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+def test_a_cut_off_file(share: float, good: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(good.read_bytes()[: int(good.stat().st_size * share)])
+    assert re.search("ends within|cut off|runs past|past the end", fault(path))
+
+
+def test_one_byte_is_missing(good: Path, tmp_path: Path) -> None:
+    content = good.read_bytes()
+    path = tmp_path / "cut.gguf"
+    end = content.rstrip(b"\0")  # padding at the end may be missing
+    path.write_bytes(end[:-1])
+    assert "are missing; download it again" in fault(path)
+
+
+def test_parts(good: Path, tmp_path: Path) -> None:
+    parts = split(good, tmp_path, "model")
+    info = check_model(parts[0])
+    assert info.file_size == sum(part.stat().st_size for part in parts)
+    assert info.expert_bytes == check_model(good).expert_bytes
+    assert fault(parts[1]).endswith(f"part 2 of 3; give the first one, {parts[0].name}")
+    (tmp_path / "renamed.gguf").write_bytes(parts[0].read_bytes())
+    assert "does not end in -00001-of-00003.gguf" in fault(tmp_path / "renamed.gguf")
+    content = parts[2].read_bytes()
+    parts[2].write_bytes(content[: len(content) // 2])
+    assert re.search("ends within|cut off|runs past", fault(parts[0]))
+    parts[2].write_bytes(parts[1].read_bytes())
+    assert f"its part {parts[2].name}: it is not part 3 of 3" in fault(parts[0])
+    parts[2].unlink()
+    assert f"1 of its 3 parts are missing, {parts[2].name} first" in fault(parts[0])
+
+
+# Files that are not the model that was meant
+
+
+def test_an_adapter(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "lora.gguf", "qwen3moe")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert "a LoRA adapter, not a model; give the model it belongs to as the draft" in fault(
+        tmp_path / "lora.gguf", "draft"
+    )
+
+
+def test_other_kinds_of_file(good: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    assert "multimodal projector" in fault(rewritten(good, path, {"general.architecture": "clip"}))
+    assert "multimodal projector" in fault(rewritten(good, path, {"general.type": "mmproj"}))
+    assert "type 'imatrix'" in fault(rewritten(good, path, {"general.type": "imatrix"}))
+    assert "has no tensors" in fault(rewritten(good, path, drop="."))
+    assert "general.architecture is missing or not a name" in fault(
+        rewritten(good, path, {"general.architecture": "a b"})
+    )
+
+
+# Models that the library would abort on
+
+METADATA: dict[str, tuple[dict[str, object], str]] = {
+    "no layers": ({".block_count": 0}, "block_count is 0"),
+    "too many layers": ({".block_count": 513}, "block_count is 513"),
+    "negative layers": ({".block_count": -1}, "block_count is -1"),
+    "layers as text": ({".block_count": "two"}, "not a whole number"),
+    "no context": ({".context_length": 0}, "context_length is 0"),
+    "too many experts": ({".expert_count": 1025}, "expert_count is 1025"),
+    "more used than there are": ({".expert_used_count": 6}, "expert_used_count is 6"),
+    "none used": ({".expert_used_count": 0}, "expert_used_count is 0"),
+    "experts of another model": ({".expert_count": 4}, "has 5 experts, and expert_count is 4"),
+    "experts that nobody declared": (
+        {".expert_count": None, ".expert_used_count": None},
+        "has 5 experts, and expert_count is 0",
+    ),
+    "as many groups as experts": ({".expert_group_count": 5}, "expert_group_count is 5"),
+    "groups that do not divide": (
+        {".expert_group_count": 2, ".expert_group_used_count": 1},
+        "do not fit 2 groups",
+    ),
+    "only MTP layers": ({".nextn_predict_layers": 2}, "nextn_predict_layers is 2"),
+    "negative epsilon": ({".attention.layer_norm_rms_epsilon": -1.0}, "not a small positive number"),
+    "epsilon not a number": (
+        {".attention.layer_norm_rms_epsilon": float("nan")},
+        "not a small positive number",
+    ),
+    "unknown scaling": ({".rope.scaling.type": "cubic"}, "rope.scaling.type is 'cubic'"),
+    "unknown gating": ({".expert_gating_func": 9}, "expert_gating_func is 9"),
+    "rope wider than a head": ({".rope.dimension_count": 64}, "rope.dimension_count is 64"),
+    "odd rope": ({".rope.dimension_count": 31}, "rope.dimension_count is 31"),
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_that_the_library_asserts(name: str, good: Path, tmp_path: Path) -> None:
+    changes, expected = METADATA[name]
+    assert expected in fault(rewritten(good, tmp_path / "bad.gguf", changes))
+
+
+HEADS: dict[str, tuple[str, dict[str, object], str]] = {
+    "keys": ("gpt-oss", {".attention.key_length": 64}, "'blk.0.attn_q.weight' are not 4 heads of 64"),
+    "values": (
+        "gpt-oss",
+        {".attention.value_length": None},
+        "'blk.0.attn_v.weight' does not have the 32 rows",
+    ),
+    "heads": (
+        "qwen2moe",
+        {".attention.head_count_kv": 4},
+        "'blk.0.attn_k.weight' does not have the 128 rows",
+    ),
+    "no size": ("qwen3moe", {".attention.value_length": 0}, "4 and 2 heads of 32 and 0"),
+    "queries": ("qwen2moe", {".attention.head_count": 3}, "attn_q.weight' are not 3 heads of 32"),
+    "latent rope": ("deepseek2", {".attention.key_length_mla": 16}, "leaves nothing beside"),
+    "latent keys": (
+        "deepseek2",
+        {".attention.key_length": 64},
+        "1 heads of 64 do not fit kv_lora_rank 32",
+    ),
+    "latent heads": ("deepseek2", {".attention.head_count_kv": 2}, "2 heads of 48 do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_that_do_not_fit_the_tensors(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    family, changes, expected = HEADS[name]
+    assert expected in fault(rewritten(tiny_model(family), tmp_path / "bad.gguf", changes))
+
+
+@pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"])
+@pytest.mark.parametrize("tensor", ["blk.1.ffn_gate_inp", "blk.0.ffn_up_exps", "token_embd", "output"])
+def test_weights_without_a_kernel(kind: str, tensor: str, tiny_model: TinyModel) -> None:
+    path = tiny_model("qwen3moe", Shape(n_layer=2, n_embd=256, types={tensor: kind}))
+    assert f"tensor '{tensor}.weight' has the type {kind}, which llama.cpp cannot compute with" in fault(path)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize(
+    "tensor", ["blk.1.attn_norm.weight", "output_norm.weight", "blk.0.attn_q.bias", "blk.0.ffn_up_exps.bias"]
+)
+def test_norms_and_biases_are_f32(kind: str, tensor: str, tiny_model: TinyModel) -> None:
+    path = tiny_model("gpt-oss", Shape(n_layer=2, types={tensor: kind}))
+    assert f"tensor {tensor!r} has the type {kind}, and norms and biases must be F32" in fault(path)
+
+
+def test_data_at_another_place(good: Path, tmp_path: Path) -> None:
+    name = "output_norm.weight"
+    at = offset_of(good, name) + 8 + len(name) + 4 + 8 + 4
+    for offset in (1 << 40, 0):
+        assert f"{offset}, not at" in fault(
+            patched(good, tmp_path / "bad.gguf", at, struct.pack("<Q", offset))
+        )
+
+
+# Speed
+
+
+def test_a_large_vocabulary_is_not_read(tmp_path: Path) -> None:
+    """152,000 tokens and merges, as Qwen has: well under a second (the gguf package's reader takes ten)."""
+    path = tmp_path / "large.gguf"
+    n = 151_936
+    tokens = b"".join(text(f"token {i}") for i in range(n))
+    kinds = struct.pack("<I", 1) * n
+    path.write_bytes(
+        raw(
+            entry("general.architecture", 8, text("qwen3moe")),
+            entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, n) + tokens),
+            entry("tokenizer.ggml.merges", 9, struct.pack("<IQ", 8, n) + tokens),
+            entry("tokenizer.ggml.token_type", 9, struct.pack("<IQ", 5, n) + kinds),
+            n_tensors=0,
+        )
+    )
+    started = time.perf_counter()
+    assert "has no tensors" in fault(path)
+    assert time.perf_counter() - started < 1
+
+
+def test_constants_are_those_of_the_format() -> None:
+    """The parser's table covers every scalar type that the gguf package knows."""
+    from spac.model.gguf.header import _SCALARS
+
+    assert set(_SCALARS) == set(GGUFValueType) - {GGUFValueType.ARRAY, GGUFValueType.STRING}
+    assert {"F32", "Q4_0", "MXFP4"} <= {kind.name for kind in GGMLQuantizationType}

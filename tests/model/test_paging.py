@@ -1,0 +1,198 @@
+"""Models whose experts are more than memory holds: when that is so, what is read, and what is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spac import Llama
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError, OutOfMemoryError
+from spac.machine import host_memory
+from spac.model import paging
+from spac.model.gguf.check import check_model
+from spac.model.paging import is_paged
+from spac.model.pair import choose_device
+from spac.scheduler import make
+from tests.conftest import TinyModel
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: TinyModel) -> Path:
+    """24 MiB of experts, of 384 KiB each."""
+    return tiny_model("qwen3moe", n_layer=8, n_embd=256, n_head=8, n_expert=8, n_ff_exp=128)
+
+
+def config(target: Path, **options: Any) -> EngineConfig:
+    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
+    defaults = {"device": "simulated", "slots": 0, "threads": 1, "ctx": 256, "draft_length": 0}
+    return EngineConfig(target=target, **{**defaults, "sampling": sampling, **options})
+
+
+def mapped(path: Path) -> int:
+    """Bytes of the file that this process has touched, and that are in memory."""
+    n_bytes, inside, inode = 0, False, path.stat().st_ino
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            inside = words[4] == str(inode)
+        elif inside and words[0] == "Rss:":
+            n_bytes += int(words[1]) << 10
+    return n_bytes
+
+
+def forget(path: Path) -> None:
+    """What was just written, or read without a word, lies in large pieces that are mapped as a whole."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def text(engine: Engine, n: int = 32) -> str:
+    return "".join(engine.generate([5, 6, 7], n))
+
+
+def test_nothing_is_read_before_it_is_needed(target: Path) -> None:
+    with Engine(config(target, paging="off")) as engine:
+        assert engine.experts is not None
+        assert engine.experts.host_memory == "staged"
+        assert mapped(target) > 20 * MIB, "llama.cpp reads all of it"
+        generation = engine.generate([5, 6, 7], 32)
+        expected = "".join(generation)
+        assert generation.stats.disk_bytes is None
+        assert not generation.stats.paged
+        assert "disk" not in generation.stats.table()
+    forget(target)
+    with Engine(config(target, paging="on")) as engine:
+        assert engine.experts is not None
+        assert engine.experts.host_memory == "paged"
+        assert mapped(target) < 16 * MIB  # dense parts, and what lies in one piece with them
+        generation = engine.generate([5, 6, 7], 32)
+        assert "".join(generation) == expected
+        assert mapped(target) > 20 * MIB
+        assert generation.stats.disk_bytes is not None
+        assert generation.stats.paged
+        assert " read, " in generation.stats.table()
+    assert mapped(target) == 0
+
+
+def test_slots_drafts_and_streams_work_with_it(target: Path, tiny_model: TinyModel) -> None:
+    draft, prompt = tiny_model("qwen3"), [*range(5, 200)]
+    options = {"draft": draft, "draft_length": 3, "slots": 16}
+    found = []
+    for paged in ("off", "on"):
+        with Engine(config(target, **options, paging=paged, stream_batch=32)) as engine:
+            found.append("".join(engine.generate(prompt, 24)))
+            generation = engine.generate([5, 6, 7], 24)
+            found.append("".join(generation))
+            assert generation.stats.uploads > 0
+            assert generation.stats.hit_rate
+    assert found[:2] == found[2:]
+
+
+def test_copies_are_to_be_worth_more(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "spac.engine.expert_cache.make", lambda name, **options: made.append(options) or make(name, **options)
+    )
+    for options in (
+        {"paging": "on"},
+        {"paging": "on", "scheduler": "logistic:margin=0.1"},
+        {"paging": "on", "scheduler_options": {"margin": 0.3}},
+        {"paging": "on", "deterministic": True},
+        {"paging": "on", "scheduler": "lru"},
+        {"paging": "off"},
+    ):
+        with Engine(config(target, slots=16, **options)) as engine:
+            assert text(engine, 2)
+            assert engine.generate([5], 1).stats.lookahead == 0
+    assert made == [{"margin": 0.4}, {}, {"margin": 0.3}, {}, {}, {}]
+
+
+def test_apps_have_it_too(target: Path) -> None:
+    llm = Llama(str(target), slots=0, device="simulated", n_ctx=256, paging="on", verbose=False)
+    try:
+        assert llm.create_completion([5, 6, 7], max_tokens=4, temperature=0)["usage"]["completion_tokens"]
+        assert llm.stats.paged
+    finally:
+        llm.close()
+    with pytest.raises(InputError, match="paging on"):
+        Llama(str(target), slots=0, device="simulated", paging="on", use_mmap=False, verbose=False)
+
+
+def decide(target: Path, device: str = "simulated", **options: Any) -> bool:
+    return is_paged(config(target, device=device, **options), check_model(target), choose_device(device))
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What there is of memory."""
+    found = {"available": 0, "most": 64 * MIB, "swap": 0}
+    for name in found:
+        monkeypatch.setattr(host_memory, name, lambda name=name: found[name])
+    monkeypatch.setattr(paging, "_in_memory", lambda _: False)
+    return found
+
+
+def test_when_experts_do_not_fit(target: Path, tiny_model: TinyModel, room: dict[str, int]) -> None:
+    info = check_model(target)
+    fits = info.file_size * 16 // 15 + 1024
+    assert not decide(target), "a system that tells nothing"
+    room["available"] = fits
+    assert not decide(target)
+    assert decide(target, slots="25%")  # the simulated device's memory is the machine's
+    assert decide(target, slots="auto")
+    draft = tiny_model("qwen3")
+    assert decide(target, draft=draft, draft_length=2)
+    assert not decide(target, draft="nowhere.gguf", draft_type="ngram-simple")
+    assert not decide(target, "cpu")
+    room["available"] = fits - 8192
+    assert decide(target)
+    assert not decide(target, paging="off")
+    assert not decide(target, gpu_layers=0)
+    assert not decide(target, "cpu", paging="on")
+    assert not decide(draft, paging="on"), "no experts"
+    room["available"] = 100 * fits
+    assert decide(target, paging="on")
+
+
+def test_experts_that_have_to_fit(target: Path, room: dict[str, int]) -> None:
+    room.update(available=MIB, most=20 * MIB)
+    with pytest.raises(
+        OutOfMemoryError, match=r"24.0 MiB of experts do not fit into 20.0 MiB of memory: leave"
+    ):
+        decide(target, load_mode="none")
+    assert not decide(target, load_mode="mmap+mlock"), "it stays a mapping where it cannot be locked"
+    room["swap"] = 8 * MIB
+    assert not decide(target, load_mode="mlock")
+    with pytest.raises(InputError, match="paging on: experts stay in the file, which load mode dio"):
+        decide(target, load_mode="dio", paging="on")
+
+
+def test_a_file_in_memory_is_there(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    line = "35 24 0:31 / {} rw,nosuid shared:18 - {} none rw"
+    monkeypatch.setattr(paging, "_MOUNTS", mounts)
+    monkeypatch.setattr(host_memory, "available", lambda: MIB)
+    mounts.write_text("\n".join([line.format("/", "ext4"), line.format(target.parent.resolve(), "tmpfs")]))
+    assert not decide(target)
+    mounts.write_text("\n".join([line.format("/", "tmpfs"), line.format(target.parent.resolve(), "ext4")]))
+    assert decide(target)
+    mounts.unlink()
+    assert decide(target)
+
+
+def test_it_is_told(target: Path, room: dict[str, int]) -> None:
+    room["available"] = 16 * MIB
+    with Engine(config(target)) as engine:
+        [note] = [note for note in engine.notes if "read from the file" in note]
+        assert note == (
+            f"{target.name}: memory (16.0 MiB available) does not hold all of its experts (24.0 MiB): they "
+            "are read from the file as they are needed"
+        )

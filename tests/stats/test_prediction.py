@@ -1,0 +1,144 @@
+"""Predictions, shares by threshold and reuse: on numbers by hand, and on what an engine counts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from spac import demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.scheduler import Plan, make
+from spac.stats.prediction import Insight, given_options
+
+ALL = np.ones((2, 3), np.bool_)
+
+
+class Levels:
+    """A scheduler with utilities."""
+
+    n_level = 2
+    utility = np.array([[0, 1, 2], [2, 0, 0]], np.int32)
+
+
+def plan(wanted):
+    return Plan(np.asarray(wanted, np.int32), np.ones(2, np.int32))
+
+
+def test_by_hand():
+    insight = Insight()
+    demand = np.array([[4, 0, 1], [0, 3, 0]], np.int32)
+    insight.observe(demand, 4, plan([[1, 1, 0], [1, 0, 0]]), ALL, Levels())
+    assert (insight.true_hot, insight.false_hot, insight.true_cold, insight.false_cold) == (1, 2, 1, 2)
+    assert insight.prediction == {"accuracy": 2 / 6, "precision": 1 / 3, "recall": 1 / 3, "activated": 0.5}
+    # utilities of what was used: 0 four times, 2 once, 0 three times
+    assert insight.shares_by_threshold == {"r_c": [7 / 8, 7 / 8], "r_g": [1 / 3, 1 / 3]}
+    assert insight.reuse_by_tokens == {"4": 8 / 3}
+
+
+def test_padding_is_no_prediction():
+    insight, exists = Insight(), ALL.copy()
+    exists[1, 2] = False
+    insight.observe(np.zeros((2, 3), np.int32), 1, plan(np.ones((2, 3))), exists, None)
+    assert insight.true_hot + insight.false_hot + insight.true_cold + insight.false_cold == 5
+
+
+def test_nothing_seen_is_nothing_known():
+    assert Insight().prediction is None
+    assert Insight().shares_by_threshold is None
+    assert Insight().reuse_by_tokens == {}
+
+
+@given(
+    arrays(np.int32, (5, 2, 3), elements=st.integers(0, 4)),
+    arrays(np.int32, (5, 2, 3), elements=st.integers(0, 3)),
+    arrays(np.int32, (5, 2), elements=st.integers(0, 3)),
+    arrays(np.int32, (5, 2, 3), elements=st.integers(0, 2)),
+)
+def test_against_the_definitions(demands, priorities, thresholds, utilities):
+    insight, scheduler = Insight(), Levels()
+    right = total = hot = used = both = 0
+    for demand, priority, threshold, utility in zip(demands, priorities, thresholds, utilities, strict=True):
+        scheduler.utility = utility
+        insight.observe(demand, 3, Plan(priority, threshold), ALL, scheduler)
+        for index in np.ndindex(2, 3):
+            wanted, activated = priority[index] >= threshold[index[0]], demand[index] > 0
+            right, total = right + (wanted == activated), total + 1
+            hot, used, both = hot + wanted, used + activated, both + (wanted and activated)
+    prediction = insight.prediction
+    assert prediction["accuracy"] == pytest.approx(right / total)
+    assert prediction["activated"] == pytest.approx(used / total)
+    assert prediction["precision"] == (pytest.approx(both / hot) if hot else None)
+    assert prediction["recall"] == (pytest.approx(both / used) if used else None)
+    shares = insight.shares_by_threshold
+    if not demands.any():
+        assert shares is None
+        return
+    for tau in (1, 2):
+        cold, warm = utilities < tau, utilities >= tau
+        assert shares["r_c"][tau - 1] == pytest.approx(demands[cold].sum() / demands.sum())
+        assert shares["r_g"][tau - 1] == pytest.approx((demands[warm] > 0).sum() / (demands > 0).sum())
+    assert insight.reuse_by_tokens["3"] == pytest.approx(demands.sum() / (demands > 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "known"),
+    [
+        ("moe-spac", {}, {}),
+        ("moe-spac", {"levels": 8, "balance": False}, {"levels": 8, "balance": False}),
+        ("ewma", {"decay": 0.5}, {"decay": 0.5}),
+        ("lru", {}, {}),
+        ("static", {"experts": ((0, 1),)}, {"experts": "((0, 1),)"}),
+    ],
+)
+def test_options_that_are_no_defaults(name, options, known):
+    assert given_options(make(name, **options), options) == known
+
+
+def run(scheduler, n=30):
+    config = EngineConfig(
+        target=demo.TARGET, draft=demo.DRAFT, device="simulated", threads=1, ctx=512, draft_length=4,
+        scheduler=scheduler, slots=0.25, sampling=SamplingConfig(temp=0.0, seed=1),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        before = dict(engine.experts.stats)
+        generation = engine.generate(demo.PROMPT, n)
+        "".join(generation)
+        counts = {name: value - before[name] for name, value in engine.experts.stats.items()}
+        return generation.stats, counts
+
+
+@pytest.mark.parametrize("scheduler", ["lru", "moe-spac:levels=6", "static"])
+def test_an_engine_counts_them(scheduler):
+    stats, counts = run(scheduler)
+    data = json.loads(stats.to_json())
+    assert data["reuse"] == pytest.approx(counts["activations"] / counts["distinct"])
+    assert set(data["reuse_by_tokens"]) <= {str(n) for n in range(1, 6)}
+    assert max(data["reuse_by_tokens"].values()) > 1
+    prediction = data["prediction"]
+    assert prediction["activated"] == pytest.approx(counts["distinct"] / (stats.steps * stats.n_experts))
+    assert 0 < prediction["accuracy"] < 1
+    assert data["scheduler_s"] > 0
+    assert data["scheduler_ms_per_step"] == pytest.approx(1e3 * data["scheduler_s"] / stats.steps)
+    assert data["scheduler_share"] == pytest.approx(data["scheduler_s"] / data["decode_s"])
+    assert data["scheduler"] == scheduler.partition(":")[0]
+    assert data["scheduler_options"] == ({"levels": 6} if "levels" in scheduler else {})
+    if scheduler.startswith("moe-spac"):
+        assert len(data["r_c"]) == len(data["r_g"]) == 6
+        assert data["r_c"] == sorted(data["r_c"])
+        assert data["r_g"] == sorted(data["r_g"], reverse=True)
+    else:
+        assert data["r_c"] is data["r_g"] is None
+    if scheduler == "static":
+        # the set is resident from the start: what was called hot and used is what hit
+        assert prediction["recall"] == pytest.approx(stats.hit_rate_distinct, abs=0.05)
+        assert data["uploads_wasted"] == data["evictions_early"] == 0
+    else:
+        assert 0 < data["uploads_wasted"] <= data["evictions"]
+        assert 0 < data["evictions_early"] <= data["evictions"]
+        assert data["upload_s"] > 0

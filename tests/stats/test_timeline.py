@@ -1,0 +1,220 @@
+"""A timeline's file: valid, nested, and in agreement with the counters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from spac import _core, demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.stats.timeline import TRACKS, Timeline
+
+TOLERANCE_US = 1e-3  # what a nanosecond is, in the file's unit
+PHASES = {"X", "M", "i", "b", "e"}
+
+
+def config(path, **options):
+    defaults = {"device": "simulated", "threads": 1, "ctx": 512, "draft_length": 4, "slots": 0.3}
+    sampling = SamplingConfig(temp=0.0, seed=1)
+    return EngineConfig(
+        target=demo.TARGET, draft=demo.DRAFT, timeline=path, sampling=sampling, **{**defaults, **options}
+    )
+
+
+class Drawn:
+    """A run's timeline, its statistics, and the counters of its engine."""
+
+    def __init__(self, path, **options):
+        with Engine(config(path, **options)) as engine:
+            before = dict(engine.experts.stats) if engine.experts is not None else {}
+            generation = engine.generate(demo.PROMPT, 24)
+            self.text = "".join(generation)
+            if engine.experts is not None:
+                engine.experts.settle(10)
+            engine.save()
+            after = dict(engine.experts.stats) if engine.experts is not None else {}
+            self.counts = {name: after[name] - before[name] for name in after}
+            self.stats, self.notes = generation.stats, engine.notes
+        self.data = json.loads(path.read_text())
+        self.events = self.data["traceEvents"]
+        self.spans = [event for event in self.events if event["ph"] == "X"]
+
+    def of(self, category):
+        return [event for event in self.events if event.get("cat") == category]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    return Drawn(tmp_path_factory.mktemp("timeline") / "run.json")
+
+
+def test_every_event_is_well_formed(drawn):
+    assert set(drawn.data) == {"displayTimeUnit", "otherData", "traceEvents"}
+    assert drawn.data["otherData"]["dropped"] == 0
+    for event in drawn.events:
+        assert event["ph"] in PHASES
+        assert isinstance(event["name"], str)
+        assert event["pid"] == 1
+        if event["ph"] == "M":
+            continue
+        assert 1 <= event["tid"] <= len(TRACKS)
+        assert event["ts"] >= 0
+        assert isinstance(event["args"], dict)
+        assert ("dur" in event) == (event["ph"] == "X")
+        assert event.get("dur", 0) >= 0
+
+
+def test_the_tracks_have_names(drawn):
+    names = {e["tid"]: e["args"]["name"] for e in drawn.events if e["name"] == "thread_name"}
+    assert names == dict(enumerate(TRACKS, 1))
+    assert {event["tid"] for event in drawn.spans} == set(names), "a track without any span"
+
+
+def test_spans_of_a_track_nest_or_follow_each_other(drawn):
+    tracks = defaultdict(list)
+    for event in drawn.spans:
+        tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        open_until = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start + TOLERANCE_US:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + TOLERANCE_US, "partly overlapping spans"
+            open_until.append(end)
+
+
+def test_what_the_counters_say_is_what_is_drawn(drawn):
+    counts, stats = drawn.counts, drawn.stats
+    assert len(drawn.of("verify")) == stats.steps
+    assert sum(event["args"]["tokens"] for event in drawn.of("verify")) == stats.steps + stats.drafted_tokens
+    assert sum(event["args"]["drafted"] for event in drawn.of("draft")) == stats.drafted_tokens
+    assert sum(event["args"]["accepted"] for event in drawn.of("sample")) == stats.accepted_tokens
+    assert sum(event["args"]["tokens"] for event in drawn.of("prefill")) == stats.prefilled_tokens
+    assert len(drawn.of("layer")) == counts["blocks"]
+    assert len(drawn.of("host_wait")) == counts["host_waits"] > 0
+    assert len(drawn.of("evict")) == counts["evictions"]
+    copies = [event["args"] for event in drawn.of("copy")]
+    assert sum(args["bytes"] for args in copies if not args["failed"]) == counts["upload_bytes"] > 0
+    assert sum(len(args["experts"]) for args in copies if not args["failed"]) == counts["uploads"]
+    on_host = [event["args"]["activations"] for event in drawn.of("host_experts")]
+    decoded = counts["activations"] - counts["activations_hit"]
+    assert sum(on_host) >= decoded > 0  # the prompt's are not in the counter
+    assert len(drawn.of("scheduler")) == stats.steps
+
+
+@pytest.mark.parametrize(
+    ("category", "counter"),
+    [("host_wait", "host_wait_ns"), ("host_experts", "host_compute_ns"), ("copy", "upload_ns")],
+)
+def test_drawn_times_are_those_of_the_counters(drawn, category, counter):
+    """A span holds what its counter measures, and little more."""
+    events = drawn.of(category)
+    drawn_us, counted_us = sum(event["dur"] for event in events), drawn.counts[counter] / 1e3
+    assert drawn_us >= counted_us - len(events) * TOLERANCE_US
+    assert counted_us > 0
+
+
+def test_layers_lie_in_their_verification_or_prompt(drawn):
+    passes = [
+        (e["ts"] - TOLERANCE_US, e["ts"] + e["dur"] + TOLERANCE_US)
+        for e in drawn.of("verify") + drawn.of("prefill")
+    ]
+    begin = min(start for start, _ in passes)  # before it, the session tries out what the contexts can do
+    work = [e for name in ("layer", "host_wait", "host_experts") for e in drawn.of(name) if e["ts"] >= begin]
+    assert len(work) > drawn.stats.steps
+    for event in work:
+        start, end = event["ts"], event["ts"] + event["dur"]
+        assert any(first <= start and end <= last for first, last in passes)
+
+
+def test_a_failed_copy_is_drawn_as_one(tmp_path):
+    _core.set_simulated_device(fail_uploads=1)
+    try:
+        drawn = Drawn(tmp_path / "run.json", scheduler="lru")
+    finally:
+        _core.set_simulated_device()
+    failed = [event for event in drawn.of("copy") if event["args"]["failed"]]
+    assert sum(len(event["args"]["experts"]) for event in failed) == drawn.counts["upload_failures"] > 0
+    assert all("failed" in event["name"] for event in failed)
+
+
+def test_a_streamed_prompt_shows_copies_beside_computing(tmp_path):
+    """Two regions take turns: one is filled when what read it is over, and read when it is full."""
+    _core.set_simulated_device(upload_gb_s=0.2)
+    try:
+        drawn = Drawn(tmp_path / "run.json", stream_batch=16)
+    finally:
+        _core.set_simulated_device()
+    fills = sorted(drawn.of("fill"), key=lambda event: event["ts"])
+    assert sum(event["args"]["bytes"] for event in fills) == drawn.counts["stream_bytes"] > 0
+    streamed = {event["args"]["layer"] for event in fills}
+    first_step = min(event["ts"] for event in drawn.of("verify"))
+    parts = sorted(
+        (e for e in drawn.of("device_part") if e["args"]["layer"] in streamed and e["ts"] < first_step),
+        key=lambda event: event["ts"],
+    )
+    assert [event["args"]["layer"] for event in parts] == [event["args"]["layer"] for event in fills]
+    ends = [[event["ts"] + event["dur"] + TOLERANCE_US for event in events] for events in (fills, parts)]
+    for i, (fill, part) in enumerate(zip(fills, parts, strict=True)):
+        assert part["ts"] >= ends[0][i] - 2 * TOLERANCE_US
+        assert i < 2 or fill["ts"] >= ends[1][i - 2] - 2 * TOLERANCE_US
+    assert any(fill["ts"] < end for fill, end in zip(fills[1:], ends[1], strict=False)), "one after the other"
+
+
+def test_plain_llama_cpp_has_a_timeline_too(tmp_path):
+    drawn = Drawn(tmp_path / "run.json", device="cpu", slots="auto")
+    assert len(drawn.of("verify")) == drawn.stats.steps > 0
+    assert {event["cat"] for event in drawn.spans} == {"prefill", "draft", "verify", "sample", "observe"}
+
+
+def test_tracing_changes_no_text(drawn):
+    with Engine(config(None)) as engine:
+        assert "".join(engine.generate(demo.PROMPT, 24)) == drawn.text
+        assert not engine.experts.trace.on
+        assert len(engine.experts.trace.take()) == 0
+
+
+def test_what_finds_no_room_is_counted_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(Timeline.__init__, "__defaults__", (50,))
+    drawn = Drawn(tmp_path / "run.json")
+    dropped = drawn.data["otherData"]["dropped"]
+    assert dropped > 0
+    assert any(f"the last {dropped} entries are missing" in note for note in drawn.notes)
+    assert 50 >= len([event for event in drawn.events if event["ph"] in ("X", "i") and event["tid"] != 2]) > 0
+
+
+def test_a_program_adds_tracks_of_its_own(tmp_path):
+    trace, path = _core.Trace(), tmp_path / "run.json"
+    timeline = Timeline(path, trace)
+    now = time.monotonic_ns()
+    timeline.add("requests", "chat", now, now + 5000, user="a")
+    timeline.add("requests", "inner", now, now + 1000)
+    timeline.write({"what": "test"})
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    added = [(e["name"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == names["requests"]]
+    assert added == [("chat", 5.0), ("inner", 1.0)]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be written: No such file"):
+        Engine(EngineConfig(target=tmp_path / "missing.gguf", timeline=tmp_path / "no" / "run.json"))
+
+
+def test_the_recorder_takes_what_fits():
+    trace = _core.Trace()
+    assert not trace.on
+    trace.start(3)
+    assert trace.on
+    assert len(trace) == trace.dropped == 0
+    taken = trace.take()
+    assert taken.dtype.names[:3] == ("start_ns", "end_ns", "bytes")
+    assert taken.dtype["activity"] == np.int32
+    trace.stop()
+    assert not trace.on

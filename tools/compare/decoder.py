@@ -1,0 +1,154 @@
+"""A context of the library that llama_cpp has loaded, behind the script's protocol.
+
+Works on llama_cpp's ctypes functions and not on its `Llama` class: batches, logits flags and positions are
+the subject here. The same code drives both libraries, so that nothing but the library differs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any
+
+import llama_cpp as ll
+import numpy as np
+import numpy.typing as npt
+
+from tools.compare.job import Case, Settings
+
+
+def _overrides(values: dict[str, int | float | bool]) -> Any:
+    array = (ll.llama_model_kv_override * (len(values) + 1))()
+    for entry, (key, value) in zip(array, values.items(), strict=False):
+        kind = {bool: "bool", int: "int", float: "float"}[type(value)]
+        entry.key, entry.tag = key.encode(), getattr(ll, f"LLAMA_KV_OVERRIDE_TYPE_{kind.upper()}")
+        setattr(entry.value, {"bool": "val_bool", "int": "val_i64", "float": "val_f64"}[kind], value)
+    return array
+
+
+class Model:
+    """A loaded model; on a spac device if `device` is one, else on the CPU alone."""
+
+    def __init__(self, case: Case, *, on_device: bool) -> None:
+        params = ll.llama_model_default_params()
+        if not hasattr(params, "use_extra_bufts"):
+            raise RuntimeError("this llama_cpp does not know use_extra_bufts")
+        params.n_gpu_layers = case.n_gpu_layers if on_device else 0
+        params.load_mode = ll.LLAMA_LOAD_MODE_MMAP if case.use_mmap else ll.LLAMA_LOAD_MODE_NONE
+        if case.overrides:
+            params.kv_overrides = self._overrides = _overrides(case.overrides)
+        # spac's expert store is an extra buffer type, so the default stands there.
+        params.use_extra_bufts = on_device or case.repack
+        self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
+        if not self.pointer:
+            raise RuntimeError(f"{case.model} does not load")
+        self._adapter = ll.llama_adapter_lora_init(self.pointer, case.lora.encode()) if case.lora else None
+        self._scale = case.lora_scale
+        self.n_embd = ll.llama_model_n_embd(self.pointer)
+        self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.pointer))
+
+    def context(self, settings: Settings) -> Context:
+        """A new context of this model."""
+        return Context(self, settings, self._adapter, self._scale)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ll.llama_model_free(self.pointer)
+
+
+class Context:
+    """A `Decoder` over one context and one batch that is reused."""
+
+    def __init__(self, model: Model, settings: Settings, adapter: Any, scale: float = 1.0) -> None:
+        params = ll.llama_context_default_params()
+        params.n_ctx = settings.n_ctx
+        params.n_batch = settings.n_batch
+        params.n_ubatch = settings.n_ubatch
+        params.n_threads = params.n_threads_batch = settings.n_threads
+        params.flash_attn_type = int(
+            settings.flash_attn
+        )  # 0 and 1: never and always, not the device's choice
+        params.embeddings = settings.embeddings
+        params.pooling_type = 0  # a row for every token
+        for name, value in settings.params.items():
+            getattr(params, name)  # a field of that name is there
+            setattr(params, name, value)
+        self._settings = settings
+        self.n_vocab = model.n_vocab
+        self._read = ll.llama_get_embeddings_ith if settings.embeddings else ll.llama_get_logits_ith
+        self._width = model.n_embd if settings.embeddings else model.n_vocab
+        self.pointer = ll.llama_init_from_model(model.pointer, params)
+        if not self.pointer:
+            raise RuntimeError("no context")
+        if adapter:
+            adapters = (ll.llama_adapter_lora_p_ctypes * 1)(adapter)
+            scales = (ctypes.c_float * 1)(scale)
+            if ll.llama_set_adapters_lora(self.pointer, adapters, 1, scales):
+                raise RuntimeError("the adapter does not apply")
+        self._batch = ll.llama_batch_init(settings.n_batch, 0, 1)
+
+    def decode(
+        self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]
+    ) -> npt.NDArray[np.float32]:
+        """See `Decoder.decode`; more tokens than n_batch go in pieces, as a program would send a long
+        prompt."""
+        rows: list[npt.NDArray[np.float32]] = []
+        for start in range(0, len(tokens), self._settings.n_batch):
+            piece = tokens[start : start + self._settings.n_batch]
+            batch = self._batch
+            batch.n_tokens = len(piece)
+            for i, token in enumerate(piece):
+                batch.token[i] = int(token)
+                batch.pos[i] = position + start + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
+                batch.logits[i] = start + i in wanted
+            result = ll.llama_decode(self.pointer, batch)
+            if result != 0:
+                raise RuntimeError(f"llama_decode returned {result} at position {position + start}")
+            for i in range(len(piece)):
+                if batch.logits[i]:
+                    row = self._read(self.pointer, i)
+                    rows.append(np.ctypeslib.as_array(row, (self._width,)).copy())
+        return np.stack(rows)
+
+    def rewind(self, position: int) -> None:
+        """See `Decoder.rewind`."""
+        memory = ll.llama_get_memory(self.pointer)
+        if position == 0:
+            ll.llama_memory_clear(memory, False)
+        elif not ll.llama_memory_seq_rm(memory, 0, position, -1):
+            raise RuntimeError(f"cannot rewind to {position}")
+
+    def save(self) -> bytes:
+        """See `Decoder.save`."""
+        size = ll.llama_state_seq_get_size(self.pointer, 0)
+        data = (ctypes.c_uint8 * size)()
+        n = ll.llama_state_seq_get_data(self.pointer, data, size, 0)
+        return bytes(data[:n])
+
+    def restore(self, state: bytes) -> None:
+        """See `Decoder.restore`."""
+        data = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if ll.llama_state_seq_set_data(self.pointer, data, len(state), 0) != len(state):
+            raise RuntimeError("the state was not taken")
+
+    def shift(self, start: int, end: int, position: int) -> None:
+        """See `Decoder.shift`."""
+        memory = ll.llama_get_memory(self.pointer)
+        if not ll.llama_memory_can_shift(memory) or not ll.llama_memory_seq_rm(memory, 0, start, end):
+            raise RuntimeError(f"cannot forget {start} to {end}")
+        ll.llama_memory_seq_add(memory, 0, end, position, start - end)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ll.llama_batch_free(self._batch)
+        ll.llama_free(self.pointer)

@@ -1,0 +1,110 @@
+"""Starts workers and compares what they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tools.compare.job import Case, Difference, Job
+from tools.compare.script import Logits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, repr=False)  # a failing test would print every logit
+class Result:
+    """Logits by (case, run) and step, in the script's order, and what the runs observed."""
+
+    logits: dict[tuple[str, str], dict[str, Logits]]
+    meta: dict[str, dict[str, object]]
+
+
+def reference_library() -> Path | None:
+    """The folder of the unpatched build of the same pin, or None (tools/reference.py)."""
+    # Not at the top: a worker that imports this file for the reference must not import spac.
+    from tools.reference import reference_folder
+
+    return reference_folder()
+
+
+def run_worker(
+    library: str,
+    job: Job,
+    folder: Path,
+    *,
+    lib_path: Path | None = None,
+    timeout: float = 300,
+    environment: Mapping[str, str] | None = None,
+) -> Result:
+    """Runs a job in a process of its own, with files in `folder`. Library "reference" needs `lib_path`.
+    `environment` is added to this process's; its PYTHONPATH says which spac is meant.
+
+    Raises RuntimeError with the end of the worker's stderr when it fails or dies.
+    """
+    job_path, out_path = folder / f"{library}.json", folder / f"{library}.npz"
+    job.write(job_path)
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive", **(environment or {})}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    env.pop("LLAMA_CPP_LIB_PATH", None)
+    if lib_path is not None:
+        env["LLAMA_CPP_LIB_PATH"] = str(lib_path)
+    command = [sys.executable, "-m", "tools.compare.worker", library, str(job_path), str(out_path)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace")
+        raise RuntimeError(f"the {library} worker did not end in {timeout} s:\n{said[-4000:]}") from None
+    if done.returncode != 0:
+        raise RuntimeError(f"the {library} worker ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return _read(out_path)
+
+
+def _read(path: Path) -> Result:
+    logits: dict[tuple[str, str], dict[str, Logits]] = {}
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            if key == "meta":
+                meta = json.loads(str(arrays[key]))
+                continue
+            case, run, step = key.split("|")
+            logits.setdefault((case, run), {})[step] = arrays[key]
+    return Result(logits, meta)
+
+
+def compare(case: Case, ours: Result, reference: Result) -> list[Difference]:
+    """One `Difference` for every run of the case in `ours` that is not bit for bit the reference's first
+    run."""
+    expected = reference.logits[case.name, "reference"]
+    differences = []
+    for (name, run), steps in ours.logits.items():
+        if name == case.name and (found := first_difference(name, run, steps, expected)):
+            differences.append(found)
+    return differences
+
+
+def first_difference(
+    case: str, run: str, steps: dict[str, Logits], expected: dict[str, Logits]
+) -> Difference | None:
+    """The first step with any bit different, or None."""
+    if list(steps) != list(expected):
+        raise ValueError(f"{case}, {run}: not the same script")
+    for n_equal, (step, logits) in enumerate(steps.items()):
+        wanted = expected[step]
+        if logits.shape != wanted.shape:
+            return Difference(case, run, step, -1, float("inf"), n_equal)
+        # As integers: bit for bit, and a NaN equals itself.
+        rows = np.flatnonzero((logits.view(np.uint32) != wanted.view(np.uint32)).any(axis=1))
+        if len(rows):
+            gap = np.abs(logits - wanted)
+            largest = float(gap.max()) if np.isfinite(gap).all() else float("inf")
+            return Difference(case, run, step, int(rows[0]), largest, n_equal)
+    return None

@@ -1,0 +1,121 @@
+"""What a worker is asked to do, as data that goes through a JSON file, and what a comparison finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SIMULATED_DEVICE = "simulated"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a context: the same for both libraries, or a comparison means nothing."""
+
+    n_ctx: int = 1024
+    n_batch: int = 512
+    n_ubatch: int = 256
+    n_threads: int = 1
+    flash_attn: bool = False
+    paged: bool = False  # experts stay in the file until they are needed; spac alone
+    embeddings: bool = False  # compare these: encoders have no logits
+    params: dict[str, float] = field(default_factory=dict)  # further fields of llama_context_params
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass of the script over a case. A reference ignores everything but `name`.
+
+    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first
+    step; with `moving`, a new plan is submitted before every step and nobody waits for it; with `midway`,
+    every step begins settled, and a new plan comes while it is under way. `fault` is one of
+    `_core.set_fault`. Batches of `stream_tokens` tokens and more have their experts copied through the
+    device. Without `ahead`, nothing is queued behind the host's part of a layer before that is done.
+    `in_place`: kernels write and read in the host's memory what passes between the sides, without copies.
+    `lookahead`: each layer's input is shown to the router of the layer so far behind it.
+    """
+
+    name: str = "reference"
+    share: float = 0.0
+    seed: int = 0
+    moving: bool = False
+    midway: bool = False
+    fault: str = ""
+    fail_uploads: int = 0
+    stream_tokens: int = 0
+    ahead: bool = True
+    in_place: bool = False
+    lookahead: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model file, the settings of its context, and the runs over it, all in one process with one loaded
+    model."""
+
+    name: str
+    model: str
+    settings: Settings = field(default_factory=Settings)
+    runs: tuple[Run, ...] = (Run(),)
+    repack: bool = False  # reference only: let the library repack weights (its default)
+    lora: str = ""  # an adapter to apply, or none
+    lora_scale: float = 1.0
+    overrides: dict[str, int | float | bool] = field(default_factory=dict)  # metadata in place of the file's
+    script: str = "full"  # a key of script.SCRIPTS
+    n_gpu_layers: int = -1  # how many layers the device gets, where there is one
+    use_mmap: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cases for one worker process; `simulated_device` are arguments of `_core.set_simulated_device`, `pinning`
+    of `_core.set_pinning`. With `together`, spac's
+    worker runs all cases at the same time, each in a thread (without faults: these hold for the process).
+
+    `device` is the one that spac's device wraps; it reads the ids masks itself. The reference runs on the CPU
+    if that is the simulated device, else on the same device.
+    """
+
+    cases: tuple[Case, ...]
+    simulated_device: dict[str, float] = field(default_factory=dict)
+    pinning: dict[str, int] = field(default_factory=dict)
+    together: bool = False
+    device: str = SIMULATED_DEVICE
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        data: dict[str, Any] = json.loads(path.read_text())
+        cases = tuple(
+            Case(
+                **{
+                    **case,
+                    "settings": Settings(**case["settings"]),
+                    "runs": tuple(Run(**run) for run in case["runs"]),
+                }
+            )
+            for case in data["cases"]
+        )
+        return Job(**data | {"cases": cases})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step at which two runs of a case differ, and by how much."""
+
+    case: str
+    run: str
+    step: str
+    row: int
+    largest: float  # of |a - b| over the step's logits; inf where shapes differ or a number is not finite
+    steps_equal: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.case}, {self.run}: {self.steps_equal} steps equal, then {self.step} differs "
+            f"in row {self.row} by up to {self.largest:.3g}"
+        )

@@ -1,0 +1,81 @@
+"""Generations on the pretend card, each in a process of its own, and what they called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.cuda_host.build import ROOT
+
+VOCABULARY = {"demo": 4096, "tiny": 272}
+
+
+class JobError(Exception):
+    """A worker ended without a result; the message is its last lines."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to generate with. The options are EngineConfig's."""
+
+    target: str = ""  # default: the demo pair
+    vocabulary: int = VOCABULARY["demo"]
+    draft_length: int = 0
+    changing_length: bool = False  # another one, from 1 to draft_length, at every step
+    sentences: int = 1  # of the prompt, 14 tokens or so each
+    tokens: int = 40
+    masked: bool = True  # the device reads ids masks, as after bench/gpu_suite
+    ahead: bool = True  # launches ahead of the host, where the device can
+    threads: int = 1
+    options: Mapping[str, Any] = field(default_factory=lambda: {"slots": "25%"})
+    card: Mapping[str, Any] = field(default_factory=dict)  # PRETEND_CUDA_…, without the prefix
+
+    def environment(self) -> dict[str, str]:
+        switches = {"SPAC_DEVICE_MASKS": int(self.masked), "SPAC_LAUNCH_AHEAD": int(self.ahead)}
+        card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
+        card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)
+        card.setdefault("PRETEND_CUDA_EXECUTE", "")  # whatever test_executed.py is given
+        return {name: str(value) for name, value in (switches | card).items()}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step called, and by how much Experts.stats grew."""
+
+    calls: dict[str, int]  # by kind
+    bytes: dict[str, int]
+    streams: dict[str, dict[str, int]]  # calls by kind, by stream
+    stats: dict[str, int]
+    kernels: dict[str, int]  # launched, or captured into a graph, by (mangled) name
+
+    def __getitem__(self, kind: str) -> int:
+        return self.calls.get(kind, 0)
+
+
+@dataclass(frozen=True)
+class Result:
+    text: str
+    n_layers: int
+    host_memory: str
+    steps: list[Step]  # from the second on
+    misuse: dict[str, int]
+    notes: list[str]
+
+
+def run(job: Job, package: Path, timeout_s: float = 120) -> Result:
+    """Run `job` with the package that `build.make_package` made. Raises JobError."""
+    environment = os.environ | job.environment() | {"PYTHONPATH": os.pathsep.join((str(package), str(ROOT)))}
+    command = [sys.executable, "-m", "tools.cuda_host.worker", json.dumps(asdict(job))]
+    done = subprocess.run(
+        command, env=environment, cwd=package, capture_output=True, text=True, timeout=timeout_s
+    )
+    if done.returncode != 0:
+        raise JobError(f"{job}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Result(**found | {"steps": [Step(**step) for step in found["steps"]]})

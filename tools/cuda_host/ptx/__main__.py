@@ -1,0 +1,60 @@
+"""Makes a kernel of a PTX module callable: python -m tools.cuda_host.ptx MODULE.ptx KERNEL OUT.so
+
+The library has ptx_kernel() and ptx_run(launch) (lanes.h). Exit code 1: it cannot be translated at all.
+Single instructions that are not known are named on stderr; the kernel complains where it gets to one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .module import PtxError
+from .translate import translate
+
+HERE = Path(__file__).resolve().parent
+# No contraction: PTX says which operations are fused. -O1: kernels are long, and run a few thousand times.
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-w",
+    "-fPIC",
+    "-shared",
+]
+
+
+def build(module: Path, kernel: str, out: Path) -> list[str]:
+    """Translates and compiles; returns what is not translated. Raises PtxError and CalledProcessError."""
+    source, unknown = translate(module.read_text(), kernel)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        text, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        text.write_text(source)
+        command = [os.environ.get("CXX", "c++"), *FLAGS, "-I", str(HERE), "-o", str(library), str(text)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(library, out)
+    return unknown
+
+
+def main() -> int:
+    module, kernel, out = sys.argv[1:]
+    try:
+        unknown = build(Path(module), kernel, Path(out))
+    except (OSError, PtxError) as error:
+        print(f"{kernel}: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"{kernel}: {error.stderr[:2000]}", file=sys.stderr)
+        return 1
+    for text in sorted(set(unknown)):
+        print(f"{kernel}: not translated: {text}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

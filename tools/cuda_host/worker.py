@@ -1,0 +1,64 @@
+"""Runs a job of jobs.py: generates on the pretend card and prints as JSON what every step called."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from tools.cuda_host.counts import Counts, report
+from tools.cuda_host.jobs import Job, Result, Step
+
+SENTENCE = "Once upon a time there was a small fox who lived in the wood. "
+
+Moment = tuple[Counts, dict[str, int]]
+
+
+def step_between(before: Moment, after: Moment) -> Step:
+    calls: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    streams: dict[str, dict[str, int]] = {}
+    counts = after[0] - before[0]
+    for (kind, stream), (n, size, _) in counts.cells.items():
+        calls[kind] = calls.get(kind, 0) + n
+        sizes[kind] = sizes.get(kind, 0) + size
+        streams.setdefault(str(stream), {})[kind] = n
+    stats = {name: after[1][name] - before[1][name] for name in after[1]}
+    return Step(calls, sizes, streams, stats, dict(counts.kernels))
+
+
+def run(job: Job) -> Result:
+    from spac import _core
+    from spac.config import EngineConfig, SamplingConfig
+    from spac.engine import Engine
+
+    demo = files("spac.demo")
+    config: dict[str, Any] = {"target": job.target or str(demo / "target.gguf"), "device": "CUDA0"}
+    config |= {"ctx": 2048, "threads": job.threads, "draft_length": job.draft_length, **job.options}
+    if job.draft_length and not job.target:
+        config.setdefault("draft", str(demo / "draft.gguf"))
+    moments: list[Moment] = []
+    lengths = random.Random(1)
+    with Engine(EngineConfig(**config)) as engine:
+        experts = engine.experts
+        assert experts is not None
+
+        def after_step(_: _core.Step) -> None:
+            moments.append((Counts.now(), dict(experts.stats)))
+            if job.changing_length and engine.session is not None:
+                engine.session.set_draft_length(lengths.randint(1, job.draft_length))
+
+        engine.events.after_step.append(after_step)
+        sampling = SamplingConfig(temp=0, ignore_eos=True)
+        text = "".join(engine.generate(SENTENCE * job.sentences, job.tokens, sampling=sampling))
+        memory, n_layers, notes = experts.host_memory, len(experts.layers), engine.notes
+    steps = [step_between(a, b) for a, b in itertools.pairwise(moments)]
+    return Result(text, n_layers, memory, steps, report()["misuse"], notes)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(run(Job(**json.loads(sys.argv[1]))))))

@@ -1,0 +1,313 @@
+"""Architectures whose tensors llama.cpp's loader tells (loader.py); only their metadata is ours. Every file
+has the keys that most architectures read, and what is particular."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gguf import GGUFWriter
+
+from tools.models.families import Metadata, _base
+from tools.models.loader import Shapes, shapes_of
+from tools.models.parts import Tensor
+from tools.models.shape import Shape
+from tools.models.tokenizer import write_tokenizer
+from tools.models.values import add_values
+
+
+@dataclass(frozen=True)
+class Told:
+    """As `Family`. `left_out` are ends of the names of optional tensors that such files do not have (scales
+    of matrices)."""
+
+    architecture: str
+    more: Callable[[Shape], Metadata] = lambda s: {}
+    rewinds: bool = True
+    embeds: bool = False
+    default: Shape = field(default_factory=Shape)
+    left_out: tuple[str, ...] = (".scale", ".input_scale", "rope_freqs.weight")
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def metadata(self, s: Shape) -> Metadata:
+        """All keys, without the architecture's prefix."""
+        return {**_usual(s), **self.more(s)}
+
+    def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
+        """All tensors in the loader's order."""
+        told = _ask(self.question(shape))
+        return [_tensor(name, of) for name, of in told.items() if not name.endswith(self.left_out)]
+
+    def question(self, shape: Shape) -> Question:
+        """What the loader is asked for a file of this shape."""
+        return self.architecture, json.dumps(self.metadata(shape)), shape.n_vocab
+
+
+def _usual(s: Shape) -> Metadata:
+    return {
+        **_base(s),
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.sliding_window": s.n_swa,
+        "rope.dimension_sections": [s.head_dim // 8] * 4,
+        "full_attention_interval": 2,
+        "leading_dense_block_count": s.n_dense,
+        "logit_scale": 1.0,
+        "residual_scale": 1.0,
+        "expert_count": s.n_expert,
+        "expert_used_count": s.n_used,
+        "expert_feed_forward_length": s.n_ff_exp,
+        "expert_shared_count": s.n_shared,
+        "expert_shared_feed_forward_length": s.n_ff_exp * s.n_shared,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "interleave_moe_layer_step": 1,
+        "moe_every_n_layers": 1,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 2 * s.n_embd,
+        "ssm.state_size": 32,
+        "ssm.time_step_rank": 4,
+        "ssm.group_count": 2,
+    }
+
+
+Question = tuple[str, str, int]
+"""Architecture, metadata as JSON, size of the vocabulary (0: the tokenizer's)."""
+_answers: dict[Question, Shapes] = {}
+
+
+def _ask(question: Question) -> Shapes:
+    """What the loader tells. With the first question go those of all architectures at their default shapes:
+    it is the process that takes long, not the answer."""
+    if question not in _answers:
+        others = () if _answers else (told.question(told.default) for told in TOLD.values())
+        questions = list(dict.fromkeys((question, *others)))
+        with tempfile.TemporaryDirectory() as name:
+            files = [_write_metadata(Path(name) / f"{i}.gguf", q) for i, q in enumerate(questions)]
+            _answers.update(zip(questions, shapes_of(files), strict=True))
+    return _answers[question]
+
+
+def _write_metadata(path: Path, question: Question) -> Path:
+    architecture, metadata, n_vocab = question
+    writer = GGUFWriter(path, architecture)
+    write_tokenizer(writer, n_vocab)
+    add_values(writer, architecture, json.loads(metadata))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_GAINS = {
+    "output.weight": 3.0,
+    "ffn_down_exps.weight": 2.0,
+    "attn_sinks.weight": 1.0,
+    "exp_probs_b.bias": 0.05,
+}
+
+
+def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+    """How to fill a tensor, by its name."""
+    stem = name.split(".", 2)[-1] if name.startswith("blk.") else name
+    if "norm" in stem.removesuffix(".bias") and not stem.endswith(".bias"):
+        return Tensor(name, shape, "norm")
+    if stem.startswith("ssm_a") and "alpha" not in stem:
+        return Tensor(name, shape, "decay")
+    if stem == "ffn_gate_inp.weight":
+        return Tensor(name, shape, "router", 1.5)
+    if stem == "token_embd.weight":
+        return Tensor(name, shape, "embedding")
+    if stem == "ffn_gate_tid2eid.weight":
+        return Tensor(name, shape, "ids")
+    if "scale" in stem or stem == "ssm_d":
+        return Tensor(name, shape, "norm")
+    if len(shape) == 1 or stem.endswith(".bias") or "conv" in stem:
+        return Tensor(name, shape, "bias", _GAINS.get(stem, 0.5 if "conv" in stem else 0.2))
+    return Tensor(name, shape, "matrix", _GAINS.get(stem, 1.0))
+
+
+# ---- what is particular
+
+
+def _windows(s: Shape) -> Metadata:
+    """A sliding window in every second layer."""
+    return {
+        "attention.sliding_window_pattern": [il % 2 == 0 for il in range(s.n_layer)],
+        "rope.freq_base_swa": 10000.0,
+    }
+
+
+def _hybrid(s: Shape) -> Metadata:
+    """Attention in every third layer, a state in the others."""
+    return {"attention.head_count_kv": [s.n_head_kv * (il % 3 == 2) for il in range(s.n_layer)]}
+
+
+def _latent(s: Shape) -> Metadata:
+    """Multi-head latent attention."""
+    return {
+        "attention.q_lora_rank": 32,
+        "attention.kv_lora_rank": 32,
+        "attention.key_length": 48,
+        "attention.value_length": 32,
+        "attention.key_length_mla": 48,
+        "attention.value_length_mla": 32,
+        "attention.head_count_kv": 1,
+        "rope.dimension_count": 16,
+    }
+
+
+def _latent_windows(s: Shape) -> Metadata:
+    """As `_latent`, with as large heads in layers with a window; the others choose by an indexer."""
+    names = ("kv_lora_rank", "key_length", "value_length", "key_length_mla", "value_length_mla")
+    swa = {f"attention.{name}_swa": _latent(s)[f"attention.{name}"] for name in names}
+    types = {"attention.indexer.types": [il % 2 for il in range(s.n_layer)]}
+    return {**_latent(s), **_indexer(s), **_windows(s), **swa, **types, "rope.dimension_count_swa": 16}
+
+
+def _indexer(s: Shape) -> Metadata:
+    """Sparse attention: an indexer chooses the positions that are read."""
+    return {
+        "attention.indexer.head_count": 2,
+        "attention.indexer.key_length": 64,
+        "attention.indexer.top_k": 32,
+        "attention.indexer.block_size": 4,
+        "attention.indexer.local_blocks": 1,
+        "attention.indexer.kpool": 4,
+    }
+
+
+def _linear(s: Shape) -> Metadata:
+    """Latent attention in every second layer, Kimi's delta attention in the others."""
+    return {
+        **_latent(s),
+        "attention.head_count_kv": [il % 2 for il in range(s.n_layer)],
+        "kda.head_dim": 32,
+        "kda.safe_gate": True,
+        "kda.gate_lower_bound": -5.0,
+    }
+
+
+def _hyper(s: Shape) -> Metadata:
+    """Hyper-connections: several residual streams."""
+    return {
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 2,
+        "hyper_connection.epsilon": 1e-6,
+        "hyper_connection.magnitude": 2.0,
+        "hyper_connection.low_rank": 8,
+        "swiglu_clamp_exp": 10.0,
+    }
+
+
+def _gemma4(s: Shape) -> Metadata:
+    lengths = {f"attention.{name}_length_swa": s.head_dim for name in ("key", "value")}
+    return {**_windows(s), **lengths, "embedding_length_per_layer_input": 32}
+
+
+def _graniteswitch(s: Shape) -> Metadata:
+    """No experts: adapters, chosen by tokens and applied as experts are."""
+    tokens = {f"adapters.token_ids_{use}": [32 + i for i in range(2)] for use in ("activate", "substitute")}
+    return {**tokens, "adapters.count": 2, "adapters.lora_rank": 4, "expert_count": 0, "expert_used_count": 0}
+
+
+def _hy_v4(s: Shape) -> Metadata:
+    """Every second layer reads the positions that the one before it chose."""
+    types = {"attention.indexer.types": [(il + 1) % 2 for il in range(s.n_layer)]}
+    return {**_latent(s), **_indexer(s), **_hyper(s), **types}
+
+
+def _bert(s: Shape) -> Metadata:
+    """An encoder: embeddings and no logits."""
+    return {"attention.causal": False, "moe_every_n_layers": 2, "tokenizer.ggml.token_type_count": 2}
+
+
+def _nemotron(s: Shape) -> Metadata:
+    """Every layer is one thing only: a state, experts, or attention."""
+    return {**_hybrid(s), "feed_forward_length": [0, s.n_ff, 0]}
+
+
+def _qwen4exp(s: Shape) -> Metadata:
+    return {**_indexer(s), **_hyper(s), "attention.compress_ratios": [4] * s.n_layer}
+
+
+def _deepseek4(s: Shape) -> Metadata:
+    return {
+        **_indexer(s),
+        **_hyper(s),
+        "attention.q_lora_rank": 32,
+        "attention.head_count_kv": 1,
+        "attention.output_group_count": 2,
+        "attention.output_lora_rank": 16,
+        "attention.compress_ratios": [0, 0, 4, 128],
+        "attention.compress_rope_freq_base": 160000.0,
+        "rope.dimension_count": 16,
+        "hash_layer_count": 1,
+        "expert_gating_func": 4,
+    }
+
+
+def _kimi_k3(s: Shape) -> Metadata:
+    act = {"activation.situ_beta": 4.0, "activation.situ_linear_beta": 25.0}
+    return {**_linear(s), **act, "attn_res.block_size": 2, "expert_latent_length": 64}
+
+
+def _glm5_next(s: Shape) -> Metadata:
+    """Its latent attention has no rotary part."""
+    no_rope = {"rope.dimension_count": 0, "attention.key_length": 32}
+    return {**_linear(s), **_indexer(s), **_hyper(s), **no_rope}
+
+
+_WIDE = Shape(n_embd=128)  # heads together as wide as the model
+_FULL = Shape(n_embd=128, n_head_kv=4)
+_FOUR = Shape(n_layer=4)
+
+TOLD: dict[str, Told] = {
+    told.architecture: told
+    for told in (
+        Told("afmoe"),
+        Told("bailingmoe"),
+        Told("bailingmoe3", _linear, rewinds=False),
+        Told("cohere2moe"),
+        Told("deepseek2-ocr", default=_FULL),
+        Told("deepseek32", lambda s: {**_latent(s), **_indexer(s)}),
+        Told("deepseek4", _deepseek4, default=_FOUR),
+        Told("dots3note", _latent_windows),
+        Told("exaone-moe"),
+        Told("gemma4", _gemma4, left_out=(".input_scale",)),
+        Told("glm-dsa", lambda s: {**_latent(s), **_indexer(s)}),
+        Told("glm5-next", _glm5_next, rewinds=False),
+        Told("granite"),
+        Told("granite_swa", _windows),
+        Told("graniteswitch", _graniteswitch),
+        Told("granitehybrid", _hybrid, rewinds=False),
+        Told("hy_v3"),
+        Told("hy_v4", _hy_v4),
+        Told("jamba", _hybrid, rewinds=False, default=_WIDE),
+        Told("kimi-k3", _kimi_k3, rewinds=False),
+        Told("kimi-linear", _linear, rewinds=False),
+        Told("laguna"),
+        Told("llada-moe", rewinds=False, default=_WIDE),
+        Told("llama-embed", embeds=True),
+        Told("maple", lambda s: {**_windows(s), "swiglu_clamp_exp": 7.0}),
+        Told("mellum"),
+        Told("mimo2", _windows),
+        Told("minicpm"),
+        Told("minimax-01", rewinds=False),
+        Told("minimax-m3", _indexer),
+        Told("mistral3"),
+        Told("mistral4", _latent),
+        Told("nemotron_h", _nemotron, rewinds=False),
+        Told("nemotron_h_moe", _nemotron, rewinds=False),
+        Told("nomic-bert-moe", _bert, rewinds=False, embeds=True, default=_FULL),
+        Told("qwen35moe", rewinds=False, default=_FOUR),
+        Told("qwen3vlmoe"),
+        Told("qwen4exp", _qwen4exp, rewinds=False, default=_FOUR),
+        Told("rnd1", rewinds=False),
+        Told("step35", _windows),
+    )
+}

@@ -1,0 +1,93 @@
+"""Compiles the CUDA files that our patches touch, and those that include a touched header: minutes, where all
+of ggml-cuda takes half an hour. Needs nvcc and cuBLAS (PyPI's nvidia-cublas will do); no GPU.
+
+    python -m tools.patches.compile_cuda --build FOLDER [--architectures 80;90] [--cublas FOLDER] [--jobs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tools.patches import source
+
+
+def configure(build: Path, architectures: str, cublas: str | None) -> None:
+    options = [
+        "-DSPAC_CUDA=on",
+        f"-DSPAC_CUDA_ARCHITECTURES={architectures}",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
+    if cublas:
+        options.append(f"-DSPAC_CUBLAS_ROOT={cublas}")
+    if shutil.which("ccache"):
+        options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", "CUDA")]
+    done = subprocess.run(
+        ["cmake", "-S", source.ROOT, "-B", build, *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        sys.exit(f"cmake could not configure a build with CUDA:\n{done.stderr.strip()}")
+
+
+def touched(build: Path) -> list[str]:
+    """The .cu files of ggml-cuda itself that are patched or include a patched header, and of its template
+    instances that do one for each header."""
+    folder = build / "llama.cpp" / "patched" / "ggml" / "src" / "ggml-cuda"
+    names = {Path(name).name for name in source.patched_names() if "/ggml-cuda/" in name}
+    found, instanced = [], set[str]()
+    for file in (*sorted(folder.glob("*.cu")), *sorted(folder.glob("template-instances/*.cu"))):
+        headers = re.findall(r'#include "(?:ggml-cuda/|\.\./)?([\w.-]+\.cuh)"', file.read_text())
+        included = names.intersection(headers)
+        if file.parent != folder:
+            included -= instanced
+            instanced |= included
+        if file.name in names or included:
+            found.append(str(file))
+    return found
+
+
+def compile_file(entry: dict[str, str]) -> tuple[str, float, str]:
+    """(name, seconds, the compiler's complaints) of one entry of compile_commands.json."""
+    start = time.monotonic()
+    (Path(entry["directory"]) / entry["output"]).parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        entry["command"], shell=True, cwd=entry["directory"], capture_output=True, text=True, check=False
+    )
+    complaint = "" if done.returncode == 0 else done.stdout + done.stderr
+    return Path(entry["file"]).name, time.monotonic() - start, complaint
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--build", type=Path, required=True, help="a build folder of its own")
+    parser.add_argument("--architectures", default="90", help="as CMAKE_CUDA_ARCHITECTURES takes them")
+    parser.add_argument("--cublas", help="a folder with cuBLAS's include/ and lib/")
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
+    build = args.build.resolve()
+    configure(build, args.architectures, args.cublas)
+    files = touched(build)
+    entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"] in files]
+    assert files
+    assert len(entries) == len(files)
+    failed = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for name, seconds, complaint in pool.map(compile_file, entries):
+            print(f"{name}: {'failed' if complaint else 'compiled'} in {seconds:.0f} s", flush=True)
+            if complaint:
+                failed += 1
+                print(complaint, file=sys.stderr)
+    print(f"{len(files) - failed} of {len(files)} CUDA files compiled for {args.architectures}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The vocabulary of a twin: made-up words, as many as the named model has tokens.
+
+A word of the chain is a space and one, two or four syllables, and every one is a merge of two tokens before
+it: text that a twin writes is read back as the tokens that it was written from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from gguf import GGUFWriter, TokenType
+
+from tools.models.tokenizer import SPECIALS, byte_symbols
+
+_SPACE = "Ġ"
+_MULTIPLIER = 1_000_003  # a prime: times it, modulo a number that it does not divide, is a permutation
+LEAST = 1024
+"""Tokens below which no vocabulary is made."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens by id: first the words of the chain, then entries (bytes and parts of words), control tokens,
+    and what pads the vocabulary to its size."""
+
+    tokens: list[str]
+    merges: list[str]
+    n_chain: int  # words: ids 0 to n_chain - 1
+    n_entry: int  # ids n_chain to n_chain + n_entry - 1
+
+    @property
+    def first_special(self) -> int:
+        return self.n_chain + self.n_entry
+
+    def write(self, writer: GGUFWriter, pre: str) -> None:
+        """The tokenizer's metadata; the first special token begins and ends texts, none is added unasked."""
+        n_pad = len(self.tokens) - self.first_special - len(SPECIALS)
+        types = [TokenType.NORMAL] * self.first_special
+        types += [TokenType.CONTROL] * len(SPECIALS) + [TokenType.UNUSED] * n_pad
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges(self.merges)
+        writer.add_bos_token_id(self.first_special)
+        writer.add_eos_token_id(self.first_special)
+        writer.add_eot_token_id(self.first_special + 2)
+        writer.add_pad_token_id(self.first_special + 3)
+        writer.add_add_bos_token(False)
+
+
+def make_vocabulary(n_vocab: int, seed: int) -> Vocabulary:
+    """A vocabulary of exactly `n_vocab` tokens. Raises ValueError below `LEAST`."""
+    if n_vocab < LEAST:
+        raise ValueError(f"a vocabulary of {n_vocab} tokens is too small; take {LEAST} or more")
+    n_syllable = 60 if n_vocab > 20_000 else 12
+    syllables = [c + v for c, v in product("bdfghjklmnprstvz", "aeiou")][:n_syllable]
+    pairs = list(product(syllables, syllables))
+    merges = [f"{s[0]} {s[1]}" for s in syllables]
+    merges += [f"{_SPACE} {s}" for s in syllables]
+    merges += [
+        f"{_SPACE}{a} {b}" for a, b in pairs
+    ]  # before the bare pairs: a word is read from its space on
+    merges += [f"{a} {b}" for a, b in pairs]
+    words = [_SPACE + s for s in syllables] + [f"{_SPACE}{a}{b}" for a, b in pairs]
+    entries = [*byte_symbols(), *syllables, *(a + b for a, b in pairs)]
+    n_long = n_vocab - len(words) - len(entries) - len(SPECIALS) - 16  # a few are left to pad with
+    n_long = max(0, min(n_long, len(pairs) ** 2))
+    for i in range(n_long):
+        first, last = divmod((i * _MULTIPLIER + seed) % len(pairs) ** 2, len(pairs))
+        head, tail = "".join(pairs[first]), "".join(pairs[last])
+        merges.append(f"{_SPACE}{head} {tail}")
+        words.append(_SPACE + head + tail)
+    order = np.random.default_rng([seed, 1]).permutation(len(words))
+    tokens = [words[i] for i in order] + entries + SPECIALS
+    tokens += [f"<|unused_{i}|>" for i in range(len(tokens), n_vocab)]
+    return Vocabulary(tokens, merges, len(words), len(entries))

@@ -1,0 +1,203 @@
+"""Writes a twin: header first, then tensors side by side, each a piece at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape
+
+from tools.models import FAMILIES
+from tools.models.parts import Tensor
+from tools.twin.blocks import Bytes, quantize, random_blocks
+from tools.twin.catalog import Named
+from tools.twin.chain import Chain
+from tools.twin.drift import Drift
+from tools.twin.mix import FILE_TYPES, Mix
+from tools.twin.vocabulary import Vocabulary, make_vocabulary
+
+PIECE = 1 << 23  # numbers made at a time: 5 to 60 MB, and several times that where they are quantized
+QUANTIZED_AT_A_TIME = 3
+PERTURBATION = 0.5
+"""What all layers together add to the residual stream, as a share of the embedding."""
+ROUTER = 1.5  # standard deviation of router logits
+CHAINED = ("token_embd.weight", "output.weight")
+_OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What to write. `agreement`: the share of tokens whose successor the model knows (1 for a target)."""
+
+    name: str
+    model: Named
+    mix: str
+    drift: Drift
+    seed: int = 0
+    agreement: float = 1.0
+
+
+def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> Path:
+    """Writes the file and returns its path. Memory stays below 2 GB whatever the model's size (16 threads).
+
+    n_threads: that make weights; 0: one per core. The same twin gives the same bytes, whatever their number.
+    Raises ValueError for what cannot be.
+    """
+    family, shape = FAMILIES[twin.model.family], twin.model.shape
+    vocabulary = make_vocabulary(shape.n_vocab, twin.seed)
+    mix = Mix(twin.mix, shape.n_layer, shape.n_expert)
+    tensors = family.tensors(shape, shape.n_vocab)
+    logging.getLogger("gguf.gguf_writer").setLevel(logging.ERROR)
+    writer = GGUFWriter(path, family.architecture)
+    _write_metadata(writer, twin, family.metadata(shape), vocabulary)
+    for tensor in tensors:
+        kind = mix.type_of(tensor)
+        n_bytes = int(np.prod(quant_shape_to_byte_shape(tensor.shape, kind)))
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), n_bytes, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    out = writer.fout[0]
+    writer.write_padding(out, out.tell())
+    out.flush()
+    places, end = [], out.tell()
+    for tensor in tensors:
+        places.append(end)
+        n_bytes = int(np.prod(quant_shape_to_byte_shape(tensor.shape, mix.type_of(tensor))))
+        end += GGUFWriter.ggml_pad(n_bytes, writer.data_alignment)
+    os.truncate(out.fileno(), end)
+    file = out.fileno()
+    with ThreadPoolExecutor(n_threads or os.cpu_count() or 1) as pool, ThreadPoolExecutor(2) as chains:
+        placed = list(zip(tensors, places, strict=True))
+        jobs = [
+            pool.submit(_write, file, place, _random_pieces(tensor, mix.type_of(tensor), twin))
+            for tensor, place in placed
+            if tensor.name not in CHAINED
+        ]
+        chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
+        for tensor, place in placed:
+            if tensor.name in CHAINED:
+                pieces = _chained_pieces(tensor, mix.type_of(tensor), chain)
+                jobs.append(chains.submit(_write_chained, file, place, pieces, pool))
+        for job in jobs:
+            job.result()
+    writer.close()
+    return Path(path)
+
+
+Piece = Callable[[], npt.NDArray[Any]]
+
+
+def _write(file: int, place: int, pieces: Iterator[Piece]) -> None:
+    """Piece after piece."""
+    for piece in pieces:
+        place += _put(file, place, piece())
+
+
+def _write_chained(file: int, place: int, pieces: Iterator[Piece], pool: ThreadPoolExecutor) -> None:
+    """Rows that have to be made in order, while the pool quantizes those before."""
+    begun: deque[Future[npt.NDArray[Any]]] = deque()
+    for piece in pieces:
+        begun.append(pool.submit(piece))
+        if len(begun) == QUANTIZED_AT_A_TIME:
+            place += _put(file, place, begun.popleft().result())
+    for each in begun:
+        place += _put(file, place, each.result())
+
+
+def _put(file: int, place: int, piece: npt.NDArray[Any]) -> int:
+    """Writes at a place of the file; returns the number of bytes."""
+    rest = memoryview(np.ascontiguousarray(piece)).cast("B")
+    n_bytes = len(rest)
+    while rest:
+        written = os.pwrite(file, rest, place)
+        rest, place = rest[written:], place + written
+    return n_bytes
+
+
+def _write_metadata(writer: GGUFWriter, twin: Twin, family: dict[str, Any], vocabulary: Vocabulary) -> None:
+    drift = twin.drift
+    writer.add_type("model")
+    writer.add_name(f"synthetic twin of {twin.name}")
+    writer.add_description("synthetic weights of a real model's shapes, for measuring; writes made-up words")
+    writer.add_file_type(FILE_TYPES[twin.mix])
+    values: dict[str, Any] = {f"{writer.arch}.{k}": v for k, v in {**family, **twin.model.metadata}.items()}
+    values |= {"twin.chain": vocabulary.n_chain, "twin.agreement": float(twin.agreement)}
+    values |= {"twin.drift.share": float(drift.share), "twin.drift.persistence": float(drift.persistence)}
+    values |= {"twin.drift.skew": float(drift.skew), "twin.seed": twin.seed}
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, value)
+    vocabulary.write(writer, twin.model.pre)
+
+
+def _chained_pieces(tensor: Tensor, kind: GGMLQuantizationType, chain: Chain) -> Iterator[Piece]:
+    """What quantizes the embedding's or the head's rows, some at a time; may be called in any order."""
+    n_rows = max(1, PIECE // tensor.shape[-1])
+    rows = chain.embedding(n_rows) if tensor.name.startswith("token") else chain.head(n_rows)
+    yield from (partial(quantize, piece, kind) for piece in rows)
+
+
+def _random_pieces(tensor: Tensor, kind: GGMLQuantizationType, twin: Twin) -> Iterator[Piece]:
+    """What makes another tensor's bytes, some rows at a time; each is called before the next is asked for."""
+    rng = np.random.Generator(np.random.SFC64([twin.seed, zlib.crc32(tensor.name.encode())]))
+    std = _deviation(tensor, twin)
+    if tensor.kind in ("norm", "bias", "router"):
+        yield partial(_small, tensor, rng, std)
+        return
+    total, n_rows = int(np.prod(tensor.shape[:-1])), max(1, PIECE // tensor.shape[-1])
+    for start in range(0, total, n_rows):
+        yield partial(random_blocks, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
+
+
+def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> Bytes:
+    numbers = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std)
+    if tensor.kind == "norm":
+        numbers += 1
+    return numbers.view(np.uint8)
+
+
+def _deviation(tensor: Tensor, twin: Twin) -> float:
+    """The standard deviation of a tensor's numbers: what keeps every part of the stream well scaled.
+
+    All layers' outputs add up to `PERTURBATION`: attention and feed-forward share it evenly. Inputs of
+    output projections are of about unit size behind attention, 0.6 behind a gate (the root mean square of
+    SiLU of a normal number).
+    """
+    name = tensor.name
+    if tensor.kind == "norm":
+        return 0.0 if name == "output_norm.weight" else 0.05
+    if tensor.kind == "bias":
+        return 0.02
+    std = (ROUTER if tensor.kind == "router" else 1.0) / float(np.sqrt(tensor.shape[-1]))
+    if _OUTPUTS.search(name):
+        gain = PERTURBATION / float(np.sqrt(2 * twin.model.shape.n_layer))
+        std *= gain if "attn" in name else gain / 0.6 * (2.0 if "_exps" in name else 1.0)
+    return std
+
+
+def draft_of(twin: Twin, draft: Named, agreement: float, mix: str, name: str) -> Twin:
+    """The twin of a draft model that writes the same chain, but for a share of the tokens."""
+    shape = replace(draft.shape, n_vocab=twin.model.shape.n_vocab)
+    model = replace(draft, shape=shape, pre=twin.model.pre)
+    # Embeddings of its own that do not drift: nothing routes by them.
+    return Twin(name, model, mix, Drift(0.0, 0.0), twin.seed, agreement)
