@@ -1,14 +1,14 @@
 """Schedulers over the demand of real runs, replayed without the model.
 
-    python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8] [--foretold]
+    python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8] [--draft-routes]
     python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [--schedulers NAME ...]
 
 `record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with
 "turns" a line, and keeps what every verification wanted: one file per set. `compare` replays each set under
 every scheduler (or those named, options and all) and prints the rate of hits of distinct experts (an expert
 once per step) by set, then over all sets: hits of distinct experts, as a share of Belady's bound, hits of
-activations, uploads per step, and how often utility >= 1 foretold whether a step would use an expert. Where
-the draft's own routes were recorded, it also prints how far they foretold the target's, by layer.
+activations, uploads per step, and how often utility >= 1 predicted whether a step would use an expert. Where
+the draft's own routes were recorded, it also prints how far they predicted the target's, by layer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ VARIANTS = (
 
 def record(given: argparse.Namespace) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(scheduler.make("static"), foretold=given.foretold)
+    recorder = Recorder(scheduler.make("static"), draft_routes=given.draft_routes)
     config = EngineConfig(
         target=given.target,
         draft=given.draft,
@@ -97,17 +97,17 @@ class Foresight(Recorder):
 
 
 def fidelity(sets: dict[str, Demand]) -> str:
-    """How far the draft's routes foretold the target's, over all sets; "" where they were not recorded."""
+    """How far the draft's routes predicted the target's, over all sets; "" where they were not recorded."""
     told = [each for each in sets.values() if each.draft_routes is not None]
     found = [Fidelity.of(each.draft_routes, each.routes) for each in told]
     if not found:
         return ""
     weight = [each.tokens for each in found]
     lines = {
-        "of a token's experts, foretold": "same",
-        "tokens with all foretold": "exact",
-        "of a step's experts, foretold": "recall",
-        "foretold experts that were used": "precision",
+        "of a token's experts, predicted": "same",
+        "tokens with all predicted": "exact",
+        "of a step's experts, predicted": "recall",
+        "predicted experts that were used": "precision",
     }
     text = "by layer".ljust(32) + "".join(f"{i:6}" for i in range(len(told[0].layers))) + "  mean\n"
     for title, name in lines.items():
@@ -122,7 +122,7 @@ def compare(given: argparse.Namespace) -> None:
         raise SystemExit(f"{given.folder} has no recordings: run `record` first")
     bounds = {"belady": belady, "clairvoyant": clairvoyant}
     rows: dict[str, list[Bound | Replay]] = {name: [] for name in (*bounds, *given.schedulers)}
-    foretold: dict[str, list[Foresight]] = {}
+    predicted: dict[str, list[Foresight]] = {}
     for demand in sets.values():
         pools = [layer.pool for layer in demand.layers]
         shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
@@ -134,14 +134,14 @@ def compare(given: argparse.Namespace) -> None:
             subject = scheduler.make(name)
             if isinstance(subject, MoeSpacScheduler) and subject.options.prefetch:
                 subject = foresight = Foresight(subject)
-                foretold.setdefault(name, []).append(foresight)
+                predicted.setdefault(name, []).append(foresight)
             rows[name].append(replay(subject, demand, pool_slots, max_uploads=given.max_uploads))
     best = float(np.mean([each.hit_rate_distinct for each in rows["belady"]]))
     n_step = sum(len(demand.counts) for demand in sets.values())
     print(
         "scheduler".ljust(28),
         *(f"{name[:8]:>8}" for name in sets),
-        "    mean  /belady  activ.  up/step  foretold",
+        "    mean  /belady  activ.  up/step  predicted",
     )
     for name, results in rows.items():
         distinct = [each.hit_rate_distinct for each in results]
@@ -150,8 +150,8 @@ def compare(given: argparse.Namespace) -> None:
         activations = [each.hit_rate for each in results if isinstance(each, Replay)]
         line += f" {np.mean(activations):7.3f}" if activations else " " * 8
         line += f" {sum(each.uploads for each in results) / n_step:8.2f}"
-        if name in foretold:
-            line += f" {np.mean([each.rate for each in foretold[name]]):9.3f}"
+        if name in predicted:
+            line += f" {np.mean([each.rate for each in predicted[name]]):9.3f}"
         print(line, flush=True)
     if table := fidelity(sets):
         print(f"\n{table}", end="")
@@ -166,7 +166,7 @@ def main() -> None:
     recording.add_argument("--target", type=Path, default=DEMO / "target.gguf")
     recording.add_argument("--draft", type=Path, default=DEMO / "draft.gguf")
     recording.add_argument(
-        "--foretold",
+        "--draft-routes",
         action="store_true",
         help="keep the draft's routes too: of a quantized copy of the target (tools.self_draft)",
     )

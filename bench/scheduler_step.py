@@ -120,10 +120,10 @@ class Policy:
     def step(self, step: SimpleNamespace) -> Iterator[str]:
         """The parts, one by one, each named once it is over."""
         events, governor = self._events, self._governor
-        events.insight.observe(
+        events.prediction_stats.observe(
             step.demand, step.n_verified, self._driver.plan, self._driver.exists, self._driver.scheduler
         )
-        yield "insight"
+        yield "prediction_stats"
         counts = {name: getattr(step, name) for name in ("n_drafted", "n_verified", "n_accepted")}
         self._driver.raised(Event.VERIFY_END, step.demand, **counts)
         yield "scheduler"

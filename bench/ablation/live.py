@@ -61,8 +61,8 @@ class Subject:
         self.steps: list[tuple[int, int, np.ndarray]] = []  # drafted, verified, layer_costs
         self.demand: list[np.ndarray] = []
         config = EngineConfig(
-            target=pair.target, draft=pair.draft, device="simulated", slots=setting.slots, scheduler=scheduler,
-            threads=setting.threads, ctx=2048, governor="fixed",
+            target=pair.target, draft=pair.draft, device="simulated", slots=setting.slots,
+            scheduler=scheduler, threads=setting.threads, ctx=2048, governor="fixed",
             draft_length=0 if name == PLAIN else setting.draft_length,
         )  # fmt: skip
         self.engine = Engine(config)

@@ -13,14 +13,14 @@ import numpy as np
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.governor import Pace, RooflineGovernor
+from spac.governor import DraftLengthController, RooflineGovernor
 
 FIXED = (0, 1, 2, 4, 8, 12)
 GOVERNOR = "governor"
 Run = dict[str, Any]
 
 
-class RecordingPace(Pace):
+class RecordingPace(DraftLengthController):
     """Keeps what every step chose, drafted, accepted and took."""
 
     steps: list[list[int]]
@@ -79,13 +79,13 @@ def _warm_up(engine: Engine, prompt: str) -> None:
 def _run(engine: Engine, prompt: str, n_tokens: int, sampling: SamplingConfig) -> Run:
     steps: list[list[int]] = []
 
-    def pace(session: Any) -> Pace:
+    def controller(session: Any) -> DraftLengthController:
         assert engine.governor is not None
         made = RecordingPace(engine.governor, session)
         made.steps = steps
         return made
 
-    engine.pace = pace  # type: ignore[method-assign, assignment]
+    engine.controller = controller  # type: ignore[method-assign, assignment]
     generation = engine.generate(prompt, n_tokens, sampling=sampling)
     for _ in generation:
         pass

@@ -174,8 +174,8 @@ SIMULATED_DEVICE = Numbers(
 LAUNCH_AHEAD = Switch(
     "SPAC_LAUNCH_AHEAD",
     "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it, "
-    "where the device can wait for the CPU. Not set: on GPUs, not on the simulated device, which shares the CPU's "
-    "cores. 0 is for comparisons, and for drivers on which it fails.",
+    "where the device can wait for the CPU. Not set: on GPUs, not on the simulated device, which shares the "
+    "CPU's cores. 0 is for comparisons, and for drivers on which it fails.",
 )
 IN_PLACE = Switch(
     "SPAC_IN_PLACE",
@@ -191,7 +191,8 @@ GATE_TIMEOUT = Number(
 )
 LOOKAHEAD = Switch(
     "SPAC_LOOKAHEAD",
-    "Whether layers look ahead where --lookahead is not given. Not set: on GPUs, not on the simulated device.",
+    "Whether layers look ahead where --lookahead is not given. Not set: on GPUs, not on the simulated "
+    "device.",
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",

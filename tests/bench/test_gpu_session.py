@@ -350,7 +350,7 @@ def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_smoke_sees_a_wrong_form() -> None:
-    """The split equals plain llama.cpp on the simulated device; exchanged experts are far beyond the bound."""
+    """The split equals llama.cpp on the simulated device; exchanged experts are far beyond the bound."""
     from spac import _core
 
     forms = {form.name: form for form in smoke.FORMS}

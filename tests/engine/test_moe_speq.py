@@ -61,7 +61,7 @@ def test_a_quantized_copy_foretells_the_targets_routes(recorded):
     assert shifted.same.max() < 0.5, "those of another token"
 
 
-def test_what_is_foretold_is_hit(draft, recorded):
+def test_what_is_predicted_is_hit(draft, recorded):
     """With every plan carried out before the verification, hits are of what fits: more than history's."""
     _, stats, demand = recorded
     others = {name: run(draft, name)[1] for name in ("lru", "ewma")}

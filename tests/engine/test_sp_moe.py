@@ -27,7 +27,7 @@ class Predictions(Scheduler):
 
     def __init__(self) -> None:
         self.by_token: list[int] = []
-        self.foretold: list[np.ndarray] = []
+        self.predicted: list[np.ndarray] = []
         self.real: list[np.ndarray] = []
 
     def on(self, event, view):
@@ -42,12 +42,12 @@ class Predictions(Scheduler):
         else:
             self.by_token.append(view.draft_states.shape[1] - view.n_drafted)
             used = [layer.n_used for layer in view.layers]
-            self.foretold.append(padded(view.gates.top(view.draft_states, used)))
+            self.predicted.append(padded(view.routers.top(view.draft_states, used)))
         return None
 
     @property
     def fidelity(self) -> Fidelity:
-        return Fidelity.of(np.stack(self.foretold), np.stack(self.real))
+        return Fidelity.of(np.stack(self.predicted), np.stack(self.real))
 
 
 def padded(routes):
@@ -106,7 +106,7 @@ def test_a_refused_token_shows_the_states_of_the_last_one(draft):
     assert predictions.fidelity.same.min() > 0.8
 
 
-def test_what_is_foretold_is_hit(draft):
+def test_what_is_predicted_is_hit(draft):
     """With every plan carried out before the verification, hits are of what fits: more than history's."""
     _, stats = run(TARGET, draft, "sp-moe")
     _, history = run(TARGET, draft, "lru")

@@ -107,7 +107,7 @@ def test_routes_are_shown_to_who_wants_them_after_a_verification(wants):
 
 def test_a_drafts_states_are_shown_while_it_drafts():
     class States:
-        gates = "the gates"
+        routers = "the routers"
 
         def drafted(self, n):
             return f"{n} tokens"
@@ -119,7 +119,7 @@ def test_a_drafts_states_are_shown_while_it_drafts():
         wants_draft_states = True
 
         def on(self, event, view):
-            self.seen.append((event, view.draft_states, view.gates))
+            self.seen.append((event, view.draft_states, view.routers))
 
     scheduler = Watching(events=[Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END])
     driver = Driver(scheduler, FakeExperts(), states=States())
@@ -127,9 +127,9 @@ def test_a_drafts_states_are_shown_while_it_drafts():
     driver.raised(Event.DRAFT_END, n_drafted=2)
     driver.raised(Event.VERIFY_END)
     assert scheduler.seen == [
-        (Event.DRAFT_TOKEN, "1 tokens", "the gates"),
-        (Event.DRAFT_END, "all 2", "the gates"),
-        (Event.VERIFY_END, None, "the gates"),
+        (Event.DRAFT_TOKEN, "1 tokens", "the routers"),
+        (Event.DRAFT_END, "all 2", "the routers"),
+        (Event.VERIFY_END, None, "the routers"),
     ]
 
 

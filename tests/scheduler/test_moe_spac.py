@@ -278,8 +278,8 @@ def test_the_fast_step_plans_what_the_reference_plans(model, data, options):
 
 def test_the_prompt_moves_no_utility(tiny_model):
     config = EngineConfig(
-        target=tiny_model("qwen3moe"), device="simulated", slots=0.3, threads=1, ctx=512, scheduler="moe-spac",
-        sampling=SamplingConfig(seed=1, ignore_eos=True), governor="fixed",
+        target=tiny_model("qwen3moe"), device="simulated", slots=0.3, threads=1, ctx=512,
+        scheduler="moe-spac", sampling=SamplingConfig(seed=1, ignore_eos=True), governor="fixed",
     )  # fmt: skip
     with Engine(config) as engine:
         subject = engine.events.driver.scheduler

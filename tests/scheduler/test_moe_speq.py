@@ -1,4 +1,4 @@
-"""MoE-SpeQ's scheduler: what is foretold comes first, and foresight is worth what it can be."""
+"""MoE-SpeQ's scheduler: what is predicted comes first, and foresight is worth what it can be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spac import _core, scheduler
 from spac.errors import InputError
 from spac.scheduler import Event, Layer
 from spac.scheduler.belady import clairvoyant
-from spac.scheduler.lookahead_buffer import Fidelity, foretold_uses
+from spac.scheduler.lookahead_buffer import Fidelity, predicted_uses
 from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.replay import Demand, replay
 from tests.scheduler.views import make_view, models
@@ -25,14 +25,14 @@ def routes_of(rng: np.random.Generator, shape: tuple[int, ...], n_expert: int, n
     return order[..., :n_used].astype(np.int32)
 
 
-def recorded(routes: np.ndarray, foretold: np.ndarray, n_expert: int, pools: list[int]) -> Demand:
+def recorded(routes: np.ndarray, predicted: np.ndarray, n_expert: int, pools: list[int]) -> Demand:
     """Demand of steps with these routes, int32 [steps, L, tokens, U]."""
     n_step, n_layer, n_token, n_used = routes.shape
-    counts = np.stack([foretold_uses(each, n_expert) for each in routes])
+    counts = np.stack([predicted_uses(each, n_expert) for each in routes])
     layers = tuple(Layer(f"layer {i}", n_expert, n_used, 1, pool) for i, pool in enumerate(pools))
     assert len(layers) == n_layer
     verified = np.full(n_step, n_token, np.int32)
-    return Demand(layers, counts, verified, verified - 1, routes, foretold)
+    return Demand(layers, counts, verified, verified - 1, routes, predicted)
 
 
 @st.composite
@@ -58,13 +58,13 @@ def test_perfect_foresight_hits_all_that_can_be_hit(decoding):
 
 
 @given(decodings())
-def test_nothing_foretold_is_missed_where_it_fits(decoding):
+def test_nothing_predicted_is_missed_where_it_fits(decoding):
     routes, n_expert, pools, slots = decoding
-    foretold = routes[:, :, :-1]  # as it is with a draft model: the last token's are not known
-    demand = recorded(routes, foretold, n_expert, pools)
+    predicted = routes[:, :, :-1]  # as it is with a draft model: the last token's are not known
+    demand = recorded(routes, predicted, n_expert, pools)
     result = replay(MoeSpeqScheduler(), demand, slots)
-    for told, resident in zip(foretold, result.resident, strict=True):
-        uses = foretold_uses(told, n_expert)
+    for told, resident in zip(predicted, result.resident, strict=True):
+        uses = predicted_uses(told, n_expert)
         for pool, n_slots in enumerate(slots):
             members = [i for i, each in enumerate(pools) if each == pool]
             missed = (uses[members] > 0) & ~resident[members]
@@ -93,7 +93,7 @@ def test_eviction_is_beladys_within_the_window(model, seed, n_token):
     if n_token == 0:
         assert plan is None
         return
-    uses = foretold_uses(routes, view.n_expert)
+    uses = predicted_uses(routes, view.n_expert)
     worth = np.where(uses > 0, 1.0 + uses, subject.use)
     for _, load, victim in table.toward(plan.priority, plan.threshold, 0):
         if victim is None:
@@ -101,7 +101,7 @@ def test_eviction_is_beladys_within_the_window(model, seed, n_token):
         pool = [i for i, each in enumerate(pools) if each == pools[load[0]]]
         stay = worth[pool][view.slot_of[pool] >= 0]
         assert worth[victim] <= worth[load]
-        assert (uses[victim] == 0) == (stay.min() < 1), "the foretold are evicted last"
+        assert (uses[victim] == 0) == (stay.min() < 1), "the predicted are evicted last"
         view.slot_of[victim] = -1
 
 
@@ -153,7 +153,7 @@ def test_without_a_draft_the_plan_in_force_holds():
     assert subject.on(Event.VERIFY_END, view) is None
 
 
-def test_where_entropy_is_low_more_is_kept_unforetold():
+def test_where_entropy_is_low_more_is_kept_unpredicted():
     """Two layers of a pool: in one, three of four tokens go to its first 4 experts, in the other to any."""
     rng = np.random.default_rng(1)
     subject = MoeSpeqScheduler()
@@ -178,9 +178,9 @@ def test_routes_that_history_cannot_know_are_hit_by_foresight():
     rng = np.random.default_rng(2)
     routes = routes_of(rng, (80, 3, 4), 32, 2)
     wrong = rng.random(routes.shape[:3]) < 0.1
-    foretold = np.where(wrong[..., None], routes_of(rng, wrong.shape, 32, 2), routes)[:, :, :-1]
-    demand = recorded(routes, foretold, 32, [0, 0, 0])
-    fidelity = Fidelity.of(foretold, routes)
+    predicted = np.where(wrong[..., None], routes_of(rng, wrong.shape, 32, 2), routes)[:, :, :-1]
+    demand = recorded(routes, predicted, 32, [0, 0, 0])
+    fidelity = Fidelity.of(predicted, routes)
     assert fidelity.tokens == 240
     assert np.all((fidelity.same > 0.85) & (fidelity.same < 0.95))
     lru, at_once, slowly = (
@@ -188,14 +188,14 @@ def test_routes_that_history_cannot_know_are_hit_by_foresight():
         for name, n in (("lru", None), ("moe-speq", None), ("moe-speq", 10))
     )
     assert lru < 0.35, "24 of 96 experts are resident, by chance the right ones"
-    assert at_once > 0.65, "nine tenths are foretold of three tokens in four, and fit"
+    assert at_once > 0.65, "nine tenths are predicted of three tokens in four, and fit"
     assert slowly > 0.4, "of about 17 in a step 10 can be fetched"
 
 
 def test_fidelity_counts_tokens_and_steps():
-    foretold = np.array([[[[0, 1], [2, 3]]]], np.int32)
+    predicted = np.array([[[[0, 1], [2, 3]]]], np.int32)
     real = np.array([[[[1, 0], [2, 4], [5, 6]]]], np.int32)
-    fidelity = Fidelity.of(foretold, real)
+    fidelity = Fidelity.of(predicted, real)
     assert fidelity.tokens == 2
     assert [fidelity.same[0], fidelity.exact[0]] == [0.75, 0.5]
     assert [fidelity.recall[0], fidelity.precision[0]] == [3 / 6, 3 / 4]

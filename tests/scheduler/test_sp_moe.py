@@ -20,7 +20,7 @@ from tests.scheduler.views import demands, make_view, models
 
 
 class Spelled:
-    """Gates for states that are the numbers of the experts, best first: float32 [L, T, N]."""
+    """Routers for states that are the numbers of the experts, best first: float32 [L, T, N]."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []  # layers and tokens
@@ -42,8 +42,8 @@ class Bench:
 
     def __init__(self, model, **options) -> None:
         self.n_experts, self.pools, self.slots = model
-        self.gates = Spelled()
-        self.view = replace(make_view(self.n_experts, self.slots, self.pools), gates=self.gates)
+        self.routers = Spelled()
+        self.view = replace(make_view(self.n_experts, self.slots, self.pools), routers=self.routers)
         self.shares = share_slots(self.view.layers, self.view.pool_slots)
         self.subject = scheduler.make("sp-moe", **options)
         assert not self.subject.on(Event.START, self.view).wanted.any()
@@ -96,8 +96,8 @@ def test_predictions_are_uses_and_verifications_later_ones(model, cutoff, critic
             assert plan.layers.tolist() == [layer < n_layer for layer in range(len(n_experts))]
             for layer in range(n_layer):
                 recent = bench.reference.wanted(layer, bench.shares[layer])
-                foretold = np.flatnonzero(counts[layer])
-                assert set(np.flatnonzero(plan.wanted[layer])) == set(recent) & set(foretold)
+                predicted = np.flatnonzero(counts[layer])
+                assert set(np.flatnonzero(plan.wanted[layer])) == set(recent) & set(predicted)
             level = plan.threshold[0]
             assert (plan.priority[plan.wanted] == level).all(), "within it the layers in the order they run"
             assert (plan.priority[:n_layer][~plan.wanted[:n_layer]] < level).all()
@@ -116,12 +116,12 @@ def test_every_token_is_predicted_once_and_no_layer_behind_the_cutoff():
     states = np.tile(np.arange(8, dtype=np.float32), (4, 5, 1))
     for n in range(1, 5):
         bench.draft(states, n)
-    assert bench.gates.asked == [(3, 1)] * 4
+    assert bench.routers.asked == [(3, 1)] * 4
     end = replace(bench.view, draft_states=states[:, :4], n_drafted=4)
     assert bench.subject.on(Event.DRAFT_END, end) is None
     refused = replace(end, draft_states=states)
     assert bench.subject.on(Event.DRAFT_END, refused) is not None
-    assert bench.gates.asked == [(3, 1)] * 5
+    assert bench.routers.asked == [(3, 1)] * 5
 
 
 def test_a_draft_that_was_stopped_leaves_no_counts():
@@ -131,7 +131,7 @@ def test_a_draft_that_was_stopped_leaves_no_counts():
         bench.draft(first, n)
     second = np.array([[[4, 1, 2, 3, 0, 5]] * 3], np.float32)
     plan = bench.draft(second, 1)
-    assert plan.priority[0].argmax() == 4, "though the first draft foretold 0 three times"
+    assert plan.priority[0].argmax() == 4, "though the first draft predicted 0 three times"
 
 
 def test_of_equal_predictions_those_that_are_there_stay():

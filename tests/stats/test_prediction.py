@@ -14,7 +14,7 @@ from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.scheduler import Plan, make
-from spac.stats.prediction import Insight, given_options
+from spac.stats.prediction import PredictionStats, given_options
 
 ALL = np.ones((2, 3), np.bool_)
 
@@ -31,27 +31,37 @@ def plan(wanted):
 
 
 def test_by_hand():
-    insight = Insight()
+    stats = PredictionStats()
     demand = np.array([[4, 0, 1], [0, 3, 0]], np.int32)
-    insight.observe(demand, 4, plan([[1, 1, 0], [1, 0, 0]]), ALL, Levels())
-    assert (insight.true_hot, insight.false_hot, insight.true_cold, insight.false_cold) == (1, 2, 1, 2)
-    assert insight.prediction == {"accuracy": 2 / 6, "precision": 1 / 3, "recall": 1 / 3, "activated": 0.5}
+    stats.observe(demand, 4, plan([[1, 1, 0], [1, 0, 0]]), ALL, Levels())
+    assert (
+        stats.true_hot,
+        stats.false_hot,
+        stats.true_cold,
+        stats.false_cold,
+    ) == (1, 2, 1, 2)
+    assert stats.prediction == {
+        "accuracy": 2 / 6,
+        "precision": 1 / 3,
+        "recall": 1 / 3,
+        "activated": 0.5,
+    }
     # utilities of what was used: 0 four times, 2 once, 0 three times
-    assert insight.shares_by_threshold == {"r_c": [7 / 8, 7 / 8], "r_g": [1 / 3, 1 / 3]}
-    assert insight.reuse_by_tokens == {"4": 8 / 3}
+    assert stats.shares_by_threshold == {"r_c": [7 / 8, 7 / 8], "r_g": [1 / 3, 1 / 3]}
+    assert stats.reuse_by_tokens == {"4": 8 / 3}
 
 
 def test_padding_is_no_prediction():
-    insight, exists = Insight(), ALL.copy()
+    stats, exists = PredictionStats(), ALL.copy()
     exists[1, 2] = False
-    insight.observe(np.zeros((2, 3), np.int32), 1, plan(np.ones((2, 3))), exists, None)
-    assert insight.true_hot + insight.false_hot + insight.true_cold + insight.false_cold == 5
+    stats.observe(np.zeros((2, 3), np.int32), 1, plan(np.ones((2, 3))), exists, None)
+    assert stats.true_hot + stats.false_hot + stats.true_cold + stats.false_cold == 5
 
 
 def test_nothing_seen_is_nothing_known():
-    assert Insight().prediction is None
-    assert Insight().shares_by_threshold is None
-    assert Insight().reuse_by_tokens == {}
+    assert PredictionStats().prediction is None
+    assert PredictionStats().shares_by_threshold is None
+    assert PredictionStats().reuse_by_tokens == {}
 
 
 @given(
@@ -61,21 +71,21 @@ def test_nothing_seen_is_nothing_known():
     arrays(np.int32, (5, 2, 3), elements=st.integers(0, 2)),
 )
 def test_against_the_definitions(demands, priorities, thresholds, utilities):
-    insight, scheduler = Insight(), Levels()
+    stats, scheduler = PredictionStats(), Levels()
     right = total = hot = used = both = 0
     for demand, priority, threshold, utility in zip(demands, priorities, thresholds, utilities, strict=True):
         scheduler.utility = utility
-        insight.observe(demand, 3, Plan(priority, threshold), ALL, scheduler)
+        stats.observe(demand, 3, Plan(priority, threshold), ALL, scheduler)
         for index in np.ndindex(2, 3):
             wanted, activated = priority[index] >= threshold[index[0]], demand[index] > 0
             right, total = right + (wanted == activated), total + 1
             hot, used, both = hot + wanted, used + activated, both + (wanted and activated)
-    prediction = insight.prediction
+    prediction = stats.prediction
     assert prediction["accuracy"] == pytest.approx(right / total)
     assert prediction["activated"] == pytest.approx(used / total)
     assert prediction["precision"] == (pytest.approx(both / hot) if hot else None)
     assert prediction["recall"] == (pytest.approx(both / used) if used else None)
-    shares = insight.shares_by_threshold
+    shares = stats.shares_by_threshold
     if not demands.any():
         assert shares is None
         return
@@ -83,7 +93,7 @@ def test_against_the_definitions(demands, priorities, thresholds, utilities):
         cold, warm = utilities < tau, utilities >= tau
         assert shares["r_c"][tau - 1] == pytest.approx(demands[cold].sum() / demands.sum())
         assert shares["r_g"][tau - 1] == pytest.approx((demands[warm] > 0).sum() / (demands > 0).sum())
-    assert insight.reuse_by_tokens["3"] == pytest.approx(demands.sum() / (demands > 0).sum())
+    assert stats.reuse_by_tokens["3"] == pytest.approx(demands.sum() / (demands > 0).sum())
 
 
 @pytest.mark.parametrize(

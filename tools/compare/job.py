@@ -70,9 +70,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Job:
-    """Cases for one worker process; `simulated_device` are arguments of `_core.set_simulated_device`, `pinning`
-    of `_core.set_pinning`. With `together`, spac's
-    worker runs all cases at the same time, each in a thread (without faults: these hold for the process).
+    """Cases for one worker process.
+
+    `simulated_device` has arguments of `_core.set_simulated_device`, `pinning` of `_core.set_pinning`. With
+    `together`, spac's worker runs all cases at the same time, each in a thread (without faults: these hold for the process).
 
     `device` is the one that spac's device wraps; it reads the ids masks itself. The reference runs on the CPU
     if that is the simulated device, else on the same device.

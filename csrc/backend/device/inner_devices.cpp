@@ -35,7 +35,7 @@ std::string known_devices() {
 } // namespace
 
 // Cards come first, then what is built into a processor and shares its memory.
-void hide_inner_devices() {
+void hide_real_devices() {
     std::vector<ggml_backend_reg_t> regs;
     for (const auto type : {GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU}) {
         for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {

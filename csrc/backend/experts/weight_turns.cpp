@@ -34,7 +34,7 @@ std::vector<WeightTurn> turns_of(const std::vector<const ggml_tensor *> & weight
     return turns;
 }
 
-size_t WeightStream::region_bytes(const std::vector<WeightTurn> & turns, ggml_backend_buffer_type_t type) {
+size_t turn_bytes(const std::vector<WeightTurn> & turns, ggml_backend_buffer_type_t type) {
     size_t bytes = 0;
     for (const WeightTurn & turn : turns) {
         bytes = std::max(bytes, turn.offsets.back() + ggml_backend_buft_get_alloc_size(type, turn.weights.back()));

@@ -1,13 +1,11 @@
 #include "backend/stream/compute_stream.h"
 
-#include "backend/device/fault.h"
+#include "backend/device/capabilities.h"
 #include "backend/device/timer.h"
 #include "backend/experts/model_experts.h"
-#include "backend/simulated_device/simulated_device.h"
 #include "core/error.h"
 
 #include <algorithm>
-#include <thread>
 
 namespace spac {
 
@@ -75,9 +73,9 @@ void ComputeStream::record_device_part(const SplitBlock & b) {
     Span span;
     span.activity = Activity::device_part;
     span.layer    = b.layer;
-    if (is_simulated(backend_.get())) {
+    if (StreamExtension * const extension = extension_of(backend_.get())) {
         span.ok = 1;
-        simulated_record(backend_.get(), b.experts->trace(), span);
+        extension->record_launch(b.experts->trace(), span);
     } else {
         span.ok       = 0;
         span.start_ns = Trace::now();
@@ -85,9 +83,7 @@ void ComputeStream::record_device_part(const SplitBlock & b) {
     }
 }
 
-bool ComputeStream::computes_repeats() const {
-    return is_simulated(backend()) || ggml_backend_dev_type(device()) == GGML_BACKEND_DEVICE_TYPE_CPU;
-}
+bool ComputeStream::computes_repeats() const { return capabilities_of(device()).computes_repeats; }
 
 Gate * ComputeStream::gate() {
     if (!gate_made_) {
@@ -105,18 +101,11 @@ uint64_t ComputeStream::mark() {
 }
 
 uint64_t ComputeStream::signal() {
-    if (fault() != Fault::stuck_gate) {
-        gate_->queue_signal(n_marks_ + 1);
-    }
+    gate_->queue_signal(n_marks_ + 1);
     return ++n_marks_;
 }
 
-void ComputeStream::wait_at_gate(uint64_t mark) {
-    gate_->queue_wait(fault() == Fault::dead_device ? mark + Gate::for_good + 1 : mark); // that never opens
-    while (fault() == Fault::stuck_call && gate_->opened() <= mark) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-}
+void ComputeStream::wait_at_gate(uint64_t mark) { gate_->queue_wait(mark); }
 
 int64_t ComputeStream::wait_for_mark() {
     const auto start = Clock::now();

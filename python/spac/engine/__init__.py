@@ -9,24 +9,29 @@ Example:
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs.estimator import CostEstimator
 from spac.engine.engine import Engine
-from spac.engine.expert_cache import Residence
+from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
 from spac.errors import InputError
-from spac.governor import FixedGovernor, Governor, Pace, RooflineGovernor
+from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler
 from spac.stats import Setting
-from spac.stats.prediction import Insight
+from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
+
+# The names that these classes had until 0.2.
+Insight, Pace, Residence = PredictionStats, DraftLengthController, ExpertCache
 
 __all__ = [
     "CostEstimator",
+    "DraftLengthController",
     "Engine",
     "EngineConfig",
     "Events",
+    "ExpertCache",
     "FixedGovernor",
     "Generation",
     "Governor",
@@ -36,6 +41,7 @@ __all__ = [
     "Model",
     "ModelPair",
     "Pace",
+    "PredictionStats",
     "Recorder",
     "Residence",
     "RooflineGovernor",

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from spac import _core
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.model.gguf.routers import read_gates
-from spac.scheduler.routers import Gates
+from spac.model.gguf.routers import read_routers
+from spac.scheduler.routers import Routers
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -25,13 +25,13 @@ class DraftStates:
     and the copies that they start run while the device drafts the next token.
     """
 
-    def __init__(self, tap: _core.Tap, gates: Gates, longest: int) -> None:
+    def __init__(self, tap: _core.Tap, routers: Routers, longest: int) -> None:
         """Turn the tap on; `longest` is the largest number of tokens in a draft.
 
         Raise OutOfMemoryError if the device has too little memory.
         """
         tap.set_on(True)
-        self.gates = gates
+        self.routers = routers
         """The target's routers."""
         self._tap = tap
         self._rows = np.zeros((longest + 1, tap.n_layer, tap.n_embd), np.float32)
@@ -80,25 +80,25 @@ def watch_draft(
     `name` is the name of the scheduler that needs them, and `layers` has the `Layer.name` of each MoE layer.
     Raise InputError unless the two models have the same number of layers and the same width.
     """
-    gates = read_gates(Path(config.target), layers)
-    fault = _misfit(config, gates, tap, device)
+    routers = read_routers(Path(config.target), layers)
+    fault = _misfit(config, routers, tap, device)
     if fault or tap is None:
         raise InputError(
             f"scheduler '{name}' shows what each layer of the draft computes to that layer's router in the "
             f"target, and {fault}: give a draft with the target's width and number of layers as --draft "
             f"(Mistral 7B for Mixtral 8x7B, or a quantized copy of the target), or choose another --scheduler"
         )
-    return DraftStates(tap, gates, config.longest_draft)
+    return DraftStates(tap, routers, config.longest_draft)
 
 
-def _misfit(config: EngineConfig, gates: Gates, tap: _core.Tap | None, device: str) -> str | None:
+def _misfit(config: EngineConfig, routers: Routers, tap: _core.Tap | None, device: str) -> str | None:
     """Return why the draft's layers do not fit the target's routers, or None if they do."""
     if config.draft is None or not config.draft_types or tap is None:
         return "there is no draft"
     if config.draft_types != ("draft-simple",):
         return f"--draft-type {','.join(config.draft_types)} is not draft-simple alone"
     draft, target = Path(config.draft).name, Path(config.target).name
-    if (tap.n_layer, tap.n_embd) == (gates.n_layer, gates.n_embd):
+    if (tap.n_layer, tap.n_embd) == (routers.n_layer, routers.n_embd):
         return None
     seen = f"{tap.n_layer} layers of width {tap.n_embd}" if tap.n_layer else "no layers"
-    return f"{draft} shows {seen} on {device} where {target} has {gates.n_layer} of width {gates.n_embd}"
+    return f"{draft} shows {seen} on {device} where {target} has {routers.n_layer} of width {routers.n_embd}"

@@ -20,19 +20,19 @@ from typing import Any, Self
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs.estimator import CostEstimator
-from spac.engine.expert_cache import Residence
+from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, as_tokens
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
 from spac.errors import InputError
-from spac.governor import FixedGovernor, Governor, Pace, RooflineGovernor
+from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler
 from spac.stats import Setting
 from spac.stats.advice import unused_draft
-from spac.stats.prediction import Insight
+from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
 
 
@@ -67,20 +67,20 @@ class Engine:
         self._notes = self._pair.notes
         self.events = Events(None)
         """The handler of the session's events; callers may add their own listeners."""
-        self._residence: Residence | None = None
+        self._expert_cache: ExpertCache | None = None
         self._governor: Governor | None = None
         try:
-            self._residence = residence = Residence(config, self._pair, self._notes)
-            if residence.costs is not None:
-                self.events.after_step.append(residence.costs.observe)
-            self._governor = self._own_governor = self._choose_governor(residence)
+            self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
+            if expert_cache.costs is not None:
+                self.events.after_step.append(expert_cache.costs.observe)
+            self._governor = self._own_governor = self._choose_governor(expert_cache)
             self.events.settled = self.experts if config.deterministic else None
-            self.events.driver = driver = residence.attach(config.scheduler, config.scheduler_options)
-            residence.update_streams()
-            if residence.stream_note:
-                self._notes.append(residence.stream_note)
+            self.events.driver = driver = expert_cache.attach(config.scheduler, config.scheduler_options)
+            expert_cache.update_streams()
+            if expert_cache.stream_note:
+                self._notes.append(expert_cache.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
-            self._notes += self._files.begin(driver, residence.scheduler_options, self._trace)
+            self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace)
             self.events.timeline = self._files.timeline
         except BaseException:
             self.close()
@@ -95,9 +95,9 @@ class Engine:
         self.events.timeline = None
         about = {"target": Path(self.config.target).name}
         options: Mapping[str, Any] = {}
-        if (residence := self._residence) is not None:
-            about |= {"device": residence.device_name, "scheduler": residence.scheduler_name}
-            options = residence.scheduler_options
+        if (expert_cache := self._expert_cache) is not None:
+            about |= {"device": expert_cache.device_name, "scheduler": expert_cache.scheduler_name}
+            options = expert_cache.scheduler_options
         self._notes += self._files.end(self.events.driver, options, about)
 
     def close(self) -> None:
@@ -115,8 +115,8 @@ class Engine:
             self._generation.retire()
         if self.session is not None:
             self.session.close()
-        if self._residence is not None:
-            self._residence.close()
+        if self._expert_cache is not None:
+            self._expert_cache.close()
         self._generation = self.session = self.experts = None
         self.events = Events(None)
         self._pair.close()
@@ -153,23 +153,23 @@ class Engine:
         return unused_draft(lengths, draft.n_bytes, self._mean_expert_bytes, slots.n_slots, self.n_experts)
 
     @property
-    def _at_home(self) -> Residence:
-        assert self._residence is not None  # It exists once the engine is loaded.
-        return self._residence
+    def _at_home(self) -> ExpertCache:
+        assert self._expert_cache is not None  # It exists once the engine is loaded.
+        return self._expert_cache
 
     @property
     def costs(self) -> CostEstimator | None:
         """The estimated unit times, corrected by every step; None if the target runs without the split."""
-        return self._residence.estimator if self._residence is not None else None
+        return self._expert_cache.estimator if self._expert_cache is not None else None
 
-    def _choose_governor(self, residence: Residence) -> Governor | None:
+    def _choose_governor(self, expert_cache: ExpertCache) -> Governor | None:
         """Return a governor as the configuration asks for it, or None without speculation."""
         config = self.config
         if not config.draft_types:
             return None
         if not config.is_governed:
             return FixedGovernor(config.longest_draft)
-        experts, costs = self.experts, residence.costs
+        experts, costs = self.experts, expert_cache.costs
         return RooflineGovernor(
             config.longest_draft,
             shortest=config.draft_min,
@@ -196,9 +196,13 @@ class Engine:
         else:
             raise InputError(f"draft length {n}: 0 to {longest} here")
 
-    def pace(self, session: _core.Session) -> Pace | None:
+    def controller(self, session: _core.Session) -> DraftLengthController | None:
         """Return a draft-length controller for one generation by `session`, or None without speculation."""
-        return Pace(self._governor, session, self.events.timeline) if self._governor is not None else None
+        return (
+            DraftLengthController(self._governor, session, self.events.timeline)
+            if self._governor is not None
+            else None
+        )
 
     def set_scheduler(self, scheduler: str | Scheduler) -> None:
         """Use another scheduler from the next step on.
@@ -266,10 +270,11 @@ class Engine:
         self._at_home.update_streams()
         session, sampling = self._session_for(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
-        self.events.insight = insight = Insight()
+        self.events.prediction_stats = prediction_stats = PredictionStats()
         self._generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
-            insight=insight, recorder=recorder, pace=self.pace(session), progress=progress,
+            prediction_stats=prediction_stats, recorder=recorder,
+            controller=self.controller(session), progress=progress,
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
         )  # fmt: skip
         if recorder is not None:
@@ -323,13 +328,13 @@ class Engine:
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""
         config, slots = self.config, self.experts.slots if self.experts is not None else None
-        residence = self._at_home
+        expert_cache = self._at_home
         return Setting(
             target=str(config.target),
             draft=str(config.draft) if self._pair.draft is not None else None,
-            device=residence.device_name,
+            device=expert_cache.device_name,
             device_is_stand_in=self.device is not None and self.device.is_simulated,
-            scheduler=residence.scheduler_name,
+            scheduler=expert_cache.scheduler_name,
             draft_types=config.draft_types,
             draft_length=config.longest_draft if config.draft_types else 0,
             governor=self._governor.name if self._governor is not None else "none",
@@ -337,8 +342,8 @@ class Engine:
             paged=self._pair.paged,
             pinned_bytes=self.experts.host_bytes.pinned if self.experts is not None else 0,
             pageable_bytes=self.experts.host_bytes.pageable if self.experts is not None else 0,
-            stream_batch=residence.stream_batch,
-            lookahead=residence.lookahead,
+            stream_batch=expert_cache.stream_batch,
+            lookahead=expert_cache.lookahead,
             threads=self._pair.threads,
             context=self._pair.target_context.size,
             seed=sampling.seed or 0,
@@ -347,6 +352,6 @@ class Engine:
             slots=slots.n_slots if slots is not None else 0,
             slot_bytes=slots.bytes if slots is not None else 0,
             vram_limit=(self.device.memory.limit or None) if self.device is not None else None,
-            scheduler_options=residence.scheduler_options,
+            scheduler_options=expert_cache.scheduler_options,
             load_s=self._load_s,
         )

@@ -33,7 +33,7 @@ _PAGED_MARGIN = 0.4
 """The `margin` of `logistic` if the experts exceed the host memory (bench/README.md)."""
 
 
-class Residence:
+class ExpertCache:
     """The expert cache of one engine's pair, which appends notes for the user to `notes`."""
 
     def __init__(self, config: EngineConfig, pair: ModelPair, notes: list[str]) -> None:

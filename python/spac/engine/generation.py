@@ -12,11 +12,11 @@ import numpy as np
 
 from spac.engine.text_stream import TextStream
 from spac.errors import Cancelled, InputError
-from spac.governor import Pace
+from spac.governor import DraftLengthController
 from spac.machine.device_memory import in_use
 from spac.model.c_api import Model, TokenArray
 from spac.stats import Meter, RunStats, Setting
-from spac.stats.prediction import Insight
+from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -42,16 +42,16 @@ class Generation(Iterator[str]):
         max_tokens: int | None,
         stop: Sequence[str],
         *,
-        insight: Insight | None = None,
+        prediction_stats: PredictionStats | None = None,
         recorder: Recorder | None = None,
-        pace: Pace | None = None,
+        controller: DraftLengthController | None = None,
         progress: Callable[[int, int], object] | None = None,
         preserved: Collection[int] = (),
     ) -> None:
         """Prepare a generation; `Engine.generate` describes the other parameters and the errors.
 
-        `insight` holds the prediction statistics, which the session's events count. `pace` is the
-        draft-length controller, or None. `preserved` has the control tokens that are part of the text.
+        `prediction_stats` is what the session's events count. `controller` is the draft-length controller, or
+        None. `preserved` has the control tokens that are part of the text.
         """
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
@@ -66,9 +66,13 @@ class Generation(Iterator[str]):
         self._model, self._session, self._experts = model, session, experts
         self._setting, self._meter = (
             setting,
-            Meter(prompt_tokens=int(prompt.size), insight=insight or Insight(), pace=pace),
+            Meter(
+                prompt_tokens=int(prompt.size),
+                prediction_stats=prediction_stats or PredictionStats(),
+                controller=controller,
+            ),
         )
-        self._limit, self._pace = max_tokens, pace
+        self._limit, self._controller = max_tokens, controller
         self._recorder, self._progress = recorder, progress
         self._text, self._preserved = TextStream(stop), preserved
         self._cancelled = False
@@ -150,8 +154,8 @@ class Generation(Iterator[str]):
             meter.prefilled_tokens = max(0, self._session.n_past - self._session.n_reused)
         self._counts = self._counts_before = now = self._read_counts()
         meter.prompt_experts = {name: value - before[name] for name, value in now.items()}
-        if self._pace is not None:
-            self._pace.begin(meter.prefill_s)
+        if self._controller is not None:
+            self._controller.begin(meter.prefill_s)
         if self._recorder is not None:
             self._recorder.begin(self._session, self._experts, self._counts)
 
@@ -175,7 +179,7 @@ class Generation(Iterator[str]):
         meter = self._meter
         started = time.perf_counter()
         with self._call():
-            step = self._session.step() if self._pace is None else self._pace.step(self._room)
+            step = self._session.step() if self._controller is None else self._controller.step(self._room)
         text = "".join(self._accept(int(token)) for token in step.tokens)
         elapsed = time.perf_counter() - started
         meter.decode_s += elapsed

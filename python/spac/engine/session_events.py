@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spac.scheduler import Event, Plan
-from spac.stats.prediction import Insight
+from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -34,7 +34,7 @@ class Events:
         Call `subscribe` after setting another one.
         """
         self.timeline = timeline
-        self.insight = Insight()
+        self.prediction_stats = PredictionStats()
         """The prediction statistics that count the steps of the current generation."""
         self.settled: _core.Experts | None = None
         """The experts whose plan is carried out before a verification begins; None for none.
@@ -91,7 +91,7 @@ class Events:
         if driver is not None:
             before, self._before = self._before or driver.plan, None
             demand = step.demand  # The property makes a new view at each access.
-            self.insight.observe(demand, step.n_verified, before, driver.exists, driver.scheduler)
+            self.prediction_stats.observe(demand, step.n_verified, before, driver.exists, driver.scheduler)
             self._schedule(
                 Event.VERIFY_END,
                 demand,
@@ -114,6 +114,6 @@ class Events:
         start = monotonic_ns()
         self.driver.raised(event, demand, draft_routes=draft_routes, **counts)
         end = monotonic_ns()
-        self.insight.scheduler_ns += end - start
+        self.prediction_stats.scheduler_ns += end - start
         if self.timeline is not None:
             self.timeline.add("scheduler", event.value, start, end)

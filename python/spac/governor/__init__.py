@@ -4,7 +4,9 @@ A governor keeps it fixed, or solves MoE-SpeQ's Amortization Roofline online.
 """
 
 from spac.governor.base import FixedGovernor, Governor
-from spac.governor.pace import Pace
+from spac.governor.controller import DraftLengthController
 from spac.governor.roofline import RooflineGovernor
 
-__all__ = ["FixedGovernor", "Governor", "Pace", "RooflineGovernor"]
+Pace = DraftLengthController  # its name until 0.2
+
+__all__ = ["DraftLengthController", "FixedGovernor", "Governor", "Pace", "RooflineGovernor"]

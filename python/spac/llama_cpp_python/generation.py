@@ -13,7 +13,7 @@ from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
 from spac.model.c_api import TokenArray
 from spac.stats import Meter, RunStats, Setting
-from spac.stats.prediction import Insight
+from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -40,10 +40,18 @@ class TokenRun(Generation):
         probabilities.
         """
         engine.events.settle()
-        engine.events.insight = insight = Insight()
-        pace = engine.pace(session)
+        engine.events.prediction_stats = prediction_stats = PredictionStats()
+        controller = engine.controller(session)
         super().__init__(
-            engine.target, session, engine.experts, setting, prompt, None, (), insight=insight, pace=pace
+            engine.target,
+            session,
+            engine.experts,
+            setting,
+            prompt,
+            None,
+            (),
+            prediction_stats=prediction_stats,
+            controller=controller,
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()

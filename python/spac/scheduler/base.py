@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.scheduler.routers import FloatArray, Gates
+from spac.scheduler.routers import FloatArray, Routers
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
@@ -96,8 +96,13 @@ class View:
     """
     draft_states: FloatArray | None = None
     """The inputs of the FFNs of the draft's D layers, float32 [D, T, E], for the same tokens and events."""
-    gates: Gates | None = None
+    routers: Routers | None = None
     """The target's routers, for schedulers that ask for `draft_states`."""
+
+    @property
+    def gates(self) -> Routers | None:
+        """The former name of `routers`."""
+        return self.routers
 
     @property
     def n_layer(self) -> int:
@@ -185,7 +190,7 @@ class Scheduler(ABC):
     with another draft refuses the scheduler.
     """
     wants_draft_states: ClassVar[bool] = False
-    """True if `View.draft_states` and `View.gates` are filled.
+    """True if `View.draft_states` and `View.routers` are filled.
 
     The draft must have the target's width and as many layers. An engine with another draft refuses the
     scheduler.

@@ -14,7 +14,7 @@ from spac.costs import Layer as CostedLayer
 from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
-from spac.scheduler.routers import FloatArray, Gates
+from spac.scheduler.routers import FloatArray, Routers
 
 
 class LayerInfo(CostedLayer, Protocol):
@@ -45,7 +45,7 @@ class DraftStates(Protocol):
     """
 
     @property
-    def gates(self) -> Gates: ...
+    def routers(self) -> Routers: ...
     def drafted(self, n: int) -> FloatArray: ...
     def at_end(self, n: int) -> FloatArray: ...
 
@@ -136,7 +136,7 @@ class Driver:
                 routes=self._experts.routes() if asks else None,
                 draft_routes=draft_routes if self.scheduler.wants_draft_routes else None,
                 draft_states=self._draft_states(event, n_drafted),
-                gates=self._states.gates if self._states is not None else None,
+                routers=self._states.routers if self._states is not None else None,
             )
             plan = self.scheduler.on(event, view)
             if plan is not None:

@@ -16,7 +16,7 @@ from spac.scheduler.base import BoolArray, IntArray
 FloatArray = npt.NDArray[np.float64]
 
 
-def foretold_uses(routes: IntArray, n_expert: int) -> IntArray:
+def predicted_uses(routes: IntArray, n_expert: int) -> IntArray:
     """Return how many tokens are predicted to use each expert, int32 [L, N].
 
     routes: int32 [L, T, U], -1 where there is no expert. A token names an expert once.
@@ -46,14 +46,14 @@ class Fidelity:
     """The share of the distinct predicted experts that the verifications used, float64 [L]."""
 
     @classmethod
-    def of(cls, foretold: IntArray, real: IntArray) -> Fidelity:
-        """Return the comparison of `foretold` with `real`.
+    def of(cls, predicted: IntArray, real: IntArray) -> Fidelity:
+        """Return the comparison of `predicted` with `real`.
 
         Both are int32 [steps, L, tokens, U], -1 where there is no expert. Tokens stand in the order in which
         they are verified.
         """
-        n_expert = int(max(foretold.max(initial=0), real.max(initial=0))) + 1
-        told, used = _sets(foretold, n_expert), _sets(real, n_expert)
+        n_expert = int(max(predicted.max(initial=0), real.max(initial=0))) + 1
+        told, used = _sets(predicted, n_expert), _sets(real, n_expert)
         n_token = min(told.shape[2], used.shape[2])
         of_step = told.any(axis=2), used.any(axis=2)
         both = (of_step[0] & of_step[1]).sum(axis=(0, 2))

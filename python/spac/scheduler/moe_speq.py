@@ -47,7 +47,7 @@ import numpy as np
 from spac.errors import InputError
 from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.lookahead_buffer import FloatArray, foretold_uses
+from spac.scheduler.lookahead_buffer import FloatArray, predicted_uses
 
 _ONE = 1 << 20  # priority of one use
 _FORETOLD = 1 << 22  # priority at a draft's end of a predicted expert; each predicted use adds one
@@ -114,7 +114,7 @@ class MoeSpeqScheduler(Scheduler):
 
     def _ahead(self, event: Event, view: View, routes: IntArray) -> IntArray:
         """Return priorities by predicted uses, int32 [L, N]."""
-        uses, worth = foretold_uses(routes, view.n_expert), self._worth(view)
+        uses, worth = predicted_uses(routes, view.n_expert), self._worth(view)
         if event == Event.DRAFT_TOKEN:
             return _ones(uses + max(1, self._last_draft + 1 - routes.shape[1]) * worth)
         return np.where(uses > 0, _FORETOLD + uses, _ones(worth))

@@ -59,11 +59,11 @@ class Demand:
 
     def part(self, steps: slice) -> Demand:
         """Return the demand of some of the steps."""
-        routes, foretold = (
+        routes, draft_routes = (
             None if each is None else each[steps] for each in (self.routes, self.draft_routes)
         )
         counts, verified, accepted = self.counts[steps], self.verified[steps], self.accepted[steps]
-        return Demand(self.layers, counts, verified, accepted, routes, foretold)
+        return Demand(self.layers, counts, verified, accepted, routes, draft_routes)
 
     def save(self, path: Path) -> None:
         """Write the demand to `path` as a compressed .npz."""
@@ -90,11 +90,11 @@ class Demand:
                     for name, row in zip(file["names"], file["layers"], strict=True)
                 )
                 counts = file["counts"].astype(np.int32)
-                routes, foretold = (
+                routes, draft_routes = (
                     file[name].astype(np.int32) if name in file and file[name].size else None
                     for name in ("routes", "draft_routes")
                 )
-                return cls(layers, counts, file["verified"], file["accepted"], routes, foretold)
+                return cls(layers, counts, file["verified"], file["accepted"], routes, draft_routes)
         except (OSError, KeyError, ValueError) as error:
             raise InputError(f"{path} is not a recording of demand: {error}") from None
 
@@ -105,10 +105,10 @@ class Recorder(Scheduler):
     name = "recorder"
     wants_routes = True
 
-    def __init__(self, inner: Scheduler, *, foretold: bool = False) -> None:
-        """Wrap `inner`. foretold: record the draft's routes even if `inner` does not ask for them."""
+    def __init__(self, inner: Scheduler, *, draft_routes: bool = False) -> None:
+        """Wrap `inner`. draft_routes: record the draft's routes even if `inner` does not ask for them."""
         self._inner = inner
-        self.wants_draft_routes = foretold or inner.wants_draft_routes  # type: ignore[misc]
+        self.wants_draft_routes = draft_routes or inner.wants_draft_routes  # type: ignore[misc]
         self.wants_draft_states = inner.wants_draft_states  # type: ignore[misc]
         asked = {Event.START, Event.VERIFY_END} | ({Event.DRAFT_END} if self.wants_draft_routes else set())
         self.events = inner.events | asked  # type: ignore[misc]
@@ -119,14 +119,14 @@ class Recorder(Scheduler):
         """Forget all recorded steps."""
         self._steps: list[tuple[IntArray, int, int]] = []
         self._routes: list[IntArray] = []
-        self._foretold: list[IntArray] = []
+        self._draft_routes: list[IntArray] = []
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Record the event, and return the answer of the inner scheduler."""
         self._layers = view.layers
         if event == Event.DRAFT_END and view.draft_routes is not None:
-            del self._foretold[len(self._steps) :]  # a step may have stopped before its verification
-            self._foretold.append(view.draft_routes.copy())
+            del self._draft_routes[len(self._steps) :]  # a step may have stopped before its verification
+            self._draft_routes.append(view.draft_routes.copy())
         if event == Event.VERIFY_END:
             self._steps.append((view.demand.copy(), view.n_verified, view.n_accepted))
             self._routes += [view.routes.copy()] if view.routes is not None else []
@@ -138,9 +138,9 @@ class Recorder(Scheduler):
         if not self._steps:
             raise InputError("nothing has been recorded yet")
         counts, verified, accepted = zip(*self._steps, strict=True)
-        routes, foretold = (
+        routes, draft_routes = (
             _stacked(each) if len(each) == len(self._steps) else None
-            for each in (self._routes, self._foretold)
+            for each in (self._routes, self._draft_routes)
         )
         return Demand(
             self._layers,
@@ -148,7 +148,7 @@ class Recorder(Scheduler):
             np.array(verified, np.int32),
             np.array(accepted, np.int32),
             routes,
-            foretold,
+            draft_routes,
         )
 
 

@@ -22,7 +22,7 @@ SIGMOID, SQRT_SOFTPLUS = 2, 4  # llama.cpp's numbers of gating functions
 
 
 @dataclass(frozen=True)
-class Gates:
+class Routers:
     """The part of a model's routers that chooses experts; the part that weighs them is left out."""
 
     n_layer: int

@@ -107,19 +107,19 @@ class SpMoeScheduler(LruScheduler):
     def _prefetch(self, view: View) -> Plan | None:
         """Run Algorithm 1 for the draft's tokens that are new since the last call."""
         states = view.draft_states
-        if states is None or view.gates is None or states.shape[1] <= self._n_seen:
+        if states is None or view.routers is None or states.shape[1] <= self._n_seen:
             return None
         if self._n_seen == 0:
             self._n_layer = self._layers_to_predict(view)
             self._predicted[:] = 0
-        chosen = view.gates.top(states[:, self._n_seen :], self._critical[: self._n_layer])
+        chosen = view.routers.top(states[:, self._n_seen :], self._critical[: self._n_layer])
         self._n_seen = states.shape[1]
         layer, token, place = np.nonzero(chosen >= 0)
         np.add.at(self._predicted, (layer, chosen[layer, token, place]), 1)
-        foretold = self._predicted > 0
+        predicted = self._predicted > 0
         time = ((self._step + 1) << 32) - _LATER
-        np.copyto(self._used, time + 2 * self._predicted + (view.slot_of >= 0), where=foretold)
-        return self._load(foretold) if self._n_layer else None
+        np.copyto(self._used, time + 2 * self._predicted + (view.slot_of >= 0), where=predicted)
+        return self._load(predicted) if self._n_layer else None
 
     def _layers_to_predict(self, view: View) -> int:
         if self._cutoff is not None:
@@ -127,15 +127,15 @@ class SpMoeScheduler(LruScheduler):
         costs = view.costs.costs if view.costs is not None else None
         return cutoff_layer(view.layers, view.pool_slots, self._critical, costs)
 
-    def _load(self, foretold: BoolArray) -> Plan:
+    def _load(self, predicted: BoolArray) -> Plan:
         """Return the plan that loads the predicted experts.
 
         They have one level, within which the reconciler loads layer by layer as they run. The other experts
         of a predicted layer stay as long as nothing needs their slots.
         """
         plan = self._plan()
-        level = 3 * foretold.shape[1]
-        priority = np.where(foretold & plan.wanted, level, plan.priority).astype(np.int32)
+        level = 3 * predicted.shape[1]
+        priority = np.where(predicted & plan.wanted, level, plan.priority).astype(np.int32)
         predicted = np.arange(len(priority)) < self._n_layer
         return Plan(priority, np.where(predicted, level, plan.threshold).astype(np.int32), predicted)
 

@@ -31,7 +31,7 @@ class Leveled(Protocol):
 
 
 @dataclass
-class Insight:
+class PredictionStats:
     """The prediction statistics of one generation, as sums over its steps."""
 
     true_hot: int = 0

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import spac._core as _core
     from spac.governor.base import Governor
     from spac.scheduler.driver import Driver
-    from spac.stats.prediction import Insight
+    from spac.stats.prediction import PredictionStats
     from spac.stats.run_stats import RunStats
 
 FORMAT, SCHEMA = "spac-recording", 1
@@ -94,7 +94,7 @@ class Events(Protocol):
     @property
     def driver(self) -> Driver | None: ...
     @property
-    def insight(self) -> Insight: ...
+    def prediction_stats(self) -> PredictionStats: ...
 
 
 class Recorder:
@@ -141,7 +141,7 @@ class Recorder:
         """Begin recording after the prompt; `counts` are the experts' current counters, as in `step`."""
         self._session, self._started = session, datetime.now(UTC)
         self._lengths = [[0, 0, 0] for _ in range(session.draft_max + 1)]
-        self._scheduled_ns = self._events.insight.scheduler_ns if self._events is not None else 0
+        self._scheduled_ns = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
         self._counts = counts
         if experts is None or experts.n_layer == 0:
             return
@@ -158,7 +158,7 @@ class Recorder:
 
     def step(self, step: _core.Step, time_ns: int, counts: Mapping[str, int]) -> None:
         """Record a step that is over; `time_ns` is the time of all of it."""
-        scheduled = self._events.insight.scheduler_ns if self._events is not None else 0
+        scheduled = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
         length, n_token = self._session.draft_length, len(step.tokens)
         values = [1, time_ns, step.draft_ns, step.verify_ns, step.sample_ns, scheduler_ns]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spac.governor import Pace
-from spac.stats.prediction import Insight
+from spac.governor import DraftLengthController
+from spac.stats.prediction import PredictionStats
 from spac.stats.table import rows
 
 SCHEMA = 1
@@ -78,8 +78,8 @@ class Meter:
     resident: int = 0
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
     prompt_experts: dict[str, int] = field(default_factory=dict)  # these counters over prefill
-    insight: Insight = field(default_factory=Insight)
-    pace: Pace | None = None  # None without speculation
+    prediction_stats: PredictionStats = field(default_factory=PredictionStats)
+    controller: DraftLengthController | None = None  # None without speculation
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class RunStats:
     uploads_wasted: int  # uploads whose expert was evicted again without a use
     evictions_early: int  # evictions of experts that the next execution of their layer used
     upload_s: float  # time of the copies that `uploads` and `upload_failures` count
-    prediction: Mapping[str, float | None] | None  # see Insight.prediction
-    r_c: Sequence[float] | None  # shares for thresholds 1..K, see Insight.shares_by_threshold
+    prediction: Mapping[str, float | None] | None  # see PredictionStats.prediction
+    r_c: Sequence[float] | None  # shares for thresholds 1..K, see PredictionStats.shares_by_threshold
     r_g: Sequence[float] | None
     reuse: float | None  # activations per distinct (layer, expert) of a step
     reuse_by_tokens: Mapping[str, float]  # `reuse` for each number of tokens that a step verified
@@ -188,9 +188,9 @@ class RunStats:
     def of(cls, setting: Setting, meter: Meter) -> RunStats:
         """Return the statistics that follow from the counts of `meter`."""
         counts = meter.experts.get
-        activations, insight = counts("activations", 0), meter.insight
-        shares = insight.shares_by_threshold or {}
-        scheduler_s = insight.scheduler_ns / 1e9
+        activations, prediction_stats = counts("activations", 0), meter.prediction_stats
+        shares = prediction_stats.shares_by_threshold or {}
+        scheduler_s = prediction_stats.scheduler_ns / 1e9
         scheduler_step = ratio(scheduler_s, meter.steps)
         missed_mb = (counts("distinct", 0) - counts("distinct_hit", 0)) * setting.expert_bytes / 1e6
         hit_rate = ratio(counts("activations_hit", 0), activations)
@@ -219,7 +219,7 @@ class RunStats:
             draft_s=meter.draft_s,
             verify_s=meter.verify_s,
             sample_s=meter.sample_s,
-            **_governed(meter.pace),
+            **_governed(meter.controller),
             amortization_intensity=ratio(meter.step_tokens, missed_mb),
             hit_rate=hit_rate,
             hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
@@ -241,11 +241,11 @@ class RunStats:
             uploads_wasted=counts("uploads_wasted", 0),
             evictions_early=counts("evictions_early", 0),
             upload_s=counts("upload_ns", 0) / 1e9,
-            prediction=insight.prediction,
+            prediction=prediction_stats.prediction,
             r_c=shares.get("r_c"),
             r_g=shares.get("r_g"),
             reuse=ratio(activations, counts("distinct", 0)),
-            reuse_by_tokens=insight.reuse_by_tokens,
+            reuse_by_tokens=prediction_stats.reuse_by_tokens,
             scheduler_s=scheduler_s,
             scheduler_ms_per_step=None if scheduler_step is None else scheduler_step * 1e3,
             scheduler_share=ratio(scheduler_s, meter.decode_s),
@@ -267,11 +267,13 @@ class RunStats:
         return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
 
 
-def _governed(pace: Pace | None) -> dict[str, Any]:
+def _governed(controller: DraftLengthController | None) -> dict[str, Any]:
     """Return the fields of RunStats on the chosen draft lengths."""
-    lengths = pace.lengths if pace is not None else {}
+    lengths = controller.lengths if controller is not None else {}
     return {
         "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),
         "draft_lengths": {str(k): n for k, n in sorted(lengths.items())},
-        "predicted_tokens_per_second": ratio(pace.expected_tokens, pace.expected_s) if pace else None,
+        "predicted_tokens_per_second": ratio(controller.expected_tokens, controller.expected_s)
+        if controller
+        else None,
     }

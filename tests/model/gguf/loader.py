@@ -1,4 +1,4 @@
-"""``python -m tests.model.gguf.loader < PATHS``: loads every file with spac's library and decodes a few tokens.
+"""``python -m tests.model.gguf.loader < PATHS``: loads every file with spac's library, decodes a few tokens.
 
 Each file in a process of its own, forked before the library has started anything. One line for each on
 stdout: "ok", "refused" (by the library, with an error), or "signal N".

@@ -13,10 +13,10 @@ from spac.errors import InputError
 from spac.model.gguf.check import part_paths
 from spac.model.gguf.header import Header, HeaderError, TensorInfo, read_header
 from spac.model.gguf.info import number
-from spac.scheduler.routers import SIGMOID, FloatArray, Gates
+from spac.scheduler.routers import SIGMOID, FloatArray, Routers
 
 
-def read_gates(path: Path, layers: Sequence[str]) -> Gates:
+def read_routers(path: Path, layers: Sequence[str]) -> Routers:
     """Return the routers of the MoE layers that have these tensors (`Layer.name`), in this order.
 
     The file must be a checked GGUF. Raises InputError, with one line, if a layer has no router of its own.
@@ -24,7 +24,7 @@ def read_gates(path: Path, layers: Sequence[str]) -> Gates:
     try:
         header = read_header(path)
         parts = [(part, read_header(part)) for part in part_paths(path, header)]
-        return _Reader(path, header, parts).gates(layers)
+        return _Reader(path, header, parts).routers(layers)
     except HeaderError as fault:
         raise InputError(f"{path}: {fault}") from None
     except (OSError, NotImplementedError) as error:
@@ -46,7 +46,7 @@ class _Reader:
         self._architecture = str(header.metadata["general.architecture"])
         self._tensors = {each.name: (part, its, each) for part, its in parts for each in its.tensors}
 
-    def gates(self, layers: Sequence[str]) -> Gates:
+    def routers(self, layers: Sequence[str]) -> Routers:
         """Return the routers of the layers, padded to the largest number of experts."""
         n_embd = self._number("embedding_length")
         blocks = [self._block(name) for name in layers]
@@ -66,7 +66,7 @@ class _Reader:
                 if (values := self._values(f"blk.{block}.{name}")) is not None:
                     selection[i, :n] = values.ravel()
                     biased = True
-        return Gates(
+        return Routers(
             n_layer=self._number("block_count") - self._number("nextn_predict_layers"),
             n_embd=n_embd,
             blocks=tuple(blocks),

@@ -11,7 +11,7 @@ from gguf import GGUFReader
 from spac import _core
 from spac.errors import InputError
 from spac.model.c_api import Context, Model
-from spac.model.gguf.routers import read_gates
+from spac.model.gguf.routers import read_routers
 from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, decode
 from tests.conftest import TinyModel
 from tools.models import FAMILIES
@@ -37,17 +37,17 @@ def test_a_models_own_states_give_its_own_routes(tiny_model: TinyModel, case: st
     family = case.removesuffix("-v3")
     path = tiny_model(family, **CASES[case])
     names = routed_layers(path)
-    gates = read_gates(path, names)
+    routers = read_routers(path, names)
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family], "ffn_moe_topk")
     context = Context(model, {**CONTEXT, "cb_eval": callback.function})
     n_used = CASES[case].get("n_used", 2)
     for i, token in enumerate([5, 9, 2, 40, 7, 11, 3, 100, 8, 8, 21]):
         decode(context, [token], i)
-        states = np.stack([callback.seen[FFN_INPUTS[family], il] for il in range(gates.n_layer)])
-        assert states.shape == (gates.n_layer, gates.n_embd)
-        chosen = gates.top(states[:, None].astype(np.float32), [n_used] * len(names))
-        for row, block in zip(chosen, gates.blocks, strict=True):
+        states = np.stack([callback.seen[FFN_INPUTS[family], il] for il in range(routers.n_layer)])
+        assert states.shape == (routers.n_layer, routers.n_embd)
+        chosen = routers.top(states[:, None].astype(np.float32), [n_used] * len(names))
+        for row, block in zip(chosen, routers.blocks, strict=True):
             assert set(row[0].tolist()) == set(callback.seen["ffn_moe_topk", block].tolist())
     context.close()
     model.close()
@@ -79,14 +79,14 @@ def test_what_is_tapped_of_a_model_gives_its_own_routes(tiny_model: TinyModel, f
         context = Context(model, CONTEXT)
     experts = scope.experts
     assert experts is not None
-    gates = read_gates(path, [layer.name for layer in experts.layers])
-    assert (tap.n_layer, tap.n_embd) == (gates.n_layer, gates.n_embd)
+    routers = read_routers(path, [layer.name for layer in experts.layers])
+    assert (tap.n_layer, tap.n_embd) == (routers.n_layer, routers.n_embd)
     tap.set_on(True)
     for i, token in enumerate([5, 9, 2, 40, 7, 11, 3, 100]):
         decode(context, [token], i)
         states = tap.states()
         assert states is not None
-        chosen = gates.top(states[:, None], [layer.n_used for layer in experts.layers])
+        chosen = routers.top(states[:, None], [layer.n_used for layer in experts.layers])
         for told, real in zip(chosen[:, 0], experts.routes()[:, 0], strict=True):
             assert set(told.tolist()) == set(real.tolist())
     context.close()
@@ -95,10 +95,10 @@ def test_what_is_tapped_of_a_model_gives_its_own_routes(tiny_model: TinyModel, f
 
 def test_fewer_layers_and_other_numbers_of_experts(tiny_model: TinyModel) -> None:
     path = tiny_model("mixtral", n_expert=8)
-    gates = read_gates(path, routed_layers(path))
-    states = np.random.default_rng(0).standard_normal((3, 4, gates.n_embd)).astype(np.float32)
-    whole = gates.top(states, [8, 8, 8])
-    chosen = gates.top(states, [3, 1])
+    routers = read_routers(path, routed_layers(path))
+    states = np.random.default_rng(0).standard_normal((3, 4, routers.n_embd)).astype(np.float32)
+    whole = routers.top(states, [8, 8, 8])
+    chosen = routers.top(states, [3, 1])
     assert chosen.shape == (2, 4, 3)
     assert np.array_equal(chosen[0], whole[0, :, :3])
     assert np.array_equal(chosen[1, :, :1], whole[1, :, :1])
@@ -110,4 +110,4 @@ def test_a_layer_without_a_router_is_one_line(tiny_model: TinyModel) -> None:
     with pytest.raises(
         InputError, match=r"layer 1 has no router 'blk\.1\.ffn_gate_inp\.weight'.*--scheduler"
     ):
-        read_gates(path, ["blk.1.ffn_down.weight"])
+        read_routers(path, ["blk.1.ffn_down.weight"])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spac.governor import Governor, Pace
+from spac.governor import DraftLengthController, Governor
 
 COSTS = np.dtype([("host_ns", np.int64), ("host_distinct", np.int32)])
 
@@ -59,30 +59,30 @@ class Told(Governor):
 
 def test_a_step_is_as_long_as_the_governor_says():
     governor, session = Told(6, 6, 2, 9, 0), Session()
-    pace = Pace(governor, session)
+    controller = DraftLengthController(governor, session)
     for room in (None, 10, 3, 1, 0):
-        pace.step(room)
+        controller.step(room)
     assert session.asked == [6, 6, 2, 6, 0]  # never more than the session can
     assert session.set == [6, 2, 6, 0]
     assert governor.rooms[1:] == [9, 2, 0, 0]  # one of the tokens wanted is the target's own
     assert governor.rooms[0] > 1000
-    assert dict(pace.lengths) == {6: 3, 2: 1, 0: 1}
-    assert (pace.expected_tokens, pace.expected_s) == (10.0, 2.5)
+    assert dict(controller.lengths) == {6: 3, 2: 1, 0: 1}
+    assert (controller.expected_tokens, controller.expected_s) == (10.0, 2.5)
 
 
 def test_a_length_that_does_not_change_is_left_to_others():
     """As a scheduler that sets it from an event would do."""
     session = Session()
-    pace = Pace(Told(4, 4, 4), session)
-    pace.step(None)
+    controller = DraftLengthController(Told(4, 4, 4), session)
+    controller.step(None)
     session.set_draft_length(1)
-    pace.step(None)
+    controller.step(None)
     assert session.asked == [4, 1]
 
 
 def test_the_governor_is_told_what_came_of_it():
     governor = Told(3)
-    Pace(governor, Session()).step(None)
+    DraftLengthController(governor, Session()).step(None)
     n_drafted, n_accepted, draft_s, step_s, misses, miss_s = governor.seen[0]
     assert (n_drafted, n_accepted, misses) == (3, 1, 7)
     assert draft_s == pytest.approx(6e-3)

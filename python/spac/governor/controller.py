@@ -20,7 +20,7 @@ class Timeline(Protocol):
     def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None: ...
 
 
-class Pace:
+class DraftLengthController:
     """Runs the steps of one generation."""
 
     def __init__(self, governor: Governor, session: _core.Session, timeline: Timeline | None = None) -> None:

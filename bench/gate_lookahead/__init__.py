@@ -1,1 +1,0 @@
-"""How well a router tells its experts from the input of an earlier layer."""
