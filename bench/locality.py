@@ -5,8 +5,8 @@
 
 `record` writes a narrow twin of Qwen3-30B-A3B (48 layers, 128 experts, 8 used) for every setting of the
 drift, runs it with its draft on the simulated device, and keeps the demand of every verification: one file
-per setting, made once. `table` replays the second half of the steps under every scheduler; `profiled` is the best
-fixed set, as counted over the first half. Rates are of distinct experts per step, as shares of Belady's
+per setting, made once. `table` replays the second half of the steps under every scheduler; `profiled` is the
+best fixed set, as counted over the first half. Rates are of distinct experts per step, as shares of Belady's
 bound; copies cost nothing, but for --max-uploads as many fit between two steps.
 """
 

@@ -1,8 +1,8 @@
 """spac and llama.cpp side by side: same files, prompts, threads, draft length, and equal VRAM.
 
     python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|simulated|cpu]
-                                [--budgets SHARE …] [--contexts N …] [--only TEXT …] [--peer NAME=COMMAND …] [--seconds 540]
-                                [--quick] [--commit TEXT]
+                                [--budgets SHARE …] [--contexts N …] [--only TEXT …] [--peer NAME=COMMAND …]
+                                [--seconds 540] [--quick] [--commit TEXT]
 
 Every engine runs in a process of its own; what is done is kept in OUT/cells, and a run that is out of its
 seconds (exit code 3) is called again in the same way. OUT gets compare.md, compare.json and plots. Exit code

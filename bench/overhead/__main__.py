@@ -9,8 +9,8 @@ Three questions, answered on the simulated device, side by side in one process:
 3. The same of a prompt of 512 tokens.
 
 Medians with 95 % bootstrap intervals. The simulated device computes on a thread of its own, so the last two
-also hand every launch to that thread. It looks for work for up to a millisecond before it sleeps here, as a GPU
-that has work does; with a part of the experts resident, two threads compute where the CPU alone has one.
+also hand every launch to that thread. It looks for work for up to a millisecond before it sleeps here, as a
+GPU that has work does; with a part of the experts resident, two threads compute where the CPU alone has one.
 """
 
 from __future__ import annotations

@@ -416,7 +416,7 @@ class Experts:
     def trace(self) -> Trace: ...
     @property
     def stats(self) -> dict[str, int]:
-        """The counters since the model was loaded, by the names of ExpertStats (backend/experts/experts.h)."""
+        """The counters since the model was loaded, by the names of ExpertStats (experts.h)."""
 
 class HostBytes:
     """The bytes of experts in host memory."""

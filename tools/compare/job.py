@@ -73,7 +73,7 @@ class Job:
     """Cases for one worker process.
 
     `simulated_device` has arguments of `_core.set_simulated_device`, `pinning` of `_core.set_pinning`. With
-    `together`, spac's worker runs all cases at the same time, each in a thread (without faults: these hold for the process).
+    `together`, spac's worker runs all cases at the same time, each in a thread.
 
     `device` is the one that spac's device wraps; it reads the ids masks itself. The reference runs on the CPU
     if that is the simulated device, else on the same device.

@@ -8,8 +8,8 @@
 namespace spac {
 
 // Whether what follows the host's part of a layer is queued before the host has done it, where the device can wait for
-// the host (gate.h); from the next graph on. Without a choice: on real devices, not on the simulated device, which
-// computes on the cores that the helper would take. It is switched off when a gate's deadline passes.
+// the host (stream_gate.h); from the next graph on. Without a choice: on real devices, not on the simulated device,
+// which computes on the cores that the helper would take. It is switched off when a gate's deadline passes.
 void                set_launch_ahead(std::optional<bool> on);
 std::optional<bool> launch_ahead();
 

@@ -1,9 +1,9 @@
 // What passes between the thread that launches and the one that serves the host's parts of blocks, in order.
 //
-// The device waits at the gate of every job until it is served, so the two are never one thread (gate.h): the one that
-// decodes serves, and a helper, which sleeps between graphs, launches. Who serves opens every gate, also behind a
-// failure: the device never waits for ever. Nor does who serves: the helper may be inside a call of a driver's that
-// does not return, so waiting for it has a deadline (patience.h), behind which the jobs are cancelled.
+// The device waits at the gate of every job until it is served, so the two are never one thread (stream_gate.h): the
+// one that decodes serves, and a helper, which sleeps between graphs, launches. Who serves opens every gate, also
+// behind a failure: the device never waits for ever. Nor does who serves: the helper may be inside a call of a driver's
+// that does not return, so waiting for it has a deadline (patience.h), behind which the jobs are cancelled.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
