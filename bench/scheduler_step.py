@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from time import perf_counter_ns
 from types import SimpleNamespace
 
@@ -31,19 +30,13 @@ import numpy as np
 from spac import scheduler
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
-from spac.costs.robust import RobustFit
 from spac.engine.session_events import Events
 from spac.governor import RooflineGovernor
-from spac.governor.acceptance import Rate
-from spac.governor.model import curve
-from spac.governor.times import Misses, SizeTimes
 from spac.scheduler import Event, Layer, View
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, best_first, solve
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.driver import Driver
 from spac.scheduler.utility import UtilityEstimator
-from spac.stats import prediction
-from spac.stats.prediction import counted
 
 SHARE, N_TOKEN, N_USED = 0.17, 9, 8
 EXPERT_BYTES = 2_650_000
@@ -122,18 +115,16 @@ class Policy:
 
     def __init__(self, start: View, name: str = "logistic") -> None:
         self.experts = Experts(start)
-        self.estimator = CostEstimator(Costs.guessed(start.layers), start.layers)
-        self.driver = Driver(scheduler.make(name), self.experts, self.estimator)
+        self._estimator = CostEstimator(Costs.guessed(start.layers), start.layers)
+        self.driver = Driver(scheduler.make(name), self.experts, self._estimator)
         self.driver.start()
         self._events = Events(self.driver)
-        self.governor = RooflineGovernor(N_TOKEN - 1, resident=lambda: self.experts.residency() >= 0)
-        self.governor.choose(N_TOKEN)
-        self.totals = SimpleNamespace(count=counted)
+        self._governor = RooflineGovernor(N_TOKEN - 1, resident=lambda: self.experts.residency() >= 0)
+        self._governor.choose(N_TOKEN)
 
     def step(self, step: SimpleNamespace) -> Iterator[str]:
         """The parts, one by one, each named once it is over."""
-        events, governor, driver = self._events, self.governor, self.driver
-        prediction.counted = self.totals.count
+        events, governor, driver = self._events, self._governor, self.driver
         events.prediction_stats.observe(
             step.demand, step.n_verified, driver.plan, driver.exists, driver.scheduler
         )
@@ -141,7 +132,7 @@ class Policy:
         counts = {name: getattr(step, name) for name in ("n_drafted", "n_verified", "n_accepted")}
         driver.raised(Event.VERIFY_END, step.demand, **counts)
         yield "scheduler"
-        self.estimator.observe_step(step)
+        self._estimator.observe_step(step)
         yield "costs"
         misses, miss_s = -1, 0.0
         if governor.wants_experts:
@@ -176,87 +167,36 @@ def time_policy(start: View, steps: list[View], cold: bool) -> None:
           f"{np.percentile(every, 10, axis=0).mean():.0f} µs")  # fmt: skip
 
 
-Change = Callable[[Policy], None]
-
-
-def put(path: str, make: Callable[[], object]) -> Change:
-    """What puts a new object in the place of the one at a path of attributes of a policy."""
-    owner, name = path.rsplit(".", 1)
-    return lambda policy: setattr(attrgetter(owner)(policy), name, make())
-
-
-def all_of(*changes: Change) -> Change:
-    def change(policy: Policy) -> None:
-        for each in changes:
-            each(policy)
-
-    return change
-
-
-def numpy_fits(policy: Policy) -> None:
-    estimator = policy.estimator
-    for owner in (estimator, *estimator._pools):
-        for name in ("_draft", "_upload", "_host", "_paper"):
-            if hasattr(owner, name):
-                setattr(owner, name, RobustFit(getattr(owner, name).units))
-
-
-RATES = all_of(
-    put("governor._accept", lambda: Rate(N_TOKEN - 1, 0.7)),
-    put("governor._go_on", lambda: Rate(N_TOKEN - 1, 1.0)),
-)
-SIZES = put("governor._times", lambda: SizeTimes(N_TOKEN))
-CURVE = put("governor._solve", lambda: curve)
-SHARES = put("governor._misses", lambda: Misses(N_TOKEN, fast=False))
-WAITS = put("estimator._fast", lambda: None)
-STEP = put("driver.scheduler._fast", lambda: None)
-
-TWINS: dict[str, list[tuple[str, tuple[str, ...], Change]]] = {
-    "logistic": [
-        ("logistic", ("scheduler",), STEP),
-        ("whole_layers", ("scheduler",), put("driver.scheduler._whole._fast", lambda: None)),
-        ("hot_cold", ("prediction_stats",), put("totals.count", lambda: partial(counted, fast=False))),
-        ("acceptance", ("governor", "draft length"), RATES),
-        ("size_times", ("governor", "draft length"), SIZES),
-        ("roofline", ("governor", "draft length"), CURVE),
-        ("demand_share", ("governor", "draft length"), SHARES),
-        ("the governor's four", ("governor", "draft length"), all_of(RATES, SIZES, CURVE, SHARES)),
-        ("robust_fit", ("costs",), numpy_fits),
-        ("layer_waits", ("costs",), WAITS),
-        ("the costs' two", ("costs",), all_of(numpy_fits, WAITS)),
-    ],
-    "moe-spac": [("moe_spac", ("scheduler",), STEP)],
-}
-"""By scheduler: a twin, the parts of a step that call it, and what puts numpy in its place."""
+TWINS = {"logistic": "logistic", "moe_spac": "moe-spac"}
+"""By twin: the scheduler whose step it is."""
 
 
 def time_twins(start: View, steps: list[View], cold: bool) -> None:
     rng, others = np.random.default_rng(1), np.zeros(OTHER_BYTES // 8)
-    for name, rows in TWINS.items():
-        policies = [Policy(start, name) for _ in range(1 + len(rows))]
-        for policy, (_, _, change) in zip(policies[1:], rows, strict=True):
-            change(policy)
-        times = [defaultdict[str, list[float]](list) for _ in policies]
-        for view in [*steps[:WARM_UP], *steps]:
-            step = session_step(view, rng)
-            for policy, mine in zip(policies, times, strict=True):
-                policy.experts.now = view
-                others += cold
-                last = perf_counter_ns()
-                for part in policy.step(step):
-                    now = perf_counter_ns()
-                    mine[part].append((now - last) / 1000)
-                    last = now
-        for (twin, parts, _), mine in zip(rows, times[1:], strict=True):
-            with_twin, without = usual(times[0], parts), usual(mine, parts)
-            saved = without - with_twin
-            print(f"{twin:20} C++ {with_twin:5.0f} µs   numpy {without:5.0f} µs   saves {saved:5.0f} µs, "
-                  f"{saved / STEP_US:5.2%} of a step of {STEP_US / 1000:g} ms")  # fmt: skip
+    policies = [Policy(start, name) for name in TWINS.values() for _ in range(2)]
+    for policy in policies[1::2]:
+        policy.driver.scheduler._fast = None
+    times: list[list[float]] = [[] for _ in policies]
+    for view in [*steps[:WARM_UP], *steps]:
+        step = session_step(view, rng)
+        for policy, mine in zip(policies, times, strict=True):
+            policy.experts.now = view
+            others += cold
+            begun = 0
+            for part in policy.step(step):
+                now = perf_counter_ns()
+                if part == "scheduler":
+                    mine.append((now - begun) / 1000)
+                begun = now
+    for name, with_twin, without in zip(TWINS, map(usual, times[::2]), map(usual, times[1::2]), strict=True):
+        saved = without - with_twin
+        print(f"{name:20} C++ {with_twin:5.0f} µs   numpy {without:5.0f} µs   saves {saved:5.0f} µs, "
+              f"{saved / STEP_US:5.2%} of a step of {STEP_US / 1000:g} ms")  # fmt: skip
 
 
-def usual(times: dict[str, list[float]], parts: tuple[str, ...]) -> float:
+def usual(times: list[float]) -> float:
     """The median over runs of 16 steps of a run's mean."""
-    each = np.sum([times[part] for part in parts], axis=0)[WARM_UP:]
+    each = np.array(times[WARM_UP:])
     return float(np.median(each[: len(each) // 16 * 16].reshape(-1, 16).mean(axis=1)))
 
 

@@ -23,10 +23,6 @@ void bind_tap(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);
 void bind_moe_spac(pybind11::module_ & m);
 void bind_logistic(pybind11::module_ & m);
-void bind_whole_layers(pybind11::module_ & m);
-void bind_hot_cold(pybind11::module_ & m);
-void bind_governor(pybind11::module_ & m);
-void bind_profile(pybind11::module_ & m);
 void bind_chat_format(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 

@@ -15,10 +15,6 @@ PYBIND11_MODULE(_core, m) {
     bind_slot_table(m);
     bind_moe_spac(m);
     bind_logistic(m);
-    bind_whole_layers(m);
-    bind_hot_cold(m);
-    bind_governor(m);
-    bind_profile(m);
     bind_chat_format(m);
     bind_session(m);
 }

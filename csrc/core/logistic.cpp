@@ -1,18 +1,25 @@
 #include "core/logistic.h"
 
 #include "core/error.h"
-#include "core/round.h"
-#include "core/select.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 namespace spac {
 namespace {
+
+// To the nearest, ties to even, for |x| < 2^51. nearbyint() is a call where the compiler may not assume SSE4.1.
+double rounded(double x) {
+    constexpr double shift = 3.0 * (int64_t{1} << 51);
+    return (x + shift) - shift;
+}
 
 constexpr int     n_features = n_logistic_features;
 constexpr double  one        = 1 << 20; // priority of certainty
@@ -178,7 +185,9 @@ void choose(const LogisticState & s, const int32_t * priority, int32_t * thresho
         const auto n_slots = static_cast<size_t>(std::max(0, s.pool_slots[pool]));
         int32_t    least   = n_slots == 0 ? std::numeric_limits<int32_t>::max() : 1;
         if (n_slots > 0 && n_slots < values.size()) {
-            least = std::max(1, nth_largest(values, n_slots));
+            const auto nth = values.begin() + static_cast<std::ptrdiff_t>(n_slots - 1);
+            std::nth_element(values.begin(), nth, values.end(), std::greater<>());
+            least = std::max(1, *nth);
         }
         for (int il = 0; il < s.n_layer; ++il) {
             if (s.pool[il] == pool) {

@@ -125,6 +125,29 @@ def test_pools_have_costs_of_their_own():
         CostEstimator(costs(), layers)
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 150), st.integers(0, 2**32))
+def test_strange_steps_leave_costs_that_are_times(n_layer, seed):
+    """Steps in which any layer may be waited for or not, also none; two pools; numbers of all sizes."""
+    pools = [0] * n_layer if n_layer == 1 else [i % 2 for i in range(n_layer)]
+    layers = [Layer(str(i), 32, 4, 100_000 * (1 + pool), pool) for i, pool in enumerate(pools)]
+    one, rng = costs().experts[0], np.random.default_rng(seed)
+    start = replace(costs(), experts=(one, one)[: len(set(pools))], hand_off_s=20e-6)
+    estimator = CostEstimator(start, layers)
+    for _ in range(60):
+        work = np.zeros(n_layer, LAYER_COST)
+        waited = rng.random(n_layer) < rng.choice([0.0, 0.3, 0.7, 1.0])
+        work["host_ns"] = rng.lognormal(10, 2, n_layer) * waited * (rng.random(n_layer) < 0.8)
+        work["wait_ns"] = rng.lognormal(10, 1, n_layer) * waited
+        for side in ("host", "device"):
+            work[f"{side}_distinct"] = rng.integers(0, 20, n_layer)
+            work[f"{side}_activations"] = work[f"{side}_distinct"] * rng.integers(1, 4, n_layer)
+        seconds = float(work["host_ns"].sum() + work["wait_ns"].sum()) * 1e-9 + 1e-3 * rng.random()
+        n_drafted, n_verified = int(rng.integers(0, 9)), int(rng.integers(1, 10))
+        estimator.observe(StepTimes(n_drafted, 1e-3 * rng.random(), n_verified, seconds, work))
+    assert estimator.costs != start  # which refuses what is no time
+
+
 def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[StepTimes]:
     """Steps of one token on layers of which some are whole: the CPU does not wait for those. Times have 10 %
     of noise, and 3 % of the waits half a millisecond more."""

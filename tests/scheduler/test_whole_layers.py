@@ -18,7 +18,6 @@ from spac.engine import Engine
 from spac.scheduler import Event, Plan, Scheduler, View, whole_layers
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
-from spac.scheduler.whole_layers import WholeLayers
 from tests.scheduler.views import make_view, models
 
 N_LAYER, N_EXPERT, N_USED = 8, 16, 2
@@ -171,33 +170,6 @@ def random_steps(
 
 
 QUICK = {"EVERY": 1, "_LOOKS": 2, "_SHARE": 0.3}
-KNOWN = st.builds(
-    costs, st.sampled_from([0.0, 5e-6, 40e-6, 1e-3]), st.just(3),
-    device_expert_s=st.sampled_from([0.0, 1e-6, 1e-5]),
-    upload_busy_s=st.sampled_from([1e-6, 1e-3]),
-)  # fmt: skip
-
-
-@settings(deadline=None, max_examples=100)
-@given(models(), st.integers(0, 2**32), st.integers(4, 30), KNOWN)
-def test_the_fast_look_is_the_reference(model, seed, n_step, known):
-    n_experts, pools, slots = model
-    rng = np.random.default_rng(seed)
-    start = make_view(n_experts, slots, pools)
-    with patch.multiple(whole_layers, **QUICK):
-        subjects = [WholeLayers(start, fast=fast) for fast in (True, False)]
-        for number, view in enumerate(random_steps(model, seed, n_step, known)):
-            chance = np.where(view.exists, rng.random(view.demand.shape) ** rng.integers(1, 5), 0.0)
-            priority = rng.integers(0, 2**20, chance.shape).astype(np.int32)
-            changed = [subject.observe(view, chance, priority) for subject in subjects]
-            assert changed[0] == changed[1]
-            states = [subject.state() for subject in subjects]
-            for name, value in states[0].items():
-                np.testing.assert_array_equal(value, states[1][name], err_msg=name)
-            np.testing.assert_array_equal(subjects[0].slots_left, subjects[1].slots_left)
-            if number == 7:
-                for subject, state in zip(subjects, states[::-1], strict=True):
-                    subject.restore(state)
 
 
 @settings(deadline=None, max_examples=60)

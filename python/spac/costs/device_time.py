@@ -17,13 +17,9 @@ equally well. The estimate then stays at its start. It leaves the start only for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from spac import _core
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -48,7 +44,7 @@ class DeviceTime:
         for seconds, mine in zip(start, members, strict=True):
             self._each[mine] = seconds
         self._kept = 1.0 - share
-        self._at: npt.NDArray[np.int32] = np.array([_FIRST], np.int32)
+        self._at = _FIRST
         self._loss: FloatArray = np.zeros(len(_FACTORS))
         self._doubt = _DOUBT * np.abs(np.log2(_FACTORS))
 
@@ -60,19 +56,11 @@ class DeviceTime:
     @property
     def factor(self) -> float:
         """The factor of the start values that is believed now."""
-        return float(_FACTORS[self._at[0]])
+        return float(_FACTORS[self._at])
 
     def seconds(self, distinct: FloatArray) -> FloatArray:
         """Return the device's seconds, float64 [L], for these numbers of distinct experts, [L]."""
         return np.asarray(self._each * distinct * self.factor)
-
-    def late(self, distinct: FloatArray, host: FloatArray) -> float:
-        """Return the seconds that the CPU waited for the device beyond the usual wait.
-
-        `distinct` has the numbers of experts on the device, [L]. `host` has the CPU's own seconds, float64
-        [L].
-        """
-        return float(np.maximum(self.seconds(distinct) - host, 0.0).sum())
 
     def observe_waits(self, distinct: FloatArray, host: FloatArray, after: FloatArray, seen: BoolArray,
                       usual: float) -> float:  # fmt: skip
@@ -89,7 +77,7 @@ class DeviceTime:
         common = np.clip(np.median(rest, axis=1), usual / 2, usual * 2)
         off = np.abs(rest - common[:, None]) / usual
         self._learn(np.minimum(off, _MOST).mean(axis=1))
-        return float(common[self._at[0]])
+        return float(common[self._at])
 
     def observe_total(self, distinct: FloatArray, seconds: float) -> None:
         """Learn from a step that the device computed alone.
@@ -103,16 +91,4 @@ class DeviceTime:
     def _learn(self, loss: FloatArray) -> None:
         self._loss *= self._kept
         self._loss += loss
-        self._at[0] = (self._loss + self._doubt).argmin()
-
-    def make_fast(self) -> _core.LayerWaits:
-        """Return the C++ form of this class and of `HandOffTime.observe`, which changes the same arrays.
-
-        csrc/core/layer_waits.h declares it.
-        """
-        from spac import _core  # Options are read before the library is loaded, so this is not at the top.
-
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "each": self._each, "loss": self._loss, "at": self._at, "factors": _FACTORS, "doubt": self._doubt
-        }  # fmt: skip
-        return _core.LayerWaits(arrays, self._kept, _MOST)
+        self._at = int((self._loss + self._doubt).argmin())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from spac.costs.device_time import DeviceTime
 from spac.costs.hand_off_time import HandOffTime
 from spac.costs.model import Costs, ExpertCosts, Layer
-from spac.costs.robust import SHARE, RobustFit, RobustTable, fast_fit
+from spac.costs.robust import SHARE, RobustFit, RobustTable
 from spac.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,16 +55,12 @@ class StepTimes:
 class _Pool:
     """The CPU's time for the experts of one pool, in both forms of `ExpertCosts`."""
 
-    def __init__(self, start: ExpertCosts, members: BoolArray, share: float, *, fast: bool) -> None:
-        """Set the start values.
-
-        `members` is a bool [L], true for the layers of the pool. With `fast`, C++ does the fits.
-        """
+    def __init__(self, start: ExpertCosts, members: BoolArray, share: float) -> None:
+        """Set the start values. `members` is a bool [L], true for the layers of the pool."""
         self.start, self.members = start, members
         self._layers = slice(None) if members.all() else np.flatnonzero(members)
-        fit = fast_fit if fast else RobustFit
-        self._host = fit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s), share)
-        self._paper = fit((start.cpu_pair_only_s,), share)
+        self._host = RobustFit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s), share)
+        self._paper = RobustFit((start.cpu_pair_only_s,), share)
 
     def observe_host(self, layers: LayerCosts) -> None:
         """Learn from a step's layer costs, [L], which include the layers of all pools."""
@@ -98,9 +94,6 @@ class _Pool:
 class CostEstimator:
     """The costs of a running engine, for one caller at a time."""
 
-    allow_fast: ClassVar[bool] = True
-    """True if C++ does the inner steps; False uses Python and numpy, for comparison."""
-
     def __init__(self, start: Costs, layers: Sequence[Layer], share: float = SHARE) -> None:
         """Start from measured or guessed costs of a model with these layers.
 
@@ -109,10 +102,7 @@ class CostEstimator:
         of_layer = np.array([layer.pool for layer in layers], np.int32)
         if len(start.experts) != len(set(of_layer.tolist())):
             raise InputError(f"costs of {len(start.experts)} pools are not of this model")
-        fast = self.allow_fast
-        self._pools = [
-            _Pool(costs, of_layer == pool, share, fast=fast) for pool, costs in enumerate(start.experts)
-        ]
+        self._pools = [_Pool(costs, of_layer == pool, share) for pool, costs in enumerate(start.experts)]
         sizes = {layer.pool: layer.expert_bytes for layer in layers}
         guesses = [ExpertCosts.guessed(sizes[pool]).device_expert_s for pool in range(len(sizes))]
         self._device = DeviceTime(
@@ -122,14 +112,12 @@ class CostEstimator:
         )  # fmt: skip
         uploads = sum(start.experts[layer.pool].upload_busy_s for layer in layers)
         self._upload_byte_s = max(uploads, 1e-12) / sum(layer.expert_bytes for layer in layers)
-        fit = fast_fit if fast else RobustFit
-        self._draft = fit((start.draft_base_s, start.draft_token_s), share)
+        self._draft = RobustFit((start.draft_base_s, start.draft_token_s), share)
         self._verify = RobustTable(start.verify_s, share)
         self._dense = RobustTable(start.dense_s, share)
         self._wait = RobustTable([time / len(layers) for time in start.dense_s], share)
-        self._upload = fit((1.0,), share)  # ratio of transfer times to the start
+        self._upload = RobustFit((1.0,), share)  # ratio of transfer times to the start
         self._hand_off = HandOffTime(start.hand_off_s)
-        self._fast = self._device.make_fast() if fast else None
         self.steps = 0
         """The number of observed steps, with the skipped ones."""
 
@@ -197,15 +185,6 @@ class CostEstimator:
     def _observe_device(self, step: StepTimes) -> None:
         """Learn the device's time, the time without experts and the hand-off from the CPU's waits."""
         n, layers = step.n_verified, step.layers
-        if self._fast is not None:
-            told = self._fast.observe(layers, step.verify_s, self._dense[n], self._wait[n])
-            if told is not None:
-                usual, dense, whole = told
-                self._wait.observe(n, usual)
-                self._dense.observe(n, dense)
-                if whole is not None:
-                    self._hand_off.add(*whole)
-            return
         distinct = layers["device_distinct"].astype(np.float64)
         wait, host = layers["wait_ns"] * 1e-9, layers["host_ns"] * 1e-9
         rest = step.verify_s - float(host.sum())
@@ -217,6 +196,7 @@ class CostEstimator:
         if seen.any():
             usual = self._device.observe_waits(distinct[:-1], host[:-1], wait[1:], seen, self._wait[n])
             self._wait.observe(n, usual)
-            self._dense.observe(n, rest - self._device.late(distinct, host))
-            late = np.maximum(self._device.seconds(distinct) - host, 0.0)
-            self._hand_off.observe(wait, late, self._device.seconds(distinct) / self._device.factor, usual)
+            device = self._device.seconds(distinct)
+            late = np.maximum(device - host, 0.0)
+            self._dense.observe(n, rest - float(late.sum()))
+            self._hand_off.observe(wait, late, device / self._device.factor, usual)

@@ -59,8 +59,4 @@ class HandOffTime:
         spared = usual - (wait[last] - late[first] - usual) / n_whole
         before = np.append(0.0, work.cumsum())
         inside = float((before[last] - before[first + 1]).sum() / n_whole.sum())
-        self.add(float(np.median(spared)), inside)
-
-    def add(self, spared: float, inside: float) -> None:
-        """Add a step's measurement for each of its whole layers: hand-off - D, and D at factor 1."""
-        self._steps.append((spared, inside))
+        self._steps.append((float(np.median(spared)), inside))

@@ -11,10 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from spac import _core
 
 SHARE = 0.02
 """The weight of the newest step in an average."""
@@ -84,14 +80,6 @@ class RobustFit:
                 for j, unit in enumerate(units):
                     rest += sums[j] * unit
                 units[i] = max(units[i] + (b[i] - rest) / sums[i], _LEAST)
-
-
-def fast_fit(units: Sequence[float], share: float = SHARE) -> _core.RobustFit:
-    """Return a `RobustFit` in C++ (csrc/core/robust_fit.h)."""
-    from spac import _core  # Options are read before the library is loaded, so this is not at the top.
-
-    options = (_REACH, _SURPRISE, _KEPT_IN_SURPRISE, _LEAST)
-    return _core.RobustFit(units, 1.0 - share, (_WINDOW, _NEEDED), options)
 
 
 class RobustTable:

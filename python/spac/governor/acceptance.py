@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from spac.governor.model import FloatArray
-
-if TYPE_CHECKING:
-    from spac import _core
 
 _STEPS = 48  # steps over which an observation loses two thirds of its weight
 _TRIALS = 256  # trials of a position over which the long memory loses as much
@@ -99,13 +94,6 @@ class Rate:
         self._recent = [value * scale for value in self._recent]
         self._recent_trials = [value * scale for value in self._recent_trials]
         self._weight = 1.0
-
-
-def fast_rate(n: int, prior: float) -> _core.Acceptance:
-    """Return a `Rate` in C++ (csrc/core/acceptance.h)."""
-    from spac import _core  # imported here because options are read before the library is loaded
-
-    return _core.Acceptance(n, prior, (_STEPS, _TRIALS, _PRIOR, _RECENT, _SURPRISE, _FORGET))
 
 
 def optimistic(rates: FloatArray, trials: FloatArray, hope: FloatArray) -> FloatArray:

@@ -101,14 +101,6 @@ def curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
     return Curve(tokens(accept, go_on), compute + costs.price * missed, longest, missed, compute)
 
 
-def fast_curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
-    """Return `curve`, computed in C++ (csrc/core/roofline.h)."""
-    from spac import _core  # imported here because options are read before the library is loaded
-
-    base, token = costs.draft_base, costs.draft_token
-    return Curve(*_core.roofline_curve(accept, go_on, base, token, costs.verify, costs.misses, costs.price))
-
-
 def _mean(of_batch: FloatArray, reach: FloatArray) -> FloatArray:
     """Return the mean of of_batch[n] over the drafted n ≤ k, float64 [K + 1].
 

@@ -22,7 +22,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ import numpy.typing as npt
 from spac.costs import Costs as MeasuredCosts
 from spac.errors import InputError
 from spac.governor import probes
-from spac.governor.acceptance import Rate, fast_rate, optimistic
+from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
 from spac.governor.model import (
     BoolArray,
@@ -39,11 +38,10 @@ from spac.governor.model import (
     FloatArray,
     best,
     curve,
-    fast_curve,
     longest_within,
     tokens,
 )
-from spac.governor.times import Line, Misses, SizeTimes, Speed, fast_size_times
+from spac.governor.times import Line, Misses, SizeTimes, Speed
 
 _PATIENCE = 150.0
 _DWELL = 16.0  # steps that a length is expected to stay in force
@@ -54,8 +52,6 @@ class RooflineGovernor(Governor):
     """Chooses k* = argmax Θ(k), k in [0, k_SLO]; see `model`."""
 
     name = "roofline"
-    allow_fast: ClassVar[bool] = True
-    """False: use Python and numpy throughout, for comparisons."""
 
     def __init__(
         self,
@@ -78,11 +74,9 @@ class RooflineGovernor(Governor):
             raise InputError(f"a governor chooses draft lengths up to at least 1, not {longest}")
         self.longest, self._shortest, self._budget_s = longest, max(1, shortest), budget_s
         self._resident, self._clock = resident, clock
-        fast = self.allow_fast
-        rate, self._solve = (fast_rate, fast_curve) if fast else (Rate, curve)
-        self._accept, self._go_on = rate(longest, 0.7), rate(longest, 1.0)
-        self._times = fast_size_times(longest + 1) if fast else SizeTimes(longest + 1)
-        self._speed, self._misses = Speed(), Misses(longest + 1, fast=fast)
+        self._accept, self._go_on = Rate(longest, 0.7), Rate(longest, 1.0)
+        self._times = SizeTimes(longest + 1)
+        self._speed, self._misses = Speed(), Misses(longest + 1)
         self._line = Line()
         self._price = 0.0
         self._splits = False  # True if the times are without the misses
@@ -271,7 +265,7 @@ class RooflineGovernor(Governor):
             self._refresh(self._resident())
         rates, trials = self._accept.estimate()
         go_on = self._go_on.estimate()[0]
-        self.curve = now = self._solve(rates, go_on, self._costs())
+        self.curve = now = curve(rates, go_on, self._costs())
         self._tokens, self._cycle = now.tokens.tolist(), now.cycle.tolist()
         k_max = self.longest if self._budget_s is None else self._fitting(self._budget_s)
         theta = now.tokens / self._with_changes(now.cycle)

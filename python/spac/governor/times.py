@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from spac.governor.model import FloatArray
-
-if TYPE_CHECKING:
-    from spac import _core
 
 _KEPT = 9  # observations of a size that are kept; their median is its time
 # The share by which a time may be too long: by the number of observations, and for sizes beyond all seen.
@@ -135,13 +131,6 @@ class SizeTimes:
         return np.maximum(np.where(seen, 1 - (1 - held) * slowed, gap), 0.0)
 
 
-def fast_size_times(n: int) -> _core.SizeTimes:
-    """Return a `SizeTimes` in C++ (csrc/core/size_times.h)."""
-    from spac import _core  # imported here because options are read before the library is loaded
-
-    return _core.SizeTimes(n, _KEPT, (_PLAUSIBLE, _MOST, _BEYOND, _AGING), _DOUBT.tolist())
-
-
 def _monotone(values: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the growing sequence that is next to the values in weighted least squares, float64 [n].
 
@@ -237,19 +226,16 @@ class Misses:
 
     _BINS = 64
 
-    def __init__(self, n: int, keep: float = 0.8, *, fast: bool = True) -> None:
+    def __init__(self, n: int, keep: float = 0.8) -> None:
         """Start without demand.
 
-        n: the largest batch. keep: the part of a share that is left after 8 tokens. fast: use C++
-        (csrc/core/demand_share.h), with the same results to the bit.
+        n: the largest batch. keep: the part of a share that is left after 8 tokens.
         """
         p = (np.arange(self._BINS) / (self._BINS - 1)) ** 2
         self._chance = 1 - (1 - p[:, None]) ** np.arange(1, n + 1)
         self._keep = keep
         self._share: FloatArray | None = None
         self._demand: npt.NDArray[np.int32] | None = None
-        self._wants_fast = fast
-        self._fast: _core.DemandShare | None = None
         self._knows = False  # True once a share of the past is known
         self._tokens = 0
         self._scale = 1.0
@@ -260,11 +246,7 @@ class Misses:
         """Add the demand of a step of n_verified tokens. demand: int32 [L, N], not kept."""
         if self._demand is None or self._share is None:
             self._demand, self._share = np.zeros(demand.shape, np.int32), np.zeros(demand.shape)
-            self._fast = self._make_fast() if self._wants_fast else None
-        if self._fast is not None:
-            self._fast.add(demand)
-        else:
-            self._demand += demand
+        self._demand += demand
         self._tokens += n_verified
 
     def calibrate(self, size: int, missed: float) -> None:
@@ -292,17 +274,8 @@ class Misses:
         """
         assert self._demand is not None
         assert self._share is not None
-        if self._fast is not None:
-            return self._fast.renew(resident, self._tokens, kept, self._BINS)
         self._share *= kept
         self._share += (1 - kept) * np.minimum(self._demand / self._tokens, 1.0)
         self._demand[:] = 0
         bins = np.rint(np.sqrt(self._share[~resident]) * (self._BINS - 1)).astype(np.intp)
         return np.bincount(bins, minlength=self._BINS).astype(np.float64)
-
-    def _make_fast(self) -> _core.DemandShare:
-        from spac import _core  # imported here because options are read before the library is loaded
-
-        assert self._demand is not None
-        assert self._share is not None
-        return _core.DemandShare({"share": self._share, "demand": self._demand})

@@ -168,7 +168,7 @@ class LogisticScheduler(Scheduler):
         """Learn from the step at VERIFY_END, and return the plan of the most probable experts."""
         if event == Event.START:
             self._predictor = Predictor(view.exists)
-            self._whole, self._last = WholeLayers(view, fast=self.allow_fast), None
+            self._whole, self._last = WholeLayers(view), None
             self._fast = self._make_fast(view) if self.allow_fast else None
             return Plan.nothing(view.n_layer, view.n_expert)
         if view.n_verified == 0 or not view.demand.any():

@@ -119,7 +119,7 @@ class MoeSpacScheduler(Scheduler):
         self._times = self._unit_times(view)
         pools = np.array([layer.pool for layer in view.layers], np.int32)
         self._pools = Pools(pools, view.pool_slots)
-        self._whole, self._last = WholeLayers(view, fast=self.allow_fast), None
+        self._whole, self._last = WholeLayers(view), None
         self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
         self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
         self._step = 0

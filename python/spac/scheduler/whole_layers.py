@@ -30,6 +30,7 @@ if slots abound. The engine's measurements show the difference (`spac.costs.esti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,6 @@ import numpy.typing as npt
 from spac.scheduler.base import BoolArray, IntArray, StateArrays, View
 
 if TYPE_CHECKING:
-    from spac import _core
     from spac.costs import Costs
 
 FloatArray = npt.NDArray[np.float64]
@@ -79,20 +79,12 @@ class Times:
             -1.0 if costs.hand_off_s is None else costs.hand_off_s,
         )
 
-    @property
-    def columns(self) -> list[list[float]]:
-        """All times but the hand-off."""
-        return [self.cpu_expert, self.cpu_pair, self.device_expert, self.upload]
-
 
 class WholeLayers:
     """Chooses the layers that are to be whole, by a scheduler's probabilities of use and priorities."""
 
-    def __init__(self, view: View, *, fast: bool = True) -> None:
-        """Start with no whole layer.
-
-        view: of START. fast: use C++ (csrc/core/whole_layers.h), with the same results to the bit.
-        """
+    def __init__(self, view: View) -> None:
+        """Start with no whole layer. view: of START."""
         self._exists: BoolArray = view.exists
         self._pool = np.array([layer.pool for layer in view.layers], np.int32)
         self._pool_slots: IntArray = view.pool_slots.astype(np.int32)
@@ -107,7 +99,6 @@ class WholeLayers:
         self._looks: IntArray = np.zeros((n_pool, 2), np.int32)  # looks ever, and since the last change
         self._times: Times | None = None
         self._steps = 0
-        self._fast = self._make_fast() if fast else None
 
     def observe(self, view: View, chance: FloatArray, priority: IntArray | None) -> bool:
         """Take a step into account, and return True if layers have changed sides.
@@ -124,10 +115,6 @@ class WholeLayers:
             self._times = Times.of(view.costs.costs)
             if not known and self._times.hand_off >= 0:
                 self._looks[:, 1] = 0
-            if self._fast is not None:
-                self._fast.set_times(self._times.columns, self._times.hand_off)
-        if self._fast is not None:
-            return self._fast.look(chance, priority, view.demand, view.slot_of)
         likely = np.rint(chance * _ONE).astype(np.int64)
         changed = [
             self._look(pool, self._times, likely, priority, view) for pool in range(len(self._pool_slots))
@@ -148,16 +135,6 @@ class WholeLayers:
         for layer in np.flatnonzero(state["whole"]):  # a state may name more layers than there are slots for
             self.whole[layer] = self._n_expert[layer] <= self._left(self._pool[layer])
         self._count_slots()
-
-    def _make_fast(self) -> _core.WholeLayers:
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "whole": self.whole, "slots_left": self.slots_left, "gain": self._gain, "seen": self._seen,
-            "looks": self._looks, "exists": self._exists.view(np.uint8), "pool": self._pool,
-            "pool_slots": self._pool_slots,
-        }  # fmt: skip
-        from spac import _core  # imported here because options are read before the library is loaded
-
-        return _core.WholeLayers(arrays, _LOOKS, _SHARE, _HORIZON, _NEED, _TRIAL, _AT_ONCE)
 
     def _left(self, pool: int) -> int:
         inside = (self._pool == pool) & (self.whole > 0)
@@ -281,7 +258,7 @@ class _Pool:
         """Return the sum of `likely` over the `n` least likely kept experts."""
         return int(self.sums[min(n, len(self.sums) - 1)])
 
-    @property
+    @cached_property
     def best(self) -> BoolArray:
         """The most likely of the others, as many as the largest layer has experts; bool [M, N]."""
         index = np.arange(self.likely.size, dtype=np.int64).reshape(self.likely.shape)
@@ -315,26 +292,21 @@ class _Pool:
 
         The first is the gain of no hand-off, and the second is the gain of being whole.
         """
+        saved = max(times.hand_off, 0.0) - times.device_expert[pool] * (self.likely.sum(axis=1) / _ONE)
+        # Whole layers have no `others`, so they are brought nothing.
+        brought = ratios[1] * ((self.likely * self.others).sum(axis=1) / _ONE)
+        lost = ratios[0] * (self.sums[np.minimum(self.missing, len(self.sums) - 1)] / _ONE)
         best, n_best = int(self.likely[self.best].sum()), int(self.best.sum())
-        hand_offs, gains = [], []
-        for i, n in enumerate(self.n_expert.tolist()):
-            own, wanted = self.likely[i], int(self.likely[i].sum()) / _ONE
-            if self.whole[i]:
-                rate = ratios[2] * best / n_best if n_best else 0.0
-                few = max(1, n // 4)
-                if self.n_slots >= n and len(self.sums) > few:
-                    # Nothing new is worth more than the least that are kept.
-                    rate = min(rate, ratios[0] * self.displaced(few) / few)
-                level = int(np.rint(rate / ratios[1]))
-                lost = ratios[1] * (int(np.maximum(level - own[:n], 0).sum()) / _ONE)
-                brought = 0.0
-            else:
-                brought = ratios[1] * (int(own[self.others[i]].sum()) / _ONE)
-                lost = ratios[0] * (self.displaced(int(self.missing[i])) / _ONE)
-            saved = max(times.hand_off, 0.0) - times.device_expert[pool] * wanted
-            hand_offs.append(saved / each)
-            gains.append(saved / each + brought - lost)
-        return np.array(hand_offs), np.array(gains)
+        for i in np.flatnonzero(self.whole):
+            n = int(self.n_expert[i])
+            rate = ratios[2] * best / n_best if n_best else 0.0
+            few = max(1, n // 4)
+            if self.n_slots >= n and len(self.sums) > few:
+                # Nothing new is worth more than the least that are kept.
+                rate = min(rate, ratios[0] * self.displaced(few) / few)
+            level = int(np.rint(rate / ratios[1]))
+            lost[i] = ratios[1] * (int(np.maximum(level - self.likely[i, :n], 0).sum()) / _ONE)
+        return saved / each, saved / each + brought - lost
 
 
 def _largest(keys: Int64Array, among: BoolArray, n: int) -> BoolArray:

@@ -120,17 +120,8 @@ class PredictionStats:
         return {str(n): a / b for n, (a, b) in sorted(self.reuse.items()) if b}
 
 
-def counted(
-    demand: IntArray, plan: Plan, exists: BoolArray, *, fast: bool = True
-) -> tuple[int, int, int, int, int]:
-    """Return the numbers of activations, activated experts, wanted experts, both, and all experts.
-
-    With `fast`, C++ counts (csrc/core/hot_cold.h) if the plan covers all layers.
-    """
-    if fast and plan.layers is None:
-        from spac import _core  # Reports are written without the library, so this is not at the top.
-
-        return _core.hot_cold(demand, plan.priority, plan.threshold, exists)
+def counted(demand: IntArray, plan: Plan, exists: BoolArray) -> tuple[int, int, int, int, int]:
+    """Return the numbers of activations, activated experts, wanted experts, both, and all experts."""
     used, wanted = demand > 0, plan.wanted & exists
     n_used, n_wanted, n_both, n_exist = (
         int(np.count_nonzero(each)) for each in (used, wanted, wanted & used, exists)
