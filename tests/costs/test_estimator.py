@@ -80,8 +80,6 @@ def test_a_machine_that_slows_down_is_followed():
     found = estimator.costs
     assert found.experts[0].cpu_s(20, 14) == pytest.approx(slow.experts[0].cpu_s(20, 14), rel=0.1)
     assert found.draft(8) == pytest.approx(slow.draft(8), rel=0.1)
-    assert estimator.draft(8) == found.draft(8)
-    assert estimator.verify(9) == found.verify(9)
 
 
 @given(st.integers(3, 60), st.floats(10, 1e4))

@@ -121,14 +121,6 @@ class CostEstimator:
         self.steps = 0
         """The number of observed steps, with the skipped ones."""
 
-    def draft(self, n_tokens: int) -> float:
-        """Return the seconds for a draft of `n_tokens`; 0 for none."""
-        return self._draft.predict((1, n_tokens)) if n_tokens > 0 else 0.0
-
-    def verify(self, n_tokens: int) -> float:
-        """Return the seconds to verify a batch of `n_tokens` and to sample from it."""
-        return self._verify[n_tokens]
-
     @property
     def costs(self) -> Costs:
         """The current costs."""
