@@ -20,7 +20,7 @@ void on_abort(const char * message) {
 } // namespace
 
 AbortGuard::AbortGuard() {
-    ggml_set_abort_callback(on_abort); // and left there: threads without a guard end as before
+    ggml_set_abort_callback(on_abort); // never removed: an abort of a thread without a guard ends the process as before
     ++guards;
 }
 

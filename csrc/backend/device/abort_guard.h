@@ -1,7 +1,9 @@
-// ggml ends the process where it finds a file or parameters that it cannot use (GGML_ABORT, GGML_ASSERT). While a guard
-// lives on a thread, such an end of this thread becomes an exception, which llama.cpp's own handlers around loading a
-// model and making a context turn into a failure that its caller sees. Only for those calls: ggml's state is not made
-// to be unwound while it computes.
+// A guard that makes loading fail where ggml would end the process.
+//
+// ggml ends the process when it meets a file or parameters that it cannot use (GGML_ABORT, GGML_ASSERT). While a guard
+// lives on a thread, an abort on this thread becomes an exception. llama.cpp's own handlers around loading a model and
+// making a context turn it into a failure that the caller sees. Use a guard for those calls only: ggml's state is not
+// made to be unwound while it computes.
 #pragma once
 
 namespace spac {
@@ -13,7 +15,7 @@ class AbortGuard {
     AbortGuard(const AbortGuard &)             = delete;
     AbortGuard & operator=(const AbortGuard &) = delete;
 
-    // Whether one lives on this thread.
+    // Returns true if a guard lives on this thread.
     static bool here();
 };
 

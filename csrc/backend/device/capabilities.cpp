@@ -12,7 +12,7 @@ template <typename Function> Function function_of(ggml_backend_dev_t device, con
 
 } // namespace
 
-// CUDA's patched kernels have been tried (tools/cuda_host, bench/gpu_suite), and so have the CPU's.
+// CUDA's patched kernels have been tested (tools/cuda_host, bench/gpu_suite), and so have the CPU's.
 Capabilities capabilities_of(ggml_backend_dev_t device) {
     if (const auto answer = function_of<CapabilitiesFunction>(device, capabilities_function)) {
         return answer(device);

@@ -1,6 +1,6 @@
-// The functions of CUDA's driver that ggml-cuda does not offer, as far as they are used: stream memory operations, and
-// questions about streams and events. They are looked up in the driver that ggml-cuda has loaded, so the C++ compiler
-// alone is enough. Only in a build with CUDA.
+// Functions of CUDA's driver that spac uses and ggml-cuda does not offer: stream memory operations, and queries of
+// streams and events. They are looked up in the driver that ggml-cuda has loaded, so this code needs no CUDA compiler.
+// It is part of builds with CUDA only.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace spac {
 
 struct CudaDriver {
-    // The values of cuda.h.
+    // Values of cuda.h.
     static constexpr int success = 0, no_context = 201, not_ready = 600;
 
     using ValueOp = int (*)(void * stream, unsigned long long address, uint32_t value, unsigned flags);
 
-    // Any of them is null where the driver does not have it.
+    // Each pointer is null if the driver lacks the function.
     ValueOp wait_value                               = nullptr;
     ValueOp write_value                              = nullptr;
     int (*query_stream)(void * stream)               = nullptr;
@@ -22,9 +22,9 @@ struct CudaDriver {
     int (*set_context)(void * context)               = nullptr;
     int (*error_name)(int error, const char ** name) = nullptr;
 
-    // The one that is loaded. It is looked up once, so the first call has to come after a call of ggml-cuda's.
+    // Returns the loaded driver. It is looked up once, so the first call has to come after a call of ggml-cuda.
     static const CudaDriver & loaded();
-    // Throws DeviceError with the error's name, unless the status is `success`. Needs error_name.
+    // Throws DeviceError with the error's name, unless the status is `success`. It needs error_name.
     void check(int status) const;
 
   private:

@@ -21,9 +21,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Flags of the driver's (cuda.h).
-constexpr unsigned wait_until_reached = 0; // CU_STREAM_WAIT_VALUE_GEQ: cyclic, so that numbers may wrap around
-constexpr unsigned write_ordered      = 0; // CU_STREAM_WRITE_VALUE_DEFAULT: behind what the stream wrote before
+// Flags of CUDA's driver (cuda.h).
+constexpr unsigned wait_until_reached = 0; // CU_STREAM_WAIT_VALUE_GEQ: compares cyclically, so numbers may wrap around
+constexpr unsigned write_ordered      = 0; // CU_STREAM_WRITE_VALUE_DEFAULT: writes after the stream's earlier writes
 
 const CudaDriver & driver() { return CudaDriver::loaded(); }
 
@@ -32,9 +32,11 @@ bool has_gates(const CudaDriver & driver) {
            driver.get_context != nullptr && driver.set_context != nullptr && driver.error_name != nullptr;
 }
 
-// Asks now and then whether the device has failed, while somebody wants to know. On a thread of its own: a driver may
-// let no call in while another thread's waits for the device, which waits for who would have asked. About a stream of
-// its own: any call tells of a failure, and a question about a stream under capture would spoil the capture.
+// A watch that queries the device's failures every 100 ms while somebody asks.
+//
+// It queries on its own thread. A driver may block every call while another thread's call waits for the device, and
+// the device waits for the thread that would have asked. It queries its own stream, since a query of a stream under
+// capture would spoil the capture, and any call reports a failure.
 class Watch {
   public:
     Watch() { driver().check(driver().get_context(&context_)); }
@@ -49,7 +51,7 @@ class Watch {
         }
     }
 
-    // What the device has failed with, as far as it is known.
+    // Returns the device's last known error, or `success`.
     int ask() {
         const std::lock_guard lock(mutex_);
         asked_ = true;
@@ -83,7 +85,7 @@ class Watch {
     std::condition_variable changed_;
     bool                    asked_ = false, stop_ = false;
     int                     status_ = CudaDriver::success;
-    std::thread             thread_; // starts with the first question
+    std::thread             thread_; // starts with the first ask()
 };
 
 class CudaGate : public Gate {
@@ -105,8 +107,8 @@ class CudaGate : public Gate {
     uint32_t signalled() const override { return word_[signal_at].load(std::memory_order_acquire); }
     uint32_t opened() const override { return word_[open_at].load(std::memory_order_acquire); }
 
-    // Looks all the time at first, for the device's part between two layers takes some tens of microseconds; but where
-    // cores are scarce, the thread that launches goes first.
+    // Polls without sleep for the first millisecond, since the device's part between two layers takes some tens of
+    // microseconds. It yields, so that the thread that launches goes first where cores are scarce.
     void await_signal(uint64_t n) override {
         const auto start = Clock::now();
         for (Patience patience; !reached(n);) {
@@ -127,7 +129,7 @@ class CudaGate : public Gate {
         }
     }
 
-    // Whether the stream signals and waits, within a second.
+    // Returns true if the stream signals and waits within a second.
     bool works() {
         if (driver().write_value(stream_, address(signal_at), 1, write_ordered) != CudaDriver::success) {
             return false;
@@ -146,7 +148,7 @@ class CudaGate : public Gate {
     }
 
   private:
-    static constexpr int signal_at = 0, open_at = 64; // on cache lines of their own
+    static constexpr int signal_at = 0, open_at = 64; // each word has its own cache line
 
     static uint32_t low(uint64_t n) { return static_cast<uint32_t>(n); }
     static void     pause() {
@@ -155,7 +157,7 @@ class CudaGate : public Gate {
 #endif
     }
     bool reached(uint64_t n) const { return static_cast<int32_t>(signalled() - low(n)) >= 0; }
-    // Pinned memory has one address for both.
+    // Returns a word's address on the device. Pinned memory has one address for host and device.
     unsigned long long address(int word) const { return reinterpret_cast<uintptr_t>(&word_[word]); }
 
     void *                  stream_;
@@ -172,7 +174,7 @@ std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
     }
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
     ggml_backend_buffer_ptr    words(pinned != nullptr ? ggml_backend_buft_alloc_buffer(pinned, 512) : nullptr);
-    // where pinning failed, ggml gives plain memory
+    // if pinning fails, ggml returns plain memory
     if (!words || ggml_backend_buffer_get_type(words.get()) != pinned) {
         return nullptr;
     }

@@ -9,15 +9,15 @@
 namespace spac {
 namespace {
 
-// One buffer type of a watched device: its own memory, or host memory that it copies from.
+// One buffer type of a watched device: the device's memory, or host memory that it copies from.
 struct Watched {
     ggml_backend_dev_t         device;
     ggml_backend_buffer_type_t type;
     bool                       is_host;
-    ggml_backend_buffer_t (*alloc)(ggml_backend_buffer_type_t type, size_t size); // the backend's own
+    ggml_backend_buffer_t (*alloc)(ggml_backend_buffer_type_t type, size_t size); // the backend's own function
 
     size_t   limit = 0, used = 0, peak = 0; // bytes
-    uint64_t n_buffers = 0;                 // allocated so far
+    uint64_t n_buffers = 0;                 // buffers allocated so far
 
     bool refuses(size_t size) const { return limit > 0 && (used > limit || size > limit - used); }
 };
@@ -45,12 +45,12 @@ void note_refusal(ggml_backend_dev_t device, size_t asked) {
     }
 }
 
-// Stands in the type of a watched buffer for the backend's own.
+// Allocates for a watched buffer type, in place of the backend's own function.
 ggml_backend_buffer_t counted_alloc(ggml_backend_buffer_type_t type, size_t size) {
     std::unique_lock lock(watch_mutex);
     Watched &        w       = *find_locked(type);
     const bool       refuses = w.refuses(size);
-    w.used += refuses ? 0 : size; // before it is there: another thread may ask meanwhile
+    w.used += refuses ? 0 : size; // counted before the allocation: another thread may allocate meanwhile
     lock.unlock();
 
     ggml_backend_buffer_t buffer = refuses ? nullptr : w.alloc(type, size);
@@ -59,7 +59,7 @@ ggml_backend_buffer_t counted_alloc(ggml_backend_buffer_type_t type, size_t size
     }
 
     lock.lock();
-    if (buffer != nullptr && buffer->buft == type) { // where memory cannot be pinned, the buffer is another type's
+    if (buffer != nullptr && buffer->buft == type) { // if pinning fails, the buffer has another type
         w.used += buffer->size - size;
         w.peak = std::max(w.peak, w.used);
         ++w.n_buffers;
@@ -120,8 +120,8 @@ MemoryRefusal take_memory_refusal() {
 
 } // namespace spac
 
-// The linker sends calls of ggml_backend_buffer_free here (--wrap), and the second name to ggml's. A buffer says by the
-// address of its own free function whose it is, so that it cannot be counted there.
+// The linker sends calls of ggml_backend_buffer_free here (--wrap), and calls of the __real_ name to ggml's function.
+// The buffer's own free function cannot be replaced, because ggml's backends recognize their buffers by its address.
 extern "C" void __real_ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
 extern "C" void __wrap_ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
 

@@ -1,9 +1,9 @@
-// Counts what this process holds of a device's memory, and holds it to a limit.
+// The count of the device memory that this process holds, and its limit.
 //
-// Counted where buffers are made and freed, whoever asks for them: llama.cpp's (weights, contexts, compute buffers) and
-// ours (slots, staging, masks, weight streams). What a driver keeps for itself (its context, kernels, pools of scratch)
-// is in none of the figures. A limit makes a large device act as a small one: buffers beyond it are refused, and
-// whoever asks how much is free hears what the limit leaves. Any thread.
+// Buffers are counted where they are made and freed, whoever asks for them: llama.cpp's (weights, contexts, compute
+// buffers) and spac's (slots, staging, masks, weight streams). Memory that a driver keeps for itself (its context,
+// kernels, pools of scratch) is in none of the figures. A limit makes a large device act as a small one: it refuses
+// buffers beyond it, and the free memory is what the limit leaves. Any thread may call these functions.
 #pragma once
 
 #include "backend/device/device.h"
@@ -11,12 +11,14 @@
 
 namespace spac {
 
-// Counts the buffers of a device from now on: before its first one is made. Calling it again does nothing.
+// Counts the buffers of a device from now on. Call it before the device's first buffer is made. A second call does
+// nothing.
 void watch_memory(ggml_backend_dev_t device);
 
 DeviceMemory memory_of(ggml_backend_dev_t device);
 
-// What buffers of this process may take together, 0: no limit. What is there already stays; the peak begins anew.
+// Limits the bytes that buffers of this process take together; 0 means no limit. Buffers that exist already stay. The
+// peak begins anew.
 void set_memory_limit(ggml_backend_dev_t device, size_t bytes);
 
 } // namespace spac

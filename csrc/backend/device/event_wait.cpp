@@ -14,11 +14,10 @@ namespace spac {
 namespace {
 
 #if defined(SPAC_WITH_CUDA)
-// Asks the driver now and then. Linux adds some 50 µs to a short sleep, which is little beside the copy of an expert.
-// Returns whether the event has passed; false also where the driver cannot tell, or tells of an error.
+// Returns true when the event has passed, and false if the driver cannot tell or reports an error. It sleeps between
+// queries. Linux adds some 50 µs to a short sleep, which is little beside the copy of an expert.
 //
-// The driver wants the calling thread to have a context. It has one: the runtime has made it current when this thread
-// recorded the event.
+// The driver needs a context on the calling thread. The runtime made it current when this thread recorded the event.
 bool poll(ggml_backend_event_t event) {
     const CudaDriver & driver = CudaDriver::loaded();
     if (driver.query_event == nullptr) {
@@ -43,7 +42,7 @@ void await_event(ggml_backend_t stream, ggml_backend_event_t event) {
 #else
     (void)stream;
 #endif
-    ggml_backend_event_synchronize(event); // which tells of errors
+    ggml_backend_event_synchronize(event); // reports errors
 }
 
 } // namespace spac

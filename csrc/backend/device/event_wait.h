@@ -5,7 +5,7 @@
 
 namespace spac {
 
-// Returns when the event, recorded on `stream` by this thread, has passed. It may return some tens of microseconds
+// Waits until the event, which this thread recorded on `stream`, has passed. It may return some tens of microseconds
 // later than ggml_backend_event_synchronize, which spins in CUDA's runtime. A failure of the device ends the process,
 // as it does in ggml.
 void await_event(ggml_backend_t stream, ggml_backend_event_t event);

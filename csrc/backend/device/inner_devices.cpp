@@ -12,8 +12,8 @@
 namespace spac {
 namespace {
 
-// Hidden from llama.cpp's registry. Made when it is first asked for: the library's constructor fills it before this
-// file's own objects are made, which would empty it again.
+// Returns the list of devices, which llama.cpp's registry does not show. The first call makes it, because the library's
+// constructor fills it before this file's static objects are made; a static object would be emptied again.
 std::vector<ggml_backend_dev_t> & inner_devices() {
     static auto * devices = new std::vector<ggml_backend_dev_t>;
     return *devices;
@@ -34,7 +34,7 @@ std::string known_devices() {
 
 } // namespace
 
-// Cards come first, then what is built into a processor and shares its memory.
+// Graphics cards come first, then devices that are built into a processor and share its memory.
 void hide_real_devices() {
     std::vector<ggml_backend_reg_t> regs;
     for (const auto type : {GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU}) {
@@ -55,7 +55,7 @@ void hide_real_devices() {
 
 void add_inner_device(ggml_backend_dev_t device) { inner_devices().push_back(device); }
 
-// "stand-in" is what the simulated device was called.
+// "stand-in" is the former name of the simulated device.
 ggml_backend_dev_t inner_device(const std::string & name) {
     const std::string wanted = lower(name) == "stand-in" ? "simulated" : lower(name);
     for (ggml_backend_dev_t dev : inner_devices()) {

@@ -1,5 +1,5 @@
-// The devices that a SPAC device can wrap: the machine's accelerators, taken out of ggml's registry, and what is added
-// to them.
+// The devices that a SPAC device can wrap: the machine's accelerators, which are taken out of ggml's registry, and
+// devices that are added to them.
 #pragma once
 
 #include "ggml-backend.h"
@@ -8,16 +8,17 @@
 
 namespace spac {
 
-// Takes the accelerators that ggml has registered out of its registry. Once, while the library is loaded, before SPAC
-// itself is registered.
+// Takes the accelerators that ggml has registered out of its registry. It is called once, while the library is loaded,
+// before SPAC itself is registered.
 void hide_real_devices();
-// Adds a device behind those that are there.
+// Adds a device at the end of the list.
 void add_inner_device(ggml_backend_dev_t device);
 
-// The one of this name; case does not matter. Throws InputError naming the known devices.
+// Returns the device of this name; case does not matter. Throws InputError, which names the known devices, if there is
+// none.
 ggml_backend_dev_t inner_device(const std::string & name);
 
-// The one to wrap where nobody has chosen: the first.
+// Returns the first device, which is wrapped if no device was chosen.
 ggml_backend_dev_t first_inner_device();
 
 } // namespace spac

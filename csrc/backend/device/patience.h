@@ -1,7 +1,7 @@
-// How long a thread waits for the device or for the helper before it gives up (set_gate_timeout).
+// The time that a thread waits for the device or for the helper before it gives up (set_gate_timeout).
 //
-// Time counts as far as it is looked at: a look counts 250 ms at most. A process that was stopped and goes on, or a
-// machine that slept, has not waited.
+// A waiting thread looks at the clock again and again, and one look adds 250 ms at most. So the time in which a process
+// was stopped, or the machine slept, does not count as waiting.
 #pragma once
 
 #include "backend/device/settings.h"
@@ -13,10 +13,10 @@ namespace spac {
 
 class Patience {
   public:
-    // Who sleeps while it waits looks this often.
+    // The interval of looks for a thread that sleeps while it waits.
     static constexpr std::chrono::milliseconds look = std::chrono::milliseconds(100);
 
-    // Whether the wait that began with this object has lasted too long; to be asked again and again.
+    // Returns true if the wait that began with this object has lasted too long. Call it again and again.
     bool over() {
         const auto now = Clock::now();
         waited_ += std::min<Clock::duration>(now - last_, std::chrono::milliseconds(250));
@@ -27,7 +27,7 @@ class Patience {
   private:
     using Clock = std::chrono::steady_clock;
 
-    const double      limit_  = gate_timeout(); // seconds; 0: none
+    const double      limit_  = gate_timeout(); // seconds; 0: no limit
     Clock::time_point last_   = Clock::now();
     Clock::duration   waited_ = Clock::duration::zero();
 };

@@ -6,13 +6,13 @@
 namespace spac {
 namespace {
 
-std::atomic<int> launch_ahead_now{-1}; // no choice
+std::atomic<int> launch_ahead_now{-1}; // -1: no choice
 std::atomic<int> trust_masks_now{-1};
 std::atomic<int> in_place_now{-1};
 std::mutex       pinning_mutex;
 Pinning          pinning_now;
 
-// Some kernels are compiled by the driver when they are first launched: that takes seconds, and is no failure.
+// The driver compiles some kernels at their first launch, which takes seconds without being a failure.
 constexpr double    default_timeout = 20;
 std::atomic<double> timeout_now{default_timeout};
 

@@ -13,7 +13,7 @@ std::unique_ptr<Gate> make_gate(ggml_backend_t backend) {
         return extension->make_gate();
     }
 #if defined(SPAC_WITH_CUDA)
-    return cuda_gate(backend); // null for other backends
+    return cuda_gate(backend); // returns null for other backends
 #else
     return nullptr;
 #endif

@@ -1,4 +1,4 @@
-// Time that adds up in counters: nanoseconds of a monotonic clock.
+// Counters of time: nanoseconds of a monotonic clock.
 #pragma once
 
 #include <atomic>
