@@ -29,8 +29,8 @@ class Gate {
     virtual void queue_signal(uint64_t n) = 0; // signals that everything queued before has ended
     virtual void queue_wait(uint64_t n)   = 0; // holds everything queued behind until open(n)
 
-    // Are the host's side, for any one thread. await_signal returns when the stream has passed signal n. It throws
-    // DeviceError if the device has failed, and Overdue if the deadline has passed.
+    // Wait and open on the host's side. Any one thread may call them. await_signal returns when the stream has passed
+    // signal n. It throws DeviceError if the device has failed, and Overdue if the deadline has passed.
     virtual void await_signal(uint64_t n) = 0;
     virtual void open(uint64_t n)         = 0;
 

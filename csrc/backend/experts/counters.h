@@ -1,4 +1,4 @@
-// Counts of what a model's streams and its reconciler did, from any thread; experts.h says what each is.
+// Counters of the work of a model's streams and its reconciler. Any thread may add to them. experts.h describes each.
 #pragma once
 
 #include "backend/experts/experts.h"
@@ -15,7 +15,7 @@ struct Counters {
     std::atomic<uint64_t> graphs_prepared{0}, graph_ns{0}, queue_ns{0}, ahead_ns{0};
     std::atomic<uint64_t> blocks_streamed{0}, stream_bytes{0}, stream_slot_bytes{0};
 
-    void add_to(ExpertStats & stats) const; // fills its part of them in
+    void add_to(ExpertStats & stats) const; // fills in the fields that are counted here
 };
 
 } // namespace spac

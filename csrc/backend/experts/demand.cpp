@@ -17,7 +17,7 @@ void DemandCounter::set_step_tokens(int n_max) {
 
 bool DemandCounter::counts(int n_used, int n_tokens, int n_expert) const {
     const std::lock_guard lock(mutex_);
-    // llama.cpp warms up with all experts at once: no demand
+    // llama.cpp's warm-up uses all experts at once, which is no demand
     return counting_ && n_tokens <= step_tokens_ && (n_used < n_expert || n_expert == 1);
 }
 
@@ -58,7 +58,7 @@ void DemandCounter::count(int il, const int32_t * ids, size_t stride, int n_used
             hit_[e]  = static_cast<char>(resident);
         }
     }
-    // without a mask nothing is resident, whatever was evicted
+    // without a mask nothing is resident, so every eviction is older
     churn_.executed(il, mask != nullptr ? mask->version : std::numeric_limits<uint64_t>::max(), seen_, hit_);
 }
 
@@ -90,7 +90,7 @@ void DemandCounter::raise_layer(int il) {
     }
 }
 
-// ---- the reconciler's
+// ---- for the reconciler
 
 void DemandCounter::note_loaded(const std::vector<Residency::Load> & loads) {
     const std::lock_guard lock(mutex_);
@@ -106,7 +106,7 @@ void DemandCounter::note_evicted(const std::vector<Residency::Eviction> & evicti
     }
 }
 
-// ---- the policy's
+// ---- for the policy
 
 int DemandCounter::take(int32_t * demand, int n_layer, int n_expert) {
     const std::lock_guard lock(mutex_);

@@ -1,7 +1,7 @@
-// What decoding asked of one model's experts, and what that took: demand, costs by layer, routes, churn.
+// The demand that decoding made on one model's experts, and its costs: demand, costs by layer, routes, churn.
 //
-// Threads: SPAC streams count, the reconciler notes what it moved, the policy takes the sums. One mutex of its own
-// guards all of it; nothing waits while it is held, and a listener is called without it.
+// Threads: SPAC streams count, the reconciler notes what it moved, and the policy takes the sums. The counter's own
+// mutex guards all of it. No thread waits for anything while it holds the mutex, and a listener is called without it.
 #pragma once
 
 #include "backend/experts/experts.h"
@@ -19,29 +19,29 @@ namespace spac {
 
 class DemandCounter {
   public:
-    // ---- what counts
+    // ---- the choice of executions that count
     void set_counting(bool counting);
     void set_step_tokens(int n_max);
-    // Whether a block counts as demand in a graph of n_tokens.
+    // Returns true if a block counts as demand in a graph of n_tokens.
     bool counts(int n_used, int n_tokens, int n_expert) const;
 
     // ---- the execution side
-    // Counts one execution of a block: ids[t][u] of n_tokens x n_used, rows `stride` bytes apart; `mask` null: all on
-    // the host.
+    // Counts one execution of a block. ids[t][u] has n_tokens x n_used entries, with `stride` bytes from row to row. A
+    // null `mask` means that the host computed all of it.
     void count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert, const Mask * mask);
-    // Adds what an execution that counts took on the thread that decodes.
+    // Adds the times that an execution that counts took on the thread that decodes.
     void add_times(int il, int64_t wait_ns, int64_t host_ns);
-    void end_step(); // a graph that counted has ended
-    // Whether there is a layer listener.
+    void end_step(); // notes that a graph that counted has ended
+    // Returns true if there is a layer listener.
     bool listens() const { return listens_.load(std::memory_order_relaxed); }
-    // Tells it of an execution that count() has counted.
+    // Calls the listener for an execution that count() has counted.
     void raise_layer(int il);
 
-    // ---- the reconciler's, under the mutex that publishes the masks: no execution uses one before it is noted
+    // ---- for the reconciler, under the mutex that publishes masks, so that no execution uses a mask before its note
     void note_loaded(const std::vector<Residency::Load> & loads);
     void note_evicted(const std::vector<Residency::Eviction> & evictions);
 
-    // ---- the policy's, as Experts says it: arrays of n_layer rows, of n_expert in each
+    // ---- for the policy; Experts describes them. Arrays have n_layer rows of n_expert entries.
     int                 take(int32_t * demand, int n_layer, int n_expert);
     void                take_layer_costs(LayerCost * costs, int n_layer);
     std::pair<int, int> routes(std::vector<int32_t> & ids, int n_layer) const;
@@ -52,7 +52,7 @@ class DemandCounter {
     struct Layer {
         std::vector<int32_t> demand; // [n_expert of the layer]
         LayerCost            cost = {};
-        // of the last execution that counted; as long as its largest one
+        // of the last execution that counted; `routes` is as long as the largest execution so far needed
         int                  n_tokens = 0, n_used = 0;
         std::vector<int32_t> routes;
     };
@@ -66,9 +66,9 @@ class DemandCounter {
     int                n_steps_     = 0;
     uint64_t           activations_ = 0, activations_hit_ = 0, distinct_ = 0, distinct_hit_ = 0;
     Churn              churn_;
-    std::vector<char>  seen_, hit_; // scratch of count()
+    std::vector<char>  seen_, hit_; // scratch memory of count()
 
-    std::shared_ptr<const Experts::LayerListener> listener_; // with listens_
+    std::shared_ptr<const Experts::LayerListener> listener_; // changes together with listens_
     std::atomic<bool>                             listens_{false};
 };
 

@@ -23,7 +23,7 @@ int ExpertLayers::find_or_add(const std::vector<const ggml_tensor *> & weights, 
         if (known.size() == weights.size() &&
             std::equal(known.begin(), known.end(), weights.begin(), [](auto & a, auto * b) { return a.tensor == b; })) {
             LayerInfo & info = layers_[il].info;
-            if (n_used < info.n_expert || info.n_used == 0) { // not a warm-up's, which uses all experts
+            if (n_used < info.n_expert || info.n_used == 0) { // a warm-up graph, which uses all experts, does not count
                 info.n_used = std::min(n_used, info.n_expert);
             }
             return static_cast<int>(il);
@@ -59,14 +59,14 @@ int ExpertLayers::n_expert() const {
 
 // ---- pools
 
-// Layers with equal shapes share a pool, as far as all their experts could be slots of it.
+// Layers with equal shapes share a pool, as long as one tensor can stack slots for all their experts.
 int ExpertLayers::pool_for(const Layer & layer, ggml_backend_dev_t device) const {
     int pool = n_pool_;
     for (const Layer & other : layers_) {
         if (other.weights.size() == layer.weights.size() &&
             std::equal(other.weights.begin(), other.weights.end(), layer.weights.begin(),
                        [](auto & a, auto & b) { return a.same_shape(b); })) {
-            pool = other.info.pool; // the latest
+            pool = other.info.pool; // the latest pool of this shape
         }
     }
     int64_t n_expert = layer.info.n_expert;

@@ -1,8 +1,7 @@
-// The MoE layers of one model: found in its graphs one by one, numbered in the order in which they run, and put into
-// pools.
+// The list of one model's MoE layers. They are found in its graphs one by one, numbered in the order in which they run,
+// and put into pools.
 //
-// The owner's mutex guards the list. Once it is frozen, layers stay where they are, and nothing of them changes but
-// n_used.
+// The owner's mutex guards the list. Once it is frozen, layers keep their addresses, and only their n_used changes.
 #pragma once
 
 #include "backend/experts/experts.h"
@@ -20,10 +19,11 @@ class ExpertLayers {
         std::vector<ExpertWeight> weights;
     };
 
-    // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
-    // -1 when it is not part of the list. `device` tells how large a pool may be; null: what kernels can index.
+    // Returns the layer with these weights (in the order of their use). It adds a new layer if the list is not frozen
+    // yet, and returns -1 otherwise. `device` limits the size of a pool; if it is null, only the range of kernels'
+    // indices does.
     int find_or_add(const std::vector<const ggml_tensor *> & weights, int n_used, ggml_backend_dev_t device);
-    // The policy has seen the list: layers that are found later run on the host.
+    // Closes the list, because the policy has seen it. Layers that are found later run on the host.
     void freeze() { frozen_ = true; }
 
     bool          empty() const { return layers_.empty(); }
@@ -35,11 +35,11 @@ class ExpertLayers {
 
     // ---- pools
     int n_pool() const { return n_pool_; }
-    // The weights of one layer of every pool: what its slots have the shapes of.
+    // Returns the weights of one layer of each pool, whose shapes the pool's slots have.
     std::vector<std::vector<ExpertWeight>> prototypes() const;
-    // How many slots of one tensor each pool may have on the device.
+    // Returns for each pool the most slots that one tensor may stack on the device.
     std::vector<int> pool_limits(ggml_backend_dev_t device) const;
-    // The same layers, as a slot table knows them.
+    // Returns the layers in a slot table's form.
     std::vector<SlotTable::Layer> table_layers() const;
 
   private:

@@ -11,16 +11,16 @@
 namespace spac {
 namespace {
 
-// Tensors must start where ggml's CPU kernels want them.
+// Bytes. ggml's CPU kernels need tensors at such addresses.
 constexpr size_t alignment = 64;
 
 struct StoreBuffer {
     std::shared_ptr<ModelExperts> experts;
     char *                        data;
-    ggml_backend_buffer_t         owned;      // behind `data`; null when it is a mapping of the model's file
+    ggml_backend_buffer_t         owned;      // the memory of `data`; null if `data` is a mapping of the model's file
     size_t                        pinned = 0; // bytes of `owned` that the driver has allocated
-    std::vector<Extent>           weights;    // in a mapping
-    std::once_flag                asked;      // the driver, to register the mapping
+    std::vector<Extent>           weights;    // the weights in a mapping
+    std::once_flag                asked;      // the driver was asked to register the mapping
     std::optional<PinnedMapping>  registered;
 };
 
@@ -37,7 +37,7 @@ void buffer_free(ggml_backend_buffer_t buffer) {
     ggml_backend_buffer_free(s->owned);
     delete s;
 }
-// Registrations end in weights alone (PinnedMapping).
+// Notes where weights lie in a mapping, for PinnedMapping, which registers only pages of weights.
 ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t) {
     StoreBuffer & s = state(buffer);
     if (s.owned == nullptr && t->view_src == nullptr) {
@@ -93,7 +93,7 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     Unpinned   why = !pinning().on ? Unpinned::off : size > pinning_room() ? Unpinned::limit : Unpinned::none;
     const bool ask = pinned != nullptr && why == Unpinned::none;
     ggml_backend_buffer_t owned = ask ? ggml_backend_buft_alloc_buffer(pinned, size) : nullptr;
-    // CUDA's type falls back to pageable memory by itself, under the CPU's name
+    // CUDA's buffer type falls back to pageable memory, in a buffer of the CPU's type
     const bool is_pinned = owned != nullptr && owned->buft == pinned;
     why                  = ask && !is_pinned ? Unpinned::refused : why;
     if (owned == nullptr) {
@@ -119,7 +119,7 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
 size_t buft_alignment(ggml_backend_buffer_type_t) { return alignment; }
 bool   buft_is_host(ggml_backend_buffer_type_t) { return true; }
 
-// ---- the hidden device: all that the loader asks of it
+// ---- the hidden device, with the functions that the loader calls
 
 const char *               device_name(ggml_backend_dev_t) { return "SPAC_Store"; }
 const char *               device_description(ggml_backend_dev_t) { return "all experts, in host memory"; }
@@ -145,7 +145,7 @@ ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) {
 
 ggml_backend_buffer_t device_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
     Store &    store = *static_cast<Store *>(dev->context);
-    const bool can   = can_register(store.inner()); // until register_store has tried
+    const bool can   = can_register(store.inner()); // an assumption, until register_store has tried
     return make_buffer(store, ptr, size, nullptr,
                        can ? ModelExperts::HostMemory::pinned_mapping : ModelExperts::HostMemory::pageable);
 }
@@ -196,7 +196,7 @@ void register_store(const ggml_tensor * store_tensor) {
         ggml_backend_dev_t inner = store_of(buffer->buft).inner();
         const auto         begin = reinterpret_cast<uintptr_t>(s.data);
         s.registered.emplace(s.experts->pinned);
-        // a driver that has refused once is not asked again: it might give what staging needs
+        // a driver that has refused once is not asked again: it might use up memory that staging needs
         const Unpinned why = s.experts->unpinned() == Unpinned::refused
                                  ? Unpinned::refused
                                  : s.registered->make(inner, {begin, begin + buffer->size}, std::move(s.weights));

@@ -1,8 +1,8 @@
 // The expert store: the buffer type that holds all experts in host memory, in the plain ggml layout.
 //
-// It belongs to a hidden device of its own whose default buffer type it is and which makes buffers from host pointers:
-// that is what lets llama.cpp's loader keep the file's mapping instead of copying it. To the CPU backend it is host
-// memory like any other, so that whatever the SPAC device does not split can run there.
+// It is the default buffer type of a hidden device, which makes buffers from host pointers. This lets llama.cpp's
+// loader keep the file's mapping instead of copying it. For the CPU backend it is ordinary host memory, so the CPU
+// backend can run everything that the SPAC device does not split.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -13,7 +13,7 @@ namespace spac {
 
 class ModelExperts;
 
-// A store for one wrapped device: `inner` gives pinned memory where the loader copies instead of mapping.
+// A store for one wrapped device. `inner` provides pinned memory if the loader copies instead of mapping.
 class Store {
   public:
     Store(ggml_backend_dev_t (*get_inner)(void *), void * inner_context);
@@ -26,19 +26,20 @@ class Store {
   private:
     ggml_backend_dev_t (*inner_)(void *);
     void *                   inner_context_;
-    ggml_backend_device      device_; // hidden: in no registry
+    ggml_backend_device      device_; // hidden: it is in no registry
     ggml_backend_buffer_type buft_;
 };
 
-// Whether a tensor lives in a store.
+// Return true if a tensor lies in a store, or if a buffer type is one.
 bool in_store(const ggml_tensor * t);
 bool is_store(ggml_backend_buffer_type_t buft);
 
-// Has the device's driver register the mapping that a store tensor lies in, so that copies from it are asynchronous:
-// once for every mapping, when its model has been loaded (until then, the loader copies dense weights out of it).
+// Registers the mapping that a store tensor lies in with the device's driver, so that copies from it are asynchronous.
+// Each mapping is registered once. Call it when the model has been loaded: until then, the loader copies dense weights
+// out of the mapping.
 void register_store(const ggml_tensor * store_tensor);
 
-// The experts of the model that a store tensor belongs to.
+// Returns the experts of the model that a store tensor belongs to.
 std::shared_ptr<ModelExperts> experts_of(const ggml_tensor * store_tensor);
 
 } // namespace spac

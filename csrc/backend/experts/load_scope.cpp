@@ -11,13 +11,13 @@ namespace spac {
 namespace {
 thread_local LoadScope * open_scope = nullptr;
 
-// Tells what llama.cpp asks for when it maps a model's file.
+// Returns true for the arguments with which llama.cpp maps a model's file.
 bool is_weights(const void * address, int protection, int flags, int fd, off_t offset) {
     return address == nullptr && protection == PROT_READ && (flags & MAP_SHARED) != 0 && fd >= 0 && offset == 0;
 }
 
-// The file's copy on huge pages, which is unmapped as the file would be. Null where there is none; MAP_FAILED where the
-// user has stopped it.
+// Returns the file's copy on huge pages, which is unmapped as the file would be. It is null if there is no copy, and
+// MAP_FAILED if the user has stopped the copying.
 void * copy_of_file(HugeCopies & copies, int fd, size_t length) {
     try {
         Region region = copies.copy(fd, length);
@@ -26,7 +26,7 @@ void * copy_of_file(HugeCopies & copies, int fd, size_t length) {
             return MAP_FAILED;
         }
         return region.release();
-    } catch (const std::exception &) { // no memory for threads or text; no exception crosses C
+    } catch (const std::exception &) { // no memory for threads or text; no exception may cross a C interface
         return nullptr;
     }
 }
@@ -52,9 +52,10 @@ std::shared_ptr<ModelExperts> experts_for_load() {
 
 } // namespace spac
 
-// The linker sends calls of mmap here (--wrap), and the second name to the system's. llama.cpp has the whole file read
-// when it maps it: of a file that is larger than memory, the beginning has gone again when the end is there. Where a
-// copy on huge pages is wanted, it takes the mapping's place, and whatever prevents it leaves the mapping.
+// The linker sends calls of mmap here (--wrap), and calls of the __real_ name to the system's function. llama.cpp reads
+// the whole file when it maps it (MAP_POPULATE). With a file that exceeds the memory, the beginning is dropped again
+// before the end is read, so a paged file is mapped without it. A copy on huge pages takes the mapping's place if one
+// is wanted. If the copy fails, the file is mapped.
 extern "C" void * __real_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
 extern "C" void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
 

@@ -5,7 +5,8 @@
 namespace spac {
 namespace {
 
-// The weight of one comparison: some hundred of them (a few tokens' layers) make a place's name, or lose it.
+// The weight of one comparison in the running mean. Some hundred comparisons (a few tokens' layers) change a place's
+// trust for good.
 constexpr float pace = 1.0f / 256;
 
 } // namespace

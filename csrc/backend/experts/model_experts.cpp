@@ -12,7 +12,7 @@
 namespace spac {
 namespace {
 
-// That this process had read from disks and the like so far; 0 where the system does not tell.
+// Returns the bytes that this process has read from storage so far, or 0 if the system does not tell.
 uint64_t bytes_from_disk() {
     std::ifstream file("/proc/self/io");
     std::string   name;
@@ -63,7 +63,7 @@ HostBytes ModelExperts::host_bytes() const {
 
 HostBytes ModelExperts::host_bytes_locked() const {
     HostBytes found = {0, 0, unpinned_};
-    if (gone_) { // and the tensors with it
+    if (gone_) { // the tensors are freed too
         return found;
     }
     for (const auto & layer : layers_) {
@@ -89,7 +89,7 @@ void ModelExperts::store_gone() {
     layers_.freeze();
 }
 
-// Ends the reconciler and drops all masks; slots live on until the last launch that reads them is over.
+// Ends the reconciler and drops all masks. Slots live on until the last launch that reads them has ended.
 void ModelExperts::detach() {
     std::unique_ptr<Reconciler> reconciler;
     std::unique_ptr<Residency>  residency;
@@ -97,7 +97,7 @@ void ModelExperts::detach() {
         const std::lock_guard lock(mutex_);
         reconciler.swap(reconciler_);
     }
-    reconciler.reset(); // joins: needs the mutex to be free
+    reconciler.reset(); // joins its thread, which needs the mutex
     {
         const std::lock_guard lock(mutex_);
         residency.swap(residency_);
@@ -210,7 +210,8 @@ size_t ModelExperts::stream_bytes_locked() const {
     return turns_affordable(device_, bytes) ? WeightTurn::n_regions * bytes : 0;
 }
 
-// Of the tables that two contexts (the target's and one that drafts with its extra layers) look slots up in.
+// Returns the bytes of the masks' device tables of two contexts: the target's, and one that drafts with the target's
+// extra layers.
 size_t ModelExperts::mask_bytes_locked() const {
     const size_t alignment = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device_));
     const size_t row       = layers_.n_expert() * sizeof(int32_t);
@@ -227,7 +228,7 @@ int ModelExperts::slots_that_fit(size_t margin) const {
     if (device_ == nullptr || layers_.empty()) {
         return 0;
     }
-    // slots that are attached now would be given back first
+    // attached slots would be freed first
     const size_t free = memory_of(device_).free + (storage_ ? storage_->bytes() : 0);
     margin += mask_bytes_locked() + stream_bytes_locked() - std::min(stream_bytes_locked(), stream_held_.load());
     const auto layers     = layers_.table_layers();
@@ -244,7 +245,9 @@ int ModelExperts::slots_that_fit(size_t margin) const {
             high = middle - 1;
         }
     }
-    while (low > 0 && !fits(low)) { // one slot more may be shared out to smaller experts
+    while (
+        low > 0 &&
+        !fits(low)) { // with one slot more, the pools' shares may hold smaller experts, so the search may end too high
         --low;
     }
     return low;

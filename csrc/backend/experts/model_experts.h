@@ -1,8 +1,9 @@
-// The implementation of Experts: what a model's store, its SPAC streams and its reconciler share.
+// The implementation of Experts: the state that a model's store, its SPAC streams and its reconciler share.
 //
-// Threads: the policy calls the Experts interface from any thread; SPAC streams (one per context) call the execution
-// side; the reconciler's worker calls the residency side. One mutex guards all state but the demand, which guards
-// itself (and may be locked under it); nothing waits while it holds it, and no device call is made under it.
+// Threads: the policy calls the Experts interface from any thread. SPAC streams (one per context) call the execution
+// side. The reconciler's worker calls the residency side. One mutex guards all state but the demand, which has its own
+// mutex (and may be locked under this one). No thread waits while it holds the mutex, and no device call is made under
+// it.
 #pragma once
 
 #include "backend/experts/counters.h"
@@ -56,22 +57,23 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::shared_ptr<Trace> trace() const override { return trace_; }
     Trace &                tracer() const { return *trace_; }
 
-    // ---- the store's side: the inner device that slots live on, how the weights lie in memory, and their end
+    // ---- the store's side: the wrapped device that slots live on, the kind of memory of the weights, and their end
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
-    // What kept a part of one of its files from being pinned, and the worst that was noted.
+    // Notes why a part of one of its files is not pinned. unpinned() returns the worst reason that was noted.
     void     note_unpinned(Unpinned why);
     Unpinned unpinned() const { return unpinned_; }
-    // Before the model is loaded: its experts are more than memory holds.
+    // Notes that the experts exceed the memory. Call it before the model is loaded.
     void set_paged() { paged_ = true; }
     bool paged() const { return paged_; }
 
     // ---- the execution side
-    // The layer with these weights (in the order of their use), added when it is new and the list is not frozen yet;
-    // -1 when it is not part of the list.
+    // Returns the layer with these weights (in the order of their use). It adds a new layer if the list is not frozen
+    // yet, and returns -1 otherwise.
     int find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used);
-    // What one execution of a block reads, all of one moment; the mask is null without slots, and where il is negative.
+    // The state that one execution of a block reads, all taken at one moment. The mask is null without slots, and if il
+    // is negative.
     struct Snapshot {
         std::shared_ptr<const Mask>        mask;
         std::shared_ptr<const SlotStorage> storage;
@@ -80,23 +82,23 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     Snapshot snapshot(int il) const;
     int      pool_of(int il) const;
 
-    // A block that cannot be split was met: says so, once per model and reason.
+    // Logs a block that cannot be split, once per model and reason.
     enum class Unsplit { chain, kernels, late };
     void note_unsplit(const char * weight, Unsplit why);
-    // The layer that runs next; may be one past the last.
+    // Sets the layer that runs next. It may be one past the last.
     void set_cursor(int il) { cursor_ = il; }
     int  stream_tokens() const { return stream_tokens_; }
-    // For a context's weight stream: its bytes of device memory are counted as long as it keeps the handle.
+    // Counts the device memory of a context's weight stream as long as the stream keeps the returned handle.
     std::shared_ptr<void> hold_stream(size_t bytes);
 
-    // ---- looking ahead by layers, from the thread that decodes: see core/residency.h
+    // ---- looking ahead by layers, for the thread that decodes: see core/residency.h
     void foresee(int il, std::vector<int32_t> experts);
     void note_used(int il, std::vector<int32_t> experts);
 
     Counters      counters;
-    DemandCounter demand; // what executions ask for
+    DemandCounter demand; // the experts that executions ask for
     Lookahead     lookahead;
-    PinnedRanges  pinned; // of host memory
+    PinnedRanges  pinned; // in host memory
 
   private:
     friend class Reconciler;
@@ -106,21 +108,21 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     HostBytes host_bytes_locked() const;
     void      detach();
 
-    // what spans are recorded in; never replaced
+    // the trace that records spans; never replaced
     const std::shared_ptr<Trace> trace_ = std::make_shared<Trace>();
 
     mutable std::mutex      mutex_;
-    std::condition_variable settled_; // the reconciler became idle
-    mutable ExpertLayers    layers_;  // who asks for their number freezes it
+    std::condition_variable settled_; // signals that the reconciler became idle
+    mutable ExpertLayers    layers_;  // n_layer() freezes the list
 
     ggml_backend_dev_t                 device_ = nullptr;
-    HostMemory                         memory_ = HostMemory::pinned; // of the worst of its buffers
+    HostMemory                         memory_ = HostMemory::pinned; // the worst among its buffers
     bool                               gone_   = false;
     std::atomic<bool>                  paged_{false};
     std::atomic<Unpinned>              unpinned_{Unpinned::none};
     std::shared_ptr<const SlotStorage> storage_;
     uint64_t                           storage_generation_ = 0;
-    std::unique_ptr<Residency>         residency_; // with slots
+    std::unique_ptr<Residency>         residency_; // null without slots
     std::atomic<int>                   cursor_{0};
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<size_t>                stream_held_{0};
@@ -128,7 +130,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::unique_ptr<Reconciler>        reconciler_;
 };
 
-// The handle of the scope that is open on this thread, or a new one that nobody else holds.
+// Returns the handle of the scope that is open on this thread, or a new handle that nothing else holds.
 std::shared_ptr<ModelExperts> experts_for_load();
 
 } // namespace spac

@@ -10,18 +10,18 @@
 namespace spac {
 namespace {
 
-// Left to the driver while a mapping is registered: what the prefetcher and contexts pin later must not be refused
-// because experts took all that may be pinned.
+// Pinned bytes that are held while a mapping is registered, and freed afterwards. The prefetcher and contexts pin
+// memory later, which the driver must not refuse because the experts took all of it.
 constexpr size_t headroom = size_t{256} << 20;
 
-// Both functions of ggml's backends clear the error that a refusal leaves behind.
+// Both functions of ggml's backends clear the error state that a refusal leaves.
 constexpr const char * register_name   = "ggml_backend_register_host_buffer";
 constexpr const char * unregister_name = "ggml_backend_unregister_host_buffer";
 
 using Register   = bool (*)(void *, size_t);
 using Unregister = void (*)(void *);
 
-// One model at a time: each sees what the others have left of the limit.
+// Guards the count of pinned bytes, so that each model sees the limit less the other models' bytes.
 std::mutex pin_mutex;
 size_t     pinned_now = 0;
 
@@ -81,7 +81,7 @@ PinnedMapping::~PinnedMapping() {
 Unpinned PinnedMapping::make(ggml_backend_dev_t device, Extent mapping, std::vector<Extent> weights) {
     auto * call = reinterpret_cast<Register>(driver_function(device, register_name));
     if (call == nullptr) {
-        return Unpinned::none; // nothing here can be pinned
+        return Unpinned::none; // this device cannot pin memory
     }
     const Pinning how = pinning();
     if (!how.on) {

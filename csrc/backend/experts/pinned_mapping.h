@@ -1,5 +1,5 @@
-// The registration of a model file's mapping with the device's driver ("pinning"): copies from what is registered run
-// beside everything else and need no staging.
+// The registration of a model file's mapping with the device's driver ("pinning"). Copies from registered memory run
+// beside all other work and need no staging.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -10,32 +10,33 @@
 
 namespace spac {
 
-// Whether the device's driver can register host memory at all.
+// Returns true if the device's driver can register host memory.
 bool can_register(ggml_backend_dev_t device);
 
-// Bytes of experts that the process may still pin (device.h: set_pinning), and what else it has pinned of them.
+// Returns the bytes of experts that the process may still pin (settings.h: set_pinning). The two functions behind it
+// count bytes of experts that are pinned in another way.
 size_t pinning_room();
 void   count_pinned(size_t bytes);
 void   uncount_pinned(size_t bytes);
 
-// Owns the registrations of one mapping. They are made slice by slice, for a driver may refuse more than some total:
-// what it has taken until then stays registered, and nothing more is tried.
+// The registrations of one mapping. They are made slice by slice, because a driver may refuse more than some total.
+// After a refusal, earlier slices stay registered, and no more are tried.
 class PinnedMapping {
   public:
-    // `ranges` is told of every registration, and must live longer.
+    // Adds every registration to `ranges`, which must live longer than this object.
     explicit PinnedMapping(PinnedRanges & ranges) : ranges_(ranges) {}
     ~PinnedMapping();
     PinnedMapping(const PinnedMapping &)             = delete;
     PinnedMapping & operator=(const PinnedMapping &) = delete;
 
-    // Registers the mapping, in which `weights` (in any order) are spac's own. It touches every page. Returns what kept
-    // a part of it from being registered.
+    // Registers the parts of the mapping in which spac's `weights` (in any order) lie. It touches every page of them.
+    // Returns the reason why a part is not registered.
     Unpinned make(ggml_backend_dev_t device, Extent mapping, std::vector<Extent> weights);
 
   private:
     PinnedRanges &      ranges_;
     ggml_backend_dev_t  device_ = nullptr;
-    std::vector<Extent> slices_; // that are registered
+    std::vector<Extent> slices_; // the registered ones
 };
 
 } // namespace spac

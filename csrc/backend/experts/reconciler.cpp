@@ -14,24 +14,24 @@
 
 namespace spac {
 namespace {
-// Experts copied between two looks at the plan: few enough to drop a stale plan soon. While one batch is copied the
-// next is chosen and queued, so that the link is never without work.
+// Most experts in a batch of copies. A batch is small, so that a stale plan is dropped soon. While one batch is copied,
+// the next is chosen and queued, so that the link always has work.
 constexpr size_t max_batch = 4;
-// Pinned memory for experts on their way; fewer go in a batch where experts are large.
+// Most bytes of pinned memory for experts under way. If experts are large, a batch has fewer of them.
 constexpr size_t max_ring_bytes = size_t{128} << 20;
-// Slots that may be waiting for their last launch at once: evicting earlier than needed costs hits.
+// Most slots that wait for their last launch at once. Evicting earlier than needed costs hits.
 constexpr size_t max_evictions = 8;
 
 const char * expert_data(const ExpertWeight & weight, int expert) {
     return static_cast<const char *>(weight.tensor->data) + expert * weight.bytes;
 }
 
-// A plan wakes the worker at the end of a step, when the thread that decodes goes on: a batch thread does not take its
-// core from it.
+// Makes the worker a batch thread, so that it does not take the core of the thread that decodes. A plan wakes the
+// worker at the end of a step, when that thread goes on.
 void yield_to_decoding() {
 #if defined(SCHED_BATCH)
     const sched_param param = {};
-    pthread_setschedparam(pthread_self(), SCHED_BATCH, &param); // where it is refused, nothing is lost
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &param); // a refusal does no harm
 #endif
 }
 } // namespace
@@ -61,11 +61,11 @@ void Reconciler::make_ring() {
         return;
     }
     batch_size_ = std::clamp<size_t>(max_ring_bytes / (n_batches_ * largest), 1, max_batch);
-    // without it, copies are merely slower
+    // if this fails, copies are only slower
     ring_.reset(ggml_backend_buft_alloc_buffer(type, n_batches_ * batch_size_ * largest));
 }
 
-// The most bytes of an expert that are not pinned.
+// Returns the largest number of unpinned bytes of an expert.
 size_t Reconciler::most_pageable() const {
     size_t most = 0;
     for (const auto & layer : owner_.layers_) {
@@ -91,11 +91,11 @@ Reconciler::~Reconciler() {
 
 void Reconciler::work() {
     yield_to_decoding();
-    Residency & residency = *owner_.residency_; // as long as this thread: the owner joins it first
+    Residency & residency = *owner_.residency_; // outlives this thread, which the owner joins first
     const auto  returns   = residency.returns();
     while (true) {
         const uint64_t               ticket = returns->ticket();
-        Residency::Retired           retired; // dies outside the mutex
+        Residency::Retired           retired; // freed outside the mutex
         std::vector<Residency::Load> loads;
         std::shared_ptr<const Plan>  plan;
         {
@@ -109,7 +109,7 @@ void Reconciler::work() {
         const auto actions =
             residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions}, timely(residency.foreseen()));
         {
-            const std::lock_guard lock(owner_.mutex_); // which who decodes takes too, in every layer
+            const std::lock_guard lock(owner_.mutex_); // short: the thread that decodes takes it in every layer
             loads = residency.begin(actions, retired);
             record(residency.evictions());
             if (residency.settled()) {
@@ -131,7 +131,7 @@ void Reconciler::work() {
     ggml_backend_synchronize(stream_.get());
 }
 
-// Takes what was said of layers since the last time, of those that run next first.
+// Takes the hints for layers since the last call. The layers that run next come first.
 void Reconciler::hear(Residency & residency) {
     std::map<int, Word> said;
     bool                forget = false;
@@ -152,8 +152,8 @@ void Reconciler::hear(Residency & residency) {
     std::for_each(said.begin(), next, say);
 }
 
-// Those that arrive before the mask of their layer is chosen, one copy after the other: the others would only keep
-// these waiting.
+// Returns the experts that arrive before the mask of their layer is chosen, if they are copied one after the other. The
+// others would only delay these.
 std::vector<ExpertId> Reconciler::timely(std::vector<ExpertId> foreseen) const {
     const int64_t layer_ns = owner_.lookahead.layer_ns();
     const int     cursor = owner_.cursor_.load(), n_layer = owner_.residency_->table().n_layer();
@@ -162,7 +162,7 @@ std::vector<ExpertId> Reconciler::timely(std::vector<ExpertId> foreseen) const {
         arrival += static_cast<int64_t>(batch.loads.size()) * expert_ns_;
     }
     const auto late = [&](ExpertId id) {
-        const int64_t until = (2 * ((id.layer - cursor + n_layer) % n_layer) + 1) * layer_ns / 2; // of this layer, half
+        const int64_t until = (2 * ((id.layer - cursor + n_layer) % n_layer) + 1) * layer_ns / 2; // half of this layer
         if (layer_ns > 0 && arrival + expert_ns_ > until) {
             return true;
         }
@@ -194,7 +194,7 @@ void Reconciler::forget() {
     forget_ = true;
 }
 
-// Queues the copies of a batch.
+// Queues the copies of a batch, through the ring where the source is pageable.
 void Reconciler::start(std::vector<Residency::Load> loads) {
     const size_t place = n_started_++ % n_batches_;
     under_way_.push_back({std::move(loads), Trace::now(), place});
@@ -223,7 +223,7 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
     }
 }
 
-// Waits for the batch that was queued first, and publishes its experts.
+// Waits for the oldest batch, and publishes its experts.
 void Reconciler::finish_oldest(Residency & residency) {
     const size_t place = under_way_.front().place;
     if (ends_[place]) {
@@ -232,12 +232,12 @@ void Reconciler::finish_oldest(Residency & residency) {
         ggml_backend_synchronize(stream_.get());
     }
     const bool copied = !has_failed();
-    // which copy failed is not known: none of those that are under way can be trusted
+    // it is unknown which copy failed, so all batches under way count as failed
     for (size_t n = copied ? 1 : under_way_.size(); n > 0; --n) {
         const Batch batch = std::move(under_way_.front());
         under_way_.pop_front();
         count(batch, copied);
-        Residency::Retired    retired; // dies outside the mutex
+        Residency::Retired    retired; // freed outside the mutex
         const std::lock_guard lock(owner_.mutex_);
         if (copied) {
             owner_.demand.note_loaded(batch.loads);
@@ -246,11 +246,11 @@ void Reconciler::finish_oldest(Residency & residency) {
     }
 }
 
-// Whether some copy since the last call did; no copy is under way then.
+// Returns true if a copy has failed since the last call. Then no copy is under way when it returns.
 bool Reconciler::has_failed() {
     StreamExtension * const extension = extension_of(stream_.get());
     if (extension == nullptr || !extension->take_failure()) {
-        return false; // ggml's devices end the process where a copy fails
+        return false; // ggml's devices end the process if a copy fails
     }
     ggml_backend_synchronize(stream_.get());
     extension->take_failure();

@@ -1,6 +1,6 @@
-// The prefetcher and the evictor: one worker thread that drives a model's slots toward the plan.
+// The reconciler: one worker thread that prefetches and evicts experts until a model's slots match the plan.
 //
-// The protocol that keeps slots from being overwritten while they are read is core/residency.h's.
+// core/residency.h has the protocol that keeps slots from being overwritten while they are read.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -20,11 +20,11 @@ class ModelExperts;
 
 class Reconciler {
   public:
-    // To be made under the owner's mutex, after its residency and storage.
+    // Must be called under the owner's mutex, after its residency and storage were made.
     Reconciler(ModelExperts & experts, ggml_backend_dev_t device);
-    ~Reconciler(); // stops the worker; copies under way are finished
+    ~Reconciler(); // stops the worker, which finishes the copies under way
 
-    // See core/residency.h; from any thread.
+    // Pass on hints for core/residency.h. Any thread may call them.
     void foresee(int layer, std::vector<int32_t> experts, bool wake);
     void note_used(int layer, std::vector<int32_t> experts);
     void forget();
@@ -37,7 +37,7 @@ class Reconciler {
     struct Batch {
         std::vector<Residency::Load> loads;
         int64_t                      start_ns;
-        size_t                       place; // in the ring, and of its event
+        size_t                       place; // its index in the ring and among the events
     };
 
     void                  work();
@@ -49,20 +49,20 @@ class Reconciler {
     void                  make_ring();
     size_t                most_pageable() const;
     void                  count(const Batch & batch, bool copied);
-    void                  record(const std::vector<Residency::Eviction> & evictions); // under the owner's mutex
+    void                  record(const std::vector<Residency::Eviction> & evictions); // call it under the owner's mutex
 
     ModelExperts &   owner_;
     ggml_backend_ptr stream_;
-    // Pinned memory for what is pageable of as many experts as are under way to the device; null where nothing is.
+    // Pinned memory for the pageable parts of all experts under way to the device. Null if nothing is pageable.
     ggml_backend_buffer_ptr             ring_;
-    std::vector<ggml_backend_event_ptr> ends_; // of the batches, by place
+    std::vector<ggml_backend_event_ptr> ends_; // the batches' ends, by place
     size_t                              batch_size_ = 0, n_batches_ = 0, n_started_ = 0;
     std::deque<Batch>                   under_way_; // in the order of their copies
     int64_t                             last_end_ns_ = 0;
-    int64_t                             expert_ns_   = 0; // that an expert's copy takes, of late; 0: unknown
+    int64_t                             expert_ns_   = 0; // recent mean time of an expert's copy; 0: unknown
     bool                                stop_        = false;
     std::mutex                          said_mutex_;
-    std::map<int, Word>                 said_; // the last word of every layer
+    std::map<int, Word>                 said_; // the last hint for every layer
     bool                                forget_ = false;
     std::thread                         worker_;
 };

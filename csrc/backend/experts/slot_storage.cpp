@@ -8,8 +8,8 @@
 namespace spac {
 namespace {
 
-// Whether the device's kernel takes `n` experts as one tensor. Some limit what one may span, as Vulkan's storage
-// buffers.
+// Returns true if the device's kernel accepts `n` experts as one tensor. Some devices limit a tensor's size, as Vulkan
+// limits storage buffers.
 bool multiplies(ggml_backend_dev_t device, const ggml_tensor & weight, int n) {
     const ggml_context_ptr ctx(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor *          slots = ggml_new_tensor_3d(ctx.get(), weight.type, weight.ne[0], weight.ne[1], n);
@@ -29,10 +29,10 @@ int ExpertWeight::max_slots(ggml_backend_dev_t device) const {
     const int64_t elements = is_bias() ? tensor->ne[0] : tensor->ne[0] * tensor->ne[1];
     int           most     = slots_per_tensor(elements / ggml_blck_size(tensor->type));
     if (device == nullptr || is_bias() || most < 1 || multiplies(device, *tensor, most) ||
-        !multiplies(device, *tensor, 1)) { // a type without kernel: blocks tell
+        !multiplies(device, *tensor, 1)) { // a type without a kernel is reported by its blocks (note_unsplit)
         return most;
     }
-    int least = 1; // does, and `most` does not
+    int least = 1; // the kernel accepts `least`, and refuses `most`
     while (most - least > 1) {
         const int middle                                     = least + (most - least) / 2;
         (multiplies(device, *tensor, middle) ? least : most) = middle;
@@ -72,7 +72,7 @@ SlotStorage::SlotStorage(ggml_backend_dev_t device, const std::vector<std::vecto
     if (!buffer_) {
         throw MemoryError(std::string("device ") + ggml_backend_dev_name(device) + " has no room for the expert slots");
     }
-    // some kernels read a little past a row's end: what they find there must be finite
+    // some kernels read a little past a row's end, where values must be finite
     ggml_backend_buffer_clear(buffer_.get(), 0);
     ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
 }

@@ -1,5 +1,5 @@
-// Device memory of the slots: for every pool one tensor per weight of an expert, stacked by slot in the weight's own
-// type and shape, so that mul_mat_id reads a pool's tensor as it would read a layer's.
+// Device memory of the slots. Every pool has one tensor per weight of an expert. It stacks the slots in the weight's
+// own type and shape, so that mul_mat_id reads a pool's tensor as it would read a layer's.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -10,7 +10,7 @@
 
 namespace spac {
 
-// One weight of the experts of a layer as the store holds it: all experts stacked along the last dimension.
+// One weight of a layer's experts in the store, with all experts stacked along the last dimension.
 struct ExpertWeight {
     const ggml_tensor * tensor; // in the store; [in, out, n_expert], or [out, n_expert] for a bias
     size_t              bytes;  // of one expert
@@ -18,28 +18,28 @@ struct ExpertWeight {
     bool is_bias() const { return tensor->ne[2] == 1; }
     int  n_expert() const { return static_cast<int>(is_bias() ? tensor->ne[1] : tensor->ne[2]); }
     bool same_shape(const ExpertWeight & other) const;
-    // How many slots of this weight one tensor may stack: as many as kernels can index, and as `device` takes, where
-    // one is given.
+    // Returns the most slots of this weight that one tensor may stack: as many as kernels can index, and as `device`
+    // accepts if it is given.
     int max_slots(ggml_backend_dev_t device = nullptr) const;
 };
 
 class SlotStorage {
   public:
-    // `prototypes[p]`: the weights of a layer of pool p; `n_slots[p]` slots each, at most the weights' max_slots().
-    // Throws MemoryError when the device refuses.
+    // Allocates `n_slots[p]` slots for each pool p, at most the weights' max_slots(). `prototypes[p]` has the weights
+    // of one layer of the pool. Throws MemoryError if the device refuses.
     SlotStorage(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
                 const std::vector<int> & n_slots);
 
-    // Bytes of device memory that such a storage takes.
+    // Returns the bytes of device memory that such a storage takes.
     static size_t bytes_of(ggml_backend_dev_t device, const std::vector<std::vector<ExpertWeight>> & prototypes,
                            const std::vector<int> & n_slots);
 
-    // The stacked tensor of weight `w` of pool `p`; null when the pool has no slots.
+    // Returns the stacked tensor of weight `w` of pool `p`. It is null if the pool has no slots.
     ggml_tensor * tensor(int p, int w) const { return tensors_[p][w]; }
     size_t        bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
 
   private:
-    // The tensors, without memory.
+    // Makes the tensors without memory.
     SlotStorage(const std::vector<std::vector<ExpertWeight>> & prototypes, const std::vector<int> & n_slots);
 
     ggml_context_ptr                        ctx_;

@@ -43,7 +43,8 @@ size_t turn_bytes(const std::vector<WeightTurn> & turns, ggml_backend_buffer_typ
 }
 
 bool turns_affordable(ggml_backend_dev_t device, size_t region_bytes) {
-    constexpr size_t always = size_t{1} << 30; // a matrix of all experts has some hundred MiB in most models
+    // Regions up to this size are always affordable. A matrix of all experts has some hundred MiB in most models.
+    constexpr size_t always = size_t{1} << 30;
     const size_t     size   = memory_of(device).size();
     return WeightTurn::n_regions * region_bytes <= std::max(std::min(always, size / 3), size / 6);
 }
