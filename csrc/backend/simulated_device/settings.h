@@ -1,36 +1,37 @@
-// How the simulated device behaves.
+// Settings of the simulated device: its speed, its memory, its faults.
 #pragma once
 
 #include <string>
 
 namespace spac {
 
-// A fault of the device, for tests that have to notice it.
+// A fault of the device. Tests have to notice it.
 enum class SimulatedFault {
     none,
     no_kernel,  // it cannot multiply by experts
     unordered,  // its streams do not wait for each other's events
     no_signal,  // a gate's signals never come
-    slow_queue, // a call that queues a wait at a gate returns when the gate is open
-    dead,       // it never gets past a gate
+    slow_queue, // a call that queues a wait at a gate returns only when the gate is open
+    dead,       // its streams never pass a gate
 };
 // Returns the fault of this name: "", "no-kernel", "unordered", "no-signal", "slow-queue" or "dead". Throws InputError
-// for others.
+// for other names.
 SimulatedFault simulated_fault(const std::string & name);
 
-// The simulated device's speed and faults, for tests and for showing what a slow link does. They apply from now on.
+// The simulated device's speed and faults, for tests and for demonstrations of a slow link.
 struct SimulatedSettings {
     double upload_gb_s  = 0;  // host-to-device bandwidth; 0 = as fast as memory
-    double latency_us   = 0;  // added to every copy and launch, but not to those that fill slots: a link is a pipeline
-    double delay_us     = 0;  // a random delay up to this before every queued operation
+    double latency_us   = 0;  // added to every copy and launch, except copies into slots, since a link is a pipeline
+    double delay_us     = 0;  // largest random delay before every queued operation
     long   memory_mb    = 0;  // memory it claims to have; 0 = half of the host's
-    int    fail_uploads = 0;  // the next so many uploads into slots fail
+    int    fail_uploads = 0;  // number of uploads into slots that fail from now on
     int    n_threads    = 1;  // threads that compute on it
-    double spin_us      = 50; // how long its threads, and who waits for it, look before they sleep
+    double spin_us      = 50; // time for which its threads, and threads that wait for it, poll before they sleep
     long   pin_limit_mb = -1; // host memory that its driver registers, in MiB; -1: it has no such function
 
     SimulatedFault fault = SimulatedFault::none;
 };
+// Sets the settings. They apply from now on.
 void              set_simulated_device(const SimulatedSettings & settings);
 SimulatedSettings simulated_settings();
 

@@ -47,7 +47,7 @@ bool on_device(const ggml_tensor * t) {
     return buffer != nullptr && buffer->buft == simulated_buffer_type();
 }
 
-// On the source's stream; the other one waits for it.
+// Queues the copy on the source's stream. The other stream waits for it.
 bool backend_copy_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * src, ggml_tensor * dst) {
     if (!is_simulated(from) || !is_simulated(to) || !on_device(src) || !on_device(dst)) {
         return false;
@@ -171,7 +171,7 @@ const ggml_backend_device_i device_iface = {
     /* .event_synchronize    = */ event_synchronize,
 };
 
-// ---- the registry entry, in no registry: it has the driver's functions, and what capabilities.h asks for
+// ---- the registry entry: it has the driver's functions and those of capabilities.h, and is in no registry
 
 Capabilities capabilities(ggml_backend_dev_t) {
     Capabilities result;

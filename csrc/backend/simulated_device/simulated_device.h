@@ -1,10 +1,9 @@
-// The simulated device: an asynchronous device made of host memory and a worker thread, where there is no GPU and in
-// tests.
+// The simulated device: an asynchronous device made of host memory and a worker thread, for tests and for machines
+// without a GPU.
 //
-// It keeps the habits of a GPU that a plain CPU device hides: its buffers are not host memory, every backend instance
-// is a stream with a worker of its own, a launch captures its tensors and runs later, asynchronous copies read and
-// write host memory late, streams are ordered by events alone. Speed, memory size and copy faults are settable
-// (settings.h).
+// It behaves like a GPU where a plain CPU device does not. Its buffers are not host memory. Every backend instance is a
+// stream with its own worker. A launch captures its tensors and runs later. Asynchronous copies read and write host
+// memory late. Only events order streams. Speed, memory size and faults can be set (settings.h).
 #pragma once
 
 #include "ggml-backend.h"
@@ -13,7 +12,7 @@ namespace spac {
 
 ggml_backend_dev_t simulated_device();
 
-// Whether the next upload fails by injection; then the one after that is one fewer.
+// Returns true if the next upload has to fail, and counts it off SimulatedSettings::fail_uploads.
 bool simulated_fail_upload();
 
 } // namespace spac

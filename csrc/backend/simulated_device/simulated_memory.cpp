@@ -42,7 +42,7 @@ void * buffer_base(ggml_backend_buffer_t buffer) { return buffer->context; }
 void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
       memset(static_cast<char *>(t->data) + offset, value, size);
 }
-// As on a GPU, these are not ordered with any stream: whoever calls them has waited for what matters.
+// As on a GPU, these functions are not ordered with any stream. The caller has waited for the operations that matter.
 void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
     simulated_check_source(data, size);
     memcpy(static_cast<char *>(t->data) + offset, data, size);
@@ -86,12 +86,12 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
         return nullptr;
     }
     if (page == huge_page) {
-        madvise(data, size, MADV_HUGEPAGE); // weights are read faster; where it is not to be had, they are read anyway
+        madvise(data, size, MADV_HUGEPAGE); // weights are read faster; a failure does no harm
     }
     return ggml_backend_buffer_init(buft, buffer_iface, data, size);
 }
 
-// Plain host memory under a name of its own: what pinned memory is to a GPU.
+// The type of pinned memory is plain host memory under its own name.
 const char *          pinned_name(ggml_backend_buffer_type_t) { return "stand-in_Host"; }
 ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
@@ -110,7 +110,7 @@ struct Registered {
     size_t                   sum = 0;
 };
 
-// Never destroyed: models may be freed while the process ends.
+// Returns the registrations. They are never destroyed, since models may be freed while the process ends.
 Registered & registered() {
     static auto * books = new Registered;
     return *books;

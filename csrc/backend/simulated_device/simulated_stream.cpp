@@ -23,8 +23,8 @@ inline void pause() {
 #endif
 }
 
-// A sleeping thread takes 30 to 60 us to wake, and every MoE layer wakes two: who waits looks for a while first, as a
-// GPU's driver does, and sleeps then. Whether `done` came true meanwhile.
+// Polls for `spin_us` before the caller sleeps, as a GPU's driver does. Returns true if `done` came true. A sleeping
+// thread takes 30 to 60 us to wake, and every MoE layer wakes two.
 template <typename Done> bool spin(const Done & done) {
     static const bool alone = std::thread::hardware_concurrency() < 2;
     if (done() || alone) {
@@ -43,7 +43,7 @@ template <typename Done> bool spin(const Done & done) {
     return false;
 }
 
-// A launched graph: nodes copied when it was launched, as a GPU captures kernel arguments.
+// A launched graph. Its nodes are copied when it is launched, as a GPU captures kernel arguments.
 class Launch {
   public:
     explicit Launch(const ggml_cgraph * graph) {
@@ -57,14 +57,14 @@ class Launch {
         known_.resize(size);
         for (size_t i = 0; i < n; ++i) {
             ggml_tensor * node = capture(graph->nodes[i]);
-            // sources need their shape and data, not their own sources: those ran before
+            // sources need their shape and data, but not their own sources, which have run before
             for (ggml_tensor *& src : node->src) {
                 src = src != nullptr ? capture(src) : nullptr;
             }
             nodes_.push_back(node);
         }
         known_ = {};
-        // no use counts: an empty hash set, in which nothing is found
+        // an empty hash set, in which no use counts are found
         graph_.size = graph_.n_nodes = graph->n_nodes;
         graph_.nodes                 = nodes_.data();
         graph_.visited_hash_set      = {1, &nothing_used_, &no_key_};
@@ -95,7 +95,7 @@ class Launch {
         return &tensors_.back();
     }
 
-    std::vector<ggml_tensor>                                   tensors_; // reserved once: pointers stay
+    std::vector<ggml_tensor>                                   tensors_; // reserved once, so pointers stay valid
     std::vector<ggml_tensor *>                                 nodes_;
     std::vector<std::pair<const ggml_tensor *, ggml_tensor *>> known_;
     size_t                                                     n_known_      = 0;
@@ -107,7 +107,7 @@ class Launch {
 void transfer(void * dst, const void * src, size_t size) {
     const auto   start = std::chrono::steady_clock::now();
     const double gb_s  = simulated_settings().upload_gb_s;
-    if (gb_s > 0) { // first the time, then the bytes: who reads them too early does not find them
+    if (gb_s > 0) { // the bytes come after the time, so a reader that is too early does not find them
         std::this_thread::sleep_until(start + std::chrono::nanoseconds(static_cast<int64_t>(size / gb_s)));
     }
     memcpy(dst, src, size);
@@ -118,7 +118,7 @@ void transfer(void * dst, const void * src, size_t size) {
 // ---- events
 
 void SimulatedEvent::reach(uint64_t n) {
-    const std::lock_guard lock(mutex_); // one stream's records are reached in order, another's may be behind them
+    const std::lock_guard lock(mutex_); // one stream's records are reached in order, but another stream's may be later
     reached_ = std::max(reached_.load(), n);
     changed_.notify_all();
 }
@@ -145,7 +145,7 @@ bool SimulatedEvent::wait_patiently(uint64_t n) {
     return true;
 }
 
-// ---- what is queued
+// ---- the queue
 
 SimulatedStream::SimulatedStream() : cpu_(ggml_backend_cpu_init()), worker_([this] { work(); }) {}
 
@@ -173,7 +173,7 @@ void SimulatedStream::write(void * dst, const void * data, size_t size) {
     push([this, dst, data, size] {
         if (uploads_ && simulated_fail_upload()) {
             failed_ = true;
-            memset(dst, 0xff, size); // what a broken copy leaves behind
+            memset(dst, 0xff, size); // a failed copy leaves garbage
             return;
         }
         transfer(dst, data, size);
@@ -240,7 +240,7 @@ size_t SimulatedStream::bytes_per_copy() const {
     return static_cast<size_t>(s.latency_us * s.upload_gb_s * 1e3);
 }
 
-// ---- a gate
+// ---- the gate
 
 namespace {
 
@@ -254,7 +254,8 @@ class SimulatedGate : public Gate {
     }
     void queue_wait(uint64_t n) override {
         const SimulatedFault fault = simulated_settings().fault;
-        stream_.wait(openings_, fault == SimulatedFault::dead ? n + for_good + 1 : n); // which never opens
+        stream_.wait(openings_,
+                     fault == SimulatedFault::dead ? n + for_good + 1 : n); // a dead device's gate never opens
         while (fault == SimulatedFault::slow_queue && openings_->reached() <= n) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -288,7 +289,7 @@ void SimulatedStream::compute(ggml_cgraph * graph) {
 }
 
 void SimulatedStream::use_threads(int n) {
-    if (n != n_threads_) { // else ggml makes and ends a pool at every launch
+    if (n != n_threads_) { // without a kept pool, ggml makes and ends one at every launch
         ggml_threadpool_params params = ggml_threadpool_params_default(n);
         params.poll                   = 0;
         ggml_threadpool * pool        = ggml_threadpool_new(&params);
@@ -305,7 +306,7 @@ void SimulatedStream::use_threads(int n) {
 void SimulatedStream::work() {
     std::minstd_rand random(std::random_device{}());
     while (true) {
-        if (!uploads_) { // copies into slots keep nobody waiting
+        if (!uploads_) { // no thread waits for copies into slots
             spin([&] { return n_left_ > 0; });
         }
         std::unique_lock lock(mutex_);

@@ -1,7 +1,7 @@
-// The simulated device's streams: each a queue and a worker thread that takes from it in order, with the delays of the
-// settings.
+// The simulated device's streams. Each is a queue with a worker thread, which runs the operations in order, with the
+// delays of the settings.
 //
-// Operations hold events and captured graphs by shared pointers: freeing an event under way is safe, as it is on a GPU.
+// Operations hold events and captured graphs by shared pointers, so an event in use may be freed, as on a GPU.
 #pragma once
 
 #include "backend/device/capabilities.h"
@@ -25,14 +25,14 @@ class SimulatedEvent {
     uint64_t last() const { return recorded_; }
     void     reach(uint64_t n);
     void     wait(uint64_t n);
-    // The same, with the deadline of a gate: whether it was reached.
+    // Waits until the deadline of a gate at most. Returns true if the record was reached.
     bool     wait_patiently(uint64_t n);
     uint64_t reached() const { return reached_; }
 
   private:
     std::mutex              mutex_;
     std::condition_variable changed_;
-    std::atomic<uint64_t>   recorded_{0}; // number of the last record that was asked for
+    std::atomic<uint64_t>   recorded_{0}; // number of the last record that was queued
     std::atomic<uint64_t>   reached_{0};  // number of the last record that its stream has passed
 };
 
@@ -41,20 +41,20 @@ using SimulatedEventPtr = std::shared_ptr<SimulatedEvent>;
 class SimulatedStream : public StreamExtension {
   public:
     SimulatedStream();
-    ~SimulatedStream() override; // what is queued is done first
+    ~SimulatedStream() override; // runs all queued operations first
     SimulatedStream(const SimulatedStream &)             = delete;
     SimulatedStream & operator=(const SimulatedStream &) = delete;
 
-    // Queued; a copy reads and writes host memory late. `data`: the host's side.
+    // Queue operations. A copy reads and writes host memory when it runs. `data` is in host memory.
     void write(void * dst, const void * data, size_t size);
     void read(const void * src, void * data, size_t size);
     void copy(void * dst, const void * src, size_t size); // inside the device
     void record(const SimulatedEventPtr & event);
-    void wait(const SimulatedEventPtr & event); // for the record that was the last when this was called
-    // The same with numbers of the caller's: a gate's.
+    void wait(const SimulatedEventPtr & event); // for the last record at the time of this call
+    // Queue the same with numbers of the caller, a gate.
     void reach(const SimulatedEventPtr & event, uint64_t n);
     void wait(const SimulatedEventPtr & event, uint64_t n);
-    // Fails when an operation before it has.
+    // Queues a graph. Returns a failure if an earlier operation has failed.
     ggml_status launch(const ggml_cgraph * graph);
 
     void synchronize();
@@ -62,7 +62,7 @@ class SimulatedStream : public StreamExtension {
     std::unique_ptr<Gate> make_gate() override;
     void                  call(std::function<void()> what) override { push(std::move(what)); }
     void                  record_launch(std::shared_ptr<Trace> trace, const Span & span) override;
-    void                  mark_uploads() override { uploads_ = true; } // injected failures strike there only
+    void                  mark_uploads() override { uploads_ = true; } // only its uploads can be made to fail
     bool                  take_failure() override { return failed_.exchange(false); }
     size_t                bytes_per_copy() const override;
 
@@ -74,19 +74,19 @@ class SimulatedStream : public StreamExtension {
 
     std::atomic<bool> failed_{false};
     std::atomic<bool> uploads_{false};
-    // what the next launch is recorded as; of the thread that launches
+    // the record of the next launch; only the thread that launches uses it
     std::shared_ptr<Trace> trace_;
     Span                   span_;
 
     ggml_backend_t                    cpu_;
-    ggml_threadpool *                 pool_      = nullptr; // the worker's
+    ggml_threadpool *                 pool_      = nullptr; // the worker's threads
     int                               n_threads_ = 0;
     std::mutex                        mutex_;
     std::condition_variable           wake_, idle_;
     std::deque<std::function<void()>> queue_;
-    std::atomic<size_t>               n_left_{0}; // queued, or at work
+    std::atomic<size_t>               n_left_{0}; // operations that are queued or running
     bool                              stop_ = false;
-    std::thread                       worker_; // last: starts when the rest is there
+    std::thread                       worker_; // the last member: it starts when the others are initialized
 };
 
 } // namespace spac
