@@ -31,7 +31,7 @@ bool GraphImage::matches(const ggml_cgraph * graph) const {
         return false;
     }
     for (size_t i = 0; i < places_.size(); ++i) {
-        // what lies behind the nodes is read by them, as they are the same: it is there
+        // the tensors behind the nodes in places_ exist, because unchanged nodes read them
         if ((i < static_cast<size_t>(n_nodes_) && graph->nodes[i] != places_[i]) ||
             std::memcmp(places_[i], &tensors_[i], sizeof(ggml_tensor)) != 0) {
             return false;

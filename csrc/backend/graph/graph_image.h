@@ -1,7 +1,7 @@
-// What a graph was made of, to recognize it when it is built anew.
+// An image of a graph's tensors, which recognizes the graph when it is built anew.
 //
-// llama.cpp builds a graph whenever the shape of a batch changes, always in the same memory, so that one of a shape
-// that was there before consists of the same tensors at the same places, down to the last byte; its uid alone is new.
+// llama.cpp builds a graph whenever the shape of a batch changes, always in the same memory. So a graph of an earlier
+// shape consists of the same bytes at the same addresses. Only its uid is new.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -14,15 +14,15 @@ class GraphImage {
   public:
     explicit GraphImage(const ggml_cgraph * graph);
 
-    // Whether the graph has these nodes, and they and what they read are as they were: pointers to its tensors that
-    // somebody kept hold again.
+    // Returns true if the graph has these nodes, and if they and the tensors that they read are unchanged. Then kept
+    // pointers to its tensors are valid again.
     bool matches(const ggml_cgraph * graph) const;
 
   private:
     void add(const ggml_tensor * t);
 
     int                              n_nodes_;
-    std::vector<const ggml_tensor *> places_; // the nodes in their order, then what else they read
+    std::vector<const ggml_tensor *> places_; // the nodes in their order, then other tensors that they read
     std::vector<ggml_tensor>         tensors_;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 bool reads_ids(const ggml_tensor * node) { return node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_ADD_ID; }
 
-// Ops that compute each row of dims 1 and 2 from the same rows of their sources.
+// Returns true for ops that compute each row of dims 1 and 2 from the same rows of their sources.
 bool is_row_wise(const ggml_tensor * node) {
     switch (node->op) {
     case GGML_OP_MUL:
@@ -34,8 +34,8 @@ bool same_rows(const ggml_tensor * t, const ggml_tensor * ids) {
     return t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && t->ne[3] == 1;
 }
 
-// The numbers that a node looks up for every id, [1, n_used, n_tokens] of them; null when it does something else. It is
-// get_rows(repeat(reshape(table))), the repetition being over tokens.
+// Returns the table in which a node looks up a number for every id, [1, n_used, n_tokens], or null for other nodes. The
+// lookup is get_rows(repeat(reshape(table))), where the repetition is over tokens.
 const ggml_tensor * scale_table(const ggml_tensor * node, const ggml_tensor * ids) {
     const ggml_tensor * repeat = node->op == GGML_OP_GET_ROWS ? node->src[0] : nullptr;
     if (repeat == nullptr || repeat->op != GGML_OP_REPEAT || node->src[1] != ids || !same_rows(node, ids) ||
@@ -49,7 +49,7 @@ const ggml_tensor * scale_table(const ggml_tensor * node, const ggml_tensor * id
     return whole && table->op == GGML_OP_NONE && table->type == GGML_TYPE_F32 && !in_store(table) ? table : nullptr;
 }
 
-// Whether a token's ids are different ones: places of a ranking, or a table's that the model brings.
+// Returns true if a token's ids are distinct: they are places of a ranking, or come from a table in the model's file.
 bool are_distinct(const ggml_tensor * ids) {
     while (ids->op == GGML_OP_VIEW || ids->op == GGML_OP_RESHAPE || ids->op == GGML_OP_CONT) {
         ids = ids->src[0];
@@ -62,7 +62,7 @@ using TensorSet = std::unordered_set<const ggml_tensor *>;
 
 // The lookups of scales among the nodes of a block's range.
 struct Lookups {
-    std::unordered_map<const ggml_tensor *, const ggml_tensor *> tables; // by what the chain reads
+    std::unordered_map<const ggml_tensor *, const ggml_tensor *> tables; // by the node that the chain reads
     TensorSet                                                    nodes;
 };
 
@@ -104,8 +104,8 @@ class Finder {
     }
 
   private:
-    // Follows the chain from the first to the last node of the block, and notes what it consists of; false when rows
-    // cannot be split.
+    // Follows the chain from the first to the last node of the block, and notes its nodes. Returns false if rows cannot
+    // be split.
     bool trace(Block & block, TensorSet & members) {
         const Lookups lookups = lookups_of(block);
         for (int i = block.first; i <= block.last; ++i) {
@@ -154,8 +154,9 @@ class Finder {
         return !reads_ids(node) && is_row_wise(node) && touches(members, node);
     }
 
-    // Foreign nodes that compute inside the range would have to keep their place among the chain's copies (the
-    // allocator counts on the order of nodes); llama.cpp builds none, so they are not provided for.
+    // Returns true for nodes that compute. A foreign node that computes inside the range would have to keep its place
+    // among the chain's copies, since the allocator depends on the order of nodes. llama.cpp builds none, so such a
+    // block is not split.
     static bool computes(const ggml_tensor * node) {
         return node->op != GGML_OP_NONE && node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE &&
                node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
@@ -170,8 +171,8 @@ class Finder {
         return node->view_src != nullptr && members.count(node->view_src) != 0;
     }
 
-    // Notes weights, scales and the block's input; false when the node reads anything else from outside, or writes to
-    // it.
+    // Notes weights, scales and the block's input. Returns false if the node reads any other tensor from outside the
+    // chain, or writes to one.
     static bool take_sources(Block & block, const TensorSet & members, const Lookups & lookups, ggml_tensor * node) {
         const ggml_tensor * weight = store_weight(node);
         if (node->view_src != nullptr && members.count(node->view_src) == 0) {
@@ -198,8 +199,8 @@ class Finder {
         return true;
     }
 
-    // Blocks of which a node outside reads the chain (or a lookup of its scales) elsewhere than at its end cannot be
-    // split. One look at the graph for all of them: graphs are made anew whenever the draft's length changes.
+    // Marks blocks as unsplittable if a node outside reads the chain (or a lookup of its scales) before its end. One
+    // pass over the graph does this for all blocks, since graphs are made anew whenever the draft's length changes.
     void note_escapes() {
         std::unordered_map<const ggml_tensor *, size_t> inside;
         for (size_t b = 0; b < blocks_.size(); ++b) {
@@ -224,7 +225,7 @@ class Finder {
         }
     }
 
-    // Whether another block begins inside this one.
+    // Returns true if another block begins inside this one.
     bool interleaved(const Block & block) const {
         return std::any_of(blocks_.begin(), blocks_.end(), [&](const Block & other) {
             return &other != &block && other.first >= block.first && other.first <= block.last;
@@ -251,7 +252,7 @@ class Finder {
     const ggml_cgraph *    graph_;
     bool                   repeats_;
     std::vector<Block>     blocks_;
-    std::vector<TensorSet> members_; // of every block: its chain, and the lookups of its scales
+    std::vector<TensorSet> members_; // for every block its chain, and the lookups of its scales
 };
 
 } // namespace

@@ -14,7 +14,7 @@ constexpr int longest_path = 16; // nodes between a router's matrix and its ids
 
 const ggml_tensor * root(const ggml_tensor * t) { return t->view_src != nullptr ? t->view_src : t; }
 
-// A vector of one number an expert that a node adds, in device memory.
+// Returns the vector in device memory, one number per expert, that a node adds, or null.
 const ggml_tensor * added(const ggml_tensor * node, int64_t n_expert) {
     const ggml_tensor * bias = node->src[1];
     return bias->op == GGML_OP_NONE && bias->type == GGML_TYPE_F32 && bias->buffer != nullptr &&
@@ -35,8 +35,8 @@ Router::Activation activation_of(const ggml_tensor * t) {
     return is_unary(t, GGML_UNARY_OP_SIGMOID) ? Router::Activation::sigmoid : Router::Activation::none;
 }
 
-// Scores of which only the best groups' are left: set_rows(fill(groups, -inf), get_rows(groups, chosen), chosen). The
-// scores of all groups, [experts of a group, groups, tokens], or null where it is something else.
+// Returns the scores of all groups, [experts of a group, groups, tokens], if a node keeps only the scores of the best
+// groups: set_rows(fill(groups, -inf), get_rows(groups, chosen), chosen). It returns null for other nodes.
 const ggml_tensor * all_groups(const ggml_tensor * masked) {
     const ggml_tensor * kept   = masked->src[0];
     const ggml_tensor * chosen = masked->src[1];
@@ -76,7 +76,7 @@ Router router_of(const Block & block) {
             }
             router.activation  = activation_of(t);
             router.choice_bias = std::exchange(router.bias, nullptr);
-            t                  = t->op == GGML_OP_SQRT ? t->src[0] : t; // two nodes
+            t                  = t->op == GGML_OP_SQRT ? t->src[0] : t; // this activation is two nodes
             break;
         case GGML_OP_ADD:
             if (router.bias != nullptr || added(t, t->ne[0]) == nullptr) {
@@ -136,7 +136,7 @@ void Chooser::activate(float * scores, int n_expert) const {
 
 void Chooser::leave_groups_out(float * scores, int n_expert) const {
     const int                          size = n_expert / n_groups_;
-    std::vector<std::pair<float, int>> groups; // the sum of its two best, and where it begins
+    std::vector<std::pair<float, int>> groups; // the sum of its two best experts, and its first expert
     for (float * group = scores; group < scores + n_expert; group += size) {
         float best = *group, second = size > 1 ? -std::numeric_limits<float>::infinity() : 0;
         for (int e = 1; e < size; ++e) {
@@ -155,7 +155,7 @@ void Chooser::choose(float * scores, int n_expert, int n_used, int32_t * chosen)
     for (size_t e = 0; e < bias_.size(); ++e) {
         scores[e] += bias_[e];
     }
-    if (!choice_bias_.empty() || n_groups_ > 1) { // else the order is that of the products
+    if (!choice_bias_.empty() || n_groups_ > 1) { // otherwise the products give the order
         activate(scores, n_expert);
     }
     if (n_groups_ > 1) {

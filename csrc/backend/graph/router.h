@@ -1,4 +1,5 @@
-// The router of a block: what turns the block's input into scores of its experts, found by dataflow like the block.
+// The router of a block, which turns the block's input into scores of its experts. It is found by dataflow, as blocks
+// are.
 #pragma once
 
 #include "backend/graph/moe_block.h"
@@ -11,25 +12,25 @@ struct Router {
     enum class Activation { none, softmax, sigmoid, sqrt_softplus };
 
     const ggml_tensor * weight      = nullptr; // [width, n_expert] on the device; null: the router was not recognized
-    const ggml_tensor * product     = nullptr; // the node that multiplies it with what it reads
-    bool                own_input   = false;   // which is not what the block reads: Llama 4, Gemma 4
+    const ggml_tensor * product     = nullptr; // the node that multiplies the weight with the router's input
+    bool                own_input   = false;   // this input is not the block's: Llama 4, Gemma 4
     const ggml_tensor * bias        = nullptr; // [n_expert] F32, or null
     Activation          activation  = Activation::none;
-    const ggml_tensor * choice_bias = nullptr; // added behind the activation, to choose by: [n_expert] F32, or null
-    // Experts stand in groups, of which a token uses those with the best two experts.
+    const ggml_tensor * choice_bias = nullptr; // added after the activation, for the choice: [n_expert] F32, or null
+    // Experts are in groups. A token uses the groups whose two best experts have the highest sums.
     int n_groups      = 1;
     int n_groups_used = 1;
 };
 
-// A router of one matrix.
+// Returns the block's router, if it consists of one matrix.
 Router router_of(const Block & block);
 
-// Which experts a router chooses, from its matrix's products on the host. Not thread-safe.
+// Computes on the host which experts a router chooses, from its matrix's products. It is not thread-safe.
 class Chooser {
   public:
     // Copies the biases from the device.
     explicit Chooser(const Router & router);
-    // The best `n_used` of `n_expert` for one token, best first, to `chosen`. Changes `scores`.
+    // Writes the best `n_used` of `n_expert` experts for one token to `chosen`, best first. It changes `scores`.
     void choose(float * scores, int n_expert, int n_used, int32_t * chosen) const;
 
   private:

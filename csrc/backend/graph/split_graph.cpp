@@ -14,8 +14,8 @@ namespace {
 size_t row_bytes(const ggml_tensor * t) { return static_cast<size_t>(t->ne[0]) * sizeof(float); }
 size_t span(const ggml_tensor * ids) { return ggml_nbytes(ids); }
 
-// Host memory of a graph's own, for the ids of blocks that run wholly on the device: pinned, for a copy into any other
-// memory waits for all that is queued before it.
+// Returns the bytes of host memory for the ids of blocks that run wholly on the device (late_ids). It is pinned,
+// because a copy into other memory waits for everything that is queued before it.
 size_t late_bytes(const std::vector<Block> & blocks) {
     size_t bytes = 0;
     for (const Block & block : blocks) {
@@ -26,12 +26,12 @@ size_t late_bytes(const std::vector<Block> & blocks) {
 
 int n_expert_of(const Block & block) { return ExpertWeight{block.weights.front(), 0}.n_expert(); }
 
-// Whether a later block may be looked ahead to from this one.
+// Returns true if this block may predict a later one.
 bool foresees(const Block & block) {
     return block.splittable && block.n_tokens() <= Lookahead::most_tokens && block.input->ne[1] == 1;
 }
 
-// Lays the shared memory out for one block; called with null arenas to measure.
+// Lays out the shared memory for one block. With null arenas, it measures.
 Staging lay_out(const Block & block, Arena & host, Arena & device) {
     Staging      s      = {};
     const size_t pairs  = block.n_pairs();
@@ -52,7 +52,7 @@ Staging lay_out(const Block & block, Arena & host, Arena & device) {
     return s;
 }
 
-// Memory of the host's copies of the chain.
+// Returns the bytes of the host's copies of the chain.
 size_t chain_bytes(const Block & block) {
     Arena arena;
     for (const ggml_tensor * node : block.chain) {
@@ -68,7 +68,7 @@ size_t chain_bytes(const Block & block) {
 
 void make_host_part(ggml_context * ctx, SplitBlock & b, const Staging & s, Arena & arena) {
     const Block & block = b.block;
-    // the input keeps its shape; ids are packed, with -1 where the device computes
+    // the input keeps its shape; ids are packed, and -1 for rows that the device computes
     b.host_input =
         leaf(ctx, block.input->type, {block.input->ne[0], block.input->ne[1], block.input->ne[2]}, s.input, nullptr);
     ggml_tensor * ids = leaf(ctx, GGML_TYPE_I32, {block.n_used(), block.n_tokens()}, s.host_ids, nullptr);
@@ -76,7 +76,7 @@ void make_host_part(ggml_context * ctx, SplitBlock & b, const Staging & s, Arena
     NodeMap map  = {{block.input, b.host_input}, {block.ids, ids}};
     b.host_graph = ggml_new_graph_custom(ctx, block.chain.size() + block.scales.size(), false);
     if (!block.scales.empty()) {
-        // looked up by the ids of all rows: there is no number for -1
+        // the lookup uses the ids of all rows, since there is no number for -1
         ggml_tensor * all = leaf(ctx, GGML_TYPE_I32, {block.n_used(), block.n_tokens()}, s.ids, nullptr);
         all->nb[1] = all->nb[2] = block.ids->nb[1];
         for (const Scale & scale : block.scales) {
@@ -113,7 +113,7 @@ void make_join(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backe
     b.join->flags |= GGML_TENSOR_FLAG_COMPUTE;
 }
 
-// The same join as another node.
+// Makes another node for the same join.
 ggml_tensor * copy_join(ggml_context * ctx, const SplitBlock & b) {
     ggml_tensor * copy = ggml_add(ctx, b.join->src[0], b.join->src[1]);
     copy->data         = b.join->data;
@@ -122,7 +122,7 @@ ggml_tensor * copy_join(ggml_context * ctx, const SplitBlock & b) {
     return copy;
 }
 
-// The nodes from `begin` to `end` behind one of our own, which computes nothing.
+// Makes a part of the nodes from `begin` to `end`, behind a node of spac's that computes nothing.
 void take_dense(ggml_context * ctx, ggml_tensor ** begin, ggml_tensor ** end, Part & dense) {
     if (begin != end) {
         dense.nodes = {leaf(ctx, GGML_TYPE_F32, {1}, (*begin)->data, (*begin)->buffer)};
@@ -139,7 +139,7 @@ void join_and(ggml_tensor * join, const Part & dense, Part & both) {
     both.fix();
 }
 
-// Has a part compute a node of ours, right before another of its nodes, or at the end.
+// Adds a node of spac's to a part, right before the node `before`, or at the end. Returns false if `before` is missing.
 bool add_node(Part & part, ggml_tensor * node, const ggml_tensor * before) {
     const auto at = std::find(part.nodes.begin(), part.nodes.end(), before);
     if (before != nullptr && at == part.nodes.end()) {
@@ -149,11 +149,11 @@ bool add_node(Part & part, ggml_tensor * node, const ggml_tensor * before) {
     return true;
 }
 
-// Tokens of a block up to which kernels write single numbers straight to the host: those for a vector at a time. Those
-// for more may add to what they wrote before.
+// Most tokens of a block whose scores kernels write straight to the host's memory. These kernels multiply a vector at a
+// time. Kernels for more tokens may add to numbers that they wrote before.
 constexpr int most_written_straight = 8;
-// Rows of a block's input up to which its hand-over is in place: beyond, a copy engine is as fast and leaves kernels
-// alone.
+// Most rows of a block's input for the hand-off in place. For more rows a copy engine is as fast, and leaves the
+// device's cores to kernels.
 constexpr int64_t most_rows_in_place = 64;
 
 bool can_be_in_place(const Block & block, const InPlace & how) {
@@ -162,8 +162,9 @@ bool can_be_in_place(const Block & block, const InPlace & how) {
            block.input->type == GGML_TYPE_F32 && block.out->type == GGML_TYPE_F32 && ggml_is_contiguous(block.input);
 }
 
-// Shows the later block's router what the earlier one's reads: with the last of the dense nodes before that if it is
-// what the block reads, else before it is read there, for its memory may be used again.
+// Adds a node that multiplies the later block's router with the input of the earlier block's router. If this input is
+// the block's, the node is the last of the dense nodes. Otherwise it stands before the earlier router's own product,
+// since the input's memory may be used again after it.
 void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const Staging & s,
                    ggml_backend_buffer_t device, const InPlace & how) {
     const Block & block  = from.block;
@@ -194,7 +195,7 @@ void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const
     from.foresight.reset(new Foresight{&to, scores, Chooser(router)});
 }
 
-// Has kernels write to the host's staging what the host reads of a block: lookups by 0, 1, 2 and so on.
+// Adds kernels that write a block's ids, input and scores to the host's staging. They are lookups by 0, 1, 2, ….
 void tell_in_place(ggml_context * ctx, SplitBlock & b, const Staging & s, const InPlace & how) {
     const Block &              block = b.block;
     const ggml_tensor &        n     = *how.numbers;
@@ -202,7 +203,7 @@ void tell_in_place(ggml_context * ctx, SplitBlock & b, const Staging & s, const 
     std::vector<ggml_tensor *> nodes;
     ggml_tensor *              table = table_leaf(ctx, GGML_TYPE_I32, b.n_expert, block.n_tokens(), n.data, n.buffer);
     nodes.push_back(lookup(ctx, table, block.ids, s.ids, how.host));
-    nodes.back()->nb[2] = block.ids->nb[1]; // tokens lie as far apart as in the graph
+    nodes.back()->nb[2] = block.ids->nb[1]; // the graph's stride between tokens
     nodes.back()->nb[3] = nodes.back()->nb[2] * nodes.back()->ne[2];
     const auto copy     = [&](int64_t n_row, int64_t n_column, void * from, ggml_backend_buffer_t of, void * to) {
         ggml_tensor * all = leaf(ctx, GGML_TYPE_F32, {n_column, n_row}, from, of);
@@ -254,7 +255,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
 
     Arena  whole(host);
     char * late  = whole.take(late_bytes(blocks));
-    char * rest  = whole.take(0); // which blocks share
+    char * rest  = whole.take(0); // the memory that blocks share
     int    next  = 0;
     bool   noted = false;
     for (Block & block : blocks) {
@@ -273,7 +274,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
                 g->met_late = true;
             }
         } else {
-            if (!noted) { // an adapter's own weights come after those that it is applied to
+            if (!noted) { // an adapter's own weights follow those that it is applied to, and need no message
                 b->experts->note_unsplit(block.weights.front()->name, ModelExperts::Unsplit::chain);
             }
             noted = true;
@@ -287,7 +288,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->in_place = !b->before.nodes.empty() && can_be_in_place(b->block, how);
         make_host_part(g->ctx.get(), *b, staging, host_arena);
         make_join(g->ctx.get(), *b, staging, device, how.host);
-        // Parts of their own, each behind a node of its own: CUDA keeps one graph for a first node.
+        // Separate parts, each behind its own first node, since CUDA keeps one graph per first node.
         take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + b->block.first, b->told_before);
         if (!g->blocks.empty()) {
             SplitBlock & last = *g->blocks.back();
