@@ -44,7 +44,7 @@ ggml_status ComputeStream::launch(const SplitBlock & b, const std::vector<ggml_t
 ggml_status ComputeStream::queue(const std::vector<ggml_tensor *> & nodes, uint64_t uid, const ggml_cgraph & uses) {
     ggml_cgraph part = {};
     part.size = part.n_nodes = static_cast<int>(nodes.size());
-    part.nodes               = const_cast<ggml_tensor **>(nodes.data()); // read only by every backend
+    part.nodes               = const_cast<ggml_tensor **>(nodes.data()); // no backend writes to it
     part.uid                 = uid;
     part.use_counts          = uses.use_counts;
     part.visited_hash_set    = uses.visited_hash_set;

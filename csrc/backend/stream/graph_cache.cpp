@@ -13,10 +13,10 @@
 namespace spac {
 namespace {
 
-// Prompt and step shapes of a context, with room for several draft lengths.
+// Most graphs in the cache: enough for a context's prompt and step shapes, with several draft lengths.
 constexpr size_t max_graphs = 16;
 
-// How far is to be looked ahead for these blocks.
+// Returns the distance to look ahead for these blocks.
 int distance_of(const SplitGraph & g) { return g.blocks.empty() ? 0 : g.blocks.front()->experts->lookahead.distance(); }
 
 } // namespace
@@ -35,15 +35,15 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
         return *known;
     }
     std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
-    // the last layer of a prompt's piece whose logits nobody wants has no rows: its nodes are skipped by any device
+    // if no logits of a batch are wanted, its last layer has no rows, and devices skip such nodes
     blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
                  blocks.end());
     reserve(blocks);
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
-    // a graph without a uid cannot be recognized again
+    // graphs without a uid cannot be recognized again
     const auto outdated = [this](auto & g) { return g->uid == 0 || !is_current(*g); };
     if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
-        stream_.synchronize(); // launches under way read the tensors of the graph that goes
+        stream_.synchronize(); // launches under way read the tensors of graphs that are dropped
     }
     graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), outdated), graphs_.end());
     if (graphs_.size() >= max_graphs) {
@@ -60,7 +60,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     return g;
 }
 
-// A prepared graph whose tensors are those of this one.
+// Returns the prepared graph whose tensors are those of this one, or null.
 SplitGraph * GraphCache::find(const ggml_cgraph * graph) {
     for (auto & g : graphs_) {
         if (g->uid == graph->uid && g->n_nodes == graph->n_nodes &&
@@ -81,7 +81,7 @@ void GraphCache::reserve(const StagingSize & size) {
         return;
     }
     stream_.synchronize();
-    graphs_.clear(); // they point into what is replaced
+    graphs_.clear(); // they point into the staging that is replaced
     reserved_.host   = std::max(reserved_.host, size.host);
     reserved_.device = std::max(reserved_.device, size.device);
     host_buffer_.reset();
@@ -97,7 +97,8 @@ void GraphCache::reserve(const StagingSize & size) {
     make_numbers();
 }
 
-// With the staging, so that nothing is allocated between steps. Without them, copies hand over.
+// Makes the numbers together with the staging, so that nothing is allocated between steps. Without the numbers, the
+// hand-off copies.
 void GraphCache::make_numbers() {
     if (numbers_ != nullptr || !capabilities_of(stream_.device()).reaches_host) {
         return;
