@@ -12,7 +12,7 @@
 namespace spac {
 namespace {
 
-// Whether kernels can read all experts of a weight as one tensor.
+// Returns true if kernels can read all experts of each weight as one tensor.
 bool addressable(const Block & block) {
     return std::all_of(block.weights.begin(), block.weights.end(), [](const ggml_tensor * weight) {
         const ExpertWeight all{weight, 0};
@@ -20,7 +20,7 @@ bool addressable(const Block & block) {
     });
 }
 
-// Whether the slots hold all that the graph can want, now.
+// Returns true if the slots now hold all experts of the graph's layers.
 bool all_resident(const SplitGraph & g) {
     return std::all_of(g.blocks.begin(), g.blocks.end(), [](const auto & b) {
         const auto now = b->experts->snapshot(b->layer);
@@ -45,7 +45,7 @@ void TurnRunner::reserve(const std::vector<Block> & blocks) {
 }
 
 bool TurnRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
-    end(); // where an exception ended the last graph
+    end(); // an exception may have ended the last graph
     const SplitBlock &   first    = *g.blocks.front();
     const ModelExperts & experts  = *first.experts;
     const int            n_tokens = experts.stream_tokens();
@@ -117,7 +117,7 @@ bool TurnRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t 
     return true;
 }
 
-// Makes the turns of a block, the first of them in region `region`; none where the device cannot run them.
+// Makes the turns of a block, the first of them in region `region`. It makes none if the device cannot run them.
 void TurnRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region) {
     const Block & block = b.block;
     b.turn_head.clear();
@@ -174,7 +174,7 @@ ggml_status TurnRunner::run(const SplitBlock & b, const SplitGraph & g, const gg
         status = stream_.launch(b, b.turns[i].nodes, graph);
         weights_->note_read(b.turns[i], stream_);
         if (++next_ < g.turns.size()) {
-            fill(next_); // where the copy has to wait for pageable memory, the device is at work already
+            fill(next_); // a copy from pageable memory may wait, but the device is at work already
         }
     }
     ++counters.blocks;

@@ -1,7 +1,7 @@
-// Runs blocks of large batches in turns (weight_stream.h): the experts come to the device.
+// The runner of prefill streaming: it runs blocks of large batches in turns (weight_stream.h).
 //
-// It owns the weight stream, made by the first large batch and again when a graph needs larger regions, and knows how
-// far the turns of the graph under way have come.
+// It owns the weight stream. The first large batch makes it, and a graph that needs larger regions makes it again. The
+// runner also knows which turn of the graph under way is next.
 #pragma once
 
 #include "backend/graph/split_graph.h"
@@ -16,14 +16,15 @@ class TurnRunner {
   public:
     explicit TurnRunner(ComputeStream & stream) : stream_(stream) {}
 
-    // Makes the weight stream for graphs with these blocks now, where they are to run in turns.
+    // Makes the weight stream for graphs with these blocks now, if they are to run in turns.
     void reserve(const std::vector<Block> & blocks);
-    // Whether blocks of this graph, which is about to be executed, run in turns: those that then have some. Prepares
-    // them, where they are not yet, in `scratch`, the staging on the device.
+    // Returns true if blocks of this graph, which is about to be executed, run in turns; these are the blocks that have
+    // turns afterwards. It prepares the turns if necessary, with `scratch`, the staging on the device.
     bool use(SplitGraph & g, ggml_backend_buffer_t scratch);
-    // Runs such a block, and the dense nodes before it; blocks in their order.
+    // Runs such a block and the dense nodes before it. Call it for the blocks in their order.
     ggml_status run(const SplitBlock & b, const SplitGraph & g, const ggml_cgraph * graph);
-    // The compute stream has been synchronized: ends what was queued for turns, of a graph that was given up too.
+    // Ends all work that was queued for turns, also of a graph that has failed. Call it after synchronizing the compute
+    // stream.
     void end();
 
   private:
@@ -32,11 +33,11 @@ class TurnRunner {
     void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region);
 
     ComputeStream &               stream_;
-    std::shared_ptr<void>         held_; // weights_, as its model's experts count it
+    std::shared_ptr<void>         held_; // counts the bytes of weights_ at its model's experts
     std::unique_ptr<WeightStream> weights_;
-    uint64_t                      generation_ = 0;     // of weights_
-    bool                          refused_    = false; // it cannot be had
-    size_t                        next_       = 0;     // turn of the graph under way
+    uint64_t                      generation_ = 0;     // number of weights_
+    bool                          refused_    = false; // the device refused the weight stream
+    size_t                        next_       = 0;     // next turn of the graph under way
 };
 
 } // namespace spac

@@ -13,13 +13,13 @@
 namespace spac {
 namespace {
 
-// What the link moves in the time that a copy of its own takes, however small.
+// Returns the bytes that the link moves in the fixed time of one copy, which even the smallest copy takes.
 size_t copy_bytes(ggml_backend_t stream) {
     const StreamExtension * const extension = extension_of(stream);
-    return extension != nullptr ? extension->bytes_per_copy() : size_t{64} << 10; // some microseconds of PCIe
+    return extension != nullptr ? extension->bytes_per_copy() : size_t{64} << 10; // some microseconds on PCIe
 }
 
-// Bytes of a tensor as a tensor of their own.
+// Returns a part of a tensor's bytes as a tensor.
 ggml_tensor bytes_of(const ggml_tensor & whole, size_t offset, size_t bytes) {
     ggml_tensor part = {};
     part.type        = GGML_TYPE_I8;
@@ -86,12 +86,12 @@ void WeightStream::place(ggml_context * ctx, WeightTurn & turn, int region) {
     }
 }
 
-// From pinned memory, as the weights: a copy from any other takes the driver's own way.
+// Makes at least `bytes` zeros in pinned memory. The driver stages copies from other memory itself.
 void WeightStream::need_zeros(size_t bytes) {
     if (bytes == 0 || (zeros_ && ggml_backend_buffer_get_size(zeros_.get()) >= bytes)) {
         return;
     }
-    ggml_backend_synchronize(stream_.get()); // copies under way read what is replaced
+    ggml_backend_synchronize(stream_.get()); // copies under way read the zeros that are replaced
     zeros_ = compute_.host_buffer(bytes);
     if (!zeros_) {
         throw MemoryError("no memory for the padding behind weights");
@@ -100,8 +100,8 @@ void WeightStream::need_zeros(size_t bytes) {
 }
 
 struct WeightStream::Slots {
-    std::vector<int32_t>               slot_of; // of every expert, -1: has none
-    std::shared_ptr<const SlotStorage> storage; // null where nothing is resident
+    std::vector<int32_t>               slot_of; // by expert; -1: no slot
+    std::shared_ptr<const SlotStorage> storage; // null if no expert is resident
     int                                pool = 0;
 };
 
@@ -130,13 +130,13 @@ void WeightStream::fill(const WeightTurn & turn, ModelExperts & experts, int lay
     experts.counters.stream_slot_bytes += sum.copied;
 }
 
-// Queues the copies of weight `w` of a layer: what comes over the link first, then what the device has.
+// Queues the copies of weight `w` of a layer: first those over the link, then those from slots.
 WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots,
                                               int w, const PinnedRanges & pinned) {
     ggml_tensor * resident = slots.storage != nullptr ? slots.storage->tensor(slots.pool, w) : nullptr;
     const auto    upload   = [&](size_t offset, size_t bytes) {
         const char * data = static_cast<const char *>(weight.data) + offset;
-        for (const auto & piece : pinned.pieces(data, bytes)) { // the pageable ones take the driver's own way
+        for (const auto & piece : pinned.pieces(data, bytes)) { // the driver stages pageable pieces itself
             ggml_backend_tensor_set_async(stream_.get(), &staged, data + piece.offset, offset + piece.offset,
                                                piece.bytes);
         }
@@ -145,7 +145,7 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
     if (resident == nullptr) {
         return {upload(0, ggml_nbytes(&staged)), 0};
     }
-    const size_t bytes = ggml_nbytes(&staged) / slots.slot_of.size(); // of an expert
+    const size_t bytes = ggml_nbytes(&staged) / slots.slot_of.size(); // bytes of an expert
     const auto   runs  = copy_runs(slots.slot_of, bytes, copy_bytes(stream_.get()));
     Moved        moved;
     for (const CopyRun & run : runs) {
@@ -157,14 +157,14 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
         }
         if (copy_from_slots(*resident, run.slot * bytes, staged, run.first * bytes, run.count * bytes)) {
             moved.copied += run.count * bytes;
-        } else { // a device that has no such copy
+        } else { // the device has no such copy
             moved.uploaded += upload(run.first * bytes, run.count * bytes);
         }
     }
     return moved;
 }
 
-// False where the device would have to be waited for.
+// Queues a copy inside the device. Returns false if the device has no asynchronous one.
 bool WeightStream::copy_from_slots(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte,
                                    size_t bytes) {
     const auto copy = stream_->iface.cpy_tensor_async;
@@ -176,7 +176,8 @@ bool WeightStream::copy_from_slots(ggml_tensor & from, size_t from_byte, ggml_te
     return copy(stream_.get(), stream_.get(), &source, &target);
 }
 
-// Some kernels read a little past the end, where another weight may have been: it must be finite.
+// Queues zeros for the padding behind a weight. Some kernels read a little past the end, where the bytes of an earlier
+// weight might not be finite numbers.
 void WeightStream::clear_padding(ggml_tensor & staged) {
     const size_t bytes   = ggml_nbytes(&staged);
     const size_t padding = ggml_backend_buffer_get_alloc_size(buffer_.get(), &staged) - bytes;
@@ -220,7 +221,7 @@ void WeightStream::end_span(const std::shared_ptr<Recorded> & recorded, const Mo
 
 void WeightStream::wait_filled(const WeightTurn & turn, ComputeStream & compute) {
     ggml_backend_event_wait(compute.backend(), regions_[turn.region].filled.get());
-    // U works in order: with this fill, those before it are over
+    // U works in order, so earlier fills end before this one
     for (auto & mask : held_) {
         compute.hold(std::move(mask));
     }
