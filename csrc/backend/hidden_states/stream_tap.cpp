@@ -9,7 +9,7 @@
 namespace spac {
 namespace {
 
-// Graphs of one token: another whenever the context has grown by some hundred tokens.
+// Most graphs of one token that are kept. A new one comes whenever the context has grown by some hundred tokens.
 constexpr size_t max_graphs = 4;
 
 thread_local std::shared_ptr<Tap> open_tap;
@@ -72,7 +72,7 @@ void StreamTap::end() {
     graphs_.clear();
     ctx_.reset();
     rows_.reset();
-    states_.reset(); // but for views on it
+    states_.reset(); // callers of states() may still hold the memory
 }
 
 ggml_status StreamTap::compute(ComputeStream & stream, ggml_cgraph * graph, const Run & run) {
@@ -95,7 +95,8 @@ ggml_status StreamTap::compute(ComputeStream & stream, ggml_cgraph * graph, cons
     return status;
 }
 
-// The form of a graph with the tap's nodes, made when it is new; null for graphs that are not tapped.
+// Returns the form of a graph with the tap's nodes, and makes it if the graph is new. It is null for graphs that are
+// not tapped.
 StreamTap::Tapped * StreamTap::tapped(ComputeStream & stream, const ggml_cgraph * graph) {
     if (rows_ == nullptr || graph->uid == 0 || graph->uid == untapped_) {
         return nullptr;
@@ -118,7 +119,7 @@ StreamTap::Tapped * StreamTap::tapped(ComputeStream & stream, const ggml_cgraph 
     return add(stream, graph, inputs);
 }
 
-// Whether these are the FFNs of one token.
+// Returns true if these are the inputs of all layers' FFNs for one token.
 bool StreamTap::fits(const std::vector<ggml_tensor *> & inputs) const {
     return static_cast<int>(inputs.size()) == n_layer_ && std::all_of(inputs.begin(), inputs.end(), [&](auto * input) {
                return input->ne[0] == n_embd_ && input->ne[1] == 1;
@@ -128,7 +129,7 @@ bool StreamTap::fits(const std::vector<ggml_tensor *> & inputs) const {
 StreamTap::Tapped * StreamTap::add(ComputeStream & stream, const ggml_cgraph * graph,
                                    const std::vector<ggml_tensor *> & inputs) {
     if (graphs_.size() >= max_graphs) {
-        stream.synchronize(); // launches under way read the nodes of the graph that goes
+        stream.synchronize(); // launches under way read the nodes of the graph that is dropped
         graphs_.erase(
             std::min_element(graphs_.begin(), graphs_.end(), [](auto & a, auto & b) { return a->used < b->used; }));
     }

@@ -7,7 +7,7 @@
 namespace spac {
 namespace {
 
-// Between an FFN's first matrices and its last: more nodes than any architecture has there.
+// Most nodes between an FFN's first matrices and its last. No architecture has as many.
 constexpr int longest_way = 12;
 
 bool is_weight(const ggml_tensor * t) { return t != nullptr && t->op == GGML_OP_NONE; }
@@ -17,8 +17,8 @@ bool is_whole_view(const ggml_tensor * t) {
            ggml_nelements(t) == ggml_nelements(t->src[0]);
 }
 
-// What a matrix is multiplied with to give `t`, with a bias, a scale or an adapter's part on top; null when `t` is
-// something else.
+// Returns the tensor that a matrix is multiplied with to give `t`, where a bias, a scale or an adapter's part may
+// follow. It is null if `t` is no such product.
 const ggml_tensor * matrix_input(const ggml_tensor * t) {
     for (int i = 0; t != nullptr && i < longest_way; ++i) {
         switch (t->op) {
@@ -80,7 +80,7 @@ class Finder {
         }
     }
 
-    // The input of a layer's experts is the same for all of them: a view of [width, 1, n_tokens].
+    // Notes the input of a layer's experts. It is the same for all of them: a view of shape [width, 1, n_tokens].
     void note_experts(const ggml_tensor * node) {
         const ggml_tensor * input = node->src[1];
         if (input->ne[1] == 1 && is_whole_view(input)) {
@@ -88,8 +88,8 @@ class Finder {
         }
     }
 
-    // Whether a matrix is multiplied with what comes of `t`, where nothing takes part but what comes of `input` too.
-    // (The gate of an attention's output is the counter-example: it meets that output first.)
+    // Returns true if a matrix is multiplied with a result of `t` to which only results of `input` contribute. (The
+    // gate of an attention's output is the counter-example: it is multiplied with that output first.)
     bool enters_matrix(const ggml_tensor * t, const ggml_tensor * input, int steps) const {
         const auto readers = readers_.find(t);
         if (steps == 0 || readers == readers_.end()) {
