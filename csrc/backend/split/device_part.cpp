@@ -11,7 +11,8 @@
 namespace spac {
 namespace {
 
-// Masked form: the ids become slots on the device, by a row of the mask's table; -1 where none holds the expert.
+// Masked form: adds the lookup that turns ids into slots on the device, by the layer's row of masks. The result is -1
+// for experts without a slot.
 void add_slot_lookup(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
                      const ggml_tensor * row, NodeMap & map) {
     const Block & block = b.block;
@@ -21,7 +22,7 @@ void add_slot_lookup(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml
     map[block.ids] = leaf(ctx, GGML_TYPE_I32, {block.n_used(), block.n_tokens()}, s.device_ids, scratch);
 }
 
-// Compact form: the input's rows of the listed pairs, one id each.
+// Compact form: adds the lookup of the listed pairs' rows of input. Each pair has one id.
 void add_compact_gather(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
                         NodeMap & map) {
     const Block & block = b.block;
@@ -36,7 +37,8 @@ void add_compact_gather(ggml_context * ctx, SplitBlock & b, const Staging & s, g
     map[block.input] = leaf(ctx, GGML_TYPE_F32, {width, 1, pairs}, s.compact_input, scratch);
 }
 
-// Compact form: the chain's last node writes rows of its own, which go to their places `to` in the block's output.
+// Compact form: makes the chain's last node write separate rows, and adds the node that puts them at their places `to`
+// in the block's output.
 void add_compact_scatter(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
                          ggml_tensor * to) {
     const ggml_tensor * out       = b.block.out;
@@ -51,7 +53,7 @@ void add_compact_scatter(ggml_context * ctx, SplitBlock & b, const Staging & s, 
     b.compact_scatter->flags |= GGML_TENSOR_FLAG_COMPUTE;
 }
 
-// Compact form: gives the part `n` (token, expert) pairs.
+// Compact form: sets the part's shapes to `n` (token, expert) pairs.
 void set_compact_pairs(SplitBlock & b, int n) {
     const auto set_rows = [n](ggml_tensor * t, int dim) {
         t->ne[dim] = n;
@@ -75,7 +77,9 @@ void set_compact_pairs(SplitBlock & b, int n) {
         copy->nb[2] = copy->nb[1];
         copy->nb[3] = copy->nb[2] * n;
         if (copy->op == GGML_OP_MUL_MAT_ID && copy->src[1]->data == b.compact_gather->data &&
-            copy->src[1]->buffer == b.compact_gather->buffer) { // devices may count addresses from their buffers
+            copy->src[1]->buffer ==
+                b.compact_gather
+                    ->buffer) { // addresses may count from the buffer's begin, so they alone do not identify memory
             set_rows(copy->src[1], 2);
         }
     }
@@ -140,7 +144,7 @@ void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
     b.device_nodes.uses = count_uses(ctx, b.device_nodes.nodes);
     if (to == nullptr) {
         b.device_nodes.fix();
-    } // else their shapes change with the pairs
+    } // compact shapes change with the number of pairs
 }
 
 ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
@@ -161,7 +165,7 @@ ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::sha
 
 ggml_status DevicePart::launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph) {
     stream_.hold(b.storage);
-    send_row(b, late.row, 0); // which version it is, who chooses knows
+    send_row(b, late.row, 0); // the version is not known yet
     stream_.record_device_part(b);
     return stream_.launch(b, b.device_nodes, graph);
 }
@@ -170,7 +174,8 @@ ggml_status DevicePart::scatter(const SplitBlock & b, const ggml_cgraph * graph)
     return b.compact_pairs > 0 ? stream_.launch(b, {b.compact_scatter}, graph) : GGML_STATUS_SUCCESS;
 }
 
-// Null where the device has no room for it: the blocks are the host's then.
+// Returns a model's masks on the device, or null if the device has no memory for them. Then the host computes all
+// blocks.
 DevicePart::MaskTable * DevicePart::masks_of(ModelExperts & experts) {
     auto & [holder, table] = mask_tables_[&experts];
     if (!holder) {
@@ -205,7 +210,7 @@ void DevicePart::refresh_mask(const SplitBlock & b, const std::shared_ptr<const 
 
 int32_t * DevicePart::reserve_row(const SplitBlock & b) {
     MaskTable & table = *masks_of(*b.experts);
-    // a copy from pageable memory would have this thread wait for all that is queued
+    // a copy from pageable memory would make this thread wait for all that is queued
     const size_t place = 2 * static_cast<size_t>(b.layer) + table.n_sent[b.layer]++ % 2;
     if (!stream_.has_passed(table.left[place])) {
         stream_.synchronize();
@@ -222,14 +227,14 @@ void DevicePart::write_row(const LateMask & late, const Mask * mask) {
     }
 }
 
-// On the compute stream: launches before it have read the older version.
+// Queues a row on the compute stream, so that launches before it read the older version.
 void DevicePart::send_row(const SplitBlock & b, const int32_t * row, uint64_t version) {
     MaskTable & table = *masks_of(*b.experts);
     stream_.send(b, table.rows[b.layer], row, sizeof(int32_t) * b.n_expert);
     table.versions[b.layer] = version;
 }
 
-// Lists the device's (token, expert) pairs for the compact form, and queues the lists; returns their number.
+// Lists the device's (token, expert) pairs for the compact form, queues the lists, and returns the number of pairs.
 int DevicePart::send_pairs(SplitBlock & b, const Staging & s, const Mask & mask) {
     const int  n_used = b.block.n_used(), n_tokens = b.block.n_tokens();
     const auto all   = static_cast<size_t>(n_used) * n_tokens;

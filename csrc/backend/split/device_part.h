@@ -1,8 +1,8 @@
 // The device's part of a block: the chain on resident experts, by the mask.
 //
-// It owns the ids masks on the device: a row of slot ids per layer, refreshed on the compute stream when a block comes
-// with a newer version. On a device whose kernels do not read negative ids there are none: the part is compact, of the
-// (token, expert) pairs that the host lists.
+// It owns the masks on the device: one row of slot ids per layer. The compute stream refreshes a row when a block has a
+// newer version of its mask. If the device's kernels cannot read negative ids, there are no masks on the device. Then
+// the part is compact: it consists of the (token, expert) pairs that the host lists.
 #pragma once
 
 #include "backend/experts/model_experts.h"
@@ -21,39 +21,40 @@ class DevicePart {
   public:
     explicit DevicePart(ComputeStream & stream);
 
-    // Whether the block's part is made for other slots than those of `now`.
+    // Returns true if the block's part was made for other slots than those of `now`.
     static bool stale(const SplitBlock & b, const ModelExperts::Snapshot & now) {
         return b.storage_generation != now.generation || !b.storage;
     }
-    // Makes it; no launch that reads the older one may be under way. `scratch`: the staging on the device.
+    // Makes the part. No launch that reads the older one may be under way. `scratch` is the staging on the device.
     void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, const ModelExperts::Snapshot & now);
 
-    // Queues it, and holds what it reads. The masked form computes the block's output, with rows of zeros where the
-    // host computes; the compact one, for which the ids must be in staging, rows of its own.
+    // Queues the part, and holds the memory that it reads. The masked form computes the block's output, with zeros in
+    // the host's rows. The compact form computes separate rows, and needs the ids in staging.
     ggml_status launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                        const ggml_cgraph * graph);
-    // Masked form, with a mask that is chosen before the stream comes here: where its row is to be written then.
+    // Masked form, with a mask that is chosen after the part was queued and before the stream runs it. reserve_row()
+    // returns the memory to which write_row() then writes the mask's row.
     bool        rows_pinned(const SplitBlock & b) { return stream_.is_pinned(masks_of(*b.experts)->staging); }
     int32_t *   reserve_row(const SplitBlock & b);
-    static void write_row(const LateMask & late, const Mask * mask); // null: no expert is resident
+    static void write_row(const LateMask & late, const Mask * mask); // null: no resident expert
     ggml_status launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph);
-    // Compact form: queues the way of these rows into the output, behind the host's.
+    // Compact form: queues the copies of these rows into the output, behind those of the host's rows.
     ggml_status scatter(const SplitBlock & b, const ggml_cgraph * graph);
 
-    // Whether blocks get the masked form.
+    // Returns true if blocks get the masked form.
     bool masked() const { return masked_; }
 
   private:
-    // Slot ids on the device, a row per layer, and the version of the mask in each.
+    // Slot ids on the device, one row per layer, and the version of the mask in each row.
     struct MaskTable {
         ggml_context_ptr           ctx;
         ggml_backend_buffer_ptr    buffer;
         std::vector<ggml_tensor *> rows;
         std::vector<uint64_t>      versions;
-        // where rows leave from, pinned where the device can: two a layer, used in turn
+        // the host memory that rows are copied from, pinned if the device can: two places per layer, used in turn
         ggml_backend_buffer_ptr staging;
-        size_t                  width = 0; // of a place
-        std::vector<uint64_t>   n_sent;    // by layer
+        size_t                  width = 0; // number of ids in a place
+        std::vector<uint64_t>   n_sent;    // rows sent so far, by layer
         std::vector<uint64_t>   left;      // by place: the mark behind the last copy from it
     };
 

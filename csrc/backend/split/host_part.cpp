@@ -11,7 +11,7 @@
 namespace spac {
 namespace {
 
-// Distinct experts among the host's rows.
+// Returns the number of distinct experts among the host's rows.
 int n_distinct(const SplitBlock & b, const Staging & s) {
     std::vector<int32_t> ids(s.host_ids, s.host_ids + b.block.n_used() * b.block.n_tokens());
     std::sort(ids.begin(), ids.end());
@@ -32,7 +32,7 @@ void HostPart::set_n_threads(int n_threads) { n_threads_ = std::max(1, n_threads
 void HostPart::start() {
     if (pool_ == nullptr || n_threads_ > pool_->n_threads()) {
         ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
-        pool_.reset(); // first: the threads of both would need cores
+        pool_.reset(); // before the new pool is made: the threads of both would need cores
         // waiting threads spin for some microseconds between layers
         pool_ = std::make_unique<ThreadPool>(n_threads_, share_cores_ ? 0 : 1);
         ggml_backend_cpu_set_threadpool(cpu_.get(), pool_->get());
@@ -66,7 +66,7 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
 
 void HostPart::clear(const SplitBlock & b) { memset(b.host_out->data, 0, ggml_nbytes(b.host_out)); }
 
-// Writes the host's ids, -1 where the device computes, and returns the number of the host's rows.
+// Writes the host's ids, with -1 for rows that the device computes, and returns the number of the host's rows.
 int HostPart::select(const SplitBlock & b, const Staging & s, const Mask * mask) {
     const int n_used = b.block.n_used(), n_tokens = b.block.n_tokens();
     int       n = 0;

@@ -1,7 +1,7 @@
 // The host's part of a block: the chain on the other experts, from the store, on the CPU backend.
 //
-// It owns that backend and a thread pool of its own: without one, ggml starts and ends its threads at every graph, and
-// here a step has a graph per layer.
+// It owns that backend and a thread pool. Without a pool, ggml starts and ends its threads at every graph, and a step
+// has a graph per layer here.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -16,19 +16,20 @@ namespace spac {
 
 class HostPart {
   public:
-    // `share_cores`: the device computes on the same cores, so that waiting threads leave them at once.
+    // `share_cores` means that the device computes on the same cores, so waiting threads leave them at once.
     explicit HostPart(bool share_cores);
     HostPart(const HostPart &)             = delete;
     HostPart & operator=(const HostPart &) = delete;
 
-    // From the next start() on.
+    // Sets the number of threads from the next start() on.
     void set_n_threads(int n_threads);
-    // Before the first block of a graph.
+    // Prepares the thread pool. Call it before the first block of a graph.
     void start();
 
-    // The host's part of an execution, whose ids and input are in staging: counts its demand if it counts, chooses the
-    // rows that the device does not compute by the mask (null: all), and computes them into b.host_out; the others are
-    // zero there, unless there are no rows at all. `wait_ns`: how long ids and input were waited for.
+    // Runs the host's part of an execution, whose ids and input are in staging. It counts the demand if `counts`. It
+    // chooses the rows that the device does not compute by the mask (null: all rows), and computes them into
+    // b.host_out. The other rows are zero there, unless the host has no rows at all. `wait_ns` is the time of the wait
+    // for ids and input.
     struct Served {
         int         n_rows;
         ggml_status status;

@@ -24,7 +24,8 @@ void compare(SplitBlock & b, const Staging & s) {
     b.foreseen.clear();
 }
 
-// The experts that the block will use, as far as they can be trusted: those that most tokens want most come first.
+// Returns the experts that the later block is predicted to use, from trusted places only. All tokens' first places come
+// first.
 std::vector<int32_t> foresee(Foresight & foresight, const Staging & s) {
     SplitBlock & to       = *foresight.block;
     const int    n_tokens = to.block.n_tokens(), n_used = to.block.n_used();

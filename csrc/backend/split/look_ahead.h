@@ -1,12 +1,12 @@
-// What the host does to look ahead (lookahead.h), when a block's ids and scores have arrived.
+// The host's part of looking ahead (lookahead.h), when a block's ids and scores have arrived.
 #pragma once
 
 #include "backend/graph/split_graph.h"
 
 namespace spac {
 
-// Compares what was foreseen of this block with what its router chose; says what it used, and what the block that is
-// looked ahead to will use.
+// Compares the prediction for this block with the experts that its router chose. Then it reports the experts that this
+// block used, and those that the later block is predicted to use.
 void look_ahead(SplitBlock & b, const Staging & s);
 
 } // namespace spac

@@ -11,7 +11,7 @@
 namespace spac {
 namespace {
 
-// Blocks that are queued ahead of the host's part: masks that are not late are as old.
+// Most blocks that are queued ahead of the host's part. Masks that are not late are up to as many blocks old.
 constexpr size_t most_ahead = 8;
 
 } // namespace
@@ -60,7 +60,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
         }
     }
     if (!late_.empty()) {
-        synchronize(); // the staging may be replaced that their ids are in
+        synchronize(); // the staging that has their ids may be replaced
     }
     graphs_.reserve(blocks);
     turns_.reserve(blocks);
@@ -99,7 +99,8 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     return course.status;
 }
 
-// Queues all blocks from where the course is, and serves them where they are not queued ahead; or ends at a gate.
+// Queues all blocks from course.next on, and serves them if they are not queued ahead. With `until_job`, it returns at
+// the first gate.
 void SplitStream::run_blocks(Course & course, bool until_job) {
     SplitGraph & g = *course.g;
     for (; course.next < g.blocks.size() && course.status == GGML_STATUS_SUCCESS; ++course.next) {
@@ -140,14 +141,14 @@ SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const 
     }
     if (DevicePart::stale(b, now)) {
         if (b.storage) {
-            finish_queued(); // launches under way read the nodes that are replaced
+            finish_queued(); // launches under way read the nodes that prepare() replaces
         }
         device_.prepare(b, s, graphs_.scratch(), now);
     }
     if (!b.device_can) {
         return Side::host;
     }
-    // who wants to know of every layer when it has run has the host wait for its ids
+    // a layer listener needs every layer's ids, so the host waits for them
     return now.mask->all() && b.slot_lookup != nullptr && !b.experts->demand.listens() ? Side::device : Side::both;
 }
 
@@ -160,7 +161,7 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     const Side side = side_of(b, s, now);
     ++experts.counters.blocks;
     if (b.layer >= 0 && !late_masks_) {
-        experts.set_cursor(b.layer + 1); // this one has its mask already
+        experts.set_cursor(b.layer + 1); // this layer has its mask already
     }
     if (side == Side::device) {
         SpanScope block(experts.tracer(), Activity::layer, b.layer);
@@ -174,14 +175,14 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     if (ahead_ && (side == Side::host || b.slot_lookup != nullptr)) {
         return hand_over(b, s, side, now, graph, counts);
     }
-    if (ahead_) { // made while blocks had the compact form
+    if (ahead_) { // the block's part was made in the compact form
         jobs_.make_room(1);
     }
-    // on the host, whatever is resident: all rows are its
+    // without a mask, the host computes all rows, whatever is resident
     return serve(b, s, side, side == Side::host ? nullptr : now.mask, graph, counts);
 }
 
-// All experts of the block are resident. Its ids are counted when the stream has been synchronized.
+// Runs a block whose experts are all resident. Its ids are counted when the stream has been synchronized.
 ggml_status SplitStream::run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                                        const ggml_cgraph * graph, bool counts) {
     ++b.experts->counters.blocks_device;
@@ -192,7 +193,7 @@ ggml_status SplitStream::run_on_device(SplitBlock & b, const Staging & s, const 
     return device_.launch(b, s, mask, graph);
 }
 
-// The block, with the host's part on this thread before what follows is queued.
+// Runs a block, with the host's part on this thread. Work behind the block is queued afterwards.
 ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
                                const ggml_cgraph * graph, bool counts) {
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
@@ -203,7 +204,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
     }
     fetch_ids_and_input(b, s);
     stream_.mark();
-    const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks the mask up itself
+    const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
     if (masked) {
         status = device_.launch(b, s, mask, graph);
     }
@@ -231,7 +232,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
     return status;
 }
 
-// The dense nodes before the next block or behind the last, with the join that is still to come before them.
+// Launches the dense nodes before the next block or behind the last, and before them the join if it is pending.
 ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, const Part & joined,
                                       const ggml_cgraph * graph) {
     return stream_.launch(b, std::exchange(join_pending_, false) ? joined : dense, graph);
@@ -241,7 +242,7 @@ void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
     if (b.in_place) {
-        return; // the dense nodes' last ones have written it
+        return; // the last of the dense nodes have written them
     }
     stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
     stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
@@ -250,7 +251,7 @@ void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
     }
 }
 
-// Until the stream has passed the mark of a job, or (0) the last mark. Returns how long it waited, in nanoseconds.
+// Waits until the stream has passed the mark of a job, or (0) the last mark. Returns the time in nanoseconds.
 int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
     const SpanScope scope(b.experts->tracer(), Activity::host_wait, b.layer);
     const int64_t   ns = mark > 0 ? stream_.wait_for_signal(mark) : stream_.wait_for_mark();
@@ -259,18 +260,18 @@ int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
     return ns;
 }
 
-// Queues the way of the host's rows to the device: to be joined, or straight into the block's output. From where they
-// are computed: the next block does that only after its mark, which lies behind this copy.
+// Queues the copy of the host's rows to the device: for the join, or straight into the block's output. It copies from
+// the memory where they are computed. The next block computes there only after its mark, which lies behind this copy.
 void SplitStream::send_rows(SplitBlock & b, bool join) {
     const size_t bytes = ggml_nbytes(b.block.out);
-    if (!join || !b.in_place) { // else the join reads them where they are
+    if (!join || !b.in_place) { // in place, the join reads them from host memory
         stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
     }
     b.experts->counters.join_bytes += bytes;
     join_pending_ = join;
 }
 
-// Counts blocks that ran wholly on the device; the stream has been synchronized.
+// Counts blocks that ran wholly on the device. Call it after synchronizing the stream.
 void SplitStream::count_late() {
     for (const LateIds & late : late_) {
         late.b->experts->demand.count(late.b->layer, reinterpret_cast<const int32_t *>(late.b->late_ids), late.stride,

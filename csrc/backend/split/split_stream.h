@@ -1,27 +1,28 @@
-// One SPAC stream: what runs the graphs of one llama.cpp context on a wrapped device and the host together.
+// A SPAC stream: it runs the graphs of one llama.cpp context on a wrapped device and the host together.
 //
 // The hand-off, per MoE block, on the compute stream of the wrapped device (D) and on the thread that calls compute
 // (H):
-//   D  dense nodes up to the block
-//   D  ids and input leave for host staging; mark
-//   D  the device's part: slot ids by the mask, the chain on resident experts, rows of others zero
+//   D  runs the dense nodes up to the block
+//   D  sends ids and input to host staging, and sets a mark
+//   D  runs the device's part: slot ids by the mask, the chain on resident experts, zeros in the other rows
 //   H  waits for the mark, counts demand, computes the other rows with the CPU backend (at the same time as D's part)
-//   D  waits for H; its rows come; join: out + rows; dense nodes up to the next block
-// A helper queues all of D's some blocks ahead of H: D waits at a gate, and no launch lies between H and D (ahead,
-// split_stream_ahead.cpp). While looking ahead by layers (lookahead.h), a block's mask is chosen before the gate of the
-// block before it opens: its row on the device is copied from where H writes it then.
-// Where that cannot be (the device has no gate; the compact form, whose part of D needs ids; a layer listener), H
-// queues what follows when it is done. Either way D gets the same operations in the same order. A gate that D does not
-// reach within a deadline ends this: the graph fails, and the context's later ones are queued in the plain order.
+//   D  waits for H, takes its rows, joins (out + rows), and runs the dense nodes up to the next block
+// A helper queues D's work some blocks ahead of H. D waits at a gate, so no launch lies between H and D (`ahead`,
+// split_stream_ahead.cpp). While looking ahead by layers (lookahead.h), H chooses a block's mask just before it opens
+// the gate of the previous block. It writes the mask's row to the memory from which D then copies it.
+// In some cases H queues the following work itself when it is done: the device has no gate, the device's part is
+// compact and needs the ids first, or there is a layer listener. D gets the same operations in the same order in both
+// cases. If D does not reach a gate within a deadline, launching ahead ends: the graph fails, and H queues the
+// following work of the context's later graphs.
 //
-// One mask version serves both sides, and is held until the launch that reads it is known to be over. Staging is one
-// set for all blocks: D writes ids and input of the next block only behind the join, and H its rows only after the
-// mark of the next block, which lies behind the last rows' copy. A block whose experts are all resident needs no H;
-// one without residents needs no device part. A block of a large batch (Experts::set_stream_tokens) needs neither:
-// weight_stream.h.
+// Both sides use one version of the mask, which is held until the launch that reads it is known to have ended. All
+// blocks share one set of staging. D writes ids and input of the next block only behind the join. H writes its rows
+// only after the mark of the next block, which lies behind the copy of the last rows. A block whose experts are all
+// resident needs no H. A block without residents needs no device part. A block of a large batch
+// (Experts::set_stream_tokens) needs neither (weight_stream.h).
 //
-// This file keeps the order of things. Who does them: compute_stream (what is queued on D, and how long what it reads
-// is held), device_part and host_part (the two halves of a block), hand_off (helper and jobs), turn_runner (large
+// This file has the order of the steps. Others do the steps: compute_stream (queues on D, and holds the memory that it
+// reads), device_part and host_part (the two halves of a block), hand_off (helper and jobs), turn_runner (large
 // batches), graph_cache (prepared graphs and staging).
 #pragma once
 
@@ -41,9 +42,10 @@ namespace spac {
 
 class SplitStream {
   public:
-    // Throws DeviceError when the device gives no stream.
+    // Throws DeviceError if the device gives no stream.
     explicit SplitStream(ggml_backend_dev_t inner);
-    // Not to be called when the device hangs: it may still read what is freed, and the helper cannot be joined.
+    // Must not be called if the device hangs. Then the device may still read the memory, and the helper cannot be
+    // joined.
     ~SplitStream();
     SplitStream(const SplitStream &)             = delete;
     SplitStream & operator=(const SplitStream &) = delete;
@@ -55,18 +57,19 @@ class SplitStream {
     void        set_n_threads(int n_threads) { host_.set_n_threads(n_threads); }
     void        set_abort(ggml_abort_callback callback, void * data);
 
-    // Whether the device did not even finish what was queued when a gate's deadline had passed. Nothing waits for it
-    // any more, and every graph fails.
+    // Returns true if the device did not finish its queue after a gate's deadline had passed and all gates were opened.
+    // Then no thread waits for it any more, and every graph fails.
     bool hangs() const { return hangs_; }
 
-    // Takes note of a graph that will come: finds its layers, so that the policy knows them early, and makes the memory
-    // that it needs, so that slots take none of it. Whether there are any. Throws MemoryError when the device has no
-    // room for staging.
+    // Prepares for a graph that will come. It finds the graph's layers, so that the policy knows them early, and
+    // allocates the memory that the graph needs, before slots take it. Returns true if the graph has MoE blocks. Throws
+    // MemoryError if the device has no memory for staging.
     bool plan(const ggml_cgraph * graph);
 
   private:
     enum class Side { host, device, both };
-    // When they are counted, llama.cpp may have built its next graph in the memory of the one that they are from.
+    // Ids that are counted later. llama.cpp may then have built its next graph in the memory of this one, so the fields
+    // are copies.
     struct LateIds {
         SplitBlock *                b;
         std::shared_ptr<const Mask> mask;
@@ -74,12 +77,12 @@ class SplitStream {
         int                         n_used, n_tokens;
     };
 
-    // A graph under way: how far it was queued, and how that went.
+    // A graph under way: the next block to queue, and the status.
     struct Course {
         SplitGraph *        g;
         const ggml_cgraph * graph;
         bool                turns   = false; // blocks of large batches run in turns
-        size_t              next    = 0;     // block to be queued, or the dense nodes behind the last
+        size_t              next    = 0;     // next block to queue; behind the last block, the last dense nodes
         bool                counted = false; // some block counts as demand
         ggml_status         status  = GGML_STATUS_SUCCESS;
     };
@@ -109,24 +112,24 @@ class SplitStream {
     void        finish_queued();
     void        count_late();
 
-    ComputeStream stream_; // first: the others queue on it
+    ComputeStream stream_; // the first member, since the others queue on it
     GraphCache    graphs_;
     HostPart      host_;
     DevicePart    device_;
     TurnRunner    turns_;
     HandOff       jobs_;
 
-    const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: nobody wants this context's states
+    const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap
 
     bool ahead_      = false; // the graph under way is queued ahead
     bool hangs_      = false;
-    bool late_masks_ = false; // ... with masks that are chosen as late as can be
-    // Of such masks, on the thread that serves: the last one, and the one before, which the device may still read.
+    bool late_masks_ = false; // ... with masks that are chosen as late as possible
+    // The last such mask, and the one before, which the device may still read. Only the thread that serves uses them.
     std::shared_ptr<const Mask> chosen_, chosen_before_;
-    SplitBlock *                at_gate_      = nullptr; // queued up to the gate; what is behind it comes next
+    SplitBlock *                at_gate_      = nullptr; // the block that is queued up to its gate
     uint64_t                    mark_at_gate_ = 0;
     bool                        join_at_gate_ = false;
-    bool                        join_pending_ = false; // of the block before the next dense nodes
+    bool                        join_pending_ = false; // the next dense nodes follow a block whose join is not queued
     ggml_abort_callback         abort_        = nullptr;
     void *                      abort_data_   = nullptr;
     std::vector<LateIds>        late_;

@@ -1,5 +1,5 @@
-// Launching ahead of the host: SplitStream's helper queues the device's work behind gates, while the thread that
-// decodes serves the host's parts and opens them.
+// Launching ahead of the host. SplitStream's helper queues the device's work behind gates. Meanwhile the thread that
+// decodes serves the host's parts and opens the gates.
 #include "backend/device/capabilities.h"
 #include "backend/device/settings.h"
 #include "backend/device/timer.h"
@@ -13,17 +13,18 @@
 
 namespace spac {
 
-// This thread queues up to the first gate; the helper all from there on, while this one serves the host's parts.
+// Runs a graph ahead. This thread queues the work up to the first gate. The helper queues all later work, while this
+// thread serves the host's parts.
 void SplitStream::run_ahead(Course & course) {
     run_blocks(course, true);
     if (at_gate_ == nullptr) {
-        return; // done, or failed, without a job
+        return; // the graph has ended or failed without a job
     }
     struct Launch {
         Course             course;
         std::exception_ptr thrown;
     };
-    const auto launch = std::make_shared<Launch>(Launch{course, nullptr}); // a helper that hangs keeps its share
+    const auto launch = std::make_shared<Launch>(Launch{course, nullptr}); // shared, since a helper that hangs keeps it
     jobs_.start([this, launch] {
         stream_.set_ahead(true);
         try {
@@ -49,7 +50,7 @@ void SplitStream::run_ahead(Course & course) {
     course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
 }
 
-// All jobs of the helper's; `last` is the one under way, or the one that was served last.
+// Serves all jobs of the helper. `last` is the job under way, or the last one that was served.
 ggml_status SplitStream::serve_jobs(HostJob & last) {
     ggml_status status = GGML_STATUS_SUCCESS;
     for (HostJob job; jobs_.pop(job);) {
@@ -66,12 +67,12 @@ ggml_status SplitStream::serve_jobs(HostJob & last) {
                 GGML_LOG_ERROR("spac: %s\n", error.what());
                 status = GGML_STATUS_FAILED;
             }
-        } // behind a failure, gates are only opened
+        } // after a failure, gates are only opened
         if (const auto late = jobs_.end(job)) {
             choose(*late);
         }
         {
-            const Timer timer(job.b->experts->counters.queue_ns); // a call of the device's, as those that queue
+            const Timer timer(job.b->experts->counters.queue_ns); // a call of the device, counted like those that queue
             stream_.gate()->open(job.mark);
         }
         jobs_.served(job);
@@ -79,12 +80,12 @@ ggml_status SplitStream::serve_jobs(HostJob & last) {
     return status;
 }
 
-// Has the device's stream drain, whatever was queued, and does without gates from now on: this context for good, the
-// process's others until launching ahead is switched on again.
+// Lets the device's stream drain, whatever was queued, and ends the use of gates: for this context for good, and for
+// the process's other contexts until launching ahead is switched on again.
 //
 // The graph fails and is not run a second time. llama.cpp's allocator lets later nodes write over a graph's inputs, and
-// a recurrent state may have been updated in its place; so a second run would not compute the same. llama.cpp forgets
-// the tokens of a graph that failed, and they can be decoded again.
+// a recurrent state may have been updated in place, so a second run would not compute the same. llama.cpp forgets the
+// tokens of a graph that failed, and they can be decoded again.
 void SplitStream::give_up(const HostJob & last, const Overdue & why) {
     Gate & gate = *stream_.gate();
     GGML_LOG_WARN("spac: launching ahead was switched off, and this graph fails: %s within %g s (SPAC_GATE_TIMEOUT); "
@@ -93,10 +94,10 @@ void SplitStream::give_up(const HostJob & last, const Overdue & why) {
                   gate.signalled(), gate.opened(), jobs_.n_left());
     set_launch_ahead(false);
     for (const LateMask & late : jobs_.cancel()) {
-        DevicePart::write_row(late, nullptr); // the device comes to read it now, and ids of slots must be valid
+        DevicePart::write_row(late, nullptr); // the device will read the row now, and slot ids must be valid
     }
     gate.open(last.mark + Gate::for_good);
-    // The driver may hang in any call, so only the helper calls it.
+    // the driver may hang in any call, so only the helper calls it
     hangs_ = !jobs_.idle();
     if (!hangs_) {
         jobs_.start([this] { stream_.synchronize(); });
@@ -120,7 +121,7 @@ void SplitStream::refuse_when_it_hangs() const {
     }
 }
 
-// The host's part of a block that was queued ahead.
+// Serves the host's part of a block that was queued ahead.
 ggml_status SplitStream::serve(const HostJob & job) {
     ModelExperts & experts = *job.b->experts;
     SpanScope      block(experts.tracer(), Activity::layer, job.b->layer);
@@ -134,12 +135,12 @@ ggml_status SplitStream::serve(const HostJob & job) {
     }
     const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.counts, wait_ns);
     if (served.n_rows == 0) {
-        HostPart::clear(*job.b); // they are added, whatever they are
+        HostPart::clear(*job.b); // the join adds all rows, also stale ones
     }
     return served.status;
 }
 
-// Whether the device can be told of this graph ahead of the host.
+// Returns true if this graph can be launched ahead of the host.
 bool SplitStream::can_go_ahead(const SplitGraph & g) {
     const auto listened = [](auto & b) { return b->experts->demand.listens(); };
     return launch_ahead().value_or(!capabilities_of(stream_.device()).shares_host_cores) && device_.masked() &&
@@ -147,7 +148,7 @@ bool SplitStream::can_go_ahead(const SplitGraph & g) {
            stream_.gate() != nullptr;
 }
 
-// Queues the block up to its gate, and leaves the host's part to the thread that serves.
+// Queues a block up to its gate, and leaves the host's part to the thread that serves.
 ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side, const ModelExperts::Snapshot & now,
                                    const ggml_cgraph * graph, bool counts) {
     ggml_status status = launch_dense(b, b.told_before, b.told_joined, graph);
@@ -175,14 +176,14 @@ ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side,
     return status;
 }
 
-// What has been loaded by now counts for the block that comes next.
+// Chooses the next block's mask, so that experts loaded until now count.
 void SplitStream::choose(const LateMask & late) {
     const auto now = late.b->experts->snapshot(late.b->layer);
     chosen_before_ = std::exchange(chosen_, now.generation == late.generation ? now.mask : nullptr);
     DevicePart::write_row(late, chosen_.get());
 }
 
-// Queues the wait for the host where one is due, and the way of its rows.
+// Queues the wait for the host if a block is at its gate, and the copy of the host's rows.
 void SplitStream::pass_gate() {
     if (SplitBlock * b = std::exchange(at_gate_, nullptr)) {
         stream_.wait_at_gate(mark_at_gate_);

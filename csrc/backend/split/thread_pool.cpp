@@ -16,7 +16,7 @@ namespace {
 std::mutex placing_mutex;
 Placing    placing_now;
 
-// The calling thread's own CPUs, given back at the end.
+// The calling thread's CPU mask, which the destructor restores.
 class OwnCpus {
   public:
     OwnCpus() : known_(pthread_getaffinity_np(pthread_self(), sizeof(cpus_), cpus_) == 0) {}

@@ -1,6 +1,6 @@
-// ggml's thread pools, made in one way: which CPUs their threads run on, and how long they wait for the next graph.
+// ggml's thread pools, with the CPUs that their threads run on and the time that these wait for the next graph.
 //
-// Without a pool that stays, ggml starts and ends its threads at every graph on the CPU.
+// Without a lasting pool, ggml starts and ends its threads at every graph on the CPU.
 #pragma once
 
 #include "core/home_process.h"
@@ -13,28 +13,29 @@ struct ggml_threadpool;
 
 namespace spac {
 
-// Where the threads of pools run.
+// The CPUs that the threads of pools run on.
 struct Placing {
     std::vector<int> cpus;           // numbers of CPUs, the best ones first; empty: the system decides
-    bool             strict = false; // each thread has one of them for itself; else each may use any of them
+    bool             strict = false; // true: each thread is bound to one of them; false: each may use any of them
 };
 
-// Sets where threads run of pools that are made from now on, in the whole process.
+// Sets the CPUs for the threads of pools that are made from now on, in the whole process.
 void    set_placing(Placing placing);
 Placing placing();
 
-// Owns a pool. Its threads are those beside the thread that computes a graph, which is the caller's own.
+// A pool of threads, which compute a graph together with the thread that calls for it.
 //
-// ggml gives the mask of a pool to the thread that makes it, too, and keeps it there. That thread belongs to the
-// application: the constructor gives its own mask back. A pool that was paused would set the mask again at its next
-// graph, so these never are.
+// ggml also sets the pool's CPU mask for the thread that makes the pool, and leaves it there. That thread belongs to
+// the application, so the constructor restores its mask. A pool that was paused would set the mask again at its next
+// graph, so these pools are never paused.
 class ThreadPool {
   public:
-    // `n_threads`: with the caller's own. `poll`: how long threads look for the next graph before they sleep, 0 to 100
-    // as in ggml; 1 is some hundred microseconds to a few milliseconds. Throws MemoryError when there is no pool.
+    // `n_threads` includes the caller's thread. `poll` is the time that threads poll for the next graph before they
+    // sleep, 0 to 100 as in ggml; 1 is some hundred microseconds to a few milliseconds. Throws MemoryError if ggml
+    // cannot make the pool.
     ThreadPool(int n_threads, uint32_t poll);
-    // Ends the threads. No graph may use the pool any more. In a child process after a fork nothing is freed: the
-    // threads are not there.
+    // Ends the threads. No graph may use the pool any more. In a child process after a fork it frees nothing, since the
+    // threads do not exist there.
     ~ThreadPool();
     ThreadPool(const ThreadPool &)             = delete;
     ThreadPool & operator=(const ThreadPool &) = delete;
