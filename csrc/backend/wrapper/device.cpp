@@ -1,9 +1,9 @@
 // The SPAC device: a ggml device that wraps another one, and its registration.
 //
-// To llama.cpp it is the one GPU of the machine. It forwards everything to the inner device and adds one buffer type,
-// the expert store: it refuses mul_mat_id and add_id on weights in its own memory and accepts them in the store, so the
-// loader puts all experts there (it tries a device's buffer types in turn) and leaves the rest of the model on the
-// device. The inner device is not in ggml's registry (inner_devices.h), for with both registered llama.cpp would spread
+// llama.cpp takes it for the machine's only GPU. It forwards everything to the inner device, and adds one buffer type,
+// the expert store. It refuses mul_mat_id and add_id on weights in its own memory, and accepts them in the store. The
+// loader tries a device's buffer types in turn, so it puts all experts into the store and the rest of the model on the
+// device. The inner device is not in ggml's registry (inner_devices.h). If both were registered, llama.cpp would spread
 // layers over both and copy nothing between them.
 
 #include "backend/wrapper/device.h"
@@ -31,7 +31,7 @@ std::string chosen_default;
 
 class Device {
   public:
-    // With an empty name the inner device is the default one, looked up when it is first needed.
+    // With an empty name, the inner device is the default one, which is looked up when it is first needed.
     explicit Device(std::string inner_name);
 
     ggml_backend_dev_t handle() { return &device_; }
@@ -88,20 +88,20 @@ ggml_backend_buffer_type_t device_host_buft(ggml_backend_dev_t dev) {
 
 bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     if (store_weight(op) != nullptr) {
-        // what the device cannot do of a block, the host does
+        // the host computes the parts of a block that the device cannot
         return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
     }
     const ggml_tensor * weight = op->op == GGML_OP_MUL_MAT_ID ? op->src[0]
                                  : op->op == GGML_OP_ADD_ID   ? op->src[1]
                                                               : nullptr;
     if (weight != nullptr && weight->op == GGML_OP_NONE && weight->buffer != nullptr) {
-        // sends expert weights to the store while the model loads; a number for every expert (the loader asks as if it
-        // were a matrix) is better off on the device, whole
+        // refuses expert weights while the model loads, so that they go to the store; accepts a table of one number per
+        // expert (the loader asks as if it were a matrix), which is better placed on the device as a whole
         return op->op == GGML_OP_MUL_MAT_ID && ggml_n_dims(weight) == 1;
     }
     for (const ggml_tensor * src : op->src) {
         if (src != nullptr && in_store(src)) {
-            return false; // host memory to any other op: the CPU backend's
+            return false; // any other op on host memory belongs to the CPU backend
         }
     }
     return ggml_backend_dev_supports_op(inner_of(dev), op);
@@ -176,8 +176,7 @@ Device::Device(std::string inner_name)
     extra_bufts[1] = nullptr;
 }
 
-// Wrapping devices live as long as the process: models and contexts hold their addresses. (Deliberately never
-// destroyed.)
+// Returns the default wrapper. Wrappers are never destroyed, since models and contexts hold their addresses.
 Device & default_wrapper() {
     static auto * device = new Device("");
     return *device;
@@ -190,9 +189,9 @@ std::list<Device> & other_wrappers() {
 
 // Runs when the library is loaded (ELF constructor).
 [[gnu::constructor]] void register_spac() {
-    // ggml-cuda registers host memory only where the user asks for it; SPAC's store is the case that it is made for
+    // ggml-cuda registers host memory only on request, and the store needs it
     setenv("GGML_CUDA_REGISTER_HOST", "1", 0);
-    // a missing driver is no news for those who load the library: devices() tells what there is
+    // a missing driver needs no message when the library is loaded, since devices() lists the devices
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     hide_real_devices();
     add_inner_device(simulated_device());
@@ -224,7 +223,7 @@ void * device_handle(const std::string & name) {
 void set_memory_limit(const std::string & name, size_t bytes) { set_memory_limit(inner_device(name), bytes); }
 
 void set_default_device(const std::string & name) {
-    inner_device(name); // throws where there is none
+    inner_device(name); // throws if there is none
     const std::lock_guard lock(registry_mutex);
     if (default_wrapper().resolved()) {
         throw InputError("the default device is in use already: choose it before the first model is loaded");

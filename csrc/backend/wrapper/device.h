@@ -1,16 +1,17 @@
-// The device that llama.cpp sees: it wraps an inner one. And the choice of that.
+// The SPAC device, which llama.cpp sees and which wraps an inner device, and the choice of the inner device.
 #pragma once
 
 #include <string>
 
 namespace spac {
 
-// The wrapping device of the inner device `name`, made on first use and kept until the process ends: a
-// ggml_backend_dev_t for llama_model_params.devices. Throws InputError naming the known devices.
+// Returns the SPAC device that wraps the inner device `name`: a ggml_backend_dev_t for llama_model_params.devices. The
+// first call makes it, and it lives until the process ends. Throws InputError, which names the known devices, if the
+// name is unknown.
 void * device_handle(const std::string & name);
 
-// The inner device of the one SPAC device that llama.cpp's registry shows to programs that choose none. Must be called
-// before the first model is loaded; the default is the first real device, else the simulated device.
+// Sets the inner device of the SPAC device in llama.cpp's registry, which programs get that choose none. Call it before
+// the first model is loaded. The default is the first real device, or the simulated device if there is none.
 void        set_default_device(const std::string & name);
 std::string default_device();
 

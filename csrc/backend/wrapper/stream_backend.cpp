@@ -16,7 +16,7 @@ ggml_backend_t inner_of(ggml_backend_t backend) { return stream_of(backend).inne
 const char * backend_name(ggml_backend_t) { return "SPAC"; }
 
 void backend_free(ggml_backend_t backend) {
-    if (!stream_of(backend).hangs()) { // else it is left as it is: the device and the helper may still use it
+    if (!stream_of(backend).hangs()) { // if it hangs, it is leaked: the device and the helper may still use it
         delete static_cast<SplitStream *>(backend->context);
     }
     delete backend;
@@ -38,7 +38,7 @@ bool backend_cpy_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor
 void backend_synchronize(ggml_backend_t b) { stream_of(b).synchronize(); }
 
 ggml_status backend_compute(ggml_backend_t b, ggml_cgraph * graph) {
-    // no exception may cross llama.cpp's C interface: its caller learns from the status, the user from the log
+    // no exception may cross llama.cpp's C interface: the caller gets a status, and the user a line in the log
     try {
         return stream_of(b).compute(graph);
     } catch (const MemoryError & error) {
@@ -55,12 +55,12 @@ void backend_event_record(ggml_backend_t b, ggml_backend_event_t event) {
 }
 void backend_event_wait(ggml_backend_t b, ggml_backend_event_t event) { ggml_backend_event_wait(inner_of(b), event); }
 
-// What the inner device says of a graph before memory is found for it: CUDA names tensors that are to be kept apart,
-// for its fused kernels (the router's, a token's weighted sum) else refuse to run. It may put the nodes of a graph in
-// another order that it computes as it is, but not where blocks are cut out of it.
+// Calls the inner device's graph_optimize before memory is found for a graph. CUDA names tensors that have to be kept
+// apart, without which its fused kernels (the router's, a token's weighted sum) refuse to run. It may also reorder the
+// nodes of a graph, but not of one from which blocks are cut.
 void optimize_inner(ggml_backend_t inner, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params,
                     bool has_blocks) {
-    static const bool cuda_reorders = getenv("GGML_CUDA_GRAPH_OPT") != nullptr; // and expects that order later
+    static const bool cuda_reorders = getenv("GGML_CUDA_GRAPH_OPT") != nullptr; // then it expects that order later
     if (inner->iface.graph_optimize == nullptr || (has_blocks && cuda_reorders)) {
         return;
     }
@@ -78,7 +78,7 @@ void backend_optimize(ggml_backend_t b, ggml_cgraph * graph, ggml_backend_graph_
     } catch (const std::exception & error) {
         GGML_LOG_ERROR("spac: %s\n", error.what());
         if (AbortGuard::here()) {
-            throw; // the context's maker hears of it; else the graph fails when it is computed
+            throw; // making the context fails; without a guard, the graph fails when it is computed
         }
     }
 }
