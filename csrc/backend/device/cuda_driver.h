@@ -18,7 +18,7 @@ struct CudaDriver {
     ValueOp write_value                              = nullptr;
     int (*query_stream)(void * stream)               = nullptr;
     int (*query_event)(void * event)                 = nullptr;
-    int (*get_context)(void ** context)              = nullptr; // the calling thread's
+    int (*get_context)(void ** context)              = nullptr; // gets the calling thread's
     int (*set_context)(void * context)               = nullptr;
     int (*error_name)(int error, const char ** name) = nullptr;
 

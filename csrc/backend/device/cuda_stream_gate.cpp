@@ -32,7 +32,7 @@ bool has_gates(const CudaDriver & driver) {
            driver.get_context != nullptr && driver.set_context != nullptr && driver.error_name != nullptr;
 }
 
-// A watch that queries the device's failures every 100 ms while somebody asks.
+// A watch that queries the device's failures every 100 ms while ask() is called.
 //
 // It queries on its own thread. A driver may block every call while another thread's call waits for the device, and
 // the device waits for the thread that would have asked. It queries its own stream, since a query of a stream under

@@ -1,9 +1,9 @@
 // The count of the device memory that this process holds, and its limit.
 //
-// Buffers are counted where they are made and freed, whoever asks for them: llama.cpp's (weights, contexts, compute
-// buffers) and spac's (slots, staging, masks, weight streams). Memory that a driver keeps for itself (its context,
-// kernels, pools of scratch) is in none of the figures. A limit makes a large device act as a small one: it refuses
-// buffers beyond it, and the free memory is what the limit leaves. Any thread may call these functions.
+// All buffers are counted where they are made and freed: llama.cpp's (weights, contexts, compute buffers) and spac's
+// (slots, staging, masks, weight streams). Memory that a driver keeps for itself (its context, kernels, pools of
+// scratch) is in none of the figures. A limit makes a large device act as a small one: buffers beyond it are refused,
+// and the free memory is the memory that it leaves. Any thread may call these functions.
 #pragma once
 
 #include "backend/device/device.h"

@@ -1,5 +1,5 @@
-// ggml's public and internal headers in one place. The internal ones are not a stable interface: spac compiles against
-// the exact pinned source, and nothing else in the project includes them.
+// ggml's public and internal headers in one place. The internal ones are not a stable interface. So spac compiles
+// against the exact pinned source, and no other file of the project includes them.
 #pragma once
 
 // clang-format off

@@ -26,9 +26,9 @@ double gate_timeout();
 void                set_hand_over_in_place(std::optional<bool> on);
 std::optional<bool> hand_over_in_place();
 
-// Switches whether GPUs read masks of ids with their own kernels. The setting holds for contexts that are made from now
-// on. Without a choice, GPUs do whose patched kernels have been tested, which are CUDA's (tools/cuda_host). The
-// simulated device always does.
+// Switches whether devices read masks of ids with their own kernels. The setting holds for contexts that are made from
+// now on. Without a choice, devices do whose masked kernels have been tested: CUDA's patched kernels (tools/cuda_host)
+// and the simulated device's.
 void                set_trust_device_masks(std::optional<bool> on);
 std::optional<bool> trust_device_masks();
 

@@ -14,7 +14,7 @@
 
 namespace spac {
 
-// The deadline of a wait has passed (patience.h).
+// Thrown when the deadline of a wait has passed (patience.h).
 class Overdue : public DeviceError {
   public:
     using DeviceError::DeviceError;

@@ -31,7 +31,7 @@ class ExpertLayers {
     auto          begin() const { return layers_.begin(); }
     auto          end() const { return layers_.end(); }
     const Layer & operator[](int il) const { return layers_[il]; }
-    int           n_expert() const; // the maximum over layers
+    int           n_expert() const; // returns the maximum over layers
 
     // ---- pools
     int n_pool() const { return n_pool_; }

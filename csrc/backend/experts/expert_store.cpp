@@ -37,7 +37,7 @@ void buffer_free(ggml_backend_buffer_t buffer) {
     ggml_backend_buffer_free(s->owned);
     delete s;
 }
-// Notes where weights lie in a mapping, for PinnedMapping, which registers only pages of weights.
+// Notes where weights lie in a mapping, for PinnedMapping, whose registrations begin and end inside weights.
 ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t) {
     StoreBuffer & s = state(buffer);
     if (s.owned == nullptr && t->view_src == nullptr) {

@@ -29,8 +29,8 @@ class PinnedMapping {
     PinnedMapping(const PinnedMapping &)             = delete;
     PinnedMapping & operator=(const PinnedMapping &) = delete;
 
-    // Registers the parts of the mapping in which spac's `weights` (in any order) lie. It touches every page of them.
-    // Returns the reason why a part is not registered.
+    // Registers the mapping, and touches every page. `weights` (in any order) are spac's own, and borders of
+    // registrations lie inside them (core/pinned_ranges.h). Returns the reason why a part is not registered.
     Unpinned make(ggml_backend_dev_t device, Extent mapping, std::vector<Extent> weights);
 
   private:

@@ -1,9 +1,9 @@
 // The implementation of a tap, which the stream of its context calls.
 //
-// The device copies the states by itself. Behind each node that enters an FFN, the graph gets one more node, which
-// copies the row to memory that no other node overwrites. One copy of all rows to the host is queued behind the graph.
-// So the device still gets a token's graph in one launch. The host has no further wait, because a drafting program
-// reads each token's logits before it decodes the next.
+// The device copies the states without the host's help. Behind each node that enters an FFN, the graph gets one more
+// node, which copies the row to memory that no other node overwrites. One copy of all rows to the host is queued behind
+// the graph. So the device still gets a token's graph in one launch. The host has no further wait, because a drafting
+// program reads each token's logits before it decodes the next.
 #pragma once
 
 #include "backend/graph/graph_image.h"

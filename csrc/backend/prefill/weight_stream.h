@@ -81,7 +81,7 @@ class WeightStream {
     // record when it copies.
     std::vector<std::shared_ptr<const Mask>> held_;
     std::vector<Recorded>                    spans_;
-    ggml_backend_ptr                         stream_; // the last member: it is freed first
+    ggml_backend_ptr                         stream_; // the last member: its work ends before its memory is freed
 };
 
 } // namespace spac

@@ -91,7 +91,7 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     return ggml_backend_buffer_init(buft, buffer_iface, data, size);
 }
 
-// The type of pinned memory is plain host memory under its own name.
+// ---- pinned memory: plain host memory under its own name
 const char *          pinned_name(ggml_backend_buffer_type_t) { return "stand-in_Host"; }
 ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);

@@ -29,7 +29,7 @@ class OwnCpus {
     OwnCpus & operator=(const OwnCpus &) = delete;
 
   private:
-    cpu_set_t cpus_[8]; // 8,192 CPUs: Linux refuses a set that is smaller than its own
+    cpu_set_t cpus_[8]; // for 8,192 CPUs, since Linux refuses a set that is smaller than its own
     bool      known_;
 };
 

@@ -10,8 +10,8 @@ namespace spac {
 // name is unknown.
 void * device_handle(const std::string & name);
 
-// Sets the inner device of the SPAC device in llama.cpp's registry, which programs get that choose none. Call it before
-// the first model is loaded. The default is the first real device, or the simulated device if there is none.
+// Sets the inner device of the SPAC device in llama.cpp's registry. Programs that choose no device get this one. Call
+// it before the first model is loaded. The default is the first real device, or the simulated device if there is none.
 void        set_default_device(const std::string & name);
 std::string default_device();
 

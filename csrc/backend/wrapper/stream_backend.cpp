@@ -70,7 +70,7 @@ void optimize_inner(ggml_backend_t inner, ggml_cgraph * graph, ggml_backend_grap
     inner->iface.graph_optimize(inner, &copy, params);
 }
 
-// llama.cpp plans its largest graphs while it makes a context, before anything is computed.
+// Prepares for a graph that will come. llama.cpp plans its largest graphs while it makes a context, before it computes.
 void backend_optimize(ggml_backend_t b, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
     try {
         const bool has_blocks = stream_of(b).plan(graph);
