@@ -13,7 +13,7 @@ struct ChatPrompt::Parts {
     common_chat_params        chat;
     common_chat_parser_params reader;
     std::vector<int32_t>      preserved;
-    // What the sampler needs, in the model's tokens.
+    // Triggers and tags for the sampler, as tokens of the model.
     std::vector<common_grammar_trigger> triggers;
     llama_tokens                        thinking_start;
     std::vector<llama_tokens>           thinking_ends;
@@ -64,7 +64,8 @@ std::string own_source(const llama_model * model) {
     return source != nullptr ? source : llama_model_chat_template(model, "tool_use");
 }
 
-// Words that are one token of the vocabulary; the others are ordinary text already.
+// Returns the tokens of those words that are one token of the vocabulary, sorted. The other words are ordinary text
+// already.
 std::vector<int32_t> tokens_of(const std::vector<std::string> & words, const llama_vocab * vocab) {
     std::vector<int32_t> tokens;
     for (const auto & word : words) {
@@ -78,7 +79,8 @@ std::vector<int32_t> tokens_of(const std::vector<std::string> & words, const lla
     return tokens;
 }
 
-// A word that is one token of those preserved is looked for as that token: text that merely spells it is none.
+// Replaces each trigger word that is one of the preserved tokens by that token. Text that merely spells the word is
+// then no trigger.
 std::vector<common_grammar_trigger> tokenized(const std::vector<common_grammar_trigger> & triggers,
                                               const std::vector<int32_t> & preserved, const llama_vocab * vocab) {
     std::vector<common_grammar_trigger> result;
@@ -134,7 +136,7 @@ bool ends_with(const std::string & text, const std::string & end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// What the answer is read as before it has said anything of its own.
+// Returns the message that is read before the answer has any text of its own.
 common_chat_msg begun(const ChatPrompt::Parts & parts) {
     try {
         return common_chat_parse("", true, parts.reader);
@@ -147,8 +149,8 @@ bool has_said(const ChatPrompt::Parts & parts, const std::string & content) {
     return ends_with(trimmed(begun(parts).content), trimmed(content));
 }
 
-// The template's own beginning of an answer with `text` behind it; null where a reasoning is open there, or where
-// common has only added the end of one that the template knows of.
+// Returns the template's own beginning of an answer with `text` behind it. Returns null where a reasoning is open
+// there, or where common has only added the end of a reasoning that the template knows of.
 PartsPtr as_template(const ChatTemplates::Loaded & loaded, const common_chat_templates_inputs & inputs,
                      const ChatPrompt::Parts & by_common, const std::string & text) {
     auto before = inputs;
@@ -173,8 +175,8 @@ PartsPtr as_template(const ChatTemplates::Loaded & loaded, const common_chat_tem
     return prepared(std::move(chat), !inputs.json_schema.empty(), loaded.vocab);
 }
 
-// The last message as the beginning of the answer. common puts together anew what comes before its text, and closes a
-// reasoning there: in some templates where it was closed already, or where there is none.
+// Makes the last message the beginning of the answer. common rebuilds what comes before the message's text, and closes
+// a reasoning there. Some templates have closed it already, or have none.
 PartsPtr continued(const ChatTemplates::Loaded & loaded, const common_chat_templates_inputs & inputs) {
     const auto message = inputs.messages.back();
     const auto text    = message.render_content();
@@ -216,7 +218,8 @@ std::string ChatPrompt::read(const std::string & answer, bool is_partial) const 
 
 void ChatPrompt::constrain(common_params_sampling & params, int reasoning_budget) const {
     const auto & parts = *parts_;
-    if (params.grammar.empty() && parts.grammar_type != COMMON_GRAMMAR_TYPE_NONE) { // the user's own goes first
+    // The user's own grammar takes precedence.
+    if (params.grammar.empty() && parts.grammar_type != COMMON_GRAMMAR_TYPE_NONE) {
         params.grammar          = common_grammar(parts.grammar_type, parts.chat.grammar);
         params.grammar_lazy     = parts.chat.grammar_lazy;
         params.grammar_triggers = parts.triggers;
@@ -227,7 +230,8 @@ void ChatPrompt::constrain(common_params_sampling & params, int reasoning_budget
         return;
     }
     if (params.grammar.empty() || params.grammar_lazy) {
-        // Only the budget reads it then, and would count the line break behind a tag that the prompt ends with.
+        // Then only the reasoning budget reads this text. It would count a line break behind the tag that ends the
+        // prompt.
         auto & text = params.generation_prompt;
         text.erase(text.find_last_not_of(" \t\r\n") + 1);
     }
@@ -253,7 +257,8 @@ ChatTemplates::ChatTemplates(const void * model, const std::string & source) {
         loaded->templates = common_chat_templates_init(loaded_model, source);
         loaded_           = std::move(loaded);
     } catch (const std::exception & error) {
-        try { // once more: what common throws has lost what the parser said
+        // Parses the template again, because common's exception has lost the parser's message.
+        try {
             common_chat_template(source.empty() ? own_source(loaded_model) : source, "", "");
         } catch (const std::exception & fault) {
             refuse(fault);
@@ -289,7 +294,7 @@ bool ChatTemplates::can_stop_thinking() const {
         const auto thinking    = common_chat_templates_apply(loaded_->templates.get(), inputs).prompt;
         inputs.enable_thinking = false;
         return common_chat_templates_apply(loaded_->templates.get(), inputs).prompt != thinking;
-    } catch (const std::exception &) { // a template may refuse anything
+    } catch (const std::exception &) { // a template may reject any request
         return false;
     }
 }

@@ -15,7 +15,7 @@ void Checkpoints::add(Checkpoint checkpoint) {
     if (static_cast<int>(list_.size()) <= n_max_) {
         return;
     }
-    // Never the new one: it is where the sequence will most probably be gone on from.
+    // The new one is never removed: the sequence will most probably continue from it.
     auto closest = list_.begin();
     int  gap     = closest->n_tokens;
     for (auto each = std::next(list_.begin()); each != std::prev(list_.end()); ++each) {

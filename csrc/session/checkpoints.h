@@ -1,4 +1,4 @@
-// Places of a sequence to which a memory can go back that cannot go back by itself.
+// Saved states of a sequence. A memory that cannot go back by itself goes back to one of them.
 #pragma once
 
 #include "session/memory_state.h"
@@ -9,7 +9,7 @@
 namespace spac {
 
 struct Checkpoint {
-    int         n_tokens = 0; // of the sequence, from its start
+    int         n_tokens = 0; // length of the sequence up to here
     MemoryState state;
 };
 
@@ -17,11 +17,11 @@ class Checkpoints {
   public:
     explicit Checkpoints(int n_max = 0) : n_max_(n_max) {}
 
-    // Where there are `n_max` already, the one goes that is closest behind another.
+    // Adds a checkpoint. If there are `n_max` already, removes the one that is closest behind another one.
     void add(Checkpoint checkpoint);
-    // The last one at or before `n_tokens`, or null.
+    // Returns the last checkpoint at or before `n_tokens`, or null.
     const Checkpoint * before(int n_tokens) const;
-    // The sequence goes on otherwise from there.
+    // Drops the checkpoints behind `n_tokens`, where the sequence continues differently.
     void cut(int n_tokens);
     void clear() { list_.clear(); }
 
@@ -31,7 +31,7 @@ class Checkpoints {
 
   private:
     int                     n_max_;
-    std::vector<Checkpoint> list_; // by n_tokens, ascending
+    std::vector<Checkpoint> list_; // in ascending order of n_tokens
 };
 
 } // namespace spac

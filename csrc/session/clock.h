@@ -1,4 +1,4 @@
-// Times of a step's parts.
+// Measures the parts of a step in nanoseconds.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "session/context.h"
 
-#include "../src/llama-context.h" // n_outputs_max, which no public function tells
+#include "../src/llama-context.h" // for n_outputs_max, which no public function returns
 #include "core/error.h"
 #include "session/interrupt.h"
 
@@ -66,7 +66,8 @@ void Context::clear() {
 }
 
 void Context::trim(int n) {
-    // Also when the list is no longer than n: a decode that failed may have left tokens behind in the memory.
+    // This also runs when the list is not longer than `n`: a decode that failed may have left tokens behind in the
+    // memory.
     n = std::min(n, n_past());
     if (is_recurrent_ && !can_go_back(n)) {
         fall_back(n);
@@ -124,7 +125,7 @@ void Context::go_back(int n) {
         return;
     }
     if (n < n_past()) {
-        n_versions_ = 0; // a state is taken back once
+        n_versions_ = 0; // a state can be taken back once
     }
     tokens_.resize(static_cast<size_t>(n));
     checkpoints_.cut(n);
@@ -145,7 +146,7 @@ void Context::fall_back(int n) {
 void Context::adopt(llama_tokens tokens) {
     checkpoints_.cut(common_prefix(tokens_, tokens, static_cast<int>(tokens.size())));
     tokens_        = std::move(tokens);
-    n_versions_    = 0; // whose they are is not known
+    n_versions_    = 0; // it is unknown which tokens they belong to
     const auto end = llama_memory_seq_pos_max(llama_get_memory(ctx_), 0) + 1;
     if (static_cast<size_t>(end) < tokens_.size()) {
         tokens_.resize(static_cast<size_t>(end));
@@ -184,7 +185,7 @@ Remembered Context::remember() const {
     if (!past.state.empty()) {
         past.tokens      = tokens_;
         past.checkpoints = checkpoints_;
-        // Of a window, a state has no more than the next token sees.
+        // The state of a memory with a window has only what the next token sees.
         const int n_swa = llama_model_n_swa(model());
         past.goes_back  = !is_recurrent_ && (n_swa == 0 || n_past() <= n_swa);
     }
@@ -213,7 +214,7 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
         std::count_if(batch.tokens.begin(), batch.tokens.end(), [](const auto & t) { return t.output; });
     check_rows(batch.size(), static_cast<int>(n_wanted));
     const int status = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
-    // Aborts show in the status; on an asynchronous device the results are there only after this.
+    // The status tells about aborts. On an asynchronous device the results are ready only after this call.
     llama_synchronize(ctx_);
     if (status == 0) {
         for (const auto & token : batch.tokens) {
@@ -222,7 +223,7 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
         n_versions_ = std::min(static_cast<int>(batch.size()) - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
         return;
     }
-    // How far a state has gone on is not known; a window may have lost what was before the batch to parts of it.
+    // It is unknown how far a state has advanced. Parts of the batch may have replaced what a window held before it.
     if (is_recurrent_ || has_forgotten(n_past())) {
         fall_back(n_past());
     } else {

@@ -1,4 +1,5 @@
-// One llama context used as one growing sequence: what its memory holds, and evaluating more.
+// One llama context that is used as one growing sequence. `Context` knows what its memory holds, and evaluates more
+// tokens.
 #pragma once
 
 #include "common.h"
@@ -12,32 +13,33 @@ namespace spac {
 
 class Interrupt;
 
-// What a memory held once: enough to go on from there later.
+// A copy of what a memory held. The sequence can continue from it later.
 struct Remembered {
     llama_tokens tokens;
     MemoryState  state;
     Checkpoints  checkpoints;
-    bool         goes_back = false; // to any place; else to its end and its checkpoints
+    bool         goes_back = false; // true: to any place; false: to its end and its checkpoints
 
-    // How many of the first tokens of `wanted` it would bring.
+    // Returns how many of the first tokens of `wanted` it would restore.
     int    usable(const llama_tokens & wanted) const;
     size_t bytes() const { return state.size() + checkpoints.bytes(); }
 };
 
-// Owns nothing but its checkpoints; the context outlives it. The token list mirrors the context's memory (sequence 0)
+// Owns only its checkpoints; the llama context outlives it. The token list mirrors the context's memory (sequence 0)
 // exactly: every method that changes one changes the other.
 //
-// Some memories cannot go back as they like. A recurrent one has a state in place of the past, of which it keeps a few
-// versions (`n_rs_seq`), each of one token of the last batch: it takes tokens of that batch back, once. One with a
-// window has forgotten what was before it. These go back to a checkpoint, and what lies behind it is evaluated anew.
+// Some memories cannot go back to any place. A recurrent one has a state in place of the past. It keeps a few versions
+// of the state (`n_rs_seq`), each of one token of the last batch. So it takes tokens of that batch back, once. A memory
+// with a window has forgotten what was before the window. Both go back to a checkpoint, and the tokens behind it are
+// evaluated again.
 class Context {
   public:
-    // The llama_context behind `ctx`. Throws InputError when it is none or its model cannot generate.
+    // Returns the llama_context behind `ctx`. Throws InputError if it is none or its model cannot generate.
     static llama_context * checked_target(void * ctx);
 
-    // `role` names the context in messages: "target" or "draft". `is_recurrent`: its memory is a state in place of the
-    // past, as a target's is if has_recurrent_model(). Drafts' never are (Speculator sees to it): what drafts for a
-    // recurrent model from the same file may have attention only.
+    // `role` names the context in messages: "target" or "draft". With `is_recurrent`, its memory is a state in place of
+    // the past. A target's is if has_recurrent_model(). A draft's never is, which Speculator ensures: a draft from a
+    // recurrent model's file may have attention only.
     Context(llama_context * ctx, const char * role, bool is_recurrent = false);
     static bool has_recurrent_model(const llama_context * ctx);
 
@@ -47,7 +49,7 @@ class Context {
     int                 n_vocab() const { return llama_vocab_n_tokens(vocab()); }
     int                 n_ctx() const { return static_cast<int>(llama_n_ctx_seq(ctx_)); }
     int                 n_batch() const { return static_cast<int>(llama_n_batch(ctx_)); }
-    // The most rows of logits that one batch may ask for (n_outputs_max).
+    // Returns how many rows of logits one batch may ask for (n_outputs_max).
     int n_rows() const;
     // Throws InputError if a batch of `n_tokens` that wants logits for `n_wanted` of them asks for more rows than that:
     // llama.cpp would end the process. A context that makes embeddings has a row for every token.
@@ -57,39 +59,41 @@ class Context {
     int                  n_past() const { return static_cast<int>(tokens_.size()); }
 
     void clear();
-    // Drops everything from position `n` on. A memory that cannot do that goes back to its last checkpoint before, or
-    // is cleared: n_past() is then less than n.
+    // Drops everything from position `n` on. A memory that cannot do that goes back to its last checkpoint before `n`,
+    // or is cleared. Then n_past() is less than `n`.
     void trim(int n);
-    // Keeps what the memory has in common with the first `n_max` of `wanted`, or less of it, as trim() does; also where
-    // a sliding window has forgotten the past that the next token would need.
+    // Keeps what the memory has in common with the first `n_max` of `wanted`, or less of it, as trim() does. It also
+    // keeps less where a sliding window has forgotten the past that the next token would need.
     void keep_prefix(const llama_tokens & wanted, int n_max);
-    // How many tokens keep_prefix() would keep.
+    // Returns how many tokens keep_prefix() would keep.
     int usable(const llama_tokens & wanted, int n_max) const;
-    // The memory was changed from outside (by common's own decoding on the draft context): it holds the first tokens of
-    // `tokens`, as many as it says.
+    // Takes over a change of the memory that was made from outside (by common's own decoding on the draft context). The
+    // memory holds the first tokens of `tokens`, and tells how many.
     void adopt(llama_tokens tokens);
 
-    // At most so many checkpoints from now on; 0: none. Those that are there are dropped.
+    // Sets how many checkpoints are kept at most from now on, 0 for none. Drops those that are there.
     void keep_checkpoints(int n_max) { checkpoints_ = Checkpoints(n_max); }
-    // Whether one after `n` tokens would be worth it: the memory is recurrent or has a window (that is not kept whole:
-    // whoever makes the context knows), and the last one is no closer than `step` tokens.
+    // Returns true if a checkpoint after `n` tokens would be worth it: the memory is recurrent or has a window, and the
+    // last checkpoint is at least `step` tokens before. A window that is kept whole needs none; whoever makes the
+    // context knows that.
     bool wants_checkpoint(int n, int step) const;
-    // Makes one here if it is wanted.
+    // Makes a checkpoint here if it is wanted.
     void checkpoint(int step);
 
-    // Everything, to go on from later. Empty where there is nothing, or the host has no memory for it.
+    // Returns a copy of everything, to continue from it later. It is empty if there is nothing, or if the host has no
+    // memory for it.
     Remembered remember() const;
     size_t     size_to_remember() const;
-    // In the place of what the memory holds. Where that fails, the memory is cleared.
+    // Replaces what the memory holds by `past`. Clears the memory if that fails.
     void recall(Remembered past);
 
-    // Decodes the batch, which continues the sequence, and waits for the result. If it was stopped or failed, the
-    // memory is as before, or has gone further back, as trim() does; the reason is thrown (Cancelled, MemoryError,
-    // DeviceError).
+    // Decodes the batch, which continues the sequence, and waits for the result. If it was stopped or failed, throws
+    // the reason (Cancelled, MemoryError, DeviceError). Then the memory is as before, or has gone further back, as
+    // trim() does.
     void decode(common_batch & batch, Interrupt & interrupt);
 
   private:
-    // Whether a window has forgotten tokens that the one at `n` looks back to.
+    // Returns true if a window has forgotten tokens that the one at `n` looks back to.
     bool has_forgotten(int n) const;
     bool can_go_back(int n) const;
     void go_back(int n);
@@ -98,12 +102,12 @@ class Context {
     llama_context * ctx_;
     const char *    role_;
     bool            is_recurrent_;
-    int             n_versions_ = 0; // of the state: tokens that can be taken back now
+    int             n_versions_ = 0; // versions of the state: tokens that can be taken back now
     llama_tokens    tokens_;
     Checkpoints     checkpoints_;
 };
 
-// How many tokens `a` and `b` have in common at the start, at most `n_max`.
+// Returns how many tokens `a` and `b` have in common at the start, at most `n_max`.
 int common_prefix(const llama_tokens & a, const llama_tokens & b, int n_max);
 
 } // namespace spac

@@ -1,6 +1,6 @@
 #include "session/draft_types.h"
 
-#include "../src/llama-ext.h" // ids of the target's layers that EAGLE-3 and DFlash drafts read
+#include "../src/llama-ext.h" // for ids of the target's layers that EAGLE-3 and DFlash drafts read
 
 #include <algorithm>
 #include <string>
@@ -18,7 +18,7 @@ bool uses_draft_context(common_speculative_type type) {
     return std::find(std::begin(model_types), std::end(model_types), type) != std::end(model_types);
 }
 
-// Whether a draft is one batch with logits for every token; the others decode one token after the other.
+// Returns true if a draft is one batch with logits for every token. The others decode one token after the other.
 bool drafts_at_once(common_speculative_type type) {
     return type == COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH || type == COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK;
 }
@@ -39,7 +39,7 @@ void check_range(const char * name, int value, int low, int high) {
 }
 
 void check_config(const DraftConfig & config) {
-    constexpr int longest = 1 << 14; // sizes are 16 bits in common
+    constexpr int longest = 1 << 14; // common has 16 bits for sizes
     check_range("draft_max", config.n_max, 0, longest);
     check_range("draft_min", config.n_min, 0, longest);
     check_range("ngram_size_n", config.ngram_size_n, 1, 1024);
@@ -134,7 +134,7 @@ common_params_speculative speculative_params(const DraftConfig & config) {
                          " would share one draft context: name one of the draft-* types");
     }
     params.draft.n_max                            = config.n_max;
-    params.draft.n_min                            = 0; // ours to apply: see Speculator::draft
+    params.draft.n_min                            = 0; // Speculator::draft applies it
     params.draft.p_min                            = config.p_min;
     const common_params_speculative_ngram_map map = {static_cast<uint16_t>(config.ngram_size_n),
                                                      static_cast<uint16_t>(config.ngram_size_m),

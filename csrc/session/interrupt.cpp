@@ -7,7 +7,8 @@
 
 namespace spac {
 
-// The check takes the host language's lock: often enough for a person's Ctrl-C, too seldom to cost anything.
+// The check takes the host language's lock. This is often enough for a person's Ctrl-C, and too seldom to cost
+// anything.
 static constexpr auto check_interval = std::chrono::milliseconds(50);
 
 void Interrupt::attach(llama_context * ctx) { llama_set_abort_callback(ctx, &Interrupt::abort_callback, this); }
@@ -60,7 +61,7 @@ bool Interrupt::abort_callback(void * self) noexcept {
 void Interrupt::raise_if_stopped() {
     poll();
     if (has_error_.exchange(false)) {
-        // One Ctrl-C may both throw from the check and call cancel(): that is one request.
+        // One Ctrl-C may both make the check throw and call cancel(). This is one request.
         cancelled_.store(false);
         std::rethrow_exception(std::exchange(error_, nullptr));
     }

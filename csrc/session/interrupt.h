@@ -1,5 +1,4 @@
-// A call of the session that runs, and stopping it: by cancel() from anywhere, or by an exception of the interrupt
-// check.
+// Stops a running call of the session: on cancel(), from anywhere, or on an exception of the interrupt check.
 #pragma once
 
 #include <atomic>
@@ -12,8 +11,8 @@ struct llama_context;
 
 namespace spac {
 
-// Hangs itself into contexts as their abort callback, which llama.cpp asks between the nodes of a CPU graph. The
-// callback may come from other threads than the session's; the interrupt check is called on the session's thread alone.
+// The abort callback of the contexts that it is attached to. llama.cpp calls it between the nodes of a CPU graph, maybe
+// on other threads than the session's. The interrupt check is called on the session's thread alone.
 class Interrupt {
   public:
     Interrupt()                              = default;
@@ -27,8 +26,8 @@ class Interrupt {
     void cancel() noexcept { cancelled_.store(true); }
     void clear() noexcept;
 
-    // One call of the session, on the thread that makes it. Outside of calls the check is not made: a decode of
-    // somebody else's on the same context is not the session's to stop. Throws InputError while another call runs.
+    // One call of the session, on the thread that makes it. The check is not made outside of calls, because the session
+    // must not stop somebody else's decode on the same context. Throws InputError while another call runs.
     class Call {
       public:
         explicit Call(Interrupt & interrupt);
@@ -39,14 +38,15 @@ class Interrupt {
       private:
         Interrupt & interrupt_;
     };
-    // Throws what stopped the call (the check's exception, or Cancelled), and takes the request back.
+    // If the call was stopped, throws what stopped it (the check's exception, or Cancelled), and takes the request
+    // back.
     void raise_if_stopped();
 
   private:
     static bool abort_callback(void * self) noexcept;
     void        poll() noexcept;
 
-    std::atomic<bool>                     busy_{false}; // a call runs
+    std::atomic<bool>                     busy_{false}; // true while a call runs
     std::atomic<bool>                     cancelled_{false};
     std::function<void()>                 check_;
     std::exception_ptr                    error_; // written and read on the session's thread

@@ -20,7 +20,7 @@ size_t MemoryState::size_of(llama_context * ctx, Part part) {
 
 MemoryState::MemoryState(llama_context * ctx, Part part) : part_(part) {
     const size_t size = size_of(ctx, part);
-    bytes_.reset(new (std::nothrow) uint8_t[size]); // not cleared: it may be gigabytes
+    bytes_.reset(new (std::nothrow) uint8_t[size]); // not cleared, because it may be gigabytes
     if (bytes_ != nullptr && llama_state_seq_get_data_ext(ctx, bytes_.get(), size, sequence, flags_of(part)) == size) {
         size_ = size;
     } else {

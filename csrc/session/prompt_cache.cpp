@@ -8,7 +8,7 @@ namespace spac {
 
 namespace {
 
-// Fewer tokens are evaluated as soon as a sequence is copied.
+// The fewest tokens that are worth a copy: fewer are evaluated as quickly as a sequence is copied.
 constexpr int worth_keeping = 64;
 
 int n_tokens(const Remembered & past) { return static_cast<int>(past.tokens.size()); }
@@ -23,15 +23,15 @@ bool PromptCache::exchange(const llama_tokens & wanted, Context & target, Specul
     const int       n     = target.usable(wanted, static_cast<int>(wanted.size()));
     const int       lost  = target.n_past() - n;
     auto            found = take(wanted, n + worth_keeping);
-    // What is lost of a conversation that goes on is what its last answer has left in the memory: nobody comes back to
-    // that. Most of it is lost when another one begins.
+    // A conversation that goes on loses what its last answer has left in the memory, and nobody comes back to that.
+    // Most of the memory is lost when another conversation begins.
     if (lost >= worth_keeping && 2 * lost > target.n_past()) {
         keep(target, draft);
     }
     if (!found) {
         return false;
     }
-    // The draft first: its memory may be the target's own cells, and is cleared.
+    // The draft comes first: its memory may be the target's own cells, and is cleared.
     if (draft != nullptr) {
         draft->recall(std::move(found->draft));
     }
@@ -40,8 +40,8 @@ bool PromptCache::exchange(const llama_tokens & wanted, Context & target, Specul
     return true;
 }
 
-// The one that brings most of the first tokens of `wanted`, if it brings at least so many. It stays where most of it is
-// not wanted: a beginning that others share.
+// Returns the entry that restores most of the first tokens of `wanted`, if it restores at least `n_at_least`. The entry
+// stays in the cache if most of it is not wanted: it is a beginning that others share.
 std::optional<PromptCache::Entry> PromptCache::take(const llama_tokens & wanted, int n_at_least) {
     auto best = entries_.end();
     for (auto each = entries_.begin(); each != entries_.end(); ++each) {
@@ -76,7 +76,7 @@ void PromptCache::keep(const Context & target, const Context * draft) {
     if (draft != nullptr) {
         entry.draft = draft->remember();
     }
-    // What it continues brings nothing that it does not bring.
+    // Entries that the new one continues are removed, because it restores all that they would.
     entries_.remove_if([&](const Entry & each) {
         return entry.target.usable(each.target.tokens) > n_tokens(each.target) - worth_keeping;
     });

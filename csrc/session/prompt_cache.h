@@ -1,5 +1,5 @@
-// Sequences that a session has left, kept in host memory: who comes back to one goes on from there, and nothing is
-// evaluated again.
+// Sequences that a session has left, kept in host memory. A prompt that returns to one continues from it, without
+// evaluating its tokens again.
 #pragma once
 
 #include "session/context.h"
@@ -16,11 +16,12 @@ class Speculator;
 
 class PromptCache {
   public:
-    // `max_bytes`: of all that is kept; 0: nothing is.
+    // `max_bytes` limits all that is kept; 0 keeps nothing.
     explicit PromptCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-    // Before the session goes on with `wanted`: keeps what the memories hold if most of it would be lost, and brings
-    // back a sequence that has more in common with `wanted`. True if it did: the speculator is to be told.
+    // Prepares the memories before the session continues with `wanted`. Keeps what they hold if most of it would be
+    // lost, and restores a sequence that has more in common with `wanted`. Returns true if it restored one: the caller
+    // then has to call the speculator's cut().
     bool exchange(const llama_tokens & wanted, Context & target, Speculator * speculator);
     void clear() { entries_.clear(); }
 
@@ -40,7 +41,7 @@ class PromptCache {
     size_t               bytes() const;
 
     size_t  max_bytes_;
-    Entries entries_; // the last used first
+    Entries entries_; // the most recently used one first
     int     n_stored_ = 0, n_recalled_ = 0;
 };
 

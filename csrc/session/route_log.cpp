@@ -25,7 +25,7 @@ RouteLog::RouteLog(std::shared_ptr<Experts> experts) : experts_(std::move(expert
 void RouteLog::keep(bool keeps) {
     keeps_  = keeps && can_keep();
     routes_ = {};
-    if (keeps_) { // what was counted before is no part of the next evaluation
+    if (keeps_) { // what was counted before does not belong to the next evaluation
         demand_.resize(static_cast<size_t>(experts_->n_layer()) * static_cast<size_t>(experts_->n_expert()));
         experts_->take_demand(demand_.data());
         routes_.n_layer = experts_->n_layer();
@@ -44,7 +44,7 @@ void RouteLog::append() {
         return;
     }
     if (experts_->take_demand(demand_.data()) != 1) {
-        return; // it failed, and what is there is an earlier token's
+        return; // the evaluation failed, and the demand is an earlier token's
     }
     const auto [n_tokens, n_used] = experts_->routes(ids_);
     routes_.n_used                = routes_.n_tokens == 0 ? n_used : routes_.n_used;

@@ -1,4 +1,4 @@
-// What the router of a draft model chose while it drafted: a prediction of what the target will choose when it
+// The experts that the router of a draft model chose while it drafted. They predict what the target will choose when it
 // verifies.
 #pragma once
 
@@ -9,28 +9,29 @@
 
 namespace spac {
 
-// Only what runs in note() counts: not the prompt, and not the batches that bring the draft model up to date.
+// Counts only what runs in note(): not the prompt, and not the batches that bring the draft model up to date.
 class RouteLog {
   public:
-    // `experts`: the draft model's, or null, where nothing can be kept. They count nothing outside note() from now on.
+    // `experts` are the draft model's. They count nothing outside note() from now on. If null, nothing can be kept.
     explicit RouteLog(std::shared_ptr<Experts> experts);
 
     bool can_keep() const { return experts_ != nullptr; }
-    // Off until it is asked for; costs nothing then.
+    // Switches the log on or off. It is off at first, and costs nothing then.
     void keep(bool keeps);
-    // A new draft.
+    // Begins a new draft.
     void begin() { trim(0); }
-    // Runs an evaluation of one token by the draft model, and appends what its layers chose. When it returns, the
-    // context must have been synchronized, as sampling from it does: only then wholly resident layers are counted.
+    // Runs an evaluation of one token by the draft model, and appends what its layers chose. When the evaluation
+    // returns, the context must have been synchronized, as sampling from it does: only then are wholly resident layers
+    // counted.
     template <typename Evaluate> auto note(const Evaluate & evaluate) {
         const Counting counting(keeps_ ? experts_.get() : nullptr);
         auto           result = evaluate();
         append();
         return result;
     }
-    // Of tokens from `n` on, which the target will not verify, nothing is known.
+    // Drops the tokens from `n` on, which the target will not verify.
     void trim(int n);
-    // Valid until the next change; null unless they are kept.
+    // Returns the routes, which are valid until the next change, or null if they are not kept.
     const DraftRoutes * get() const { return keeps_ ? &routes_ : nullptr; }
 
   private:

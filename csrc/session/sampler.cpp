@@ -9,7 +9,7 @@ namespace spac {
 namespace {
 
 template <typename T> void check_range(const char * name, T value, T low, T high) {
-    // Written so that NaN fails too.
+    // The condition has this form so that NaN fails too.
     if (!(value >= low && value <= high)) {
         std::ostringstream message;
         message << name << " is " << value << ", expected a value from " << low << " to " << high;
@@ -45,7 +45,7 @@ void check_ranges(const SamplingConfig & config) {
 std::vector<common_sampler_type> sampler_types(const std::vector<std::string> & names) {
     std::vector<common_sampler_type> types;
     for (const auto & name : names) {
-        // One name at a time: common drops the names that it does not know.
+        // Each name is looked up alone, because common drops the names that it does not know.
         const auto found = common_sampler_types_from_names({name});
         if (found.empty()) {
             throw InputError("unknown sampler '" + name +
@@ -124,7 +124,7 @@ common_sampler_ptr make_sampler(const llama_model * model, common_params_samplin
     try {
         sampler = common_sampler_init(model, params);
     } catch (const std::exception & error) {
-        // What a grammar says of the beginning of an answer is lost on the way out of common.
+        // common loses the grammar's message about the beginning of an answer.
         const bool begins = !params.generation_prompt.empty() && !params.grammar_lazy &&
                             common_grammar_needs_prefill(params.grammar) &&
                             error.what() == std::string("std::exception");

@@ -1,4 +1,4 @@
-// From SamplingConfig to llama.cpp's sampler chain.
+// Makes llama.cpp's sampler chain from a SamplingConfig.
 #pragma once
 
 #include "sampling.h"
@@ -6,10 +6,11 @@
 
 namespace spac {
 
-// Checks every value that llama.cpp would abort on or misread. Throws InputError naming the parameter and its range.
+// Returns llama.cpp's parameters. Checks every value that llama.cpp would abort on or misread, and throws InputError
+// with the parameter's name and range.
 common_params_sampling sampling_params(const SamplingConfig & config, const llama_model * model, int n_ctx);
 
-// A sampler at its start (seeded, grammar at its root). Throws InputError when the grammar cannot be parsed.
+// Returns a sampler at its start (seeded, grammar at its root). Throws InputError if the grammar cannot be parsed.
 common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params);
 
 } // namespace spac

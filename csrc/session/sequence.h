@@ -1,7 +1,7 @@
-// The tokens of a session: those before the last one, its history, and the last, which the next verification evaluates.
+// The tokens of a session. The last one is evaluated by the next verification. Those before it are the history.
 //
-// The target's memory holds a prefix of the history: all of it between steps, less only after a prefill was stopped or
-// a recurrent memory had to be cleared.
+// The target's memory holds a prefix of the history. Between steps it holds all of it, and less only after a prefill
+// was stopped or a recurrent memory had to be cleared.
 #pragma once
 
 #include "session/context.h"
@@ -16,34 +16,34 @@ class Sequence {
   public:
     explicit Sequence(Context & target) : target_(target) {}
 
-    // Throws InputError for tokens that the target's context has no room for, or its vocabulary does not have.
+    // Throws InputError for tokens that do not fit into the target's context, or that its vocabulary does not have.
     void check(const int32_t * tokens, size_t n_tokens) const;
 
     const llama_tokens & history() const { return history_; }
     int                  n_history() const { return static_cast<int>(history_.size()); }
     llama_token          last() const { return last_; }
     std::vector<int32_t> tokens() const; // the whole sequence
-    // Without a prompt there is no last token to go on from.
+    // Returns true if there is a prompt, and thus a last token to continue from.
     bool has_prompt() const { return has_prompt_; }
-    // Tokens that a draft may have: it and the last token must fit into the context.
+    // Returns how many tokens a draft may have: it and the last token must fit into the context.
     int  draft_room() const { return target_.n_ctx() - n_history() - 1; }
     bool is_full() const { return n_history() >= target_.n_ctx(); }
-    // Whether `tokens` begin with the history.
+    // Returns true if `tokens` begin with the history.
     bool is_start_of(const llama_tokens & tokens) const;
 
-    // Tokens of the history that the target's memory lacks.
+    // Returns how many tokens of the history the target's memory lacks.
     int n_pending() const { return n_history() - target_.n_past(); }
-    // Adds the first of these, at most `n_max`, to the batch.
+    // Adds the first of these tokens, at most `n_max`, to the batch.
     void add_pending(common_batch & batch, int n_max) const;
 
-    // Begins anew with these; the target's memory holds a prefix of `history` already.
+    // Begins anew with these tokens. The target's memory holds a prefix of `history` already.
     void begin(llama_tokens history, llama_token last);
-    // The history is what the target's memory holds, and there is no prompt.
+    // Makes what the target's memory holds the history, without a prompt.
     void begin_from_memory();
-    // The prompt cannot be gone on from: a new one is needed.
+    // Drops the prompt, which can no longer be continued: a new one is needed.
     void drop_prompt() { has_prompt_ = false; }
-    // Makes the accepted tokens part of the sequence. The last of them is the target's own: not in its memory yet. The
-    // reason to stop here, if any.
+    // Makes the accepted tokens part of the sequence. The last of them is the target's own and not in its memory yet.
+    // Returns the reason to stop here, if there is one.
     StopReason append(const llama_tokens & accepted);
     // Drops what the target's memory holds beyond the history.
     void rewind() { target_.trim(n_history()); }

@@ -17,10 +17,10 @@ namespace spac {
 
 namespace {
 
-// Before the end of a prompt: what is there of the answer that comes (its opening tag, say) is often not there any more
-// when the conversation goes on.
+// A checkpoint is kept so many tokens before a prompt's end. What the prompt has of the coming answer (its opening tag,
+// say) is often not there any more when the conversation goes on.
 constexpr int tail_tokens = 8;
-// Nearer than this, a checkpoint saves nothing.
+// The smallest distance between two checkpoints: a nearer one saves nothing.
 constexpr int checkpoint_gap = 64;
 
 std::shared_ptr<Trace> trace_of(const SessionConfig & config) {
@@ -54,7 +54,7 @@ struct Session::Impl {
     void         commit(const llama_tokens & accepted);
 
     std::shared_ptr<Trace>      trace;
-    Interrupt                   interrupt; // outlives the contexts' use of it: declared before them
+    Interrupt                   interrupt; // declared before the contexts, so that it outlives their use of it
     Context                     target;
     Sequence                    sequence;
     Verifier                    verifier;
@@ -62,7 +62,7 @@ struct Session::Impl {
     PromptCache                 cache;
     common_batch                batch;
     Listeners                   listeners;
-    bool                        has_begun = false; // the speculator knows of the prompt
+    bool                        has_begun = false; // true if the speculator knows of the prompt
 
     llama_tokens     drafted;
     Step             result;
@@ -105,7 +105,7 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
-// Evaluates what the target's memory lacks of the history, in pieces that both contexts can take.
+// Evaluates the part of the history that the target's memory lacks, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
     while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
@@ -133,7 +133,7 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
     interrupt.raise_if_stopped();
 }
 
-// The most tokens that are evaluated at once now.
+// Returns how many tokens are evaluated at once now, at most.
 int Session::Impl::next_piece() const {
     const int n_batch = speculator ? speculator->n_batch() : target.n_batch();
     const int tail    = sequence.n_history() - tail_tokens;
@@ -141,8 +141,8 @@ int Session::Impl::next_piece() const {
     return n_most > 0 && target.wants_checkpoint(tail, checkpoint_gap) ? std::min(n_batch, n_most) : n_batch;
 }
 
-// Shows the speculator what the target has decoded at `pos`. When that fails, both forget it: they are one step apart
-// otherwise, and stay so.
+// Shows the speculator what the target has decoded at `pos`. If that fails, both forget it: otherwise they would be one
+// step apart, and stay so.
 void Session::Impl::observe(const common_batch & decoded, int pos) {
     if (!speculator) {
         return;
@@ -183,7 +183,8 @@ void Session::Impl::draft() {
     }
 }
 
-// The accepted tokens and the target's own. Until they are committed, an exception leaves the sequence as it was.
+// Returns the accepted tokens and the target's own. Until they are committed, an exception leaves the sequence as it
+// was.
 llama_tokens Session::Impl::verify() {
     interrupt.raise_if_stopped();
     try {
@@ -199,7 +200,8 @@ llama_tokens Session::Impl::sample() {
     try {
         return verifier.sample(drafted, result);
     } catch (const std::exception & error) {
-        sequence.drop_prompt(); // the sampler may have taken some of the tokens: only a new prompt makes it whole
+        // The sampler may have taken some of the tokens. Only a new prompt makes it whole.
+        sequence.drop_prompt();
         throw InternalError(std::string("the sampler failed, prefill the session anew: ") + error.what());
     }
 }
@@ -222,7 +224,7 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
     }
     impl.sequence.check(tokens, n_tokens);
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
-    impl.sequence.drop_prompt(); // until the new one has begun
+    impl.sequence.drop_prompt(); // there is none until the new one has begun
     const bool recalls = impl.cache.exchange(wanted, impl.target, impl.speculator.get());
     const bool extends = !recalls && impl.sequence.is_start_of(wanted);
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
@@ -247,7 +249,8 @@ void Session::adopt(const int32_t * tokens, size_t n_tokens) {
     const bool         extends = impl.sequence.is_start_of(held);
     impl.target.adopt(held);
     if (impl.speculator) {
-        // Hidden states that it has not seen cannot be shown to it any more: the target will evaluate these anew.
+        // The speculator cannot be shown hidden states any more that it has not seen, so the target evaluates their
+        // tokens again.
         impl.target.keep_prefix(held, std::min(impl.target.n_past(), impl.speculator->n_known(held)));
         if (!extends || impl.target.n_past() < impl.sequence.n_history()) {
             impl.speculator->cut(held, impl.target.n_past());

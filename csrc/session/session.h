@@ -1,8 +1,8 @@
-// The speculative session: one sequence of tokens on a target context, drafted by whatever llama.cpp's `common` library
-// knows (a draft model, n-grams, …), verified by the target, sampled losslessly.
+// The speculative session: one sequence of tokens on a target context. llama.cpp's `common` library drafts with any of
+// its types (a draft model, n-grams, …), the target verifies, and sampling is lossless.
 //
-// This header is the room's public face: it names no llama.cpp type, so that the bindings can include it alone.
-// Contexts arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
+// This header is the public interface of the room. It names no llama.cpp type, so that the bindings can include it
+// alone. Contexts arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
 #pragma once
 
 #include "backend/experts/experts.h"
@@ -20,18 +20,19 @@
 
 namespace spac {
 
-// A call was stopped by cancel(). The session is consistent: the same call can be made again and goes on where it was.
+// A call was stopped by cancel(). The session is consistent: the same call can be made again, and continues where it
+// was.
 class Cancelled : public Error {
   public:
     using Error::Error;
 };
 
-// How drafts are made. Names and defaults are llama.cpp's.
+// Settings of drafting. Names and defaults are llama.cpp's.
 struct DraftConfig {
     std::vector<std::string> types;             // "draft-simple", "ngram-simple", …; empty or "none": no speculation
     int                      n_max        = 16; // the longest draft, and the draft length at first
     int                      n_min        = 0;  // shorter drafts are not used
-    float                    p_min        = 0;  // a draft model stops at a token that it holds less probable
+    float                    p_min        = 0;  // a draft model stops at a token with a lower probability
     int                      ngram_size_n = 12; // ngram-simple, ngram-map-*: tokens to look up
     int                      ngram_size_m = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
     int                      ngram_min_hits    = 1;
@@ -40,9 +41,9 @@ struct DraftConfig {
     int                      ngram_mod_n_max   = 64;
 };
 
-// How the target's tokens are chosen. Names and defaults are llama.cpp's; temp <= 0 is greedy.
+// Settings of sampling the target's tokens. Names and defaults are llama.cpp's; temp <= 0 is greedy.
 struct SamplingConfig {
-    std::optional<uint32_t>                 seed; // none: a random one
+    std::optional<uint32_t>                 seed; // absent: a random one
     float                                   temp               = 0.8f;
     int                                     top_k              = 40;
     float                                   top_p              = 0.95f;
@@ -53,41 +54,42 @@ struct SamplingConfig {
     float                                   xtc_threshold      = 0.1f;
     float                                   dynatemp_range     = 0.0f;
     float                                   dynatemp_exponent  = 1.0f;
-    int                                     repeat_last_n      = 64; // -1: the context
+    int                                     repeat_last_n      = 64; // -1: the whole context
     float                                   repeat_penalty     = 1.0f;
     float                                   frequency_penalty  = 0.0f;
     float                                   presence_penalty   = 0.0f;
     float                                   dry_multiplier     = 0.0f;
     float                                   dry_base           = 1.75f;
     int                                     dry_allowed_length = 2;
-    int                                     dry_penalty_last_n = 64; // -1: the context
+    int                                     dry_penalty_last_n = 64; // -1: the whole context
     int                                     mirostat           = 0;
     float                                   mirostat_lr        = 0.1f;
     float                                   mirostat_ent       = 5.0f;
     std::string                             grammar; // GBNF
     std::map<int32_t, float>                logit_bias;
     bool                                    ignore_eos = false;
-    std::optional<std::vector<std::string>> samplers; // none: llama.cpp's order
-    std::shared_ptr<ChatPrompt>             chat;     // whose answer it is, or null: the format that it has to follow
+    std::optional<std::vector<std::string>> samplers; // absent: llama.cpp's order
+    std::shared_ptr<ChatPrompt>             chat;     // the prompt whose format the answer has to follow, or null
     int                                     reasoning_budget = -1; // tokens, with `chat`; -1: no limit
 };
 
-// The caller owns the contexts and keeps them and their models alive until the session is gone. They belong to the
-// session meanwhile: it clears their memory at the start and sets their abort callbacks. Between its calls the target
-// may be used otherwise, if adopt() says so before the next prefill.
+// The caller owns the contexts, and keeps them and their models alive until the session is gone. They belong to the
+// session meanwhile: it clears their memory at the start and sets their abort callbacks. Between its calls the caller
+// may use the target otherwise, if it calls adopt() before the next prefill.
 struct SessionConfig {
     void *                   target_ctx = nullptr; // llama_context *
     void *                   draft_ctx  = nullptr; // llama_context * or null
-    std::shared_ptr<Experts> experts;              // the target's, or null: no demand
-    std::shared_ptr<Experts> draft_experts;        // the draft's, or null: its routes cannot be told
-    std::shared_ptr<Trace>   trace;                // where steps are recorded; null: with the experts
+    std::shared_ptr<Experts> experts;              // the target's; null: no demand is counted
+    std::shared_ptr<Experts> draft_experts;        // the draft's; null: its routes are not known
+    std::shared_ptr<Trace>   trace;                // steps are recorded here; null: in the experts' trace
     DraftConfig              draft;
     SamplingConfig           sampling;
-    // Host memory for sequences that are left for others: a prompt that goes on with one is not evaluated again. 0:
-    // none are kept.
+    // Host memory for sequences that are left for others. A prompt that continues one does not evaluate it again. 0
+    // keeps none.
     size_t prompt_cache_bytes = 0;
-    // For memories that cannot go back, recurrent ones and those with windows: states of the sequence that are kept, at
-    // the end of prompts and at least so many tokens apart within them. 0: none, and such a memory is cleared instead.
+    // The number of states of the sequence that are kept for a memory that cannot go back: a recurrent one or one with
+    // a window. They are kept at the end of prompts, and at least `checkpoint_step` tokens apart within them. With 0,
+    // such a memory is cleared instead.
     int n_checkpoints   = 0;
     int checkpoint_step = 8192;
 };
@@ -100,57 +102,60 @@ enum class StopReason {
 
 const char * to_string(StopReason reason); // "", "stop", "length"
 
-// What one step did.
+// The result of one step.
 struct Step {
     std::vector<int32_t> tokens;         // accepted draft tokens, then the target's own
     int                  n_drafted  = 0; // draft tokens that were verified
-    int                  n_accepted = 0; // of these, accepted
+    int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
     int64_t              draft_ns   = 0;
     int64_t              verify_ns  = 0;
     int64_t              sample_ns  = 0;
     StopReason           reason     = StopReason::none;
-    // demand[n_layer * n_expert] of this verification, in the session's one buffer: its next step overwrites it. Null
-    // without experts.
+    // demand[n_layer * n_expert] of this verification. It is in the session's one buffer, which the next step
+    // overwrites. Null without experts.
     std::shared_ptr<const std::vector<int32_t>> demand;
     int                                         n_layer  = 0;
     int                                         n_expert = 0;
-    // layer_costs[n_layer] of this verification, likewise.
+    // layer_costs[n_layer] of this verification. The next step overwrites these too.
     std::shared_ptr<const std::vector<LayerCost>> layer_costs;
-    // Experts copied into slots since the step before was verified: their number, bytes, and the time it took.
+    // Experts copied into slots since the step before was verified: their number, their bytes, and the time that it
+    // took.
     uint64_t n_uploads    = 0;
     uint64_t upload_bytes = 0;
     uint64_t upload_ns    = 0;
 };
 
-// What the router of a draft model chose for the tokens that the target is about to verify, in their order: first for
-// the token before the draft. A draft model evaluates a token to find the next, so nothing is known of the last drafted
-// one unless the draft ended at a token that was not to be part of it.
+// The experts that the router of a draft model chose for the tokens that the target is about to verify, in their order.
+// The first token is the one before the draft. A draft model evaluates a token to find the next. So nothing is known of
+// the last drafted one, unless the draft ended at a token that was not to be part of it.
 struct DraftRoutes {
     int                  n_tokens = 0, n_layer = 0, n_used = 0;
     std::vector<int32_t> ids; // [n_tokens * n_layer * n_used], -1 where a layer has fewer
 };
 
-// Called on the thread that runs the session. A listener may throw: the exception leaves step(), and the session stays
-// consistent (see Session::step). It may call set_draft_length() and cancel(), nothing else.
+// Callbacks, on the thread that runs the session. A listener may throw: the exception leaves step(), and the session
+// stays consistent (see Session::step). It may call set_draft_length() and cancel(), and nothing else.
 struct Listeners {
-    // A draft token, as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone that is
-    // while the draft model still drafts; other types draft in one call, and their tokens come together after it.
-    // `routes` is null unless draft_routes is set, and valid during the call.
+    // Called for a draft token as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone,
+    // that is while the draft model still drafts. Other types draft in one call, and their tokens come together after
+    // it. `routes` is null unless draft_routes is set, and is valid during the call.
     std::function<void(int32_t token, int index, const DraftRoutes * routes)>                       draft_token;
     std::function<void(const std::vector<int32_t> & draft, int64_t ns, const DraftRoutes * routes)> draft_end;
     std::function<void(const Step & step)>                                                          verify_end;
-    // An MoE layer of the verification that runs has been computed; demand[n_expert] is what it was asked for. What it
-    // throws leaves step() once the verification has ended, with the sequence as it was, and the further layers are not
-    // told.
+    // Called when an MoE layer of the running verification has been computed; demand[n_expert] is what it was asked
+    // for. An exception leaves step() once the verification has ended, with the sequence as it was. There are no calls
+    // for the further layers then.
     std::function<void(int layer, const std::vector<int32_t> & demand)> verify_layer;
-    // Called now and then while the library works, so that the host language can see signals; throwing stops the call.
+    // Called now and then while the library works, so that the host language can see signals. An exception stops the
+    // call.
     std::function<void()> interrupt_check;
-    // Whether the draft's routes are kept: needs draft_experts, and "draft-simple" alone.
+    // Keeps the draft's routes. This needs draft_experts, and "draft-simple" alone.
     bool draft_routes = false;
 };
 
-// Not for two threads at a time: a call made while another runs throws InputError. cancel() is the exception.
+// A session is for one thread at a time: a call made while another runs throws InputError. cancel() may be called at
+// any time.
 class Session {
   public:
     // Throws InputError for contexts, draft types or sampling parameters that cannot work together.
@@ -159,51 +164,52 @@ class Session {
     Session(const Session &)             = delete;
     Session & operator=(const Session &) = delete;
 
-    // Called after each piece of a prompt; may throw.
+    // Called after each piece of a prompt. It may throw.
     using Progress = std::function<void(int n_done, int n_total)>;
 
     // Makes `tokens` (all of the sequence, at least one) the context of what is generated next. Evaluates all but the
-    // last, which the next step verifies; what the memory already holds of it is kept. Starts the sampler anew. If
-    // cancelled, what was evaluated stays, and the next prefill or step goes on from there. The sampler has seen
-    // (penalties look back on) all but the first `n_unseen` tokens.
+    // last, which the next step verifies, and keeps what the memory already holds. Starts the sampler anew. If
+    // cancelled, what was evaluated stays, and the next prefill or step continues from there. The sampler has seen all
+    // but the first `n_unseen` tokens; penalties look back on what it has seen.
     void prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress = {}, size_t n_unseen = 0);
 
-    // Somebody else evaluated or dropped tokens on the target context since the last call: its memory begins with
-    // these. What follows them there is dropped; n_past() says how many of them are really there. The next call must be
-    // prefill().
+    // Takes over what somebody else evaluated or dropped on the target context since the last call: its memory begins
+    // with these tokens. Drops what follows them there. n_past() tells how many of them are really there. The next call
+    // must be prefill().
     void adopt(const int32_t * tokens, size_t n_tokens);
 
-    // How to sample from the next prefill on. Throws InputError, with everything as it was, for what cannot be.
+    // Sets how to sample from the next prefill on. Throws InputError for invalid settings, and changes nothing then.
     void set_sampling(const SamplingConfig & sampling);
 
-    // Drafts, verifies, accepts. At least one token, unless the reason is `length`. An exception before verification
-    // (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end listener comes after
-    // the tokens were committed: they are in last_step(). The reference is valid until the next step.
+    // Drafts, verifies and accepts. The result has at least one token, unless its reason is `length`. An exception
+    // before verification (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end
+    // listener comes after the tokens were committed: last_step() has them. The reference is valid until the next step.
     const Step & step();
     const Step & last_step() const;
 
-    // How probable the target held the last step's tokens, each where it came, and the `n_top` most probable ones
-    // there. Throws InputError once the logits are gone: before the first step, and from the next prefill() or adopt().
+    // Returns how probable the target held the last step's tokens, each where it came, and the `n_top` most probable
+    // ones there. Throws InputError once the logits are gone: before the first step, and from the next prefill() or
+    // adopt() on.
     TokenProbabilities probabilities(int n_top);
 
-    // Forgets all tokens, and a cancel() that was not seen yet.
+    // Forgets all tokens, and a cancel() that no call has seen yet.
     void reset();
 
     // Stops the call that runs (at the next node of a CPU graph, else between pieces), or the next one if none does: it
-    // throws Cancelled. From any thread, also from a signal handler.
+    // throws Cancelled. May be called from any thread, also from a signal handler.
     void cancel() noexcept;
 
-    // From the next step on; 0: plain decoding. Throws InputError beyond [0, draft_max].
+    // Sets the draft length from the next step on; 0 is plain decoding. Throws InputError outside [0, draft_max].
     void set_draft_length(int n);
     int  draft_length() const;
     int  draft_max() const;
 
-    // Throws InputError, with everything as it was, for draft_routes that cannot be had.
+    // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);
 
-    // Tokens of the last prompt that were there already.
+    // Returns how many tokens of the last prompt were there already.
     int n_reused() const;
-    // What is kept of other sequences, in host memory, and how often since the start one was put there and came back.
+    // Other sequences that are kept in host memory, and how often since the start one was stored and recalled.
     struct Cached {
         int    n_prompts = 0;
         size_t bytes     = 0;
@@ -213,21 +219,23 @@ class Session {
 
     int                  n_past() const; // tokens in the target's memory
     int                  n_ctx() const;
-    std::vector<int32_t> tokens() const; // the whole sequence, also those not evaluated yet
+    std::vector<int32_t> tokens() const; // the whole sequence, with those not evaluated yet
 
   private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
-// One line that says why drafts of `draft_model` cannot be verified by `target_model` (both llama_model *), or none.
+// Returns one line that says why `target_model` cannot verify drafts of `draft_model` (both llama_model *), or nothing
+// if it can.
 std::optional<std::string> vocab_mismatch(const void * target_model, const void * draft_model);
 
-// The draft types that llama.cpp knows, and which of them need a draft context.
+// Returns the draft types that llama.cpp knows. needs_draft_context() tells which of them need a draft context.
 std::vector<std::string> draft_types();
 bool                     needs_draft_context(const std::string & type);
 
-// Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3 information, 5 all.
+// Sets which messages of llama.cpp's common library go to stderr: -1 none (the default), 1 errors, 2 warnings, 3
+// information, 5 all.
 void set_common_verbosity(int level);
 
 } // namespace spac

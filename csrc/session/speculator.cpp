@@ -27,14 +27,14 @@ Speculator::Speculator(const DraftConfig & config, const Context & target, llama
 }
 
 Speculator::~Speculator() {
-    spec_.reset(); // it may still take its samplers out of the draft context
+    spec_.reset(); // its end may still take samplers out of the draft context
     if (draft_) {
         interrupt_.detach(draft_->get());
     }
 }
 
-// Makes common's state anew: it has no way to forget (the n-gram caches only grow, and assume that history is appended
-// to).
+// Makes common's state anew, because it cannot forget: the n-gram caches only grow, and assume that history is appended
+// to.
 void Speculator::rebuild() {
     spec_.reset();
     try {
@@ -75,7 +75,7 @@ void Speculator::clear() {
 }
 
 // Hands tokens to common as a batch of the target's. Ids that the draft model does not have (vocabularies may differ in
-// size) are replaced: common would abort, and a guess made after such a token is as good as any.
+// size) are replaced: common would abort, and a guess after such a token is as good as any.
 void Speculator::feed(const llama_token * tokens, int n, int pos) {
     common_batch batch(draft_->get());
     const int    n_vocab = draft_->n_vocab();
@@ -111,7 +111,7 @@ void Speculator::observe(const common_batch & batch) {
     if (!reads_states_) {
         return;
     }
-    // Positions decide what is replaced: a draft made before was dropped from the memory already.
+    // Positions decide what is replaced. A draft made before was dropped from the memory already.
     if (!common_speculative_process(spec_.get(), batch)) {
         draft_->trim(draft_->n_past());
         interrupt_.raise_if_stopped();
@@ -137,7 +137,7 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
         result = draft_at_once(tokens, last, n_max);
     }
     // A draft ends before a token that the target does not have, and before the end of generation: what the target says
-    // after that is no part of the text.
+    // after that is not part of the text.
     const auto end = std::find_if(result.begin(), result.end(), [&](llama_token token) {
         return token >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), token);
     });
@@ -154,7 +154,7 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
     return result;
 }
 
-// One call of common_speculative_draft.
+// Calls common_speculative_draft once.
 llama_tokens Speculator::draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max) {
     llama_tokens result;
     auto &       request = common_speculative_get_draft_params(spec_.get(), 0);
@@ -169,7 +169,7 @@ llama_tokens Speculator::draft_once(const llama_tokens & tokens, llama_token las
     return result;
 }
 
-// All tokens in one call. Whatever a draft model then has in its memory of the draft is dropped.
+// Drafts all tokens in one call. Drops what a draft model then has of the draft in its memory.
 llama_tokens Speculator::draft_at_once(const llama_tokens & tokens, llama_token last, int n_max) {
     try {
         auto result = draft_once(tokens, last, static_cast<llama_pos>(tokens.size()), n_max);
@@ -185,13 +185,13 @@ llama_tokens Speculator::draft_at_once(const llama_tokens & tokens, llama_token 
     }
 }
 
-// The draft model's tokens one call each: the same decodes and the same result as one call for all (it drafts greedily,
-// and the memory carries over), but every token is known as soon as it exists, and a request to stop is seen in
-// between.
+// Drafts the draft model's tokens with one call each. Decodes and result are the same as with one call for all, because
+// the draft is greedy and the memory carries over. But every token is known as soon as it exists, and a request to stop
+// is seen in between.
 llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
                                         const std::function<void(llama_token, int)> & on_token) {
     llama_tokens result;
-    llama_tokens held   = tokens; // what the draft's memory holds
+    llama_tokens held   = tokens; // tokens in the draft's memory
     const auto   settle = [&] { draft_->adopt(held); };
     try {
         llama_token previous = last;

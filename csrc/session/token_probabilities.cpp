@@ -11,7 +11,7 @@ namespace spac {
 
 namespace {
 
-// The logarithm of the sum of all exponentials: what a logit lacks to be a log probability.
+// Returns the logarithm of the sum of all exponentials. A logit less this is a log probability.
 double log_sum(const float * logits, int n_vocab) {
     const double most = *std::max_element(logits, logits + n_vocab);
     double       sum  = 0;

@@ -1,4 +1,4 @@
-// How probable a model holds tokens, by the logits of its last evaluation.
+// The probabilities of tokens, by the logits of a model's last evaluation.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@ struct llama_context;
 
 namespace spac {
 
-// Natural logarithms, of the softmax over the whole vocabulary, before any sampler.
+// Natural logarithms of the softmax over the whole vocabulary, before any sampler.
 struct TokenProbabilities {
-    int                  n_top = 0; // alternatives by token; no more than the vocabulary has
+    int                  n_top = 0; // alternatives for each token; no more than the vocabulary has
     std::vector<float>   chosen;    // [n_tokens]
     std::vector<int32_t> top_ids;   // [n_tokens * n_top]: the most probable tokens, best first, equal ones by number
     std::vector<float>   top;       // [n_tokens * n_top]
 };
 
-// Of tokens that were chosen by the rows of the context's last evaluation, the first one by row 0.
+// Returns the probabilities of tokens that the rows of the context's last evaluation chose, the first one by row 0.
 TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top);
 
 } // namespace spac

@@ -24,15 +24,15 @@ void Verifier::set_step_tokens(int n_tokens) {
     if (!experts_) {
         return;
     }
-    constexpr int default_step_tokens = 64; // as the backend starts with: other users of the model may rely on it
+    constexpr int default_step_tokens = 64; // the backend starts with it: other users of the model may rely on it
     experts_->set_step_tokens(std::max(default_step_tokens, n_tokens));
     Step before;
-    take_demand(before); // what others left
+    take_demand(before); // drops what others left
 }
 
 void Verifier::set_sampling(const SamplingConfig & sampling) {
     auto params = sampling_params(sampling, target_.model(), target_.n_ctx());
-    make_sampler(target_.model(), params); // a grammar shows its faults only now
+    make_sampler(target_.model(), params); // a grammar shows its faults only here
     sampling_ = std::move(params);
 }
 
@@ -62,7 +62,7 @@ const common_batch & Verifier::verify(llama_token last, const llama_tokens & dra
     try {
         decode();
     } catch (...) {
-        take_demand(step); // not to be mistaken for the next verification's
+        take_demand(step); // so that it is not mistaken for the next verification's
         throw;
     }
     take_demand(step);
@@ -71,13 +71,14 @@ const common_batch & Verifier::verify(llama_token last, const llama_tokens & dra
     return batch_;
 }
 
-// Decodes the batch, with the layers told to who listens.
+// Decodes the batch, and calls the layer listener for each layer.
 void Verifier::decode() {
     if (!experts_ || !on_layer_) {
         target_.decode(batch_, interrupt_);
         return;
     }
-    // An exception must not cross llama.cpp. Shared: a call of another thread's decoding may end later than this one.
+    // An exception must not cross llama.cpp, so it is kept here. The state is shared, because a call of another
+    // thread's decoding may end later than this one.
     struct Told {
         std::thread::id    here = std::this_thread::get_id();
         std::exception_ptr failure;
@@ -114,7 +115,7 @@ void Verifier::take_demand(Step & step) {
     step.n_expert  = experts_->n_expert();
     const size_t n = static_cast<size_t>(step.n_layer) * static_cast<size_t>(step.n_expert);
     if (n != demand_->size()) {
-        // the layers became known with the first graph
+        // The layers became known with the first graph.
         demand_ = std::make_shared<std::vector<int32_t>>(n);
         costs_  = std::make_shared<std::vector<LayerCost>>(step.n_layer);
     }

@@ -1,5 +1,5 @@
-// Whether a draft model's tokens mean the same to the target. llama.cpp's own check answers yes or no and tolerates
-// what its loop can stand; this one names the difference, and finds it before a session exists.
+// Checks that a draft model's tokens mean the same to the target. llama.cpp's own check answers yes or no and tolerates
+// what its loop can stand. This one names the difference, and finds it before a session exists.
 #include "llama.h"
 #include "session/session.h"
 
@@ -11,8 +11,8 @@ namespace spac {
 
 namespace {
 
-// As in llama.cpp: files of one family pad their vocabularies to different sizes, and the first few ids are markers
-// that differ in text between otherwise equal vocabularies.
+// The limits are llama.cpp's: files of one family pad their vocabularies to different sizes, and the first few ids are
+// markers that differ in text between otherwise equal vocabularies.
 constexpr int max_size_difference  = 128;
 constexpr int first_compared_token = 5;
 
