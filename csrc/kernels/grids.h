@@ -1,5 +1,6 @@
-// What the types have in common whose weights are looked up in grids, four or eight at a time: 256 weights with a scale
-// for every 16 or 32, times q8_K. A grid has magnitudes; signs are bits, which the inputs take on.
+// Shared code of the types whose weights are looked up in grids, four or eight at a time. They have 256 weights with a
+// scale for every 16 or 32, and are multiplied by q8_K. A grid has magnitudes. Signs are bits, and the inputs take them
+// on.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -7,8 +8,8 @@
 
 #ifdef SPAC_LANES_ONE
 
-#define GGML_COMMON_DECL_C // its unions without names
-#define GGML_COMMON_IMPL_C // its grids
+#define GGML_COMMON_DECL_C // declares its unions without names
+#define GGML_COMMON_IMPL_C // defines its grids
 #include "ggml-common.h"
 
 #include <cstring>
@@ -21,21 +22,21 @@ template <class T> T load(const void * p) {
     return x;
 }
 
-// 16 scales of four bits, as the odd numbers that they stand for: those in lower halves of bytes come before those in
-// upper.
+// Returns 16 scales of four bits as the odd numbers that they stand for. Those in lower halves of bytes come before
+// those in upper halves.
 inline __m128i odd_scales(uint64_t packed) {
     const __m128i bits = _mm_cvtsi64_si128(static_cast<long long>(packed)), low4 = _mm_set1_epi8(15);
     const __m128i fours = _mm_unpacklo_epi8(_mm_and_si128(bits, low4), _mm_and_si128(_mm_srli_epi16(bits, 4), low4));
     return _mm_or_si128(_mm_add_epi8(fours, fours), _mm_set1_epi8(1));
 }
 
-// The upper four of each row's eight times 32 bits, as odd numbers of 16 bits, in both halves.
+// Returns the upper four of each row's eight times 32 bits, as odd numbers of 16 bits, in both halves.
 template <class V> typename V::I odd_scales_above(typename V::I x) {
     const auto words = low_words(right32<28>(x), right32<28>(x));
     return either(left16<1>(quarters<0x88>(words)), V::words(1));
 }
 
-// Each of 16 bytes as a shuffle of 128 bits would have it for eight numbers of 16 bits.
+// Shuffles of 128 bits: number i puts byte i into eight numbers of 16 bits.
 struct Spread {
     alignas(16) uint16_t of[16][8];
     constexpr Spread() : of() {
@@ -46,8 +47,8 @@ struct Spread {
 };
 inline constexpr Spread spread;
 
-// Of the bytes in each 128 bits of `scales`, the two from `first` on, the one for 16 weights, the other for the next
-// 16, in 16 bits. Or one for 32 weights.
+// Returns two of the bytes in each 128 bits of `scales`, from `first` on, in 16 bits: the one for 16 weights, the other
+// for the next 16. scale_of_32() returns one for 32 weights.
 template <class V> typename V::I scales_of_16(typename V::I scales, int first) {
     return shuffle8(scales, V::same(load32(spread.of[first])));
 }
@@ -55,22 +56,22 @@ template <class V> typename V::I scale_of_32(typename V::I scales, int i) {
     return shuffle8(scales, V::same16(load16(spread.of[i])));
 }
 
-// To seven bits in the lower half of each of `seven`'s bytes or 16 bits, the eighth that makes the number of ones even.
+// Adds the eighth bit, which makes the number of ones even, to the lower seven of each of `seven`'s bytes or 16 bits.
 template <class V> typename V::I even_ones(typename V::I seven) {
     const __m128i odd  = _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0);
     const auto    four = both(exclusive(seven, right16<4>(seven)), V::bytes(15));
     return either(seven, shuffle8(V::same16(odd), four));
 }
 
-// The signs in the lower 28 of each 32 bits, seven for every eight weights, as 32.
+// Returns 32 signs from the lower 28 of each 32 bits, which have seven for every eight weights.
 template <class V> typename V::I signs_of_28(typename V::I x) {
     x = either(both(x, V::ints32(0x00003fff)), both(left32<2>(x), V::ints32(0x3fff0000)));
     x = either(both(x, V::ints32(0x007f007f)), both(left32<1>(x), V::ints32(0x7f007f00)));
     return even_ones<V>(x);
 }
 
-// Numbers that are looked up one by one are stored and read back; a compiler that knows what is stored would take them
-// out of the vector, which takes longer.
+// Stores numbers that are then read back one by one. A compiler that knew what is stored would take them out of the
+// vector, which takes longer.
 template <class V, class T> void store(T & to, typename V::I x) {
     static_assert(sizeof(T) == sizeof(x));
     V::store(&to, x);

@@ -1,4 +1,5 @@
-// iq1_s and iq1_m: grids of eight weights of -1, 0 and 1, to which an eighth is added or from which it is subtracted.
+// Kernels of iq1_s and iq1_m. Their grids have eight weights of -1, 0 and 1, to which an eighth is added or from which
+// it is subtracted.
 #include "kernels/grids.h"
 
 #ifdef SPAC_LANES_ONE
@@ -8,7 +9,7 @@
 namespace spac::kernels {
 namespace {
 
-// This grid has signs of its own. Where a weight is zero, it does not matter what becomes of the input's sign.
+// Makes a part. This grid has signs of its own. Where a weight is zero, the input's sign does not matter.
 template <class V, class Of> typename Grid<V>::Part signed_part(Of grid, typename V::I scale) {
     const auto weights = V::eights(grid);
     return {sizes8(weights), V::signs_of(weights), scale};
@@ -19,16 +20,16 @@ template <class V> struct IQ1S : Grid<V> {
     using typename Grid<V>::Part;
     struct Head {
         uint16_t      indices[2][V::rows][16];
-        typename V::I scales, eighths; // eighths: of 16 weights each, as bsums
+        typename V::I scales, eighths; // eighths: one for 16 weights each, as bsums
         typename V::F d;
     };
     struct Sum {
-        typename V::F all = V::no_floats(), eighths = V::no_floats(); // of eighths, the same in all lanes of a row
+        typename V::F all = V::no_floats(), eighths = V::no_floats(); // eighths: the same in all lanes of a row
     };
 
     template <class X> static Head head(X x) {
         Head w;
-        // Of 32 weights, 16 bits: four times three of the indices, three of a scale, and the eighths' sign.
+        // 32 weights have 16 bits: four times three of the indices, three of a scale, and the eighths' sign.
         const auto bits   = V::twice([&](int r) { return load16(x(r).qh); });
         const auto left   = V::same16(_mm_setr_epi16(256, 32, 4, 0, 256, 32, 4, 0));
         const auto fourth = V::same16(_mm_setr_epi16(0, 0, 0, 0x700, 0, 0, 0, 0x700));
@@ -68,7 +69,8 @@ template <class V> struct IQ1S : Grid<V> {
     }
 
   private:
-    // The eight numbers of 16 bits, each four times, from `first` on; each twice.
+    // Return shuffles that repeat 16-bit numbers: four of them from `first` on four times each, or all eight twice
+    // each.
     static __m256i each_four_times(int first) {
         const auto of = [&](int i) { return 0x0100010001000100 + 0x0202020202020202 * (first + i); };
         return _mm256_setr_epi64x(of(0), of(1), of(2), of(3));
@@ -93,7 +95,7 @@ template <class V> struct IQ1M : Grid<V> {
 
     template <class X> static Head head(X x) {
         Head w;
-        // Of eight weights, four bits: three of an index, and the eighths' sign.
+        // Eight weights have four bits: three of an index, and the eighths' sign.
         const auto bits = V::twice([&](int r) { return load16(x(r).qh); });
         const auto left = V::same16(_mm_setr_epi16(256, 16, 256, 16, 256, 16, 256, 16));
 #pragma GCC unroll 2
@@ -133,7 +135,8 @@ template <class V> struct IQ1M : Grid<V> {
     }
 
   private:
-    // Four scales of three bits in each 16, and above them four bits of d. Here the first two of each 16 come first.
+    // Returns the scales, the first two of each 16 bits first. Each 16 bits have four scales of three bits, and above
+    // them four bits of d.
     static __m128i scales(uint64_t packed) {
         constexpr uint64_t low3 = 0x0007000700070007;
         const auto    pairs     = [&](uint64_t x) { return static_cast<long long>((x & low3) | (x >> 3 & low3) << 8); };

@@ -1,4 +1,4 @@
-// iq2_xxs, iq2_xs and iq2_s: grids of eight weights.
+// Kernels of iq2_xxs, iq2_xs and iq2_s: grids of eight weights.
 #include "kernels/grids.h"
 
 #ifdef SPAC_LANES_ONE
@@ -20,7 +20,7 @@ template <class V> struct IQ2XXS : Grid2<V> {
         typename V::F d;
     };
 
-    // Of each 32 weights, four indices of a byte, then the signs and a scale in 32 bits.
+    // 32 weights have four indices of a byte, then the signs and a scale in 32 bits.
     template <class X> static Head head(X x) {
         Head       w;
         const auto signs = [&](int r) {
@@ -67,7 +67,7 @@ template <class V> struct IQ2XS : Grid2<V> {
     }
 };
 
-// Four bytes from `first` on of those in each 128 bits, four times each, in 16 bits.
+// Returns four bytes from `first` on of those in each 128 bits, four times each, in 16 bits.
 template <class V> typename V::I fours_of_bytes(typename V::I bytes, int first) {
     const auto of = [&](int i) {
         return static_cast<long long>(0x8000800080008000u | 0x0001000100010001u * static_cast<unsigned>(first + i));

@@ -1,4 +1,4 @@
-// iq3_xxs and iq3_s: grids of four weights.
+// Kernels of iq3_xxs and iq3_s: grids of four weights.
 #include "kernels/grids.h"
 
 #ifdef SPAC_LANES_ONE

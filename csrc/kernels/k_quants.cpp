@@ -1,10 +1,10 @@
-// q4_K, q5_K and q6_K: 256 weights with a scale for every 32 or 16, times q8_K.
+// Kernels of q4_K, q5_K and q6_K: 256 weights with a scale for every 32 or 16, times q8_K.
 #include "kernels/kernels.h"
 #include "kernels/tile.h"
 
 #ifdef SPAC_LANES_ONE
 
-#define GGML_COMMON_DECL_C // its unions without names
+#define GGML_COMMON_DECL_C // declares its unions without names
 #include "ggml-common.h"
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 namespace spac::kernels {
 namespace {
 
-// The eight scales and eight minima of q4_K and q5_K, six bits each in the 12 bytes behind d and dmin, as 16 bytes:
-// scales, then minima.
+// Returns the eight scales and eight minima of q4_K and q5_K as 16 bytes: scales, then minima. They have six bits each
+// in the 12 bytes behind d and dmin.
 template <class Block> __m128i scales_and_mins(const Block & x) {
     static_assert(offsetof(Block, scales) == 4);
     const __m128i all  = load16(&x);
@@ -25,17 +25,17 @@ template <class Block> __m128i scales_and_mins(const Block & x) {
                         _mm_and_si128(_mm_srli_epi32(high, 2), _mm_set1_epi8(0x30)));
 }
 
-// Of 16-bit numbers, number i in all places.
+// Returns number i of 16-bit numbers in all places.
 template <class V> typename V::I number(typename V::I of, int i) { return shuffle8(of, V::words(0x0100 + 0x0202 * i)); }
 
-// The sums of 32 inputs, from ggml's of 16.
+// Returns the sums of 32 inputs, from ggml's of 16.
 __m128i sums_of_32(const block_q8_K & y) {
     const __m256i sums = load32(y.bsums);
     return _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
 }
 
-// What q4_K and q5_K have in common: a scale and a minimum for every 32 weights. ggml adds up the products of q4_K's
-// minima in four lanes, those of q5_K's in one.
+// Shared code of q4_K and q5_K: a scale and a minimum for every 32 weights. ggml adds up the products of q4_K's minima
+// in four lanes, those of q5_K's in one.
 template <class Lanes, bool in_one_lane> struct WithMins {
     using V                    = Lanes;
     using Input                = block_q8_K;
@@ -48,7 +48,7 @@ template <class Lanes, bool in_one_lane> struct WithMins {
         typename V::I q[2], scale[2];
     };
     struct Sum {
-        typename V::F all = V::no_floats(), mins = V::no_floats(); // of mins, the lower half of each row
+        typename V::F all = V::no_floats(), mins = V::no_floats(); // mins: the lower half of each row
     };
 
     template <class X> static Head head(X x) {
@@ -131,7 +131,7 @@ template <class Lanes> struct Q6K {
         return {V::twice(scales), V::widen_i8(scales), V::floats([&](int r) { return from_half(x(r).d); })};
     }
 
-    // Weights 64 j to 64 j + 63.
+    // Returns weights 64 j to 64 j + 63.
     template <class X> static Part part(X x, const Head & w, int j) {
         const auto low4 = V::bytes(15), high2 = V::bytes(48);
         const auto low = [&](int i) {
@@ -158,7 +158,7 @@ template <class Lanes> struct Q6K {
     static float total(const Sum & sum, int r) { return sum8(V::row(sum.all, r)); }
 
   private:
-    // Scale i is of 16 weights, so of 8 of the 16-bit sums of pairs: two scales to a vector.
+    // Returns scales 2 i and 2 i + 1 in a vector. Each is for 16 weights, and thus for 8 of the 16-bit sums of pairs.
     static typename V::I scale(const Head & w, int i) {
         const auto two =
             _mm256_setr_m128i(_mm_set1_epi8(static_cast<char>(2 * i)), _mm_set1_epi8(static_cast<char>(2 * i + 1)));

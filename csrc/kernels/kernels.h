@@ -1,4 +1,4 @@
-// The kernels that there are, by ggml's names of types.
+// Declares all kernels, by ggml's names of types.
 #pragma once
 
 #include "kernels/rows.h"

@@ -1,6 +1,6 @@
-// Vectors of one or two rows of weights. `One` is 256 bits wide and holds one row; `Two` is 512 bits wide and holds
-// two, one in each half, so that a kernel written for the lanes of one row computes two at once, and every half goes
-// through the very operations that ggml's kernel goes through with its 256 bits: results equal to the bit.
+// Vectors of one or two rows of weights. `One` has 256 bits and holds one row. `Two` has 512 bits and holds two, one in
+// each half. So a kernel that is written for the lanes of one row computes two at once. Every half goes through the
+// very operations that ggml's kernel does with its 256 bits, so results are equal to the bit.
 #pragma once
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -18,14 +18,14 @@ namespace spac::kernels {
 
 inline float from_half(uint16_t h) { return _cvtsh_ss(h); }
 
-// The sum of eight floats, in ggml's order.
+// Returns the sum of eight floats, in ggml's order.
 inline float sum8(__m256 x) {
     __m128 s = _mm_add_ps(_mm256_extractf128_ps(x, 1), _mm256_castps256_ps128(x));
     s        = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-// The sum of the four floats in the lower half, in ggml's order.
+// Returns the sum of the four floats in the lower half, in ggml's order.
 inline float sum4(__m256 x) {
     __m128 s = _mm256_castps256_ps128(x);
     s        = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -40,15 +40,16 @@ struct One {
     using F                   = __m256;  // floats
     static constexpr int rows = 1;
 
-    // From each row's own: 256 bits, 128 bits widened, 128 bits twice, a number in all lanes.
+    // Load each row's own of(row): 256 bits, 128 bits widened, 128 bits twice, a number in all lanes.
     template <class Of> static I ints(Of of) { return of(0); }
     template <class Of> static I widen_u8(Of of) { return _mm256_cvtepu8_epi16(of(0)); }
     template <class Of> static I widen_i8(Of of) { return _mm256_cvtepi8_epi16(of(0)); }
     template <class Of> static I twice(Of of) { return _mm256_broadcastsi128_si256(of(0)); }
     template <class Of> static F floats(Of of) { return _mm256_set1_ps(of(0)); }
-    // The first float of each row's 128 bits in all lanes.
+    // Puts the first float of each row's 128 bits into all lanes.
     template <class Of> static F same_in_row(Of of) { return _mm256_broadcastss_ps(of(0)); }
-    // The same of 16-bit floats; of 32 bits a byte each, 0 or 255; two numbers, of(row, i), each in 128 bits.
+    // halves() puts a 16-bit float into all lanes. bits() makes a byte of each of 32 bits, 0 or 255. two_floats() puts
+    // two numbers, of(row, i), each into 128 bits.
     template <class Of> static F halves(Of of) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(of(0)))); }
     template <class Of> static I bits(Of of) {
         const __m256i own_byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
@@ -59,7 +60,7 @@ struct One {
     template <class Of> static F two_floats(Of of) {
         return _mm256_set_m128(_mm_set1_ps(of(0, 1)), _mm_set1_ps(of(0, 0)));
     }
-    // Numbers of 64 or 32 bits, of(row, i) for i from 0, each put in place straight from memory.
+    // Put numbers of 64 or 32 bits, of(row, i) for i from 0, in place straight from memory.
     template <class Of> static I eights(Of of) {
         const auto number = [&](int i) { return _mm256_set1_epi64x(static_cast<long long>(of(0, i))); };
         return _mm256_blend_epi32(_mm256_blend_epi32(number(0), number(1), 0x0c),
@@ -73,11 +74,11 @@ struct One {
         };
         return _mm256_blend_epi32(half(0), half(4), 0xf0);
     }
-    // Which bytes are to change their signs: from 32 bits, or as bytes do that are below zero.
-    using Signs = I; // below zero where the sign is to change; a zero makes a zero
+    // Marks of the bytes whose signs change. signs() takes them from 32 bits, signs_of() marks the bytes below zero.
+    using Signs = I; // below zero where the sign changes; a zero makes a zero
     template <class Of> static Signs signs(Of of) { return _mm256_or_si256(bits(of), _mm256_set1_epi8(1)); }
     static Signs                     signs_of(I bytes) { return bytes; }
-    // The same for every row.
+    // Give every row the same.
     static I      same(__m256i x) { return x; }
     static I      same16(__m128i x) { return _mm256_broadcastsi128_si256(x); }
     static I      bytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
@@ -101,7 +102,7 @@ inline __m256i           sub8(__m256i a, __m256i b) { return _mm256_sub_epi8(a, 
 inline __m256i           mul16(__m256i a, __m256i b) { return _mm256_mullo_epi16(a, b); }
 inline __m256i           negate(__m256i a, One::Signs where) { return _mm256_sign_epi8(a, where); }
 inline __m256i           sizes8(__m256i a) { return _mm256_abs_epi8(a); }
-inline __m256i           negative16(__m256i a) { return _mm256_srai_epi16(a, 15); } // all bits of numbers below zero
+inline __m256i           negative16(__m256i a) { return _mm256_srai_epi16(a, 15); } // sets all bits if below zero
 inline __m256i           without(__m256i a, __m256i b) { return _mm256_andnot_si256(b, a); } // a's bits that b lacks
 inline __m256i           right64(__m256i a, __m256i by) { return _mm256_srlv_epi64(a, by); }
 inline __m256i           shuffle8(__m256i a, __m256i by) { return _mm256_shuffle_epi8(a, by); } // within 128 bits
@@ -110,22 +111,22 @@ template <int n> __m256i right16(__m256i a) { return _mm256_srli_epi16(a, n); }
 template <int n> __m256i left16(__m256i a) { return _mm256_slli_epi16(a, n); }
 template <int n> __m256i left32(__m256i a) { return _mm256_slli_epi32(a, n); }
 inline __m256i           right32(__m256i a, __m256i by) { return _mm256_srlv_epi32(a, by); }
-// Numbers that fit in half as many bits, within 128 bits a's before b's.
+// Pack numbers that fit into half as many bits; within 128 bits, a's come before b's.
 inline __m256i low_words(__m256i a, __m256i b) { return _mm256_packus_epi32(a, b); }
 inline __m256i low_bytes(__m256i a, __m256i b) { return _mm256_packus_epi16(a, b); }
-// By a number that is known once loops are unrolled.
+// Shift by a number that is known once loops are unrolled.
 inline __m256i right16(__m256i a, int n) { return _mm256_srli_epi16(a, n); }
 inline __m256i left16(__m256i a, int n) { return _mm256_slli_epi16(a, n); }
-// Of each 16 bits the lower eight, as a signed number.
+// Returns the lower eight of each 16 bits, as a signed number.
 inline __m256i               low8_signed(__m256i a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
 template <int order> __m256i shuffle32(__m256i a) { return _mm256_shuffle_epi32(a, order); } // within 128 bits
 template <int order> __m256i quarters(__m256i a) {
     return _mm256_permute4x64_epi64(a, order);
-} // of each row's 256 bits
+} // within each row's 256 bits
 inline __m256i pack32(__m256i a, __m256i b) { return _mm256_packs_epi32(a, b); } // within 128 bits
 inline __m256i pairs8(__m256i unsigned_a, __m256i b) { return _mm256_maddubs_epi16(unsigned_a, b); }
 inline __m256i pairs16(__m256i a, __m256i b) { return _mm256_madd_epi16(a, b); }
-// sum + a * b, pairs of 16-bit products added up.
+// Returns sum + a * b, with pairs of 16-bit products added up.
 inline __m256i dot16(__m256i sum, __m256i a, __m256i b) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     return _mm256_dpwssd_epi32(sum, a, b);
@@ -133,13 +134,13 @@ inline __m256i dot16(__m256i sum, __m256i a, __m256i b) {
     return _mm256_dpwssd_avx_epi32(sum, a, b);
 #else
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-    asm("" : "+x"(sum)); // else gcc adds up all products at the end, and keeps them in memory until then
+    asm("" : "+x"(sum)); // otherwise gcc adds up all products at the end, and keeps them in memory until then
     return sum;
 #endif
 }
 #if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
 #define SPAC_LANES_DOT8
-// sum + a * b, four 8-bit products added up.
+// Returns sum + a * b, with four 8-bit products added up.
 inline __m256i dot8(__m256i sum, __m256i unsigned_a, __m256i b) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     return _mm256_dpbusd_epi32(sum, unsigned_a, b);
@@ -148,7 +149,7 @@ inline __m256i dot8(__m256i sum, __m256i unsigned_a, __m256i b) {
 #endif
 }
 #endif
-// sum + a * b + c * d, of unsigned and signed bytes, where four products fit into 16 bits.
+// Returns sum + a * b + c * d, of unsigned and signed bytes, where four products fit into 16 bits.
 inline __m256i dot8(__m256i sum, __m256i a, __m256i b, __m256i c, __m256i d) {
 #ifdef SPAC_LANES_DOT8
     return dot8(dot8(sum, a, b), c, d);
@@ -156,7 +157,7 @@ inline __m256i dot8(__m256i sum, __m256i a, __m256i b, __m256i c, __m256i d) {
     return add32(sum, pairs16(add16(pairs8(a, b), pairs8(c, d)), _mm256_set1_epi16(1)));
 #endif
 }
-// Products of signed bytes: pairs8(magnitude8(a), negate(b, signs8(a))).
+// The product of signed bytes is pairs8(magnitude8(a), negate(b, signs8(a))).
 inline __m256i magnitude8(__m256i a) { return _mm256_abs_epi8(a); }
 inline __m256i signs8(__m256i a) { return a; }
 inline __m256  to_float(__m256i a) { return _mm256_cvtepi32_ps(a); }

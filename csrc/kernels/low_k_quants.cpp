@@ -1,11 +1,11 @@
-// q2_K, q3_K and iq4_xs: 256 weights of few bits with small scales, times q8_K.
+// Kernels of q2_K, q3_K and iq4_xs: 256 weights of few bits with small scales, times q8_K.
 #include "kernels/kernels.h"
 #include "kernels/tile.h"
 
 #ifdef SPAC_LANES_ONE
 
-#define GGML_COMMON_DECL_C // its unions without names
-#define GGML_COMMON_IMPL_C // its tables
+#define GGML_COMMON_DECL_C // declares its unions without names
+#define GGML_COMMON_IMPL_C // defines its tables
 #include "ggml-common.h"
 
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace spac::kernels {
 namespace {
 
-// Shuffles of bytes: the 16-bit pattern `first` in the lower 128 bits of a row, `second` in the upper.
+// Returns a shuffle of bytes: the 16-bit pattern `first` in the lower 128 bits of a row, `second` in the upper ones.
 template <class V> typename V::I in_halves(int first, int second) {
     return V::same(
         _mm256_setr_m128i(_mm_set1_epi16(static_cast<short>(first)), _mm_set1_epi16(static_cast<short>(second))));
@@ -45,8 +45,9 @@ template <class Lanes> struct Q2K {
                 V::halves([&](int r) { return x(r).d; }), V::halves([&](int r) { return x(r).dmin; })};
     }
 
-    // Weights 64 j to 64 j + 63, times their scales: at most 3 * 15, so that they stay bytes and four products with an
-    // input fit into 16 bits. A product of 16 bits multiplies both of its bytes, neither reaches into the other.
+    // Returns weights 64 j to 64 j + 63, times their scales. They are at most 3 * 15, so they stay bytes, and four
+    // products with an input fit into 16 bits. A product of 16 bits multiplies both of its bytes, and neither reaches
+    // into the other.
     template <class X> static Part part(X x, const Head & w, int j) {
         const auto bits  = V::ints([&](int r) { return load32(x(r).qs + 32 * (j / 2)); });
         const auto low2  = V::bytes(3);
@@ -67,14 +68,14 @@ template <class Lanes> struct Q2K {
     static float total(const Sum & sum, int r) { return sum8(V::row(sum.all, r)); }
 
   private:
-    // The two scales of weights 32 i to 32 i + 31, as 16-bit numbers.
+    // Returns the two scales of weights 32 i to 32 i + 31, as 16-bit numbers.
     static typename V::I scale(const Head & w, int i) {
         constexpr int zero = 0x8000;
         return shuffle8(w.scales, in_halves<V>(zero + 2 * i, zero + 2 * i + 1));
     }
 };
 
-// What q3_K and iq4_xs have in common: signed weights and a scale for all 32 or for either 16.
+// Shared code of q3_K and iq4_xs: signed weights, and a scale for all 32 or for either 16.
 template <class Lanes> struct Signed {
     using V                    = Lanes;
     using Input                = block_q8_K;
@@ -102,7 +103,7 @@ template <class Lanes> struct Signed {
     static float total(const Sum & sum, int r) { return sum8(V::row(sum.all, r)); }
 };
 
-// The sixteen scales of q3_K, six bits each in 12 bytes.
+// Returns the sixteen scales of q3_K, which have six bits each in 12 bytes.
 __m128i scales_of_six(const uint8_t * packed) {
     uint32_t p[3];
     std::memcpy(p, packed, sizeof(p));
@@ -119,7 +120,7 @@ template <class V> struct Q3K : Signed<V> {
     using typename Signed<V>::Part;
 
     struct Head {
-        typename V::I scales[2]; // of either half of the weights, in all 128 bits
+        typename V::I scales[2]; // for either half of the weights, in all 128 bits
         typename V::F d;
     };
 
@@ -128,7 +129,7 @@ template <class V> struct Q3K : Signed<V> {
         return {{quarters<0x44>(scales), quarters<0xee>(scales)}, V::halves([&](int r) { return x(r).d; })};
     }
 
-    // Weights 32 j to 32 j + 31: two bits of theirs, less 4 where the third is not set.
+    // Returns weights 32 j to 32 j + 31. Each is two bits, less 4 where its third bit is not set.
     template <class X> static Part part(X x, const Head & w, int j) {
         const auto bits  = V::ints([&](int r) { return load32(x(r).qs + 32 * (j / 4)); });
         const auto third = V::ints([&](int r) { return load32(x(r).hmask); });
@@ -148,7 +149,7 @@ template <class V> struct IQ4XS : Signed<V> {
         typename V::F d;
     };
 
-    // Six bits for every 32 weights, four in one place and two in another.
+    // A scale has six bits for every 32 weights, four in one place and two in another.
     template <class X> static Head head(X x) {
         const auto low    = right32(V::ints([&](int r) {
                                      int l;
@@ -164,7 +165,7 @@ template <class V> struct IQ4XS : Signed<V> {
     }
 
     template <class X> static Part part(X x, const Head & w, int j) {
-        // The lower four bits are weights 0 to 15, the upper four 16 to 31.
+        // The lower four bits are weights 0 to 15, the upper four are weights 16 to 31.
         const auto bits = right32(V::twice([&](int r) { return load16(x(r).qs + 16 * j); }),
                                   V::same(_mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)));
         const auto q    = shuffle8(V::same16(load16(kvalues_iq4nl)), both(bits, V::bytes(15)));

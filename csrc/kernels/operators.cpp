@@ -1,4 +1,4 @@
-// What ggml's mul_mat and mul_mat_id ask (patches/0005-cpu-share-unpacking.patch): finds the rows in the operator's
+// Answers ggml's mul_mat and mul_mat_id (patches/0005-cpu-share-unpacking.patch): finds the rows in the operator's
 // tensors, and shares them out among the threads.
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
@@ -28,9 +28,9 @@ namespace spac::kernels {
 namespace {
 
 constexpr int64_t at_once = 16;   // rows of input
-constexpr int64_t cached  = 64;   // rows of weights that more of them than that are multiplied with
-constexpr int64_t last    = 16;   // rows of weights of a run, before which the next run's beginning is fetched
-constexpr int     fetched = 8192; // bytes of that
+constexpr int64_t cached  = 64;   // rows of weights at a time, if there are more rows of input than that
+constexpr int64_t last    = 16;   // rows at a run's end, before which the next run's beginning is fetched
+constexpr int     fetched = 8192; // bytes of that beginning
 
 // An operator's weights: one matrix for each expert of mul_mat_id, or for each plane of mul_mat.
 class Operator {
@@ -40,7 +40,7 @@ class Operator {
           row_(ggml_row_size(ggml_get_type_traits_cpu(weights_->type)->vec_dot_type, dst->src[1]->ne[0])) {}
     virtual ~Operator() = default;
 
-    // Returns whether there are kernels for these weights, and the rows of input have been quantized.
+    // Returns true if there are kernels for these weights and the rows of input have been quantized.
     bool has_kernels(const void * wdata) const {
         const Kernel & kernel = trusted_kernel(weights_->type);
         return wdata != dst_->src[1]->data && kernel.block != 0 && weights_->ne[0] % kernel.block == 0;
@@ -52,7 +52,7 @@ class Operator {
     virtual const char * input(int64_t matrix, int64_t i) const  = 0;
     virtual char *       result(int64_t matrix, int64_t i) const = 0;
 
-    int64_t n_rows() const { return weights_->ne[1]; } // of a matrix
+    int64_t n_rows() const { return weights_->ne[1]; } // rows of a matrix
     size_t  stride() const { return weights_->nb[1]; }
     int64_t n() const { return weights_->ne[0]; }
     int     type() const { return weights_->type; }
@@ -66,8 +66,8 @@ class Operator {
 
 class Experts : public Operator {
   public:
-    // `counts`: pairs (place of the expert among the token's, token) of each expert; `rows` has them, n_pairs for each.
-    // Experts with `too_many` or more are not computed.
+    // `counts` has each expert's number of pairs (place of the expert among the token's, token). `rows` has the pairs,
+    // with n_pairs places for each expert. Experts with `too_many` or more are not computed.
     Experts(const ggml_tensor * dst, const void * wdata, const int64_t * counts, const int32_t * rows, int64_t too_many)
         : Operator(dst, wdata), counts_(counts), rows_(rows), n_pairs_(dst->src[2]->ne[0] * dst->src[2]->ne[1]),
           n_places_(dst->src[1]->ne[1]), too_many_(too_many) {}
@@ -119,11 +119,11 @@ bool computes(Dot dot, const Rows & rows) {
     try {
         return dot != nullptr && dot(rows);
     } catch (const std::bad_alloc &) {
-        return false; // ggml's own need no memory
+        return false; // ggml's own functions need no memory
     }
 }
 
-// Rows `begin` to `end` of one matrix with all of its rows of input.
+// Multiplies rows `begin` to `end` of one matrix by all of its rows of input.
 void multiply(const Operator & it, int64_t matrix, int64_t begin, int64_t end) {
     const int64_t  n_inputs = it.n_inputs(matrix);
     const int64_t  block    = n_inputs > at_once ? cached : end - begin;
@@ -162,7 +162,7 @@ void fetch([[maybe_unused]] const char * address, [[maybe_unused]] size_t n_byte
 #endif
 }
 
-// One thread's part.
+// Computes one thread's part.
 void compute(const Operator & it, int ith, int nth, std::atomic<int> & counter) {
     Shares shares(it.n_matrices(), it.n_rows(), ith, nth, counter, [&](int64_t matrix) { return it.n_inputs(matrix); });
     Run    run;
@@ -184,10 +184,10 @@ void compute(const Operator & it, int ith, int nth, std::atomic<int> & counter) 
 std::atomic<int> & atomic_at(void * counter) { return *static_cast<std::atomic<int> *>(counter); }
 static_assert(sizeof(std::atomic<int>) == sizeof(int));
 
-// All threads have to come to the same answer: it goes by what they share.
+// All threads have to return the same, so the result depends only on what they share.
 int64_t mul_mat_id(int ith, int nth, const ggml_tensor * dst, const void * wdata, const int64_t * counts,
                    const int32_t * rows, void * counter) {
-    // ggml's tiled path adds up in another order. It begins at so many rows, or at one for tests (ggml-cpu/tiled).
+    // ggml's tiled path adds up in another order. It begins at this many rows, or at one for tests (ggml-cpu/tiled).
     static const char * const forced   = std::getenv("GGML_CPU_TILED_MM_FORCE");
     static const int64_t      tiled    = forced != nullptr && std::atoi(forced) == 1 ? 1 : 8;
     const bool                is_tiled = ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type == GGML_TYPE_Q8_K;
@@ -225,7 +225,8 @@ void quantize(const float * x, void * y, int64_t n) {
     }
 }
 
-// Static initialization, like the device's registration (backend/wrapper/device.cpp): the library is linked whole.
+// This is static initialization, like the device's registration (backend/wrapper/device.cpp): the library is linked
+// whole.
 const bool registered = [] {
     ggml_cpu_mul_mat_id    = &mul_mat_id;
     ggml_cpu_mul_mat       = &mul_mat;

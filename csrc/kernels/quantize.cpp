@@ -4,7 +4,7 @@
 
 #ifdef SPAC_LANES_ONE
 
-#define GGML_COMMON_DECL_C // its unions without names
+#define GGML_COMMON_DECL_C // declares its unions without names
 #include "ggml-common.h"
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace spac::kernels {
 namespace {
 
-// The first element of the greatest magnitude; 0 where all are zeros or NaNs.
+// Returns the first element of the greatest magnitude, or 0 if all are zeros or NaNs.
 float greatest(const float * x) {
-    // Of a number and NaN the instructions take the second operand: what was there before.
+    // For a number and NaN, the instructions return the second operand, which is what was there before.
     __m256 high[4] = {}, low[4] = {};
 #pragma GCC unroll 32
     for (int i = 0; i < QK_K / 8; i++) {
@@ -26,7 +26,7 @@ float greatest(const float * x) {
     }
     const __m256 h = _mm256_max_ps(_mm256_max_ps(high[0], high[1]), _mm256_max_ps(high[2], high[3]));
     const __m256 l = _mm256_min_ps(_mm256_min_ps(low[0], low[1]), _mm256_min_ps(low[2], low[3]));
-    // The highest and, without its sign, the lowest, each in a half.
+    // One half has the highest value, the other one the lowest without its sign.
     const __m256 minus  = _mm256_sub_ps(_mm256_setzero_ps(), l);
     __m256       ends   = _mm256_max_ps(_mm256_permute2f128_ps(h, minus, 0x20), _mm256_permute2f128_ps(h, minus, 0x31));
     ends                = _mm256_max_ps(ends, _mm256_permute_ps(ends, 0x4e));
@@ -45,7 +45,7 @@ float greatest(const float * x) {
     return 0;
 }
 
-// As ggml has it, for any product, infinite ones and NaN too.
+// Rounds as ggml does, for any product, infinite ones and NaN too.
 void round_any(const float * x, float scale, int8_t * q) {
     for (int j = 0; j < QK_K; j++) {
         const float shifted = scale * x[j] + 12582912.f;
@@ -55,7 +55,7 @@ void round_any(const float * x, float scale, int8_t * q) {
     }
 }
 
-// The same for products that are numbers, which are 127 at most; false where one was not.
+// Rounds products that are numbers, which are 127 at most. Returns false if one was not a number.
 bool round_numbers(const float * x, float scale, int8_t * q) {
     const __m256  by     = _mm256_set1_ps(scale);
     const __m256i order  = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -70,13 +70,14 @@ bool round_numbers(const float * x, float scale, int8_t * q) {
         lowest = _mm256_min_epi8(lowest, packed);
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + 32 * i), _mm256_permutevar8x32_epi32(packed, order));
     }
-    // NaN and infinity become the least integer, and that -128.
+    // NaN and infinity become the least integer, and this becomes -128.
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(lowest, _mm256_set1_epi8(-128))) == 0;
 }
 
-// Of every 16.
+// Adds up every 16 numbers.
 void add_up(const int8_t * q, int16_t * sums) {
-    // Sums of eight bytes, which are to have no signs, each in 64 bits; four vectors of them fit into one.
+    // Sums of eight bytes, each in 64 bits. The instruction takes bytes without signs. Four vectors of sums fit into
+    // one.
     const auto eights = [&](int i) {
         return _mm256_sad_epu8(_mm256_xor_si256(load32(q + 32 * i), _mm256_set1_epi8(-128)), _mm256_setzero_si256());
     };

@@ -14,8 +14,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int min_rounds = 3, max_rounds = 9;
 
-// Both forms of one type for one kind of operator. Repacked weights are compared with plain ones in the same round:
-// other programs slow both.
+// Both forms of one type for one kind of operator. Repacked weights are compared with plain ones in the same round,
+// because other programs slow both.
 class Race {
   public:
     Race(TrialCpu & cpu, ggml_type type, bool experts, ggml_backend_buffer_type_t repacked)
@@ -26,7 +26,7 @@ class Race {
         }
     }
 
-    // Writes the times of one task.
+    // Measures one task and writes its times.
     void run(int64_t n_tokens, double seconds, double & plain, double & repacked) const {
         const int64_t    n     = n_tokens == 1 ? n_operators_ : 1;
         const TrialGraph first = TrialGraph(plain_, n, n_tokens);
@@ -36,7 +36,7 @@ class Race {
         for (int round = 0; round <= min_rounds || (round <= max_rounds && Clock::now() < end); round++) {
             const double mine  = cpu_.seconds_of(first.get());
             const double other = second == nullptr ? mine : cpu_.seconds_of(second->get());
-            if (round > 0) { // the first one has everything to learn
+            if (round > 0) { // the first round warms up
                 took.push_back(mine);
                 ratios.push_back(other / mine);
             }
@@ -47,7 +47,7 @@ class Race {
 
   private:
     TrialCpu &                    cpu_;
-    double                        gigabytes_; // of one operator
+    double                        gigabytes_; // weights of one operator
     int64_t                       n_operators_;
     TrialWeights                  plain_;
     std::unique_ptr<TrialWeights> repacked_;

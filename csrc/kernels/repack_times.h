@@ -7,7 +7,7 @@
 
 namespace spac::kernels {
 
-// What is computed: products with the experts of a layer (mul_mat_id), or with a dense matrix (mul_mat).
+// The measured products: with the experts of a layer (mul_mat_id), or with a dense matrix (mul_mat).
 enum class Task { experts_of_token, experts_of_prompt, dense_of_token, dense_of_prompt };
 constexpr int n_tasks = 4;
 
@@ -16,24 +16,24 @@ using TaskTimes = std::array<double, n_tasks>;
 
 struct FormTimes {
     TaskTimes plain{};    // as the file has them; spac's kernels are used where they are on
-    TaskTimes repacked{}; // those of `plain` for a task that llama.cpp has no repacked kernels for
+    TaskTimes repacked{}; // equal to `plain` for a task that llama.cpp has no repacked kernels for
     bool      can_repack = false;
 };
 
-// Returns the ggml_type of a name that weights can be measured of, which are the quantized ones; -1 for others.
+// Returns the ggml_type of a name whose weights can be measured, which is a quantized type. Returns -1 for other names.
 int quantized_type(const std::string & name);
 
-// Returns whether llama.cpp has repacked kernels for weights of this ggml_type on this CPU, for any task.
+// Returns true if llama.cpp has repacked kernels for weights of this ggml_type on this CPU, for any task.
 bool can_repack(int type);
 
 struct MeasuredForms {
-    std::vector<FormTimes> times;   // of each type
+    std::vector<FormTimes> times;   // for each type
     double                 running; // the share of the time for which the threads ran: other programs took the rest
 };
 
-// Measures both forms of each ggml_type in turns, with `n_threads` threads: eight of 64 or more experts a token, which
-// come from memory, and a prompt of 64 tokens. Medians of several rounds; a task ends after a quarter of `seconds`, but
-// not before its third round. Throws std::bad_alloc where memory is lacking.
+// Measures both forms of each ggml_type in turns, with `n_threads` threads. A token takes eight of 32 or more experts,
+// which come from memory; a prompt has 64 tokens. Times are medians of several rounds. A task ends after a quarter of
+// `seconds`, but not before its third round. Throws std::bad_alloc if memory is lacking.
 MeasuredForms time_forms(const std::vector<int> & types, int n_threads, double seconds);
 
 } // namespace spac::kernels

@@ -1,4 +1,4 @@
-// The way that is ggml's own.
+// Multiplies rows in ggml's own way.
 #include "kernels/rows.h"
 
 #include "ggml-cpu.h"

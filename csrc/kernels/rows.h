@@ -1,7 +1,7 @@
-// One expert's weights times the rows of input that were routed to it. ggml computes each pair (row of weights, row of
-// input) by itself and unpacks the weights anew for each; a verification of a few tokens routes one to four rows to an
-// expert, so here weights are unpacked once for up to four. Results are ggml's, bit for bit: same operations in the
-// same order on every lane.
+// Multiplies one expert's weights by the rows of input that were routed to it. ggml computes each pair (row of weights,
+// row of input) by itself, and unpacks the weights anew for each. A verification of a few tokens routes one to four
+// rows to an expert, so here weights are unpacked once for up to four. Results are ggml's, bit for bit: every lane does
+// the same operations in the same order.
 #pragma once
 
 #include <array>
@@ -12,55 +12,56 @@
 
 namespace spac::kernels {
 
-// n_weights rows of weights times n_inputs rows of inputs.
+// A product of n_weights rows of weights and n_inputs rows of input.
 struct Rows {
     int64_t              n; // elements of a row
     const char *         weights;
     size_t               stride; // bytes from one row of weights to the next
     int64_t              n_weights;
-    const void * const * inputs;  // quantized to what ggml multiplies this type with
-    float * const *      results; // of each input: one float per row of weights
+    const void * const * inputs;  // quantized to the type that ggml multiplies this one with
+    float * const *      results; // for each input one float per row of weights
     int64_t              n_inputs;
 };
 
-// Computes them. Returns false where an input is none that ggml's quantization makes of numbers: then results are
-// ggml's to compute.
+// Computes the product. Returns false if ggml's quantization cannot have made an input from finite numbers. Then ggml
+// has to compute the results.
 using Dot = bool (*)(const Rows & rows);
 
-// How rows are multiplied: by ggml's own functions, by vectors of 256 bits that hold one row of weights, or by vectors
-// of 512 bits that hold two rows.
+// A way in which rows are multiplied: by ggml's own functions, by vectors of 256 bits that hold one row of weights, or
+// by vectors of 512 bits that hold two rows.
 enum class Way : uint8_t { ggml, one, two };
 constexpr int n_ways = 3;
 
-// The same by ggml's own functions: each of a chunk's rows of weights with one row of input, then with the next one.
+// Computes the product by ggml's own functions: a chunk's rows of weights with one row of input, then with the next
+// one.
 void multiply_by_pairs(const Rows & rows, int type);
 
 struct Kernel {
-    std::array<Dot, n_ways> dot{};     // of each way; null where there is none
+    std::array<Dot, n_ways> dot{};     // by way; null where there is none
     int                     block = 0; // n is a multiple of it
 };
 
-// Of a ggml_type. A way is null where there is none, or where its results are not ggml's on this machine: each is
-// compared with ggml's own before it is used for the first time. `block` is 0 where all are.
+// Returns the kernel of a ggml_type. A way is null where there is none, or where its results are not ggml's on this
+// machine: each is compared with ggml's own before it is used for the first time. `block` is 0 if all are null.
 const Kernel & trusted_kernel(int type);
-bool           quantization_is_trusted(); // of quantize.h, likewise
+bool           quantization_is_trusted(); // the same for quantize.h
 
-// All that is there for this processor, and those of it that are used, by ggml's names.
+// Return all kernels for this processor, and those of them that are used, by ggml's names.
 std::vector<std::string> kernel_names();
 std::vector<std::string> trusted_kernel_names();
-// The ggml_type of a name; -1 where there is no kernel for it.
+// Returns the ggml_type of a name, or -1 if there is no kernel for it.
 int type_named(const std::string & name);
 
-// Which way is the fastest depends on the processor, on the type of weights and on the number of rows of input: 1 to 8;
-// more are like 8. Choices hold for the whole process. Until a choice is made for a type, the widest way is used, and
-// ggml's for one row of input where the widest has 256 bits.
+// The fastest way depends on the processor, on the type of weights and on the number of rows of input: 1 to 8; more are
+// like 8. Choices hold for the whole process. Until a choice is made for a type, the widest way is used, and ggml's for
+// one row of input where the widest has 256 bits.
 constexpr int max_inputs = 8;
-using Ways               = std::array<Way, max_inputs>; // of 1 to max_inputs rows of input
+using Ways               = std::array<Way, max_inputs>; // for 1 to max_inputs rows of input
 Ways ways(int type);
-void choose(int type, const Ways & ways); // a way that is not trusted is ggml's
+void choose(int type, const Ways & ways); // a way that is not trusted becomes ggml's
 
-// For the whole process; at first as SPAC_CPU_KERNELS says, on where it says nothing. Off, every pair is computed by
-// ggml's own.
+// Switches kernels on or off for the whole process. At first SPAC_CPU_KERNELS decides; without it they are on. When
+// they are off, ggml computes every pair.
 void enable(bool on);
 bool enabled();
 

@@ -1,8 +1,8 @@
 // Shares out the rows of an operator's matrices among threads.
 //
 // A processor reads fast what lies in one piece. So the rows of all matrices, one matrix after another, are cut into as
-// many stretches as there are threads, and a thread goes through most of its own from the beginning. What is left of
-// all stretches goes in small pieces to whoever has time: threads are not equally fast.
+// many stretches as there are threads, and a thread goes through most of its own from the beginning. The rest of all
+// stretches goes in small pieces to whoever has time, because threads are not equally fast.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ struct Run {
     int64_t matrix, begin, end;
 };
 
-// One thread's runs. `n_inputs(matrix)`: rows of input; a matrix with none is left out, one with more is more work. The
-// counter is the same of all threads, and counts from `nth` on what has been taken of the rest.
+// One thread's runs. `n_inputs(matrix)` returns the rows of input: a matrix with none is left out, one with more is
+// more work. All threads share one counter. It counts, from `nth` on, what has been taken of the rest.
 template <class Inputs> class Shares {
   public:
     Shares(int64_t n_matrices, int64_t n_rows, int ith, int nth, std::atomic<int> & counter, const Inputs & n_inputs)
@@ -30,7 +30,7 @@ template <class Inputs> class Shares {
         end_      = own_end(ith);
     }
 
-    // The next run; false where all rows are taken.
+    // Sets `run` to the next run. Returns false if all rows are taken.
     bool next(Run & run) {
         while (at_ >= end_) {
             if (!take()) {
@@ -48,17 +48,17 @@ template <class Inputs> class Shares {
     }
 
   private:
-    static constexpr int64_t rest_share = 6; // a stretch's rest is one part in so many
-    static constexpr int64_t pieces     = 4; // of a rest
-    static constexpr int64_t together   = 8; // rows that are not parted: kernels compute two at once
-    static constexpr int64_t row_work   = 3; // of reading a row of weights, in rows of input to multiply it with
-    static constexpr int64_t least_rest = pieces * together * (row_work + 1); // of less, taking it costs more
+    static constexpr int64_t rest_share = 6; // one in so many parts of a stretch is its rest
+    static constexpr int64_t pieces     = 4; // pieces of a rest
+    static constexpr int64_t together   = 8; // rows that stay together: kernels compute two at once
+    static constexpr int64_t row_work   = 3; // work of reading a row of weights, in rows of input
+    static constexpr int64_t least_rest = pieces * together * (row_work + 1); // a smaller one costs more to take
 
     int64_t work(int64_t matrix) const {
         const int64_t n = n_inputs_(matrix);
         return n == 0 ? 0 : n_rows_ * (row_work + n);
     }
-    // Returns a row of the current matrix. Places of work that follow each other give rows that do so.
+    // Returns a row of the current matrix. Consecutive places of work give consecutive rows.
     int64_t row_at(int64_t place) const {
         const int64_t of_rows = (place - matrix_begin_) * n_rows_;
         const int64_t unit    = work(matrix_) * together;
@@ -71,7 +71,7 @@ template <class Inputs> class Shares {
     }
     int64_t own_end(int64_t i) const { return begin_of(i + 1) - rest_of(i); }
 
-    // Takes a piece of some thread's rest: the first ones of all, then the second ones.
+    // Takes a piece of some thread's rest: first the first pieces of all threads, then the second ones.
     bool take() {
         if (!has_rest_) {
             return false;

@@ -1,10 +1,11 @@
-// q8_0, q4_0, q5_0, iq4_nl and mxfp4: 32 weights with a scale; nvfp4: 64 with four. Times q8_0.
+// Kernels of q8_0, q4_0, q5_0, iq4_nl and mxfp4 (32 weights with a scale) and of nvfp4 (64 weights with four scales),
+// times q8_0.
 #include "kernels/small_blocks.h"
 #include "kernels/kernels.h"
 
 #ifdef SPAC_LANES_ONE
 
-#define GGML_COMMON_IMPL_C // its tables
+#define GGML_COMMON_IMPL_C // defines its tables
 #include "ggml-common.h"
 
 #include <array>
@@ -17,7 +18,7 @@ template <class V> typename V::I values(const int8_t * table, typename V::I of) 
     return shuffle8(V::same16(load16(table)), of);
 }
 
-// mxfp4's scales, halved as ggml has them: 2^(e - 128). As bits, for the first two are subnormal.
+// mxfp4's scales, halved as ggml has them: 2^(e - 128). They are given as bits, because the first two are subnormal.
 constexpr auto powers = [] {
     std::array<uint32_t, 256> bits = {0x00200000, 0x00400000};
     for (uint32_t e = 2; e < 256; e++) {
@@ -32,7 +33,7 @@ float power(uint8_t e) {
     return x;
 }
 
-// `sums` blocks of 32 weights, each added to a sum of its own, as ggml does it.
+// A kernel for `sums` blocks of 32 weights. Each is added to a sum of its own, as ggml does it.
 template <class V, class Type> struct Blocks : Whole<V> {
     static constexpr int sums = Type::sums, block = 32 * sums;
     struct Weights {
@@ -141,7 +142,7 @@ constexpr auto small_floats = [] {
     return x;
 }();
 
-// 64 weights with a scale for every 16.
+// A kernel for 64 weights with a scale for every 16.
 template <class V> struct NVFP4 : Whole<V> {
     static constexpr int block = QK_NVFP4;
     using Weights              = block_nvfp4;
@@ -157,7 +158,7 @@ template <class V> struct NVFP4 : Whole<V> {
     };
 
     template <class X> static Head head(X x) {
-        // Of 16 bytes: the lower four bits of eight are eight weights, the upper ones the next eight.
+        // In 16 bytes, the lower four bits of eight bytes are eight weights, and the upper ones are the next eight.
         const auto q = [&](int i) {
             const auto bits = quarters<0x50>(V::twice([&](int r) { return load16(x(r).qs + 16 * i); }));
             return Signed<V>(

@@ -1,11 +1,12 @@
-// What types of small blocks share: a block of 32 weights has a scale and no parts, and is multiplied by q8_0 or q8_1.
+// Shared code of types with small blocks: a block of 32 weights has a scale and no parts, and is multiplied by q8_0 or
+// q8_1.
 #pragma once
 
 #include "kernels/tile.h"
 
 #ifdef SPAC_LANES_ONE
 
-#define GGML_COMMON_DECL_C // its unions without names
+#define GGML_COMMON_DECL_C // declares its unions without names
 #include "ggml-common.h"
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 
 namespace spac::kernels {
 
-// Blocks of input. With a scale for every 32 it is the scales that cost: they are unpacked once for all rows of
-// weights.
+// Blocks of input. With a scale for every 32 numbers it is the scales that cost, so they are unpacked once for all rows
+// of weights.
 struct Scaled {
     using Block = block_q8_0;
     float  d;
@@ -28,16 +29,18 @@ struct Summed {
     int8_t q[QK8_1];
 };
 
-// Instructions that add up products of bytes multiply unsigned by signed ones. Weights that have a sign are multiplied
-// by inputs that are 128 too large, without dot8 by inputs that took over their sign: pairs8 saturates.
+// Instructions that add up products of bytes multiply unsigned bytes by signed ones. So weights that have a sign are
+// multiplied by inputs that are 128 too large. Without dot8 they are multiplied by inputs that took over their sign,
+// because pairs8 saturates.
 #ifdef SPAC_LANES_DOT8
 constexpr int shift = 128;
 #else
 constexpr int shift = 0;
 #endif
 
-// Bytes that are not 0 where a weight times this input would be another number than ggml's: with a sign, -128 is no
-// byte, and ggml's instruction for signs leaves it as it is. Only NaN and infinity are quantized to it.
+// Unpacks a block. Returns bytes that are not 0 where a weight times this input would be another number than ggml's.
+// This is so for -128: with its sign changed it does not fit into a byte, and ggml's instruction for signs leaves it as
+// it is. Only NaN and infinity are quantized to it.
 inline __m256i unpack(Scaled & to, const block_q8_0 & from) {
     const __m256i q = load32(from.qs);
     to.d            = from_half(from.d);
@@ -54,7 +57,7 @@ inline __m256i unpack(Summed & to, const block_q8_1 & from) {
 
 template <class V> struct Signed {
     using I = typename V::I;
-    I q, also; // what 128 too many add, negated; without dot8 the weights less their signs
+    I q, also; // what the 128 add, negated; without dot8 the weights' magnitudes
 
 #ifdef SPAC_LANES_DOT8
     explicit Signed(I weights) : q(weights), also(sub32(V::no_ints(), dot8(V::no_ints(), V::bytes(shift), weights))) {}
@@ -77,7 +80,7 @@ template <class V> struct Unsigned {
 #endif
 };
 
-// 32 numbers of four bits each: the lower ones of 16 bytes, then the upper ones.
+// Returns 32 numbers of four bits each: the lower ones of 16 bytes, then the upper ones.
 template <class V, class Of> typename V::I nibbles(Of of) {
     return both(right64(V::twice(of), V::same(_mm256_setr_epi64x(0, 0, 4, 4))), V::bytes(15));
 }
@@ -88,7 +91,8 @@ inline uint32_t bits32(const uint8_t * p) {
     return bits;
 }
 
-// A block has but one part, which is in its head: with a scale of its own, its integers are no sum of several.
+// A block with one part, which is in its head: each block has a scale of its own, so its integers are not added up over
+// parts.
 template <class Lanes> struct Whole {
     using V                    = Lanes;
     static constexpr int parts = 0;
@@ -97,10 +101,10 @@ template <class Lanes> struct Whole {
     template <class Input> static typename V::I dot(typename V::I s, const Part &, const Input &, int) { return s; }
 };
 
-// Memory of this thread, until its next call.
+// Returns memory of this thread, valid until its next call.
 void * scratch(size_t n_bytes);
 
-// So many inputs are unpacked at a time that they stay in a processor's cache.
+// The number of inputs that are unpacked at a time, so that they stay in a processor's cache.
 constexpr int64_t at_a_time = 16;
 
 template <template <class> class K, class Lanes> bool unpack_and_dot(const Rows & rows) {

@@ -1,4 +1,4 @@
-// q4_1 and q5_1: 32 weights with a scale and a minimum, times q8_1.
+// Kernels of q4_1 and q5_1: 32 weights with a scale and a minimum, times q8_1.
 #include "kernels/kernels.h"
 #include "kernels/small_blocks.h"
 
@@ -7,7 +7,8 @@
 namespace spac::kernels {
 namespace {
 
-// Unsigned weights and a minimum. ggml adds up the minima's products in one lane, here in all alike.
+// A kernel for unsigned weights and a minimum. ggml adds up the minima's products in one lane. Here all lanes do the
+// same.
 template <class V, class Type> struct WithMin : Whole<V> {
     static constexpr int block = 32;
     using Weights              = typename Type::Block;

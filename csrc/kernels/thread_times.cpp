@@ -26,7 +26,7 @@ MeasuredThreads time_threads(int type, const std::vector<int> & n_threads, doubl
     for (const int n : n_threads) {
         cpus.push_back(std::make_unique<TrialCpu>(n));
     }
-    // A number of threads is compared with the first one in the same round: other programs slow both.
+    // A number of threads is compared with the first one in the same round, because other programs slow both.
     std::vector<double>              first;
     std::vector<std::vector<double>> ratios(cpus.size());
     const auto                       end = Clock::now() + std::chrono::duration<double>(seconds);
@@ -35,7 +35,7 @@ MeasuredThreads time_threads(int type, const std::vector<int> & n_threads, doubl
         for (size_t i = 0; i < cpus.size(); i++) {
             const double took = cpus[i]->seconds_of(graph.get());
             of_first          = i == 0 ? took : of_first;
-            if (round > 0) { // the first round has everything to learn
+            if (round > 0) { // the first round warms up
                 ratios[i].push_back(took / of_first);
             }
         }

@@ -1,14 +1,14 @@
-// The loops that all kernels share. A kernel is a struct K<V> (V of lanes.h) with
-//   Weights, Input   ggml's block types, both of `block` elements
-//   Head             what a block of V::rows rows of weights has once: scales and the like
-//   Part             a part of its weights, unpacked, with their scales; a block has `parts` of them
-//   Sum              what is added up for V::rows rows of weights and one row of input
-//   head(x)          of x(0) … x(V::rows - 1), each row's block of weights
-//   part(x, head, j)
-//   dot(s, part, y, j)       s, integers, and the products of part j
-//   add(sum, head, s, y)     what a block's integers add to the sum
-//   total(sum, r)            the product of row r
-// So few values are alive at a time that they stay in registers: a part's weights and a sum for every row of input.
+// The loops that all kernels share. A kernel is a struct K<V> (V of lanes.h) with these members:
+//   Weights, Input       ggml's block types, both of `block` elements
+//   Head                 what there is once for a block of V::rows rows of weights: scales and the like
+//   Part                 an unpacked part of its weights, with their scales; a block has `parts` of them
+//   Sum                  what is added up for V::rows rows of weights and one row of input
+//   head(x)              returns the Head of x(0) … x(V::rows - 1), each row's block of weights
+//   part(x, head, j)     returns part j
+//   dot(s, part, y, j)   returns the integers s with the products of part j added
+//   add(sum, head, s, y) adds a block's integers to the sum
+//   total(sum, r)        returns the product of row r
+// So few values are alive at a time that they stay in registers: a part's weights, and a sum for every row of input.
 #pragma once
 
 #include "kernels/lanes.h"
@@ -18,13 +18,12 @@
 
 namespace spac::kernels {
 
-// A vector's rows of weights lie far apart: each of them belongs to a stretch of its own, whose rows follow each other
-// in memory. A processor's own prefetching needs such long streams. (Where two neighbours are computed together, each
-// of two streams ends after a row, and on Zen 4 memory was read at half its speed.) A stretch can still be short, and
-// it begins anew in every page, so two streams are fetched so many bytes ahead. That gains nothing for a single one.
+// A vector's rows of weights lie far apart, so each of them comes from a long stream of rows. A processor's own
+// prefetching needs such streams (docs/cpu.md). A stream can still be short, and it begins anew in every page. So two
+// streams are fetched this many bytes ahead. A single stream gains nothing from that.
 constexpr int ahead = 2048;
 
-// The sum of n sums.
+// Returns the sum of n sums.
 template <int n, class I> I total(const I * s) {
     if constexpr (n == 4) {
         return add32(add32(s[0], s[1]), add32(s[2], s[3]));
@@ -35,7 +34,8 @@ template <int n, class I> I total(const I * s) {
     }
 }
 
-// Row `row` of weights and those `apart` from it, as many as a vector holds, times N rows of input from `input`.
+// Multiplies row `row` of weights and those `apart` from it, as many as a vector holds, by N rows of input from `input`
+// on.
 template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int64_t apart, int64_t input) {
     using Weights = typename K::Weights;
     using Input   = typename K::Input;
@@ -49,7 +49,7 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
         y[i] = static_cast<const Input *>(it.inputs[input + i]);
     }
     const int64_t n_block = it.n / K::block;
-    // Integers are exact in any order. One sum for all parts would make a chain of operations that wait for each other.
+    // Integers are exact in any order. With one sum for all parts, each operation would wait for the one before.
     constexpr int sums = K::parts == 4 && N <= 2 ? 4 / N : 1;
     for (int64_t b = 0; b < n_block; b++) {
         for (int r = 0; rows > 1 && r < rows; r++) {
@@ -84,11 +84,11 @@ template <class K, int rows, int N> void tile(const Rows & it, int64_t row, int6
     }
 }
 
-// The same rows of weights times all rows of input.
+// Multiplies the same rows of weights by all rows of input.
 template <class K, int rows> void strip(const Rows & it, int64_t row, int64_t apart) {
     int64_t i = 0;
-#ifdef SPAC_LANES_TWO              // which comes with 32 registers
-    if constexpr (K::parts == 0) { // of types that ggml has no tiled kernels for
+#ifdef SPAC_LANES_TWO              // it comes with 32 registers
+    if constexpr (K::parts == 0) { // for types that ggml has no tiled kernels for
         for (; i + 8 <= it.n_inputs; i += 8) {
             tile<K, rows, 8>(it, row, apart, i);
         }
@@ -107,7 +107,7 @@ template <class K, int rows> void strip(const Rows & it, int64_t row, int64_t ap
     }
 }
 
-// `Lanes` says how many rows of weights at once; those that are left over are computed one by one.
+// Multiplies all rows of weights: as many at once as `Lanes` holds, and those that are left over one by one.
 template <template <class> class K, class Lanes> bool dot(const Rows & it) {
     const int64_t apart = it.n_weights / Lanes::rows;
     if constexpr (Lanes::rows > 1) {

@@ -15,11 +15,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t n_rows    = 768; // of an expert
+constexpr int64_t n_rows    = 768; // rows of an expert
 constexpr int64_t n_used    = 8;   // experts of a token; a dense matrix is as large as these together
 constexpr int64_t n_popular = 32;  // experts of a prompt: 16 tokens for each, as in longer prompts
 
-// Sums up all threads, which spin where they wait for each other.
+// Returns the time of all threads, which spin where they wait for each other.
 double cpu_seconds() {
     timespec now{};
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -42,7 +42,7 @@ ggml_backend_buffer_ptr allocate(ggml_context * context, ggml_backend_buffer_typ
     return buffer;
 }
 
-// The matrices that operators read: all experts of a layer are one tensor, and a dense matrix is one.
+// Makes the matrices that operators read: all experts of a layer are one tensor, and a dense matrix is one.
 ggml_tensor * new_weights(ggml_context * context, ggml_type type, bool experts, int64_t n_operators) {
     ggml_tensor * tensor = experts ? ggml_new_tensor_3d(context, type, trial_elements, n_rows, n_used * n_operators)
                                    : ggml_new_tensor_2d(context, type, trial_elements, n_rows * n_used);
@@ -69,7 +69,7 @@ void set_ids(const ggml_tensor & product, std::vector<int32_t> & experts, std::m
             }
             std::shuffle(experts.begin(), experts.end(), random);
         }
-        ids[i] = experts.back(); // n_used divides their number, so a token names none twice
+        ids[i] = experts.back(); // n_used divides their number, so a token names each once at most
         experts.pop_back();
     }
 }
@@ -91,7 +91,7 @@ double TrialCpu::seconds_of(ggml_cgraph * graph) {
     const auto   start = Clock::now();
     const double cpu   = cpu_seconds();
     if (ggml_backend_graph_compute(backend_.get(), graph) != GGML_STATUS_SUCCESS) {
-        throw std::bad_alloc(); // nothing else fails
+        throw std::bad_alloc(); // nothing else can fail
     }
     const double took = std::chrono::duration<double>(Clock::now() - start).count();
     wall_ += took;
@@ -112,7 +112,7 @@ TrialWeights::TrialWeights(ggml_type type, bool experts, int64_t n_operators)
 TrialWeights::TrialWeights(const TrialWeights & plain, bool experts, int64_t n_operators,
                            ggml_backend_buffer_type_t buffer_type)
     : TrialWeights(plain.tensors_[0]->type, experts, n_operators, buffer_type) {
-    for (size_t i = 0; i < tensors_.size(); i++) { // it is here that ggml repacks
+    for (size_t i = 0; i < tensors_.size(); i++) { // ggml repacks here
         ggml_backend_tensor_set(tensors_[i], plain.tensors_[i]->data, 0, ggml_nbytes(plain.tensors_[i]));
     }
 }
@@ -158,8 +158,6 @@ int64_t n_trial_operators(ggml_type type, int n_copies) {
     return std::clamp<int64_t>(wanted, 4, 16);
 }
 
-// Returns the extra buffer type that llama.cpp puts such weights into: the first one that supports their operator.
-// Null where they stay plain.
 ggml_backend_buffer_type_t repacked_buffer_type(ggml_type type, bool experts) {
     ggml_backend_reg_t reg       = ggml_backend_cpu_reg();
     ggml_backend_dev_t device    = ggml_backend_reg_dev_get(reg, 0);

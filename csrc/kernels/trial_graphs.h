@@ -1,4 +1,4 @@
-// Graphs of matrix products on the CPU, for measurements of whole operators with all threads.
+// Graphs of matrix products on the CPU. They measure whole operators with all threads.
 #pragma once
 
 #include "ggml-backend.h"
@@ -12,10 +12,10 @@
 
 namespace spac::kernels {
 
-constexpr int64_t trial_elements = 2048; // of a row of weights
+constexpr int64_t trial_elements = 2048; // elements of a row of weights
 constexpr int64_t trial_prompt   = 64;   // tokens of a prompt
 
-// The CPU backend with threads that stay: ggml would start new ones for every graph. Between graphs they sleep.
+// The CPU backend with threads that stay; ggml would start new ones for every graph. The threads sleep between graphs.
 class TrialCpu {
   public:
     // Throws std::bad_alloc.
@@ -40,10 +40,10 @@ class TrialCpu {
 // Weights that operators read: one tensor with the experts of all operators, or a dense matrix for each.
 class TrialWeights {
   public:
-    // Plain weights of random blocks. Throws std::bad_alloc, as all that allocates here.
+    // Makes plain weights of random blocks. Throws std::bad_alloc, as all that allocates here.
     TrialWeights(ggml_type type, bool experts, int64_t n_operators);
 
-    // The same weights in another buffer type, where ggml repacks them.
+    // Makes the same weights in another buffer type, for which ggml repacks them.
     TrialWeights(const TrialWeights & plain, bool experts, int64_t n_operators, ggml_backend_buffer_type_t buffer_type);
 
     ggml_tensor * of_operator(int64_t i) const { return tensors_[static_cast<size_t>(i) % tensors_.size()]; }
@@ -56,7 +56,8 @@ class TrialWeights {
     std::vector<ggml_tensor *> tensors_;
 };
 
-// A graph of operators on weights. For one token each operator reads weights of its own, all of them together.
+// A graph of operators on weights. For one token each operator reads weights of its own; together they read all
+// weights.
 class TrialGraph {
   public:
     TrialGraph(const TrialWeights & weights, int64_t n_operators, int64_t n_tokens);
@@ -75,12 +76,12 @@ class TrialGraph {
 // Returns the bytes of weights that one operator reads for a token.
 size_t trial_operator_bytes(ggml_type type);
 
-// Returns how many operators read more than the cache that cores share holds, where so many copies of their weights are
-// read in turns and memory allows.
+// Returns how many operators together read more than the cache that cores share holds. `n_copies` copies of their
+// weights are read in turns. The number is limited, to save memory.
 int64_t n_trial_operators(ggml_type type, int n_copies);
 
 // Returns the extra buffer type that llama.cpp puts such weights into: the first one that supports their operator.
-// Null where they stay plain.
+// Returns null if they stay plain.
 ggml_backend_buffer_type_t repacked_buffer_type(ggml_type type, bool experts);
 
 } // namespace spac::kernels

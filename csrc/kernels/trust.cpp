@@ -1,6 +1,6 @@
-// Which kernels are used: those that give ggml's results on this machine, in this build. Compilers may fuse a product
-// and a sum in ggml's code that they did not fuse where a kernel was written; then it is not used, and nothing else
-// changes.
+// Finds the kernels that are used: those that give ggml's results on this machine, in this build. Compilers may fuse a
+// product and a sum in ggml's code that they did not fuse where a kernel was written. Then the kernel is not used, and
+// nothing else changes.
 #include "kernels/kernels.h"
 #include "kernels/lanes.h"
 #include "kernels/quantize.h"
@@ -20,7 +20,8 @@ namespace {
 
 bool same(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0 || (std::isnan(a) && std::isnan(b)); }
 
-// Any bytes are weights; some have no finite scale, and give what they give.
+// Returns true if a kernel's results are ggml's. Any bytes are weights. Some have no finite scale, and are compared all
+// the same.
 bool gives_what_ggml_gives(Dot dot, int block, ggml_type type) {
     constexpr int      n_weights = 67, n_inputs = 9;
     const int64_t      n         = 2 * block;
@@ -84,7 +85,7 @@ const std::vector<Candidate> & candidates() {
 using Table = std::array<Kernel, GGML_TYPE_COUNT>;
 
 Table trusted() {
-    ggml_cpu_init(); // its tables
+    ggml_cpu_init(); // fills ggml's tables
     Table table{};
     for (const auto & [type, kernel] : candidates()) {
         Kernel & trusted = table[static_cast<size_t>(type)];
@@ -111,7 +112,7 @@ const Kernel & trusted_kernel(int type) {
     return table[static_cast<size_t>(type)];
 }
 
-// Rows of numbers and rows of halves that round: there a product that was fused with what is added shows.
+// Compares rows of numbers, and rows of halves that round: these show if a product was fused with what is added.
 bool quantization_is_trusted() {
     static const bool trusted = [] {
 #ifdef SPAC_LANES_ONE

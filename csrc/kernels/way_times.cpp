@@ -20,15 +20,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Half of a trial's weights have long rows, as a layer's first matrices have, half have short ones, as its last has.
-// Their numbers are about those that a thread gets in one piece.
+// Half of a trial's weights have long rows, as a layer's first matrices have, and half have short ones, as its last
+// has. Their numbers are about those that a thread gets in one piece.
 struct Shape {
     int64_t n, n_weights;
 };
 constexpr Shape shapes[] = {{2048, 384}, {768, 1024}};
 
 constexpr int    min_rounds = 3, max_rounds = 15;
-constexpr size_t least_memory = size_t{16} << 20; // of a thread: more than a core's own caches
+constexpr size_t least_memory = size_t{16} << 20; // bytes of a thread: more than a core's own caches
 
 size_t trial_bytes(ggml_type type) {
     size_t sum = 0;
@@ -38,12 +38,13 @@ size_t trial_bytes(ggml_type type) {
     return sum;
 }
 
-// Returns the bytes of each thread: all of them together are more than the cache that they share.
+// Returns the bytes of memory for each thread. All of them together are more than the cache that they share.
 size_t memory_of_thread(int n_threads) {
     return std::max(least_memory, 2 * shared_cache() / static_cast<size_t>(n_threads));
 }
 
-// All threads read these rows of input of either shape, quantized to what the type is multiplied with.
+// Rows of input of either shape, which all threads read. They are quantized to the type that the weights are multiplied
+// with.
 struct Inputs {
     std::vector<std::vector<char>> rows[std::size(shapes)];
 
@@ -71,7 +72,7 @@ class Worker {
         fill(memory_.data(), memory_.size(), some_blocks(type));
     }
 
-    // Seconds of one trial, with weights that were not read lately.
+    // Returns the seconds of one trial, with weights that were not read lately.
     double run(const Kernel & kernel, Way way, int n_inputs) {
         if (at_ + trial_bytes(type_) > memory_.size()) {
             at_ = 0;
@@ -116,16 +117,16 @@ double cpu_seconds() {
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// The trials of one type and one number of rows of input, of all threads. A way is compared with ggml's in the same
-// round: other programs slow both.
+// The trials of all threads for one type and one number of rows of input. A way is compared with ggml's in the same
+// round, because other programs slow both.
 struct Trials {
-    std::vector<double> seconds;        // ggml's
+    std::vector<double> seconds;        // of ggml's way
     std::vector<double> ratios[n_ways]; // of each other way's seconds to ggml's
 
     double median_of(size_t way) const { return median(seconds) * (way == 0 ? 1 : median(ratios[way])); }
 };
 
-// All threads work on one race.
+// A measurement on which all threads work.
 class Race {
   public:
     Race(const std::vector<int> & types, int n_threads, double seconds)
@@ -136,7 +137,7 @@ class Race {
         }
     }
 
-    // One thread's part.
+    // Does one thread's part.
     void run() {
         try {
             std::vector<char> memory(memory_of_thread(n_threads_));
@@ -171,7 +172,7 @@ class Race {
     }
 
   private:
-    // Every number of rows of input in turns, for each of them every way in turns.
+    // Measures every number of rows of input in turns, and for each of them every way in turns.
     void run_rounds(size_t i, std::vector<char> & memory) {
         Worker     worker(types_[i], inputs_[i], memory);
         const auto end = Clock::now() + std::chrono::duration<double>(seconds_);
@@ -182,7 +183,7 @@ class Race {
         }
     }
 
-    // The first round has everything to learn, and is not noted.
+    // Measures one round. The first one warms up, and is not noted.
     void run_round(Worker & worker, const Kernel & kernel, int n, Trials * noted) {
         const double ggml = worker.run(kernel, Way::ggml, n);
         for (size_t way = 1; way < n_ways; way++) {
@@ -207,7 +208,7 @@ class Race {
     std::vector<Inputs>                         inputs_;
     double                                      running_ = 1;
     std::exception_ptr                          fault_;
-    std::mutex                                  mutex_; // of all that threads write
+    std::mutex                                  mutex_; // guards all that threads write
     std::vector<std::array<Trials, max_inputs>> trials_;
 };
 
@@ -220,7 +221,7 @@ Measured time_ways(const std::vector<int> & types, int n_threads, double seconds
         for (int i = 1; i < n_threads; i++) {
             threads.emplace_back([&] { race.run(); });
         }
-    } catch (const std::system_error &) { // no more threads: those that there are will do
+    } catch (const std::system_error &) { // there are no more threads: those that exist are enough
     }
     race.run();
     for (std::thread & it : threads) {

@@ -5,16 +5,17 @@
 
 namespace spac::kernels {
 
-// Seconds that one thread takes for the rows of one trial; 0 where the way is not there or not trusted.
+// Seconds that one thread takes for the rows of one trial; 0 if the way does not exist or is not trusted.
 using WayTimes = std::array<std::array<double, n_ways>, max_inputs>; // [rows of input - 1][way]
 
-// Measures the ways of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of its
-// own that no cache holds. Medians of several rounds; a type ends after `seconds`, but not before its third round.
-// Throws std::bad_alloc where memory is lacking.
 struct Measured {
-    std::vector<WayTimes> times; // of each type
+    std::vector<WayTimes> times; // for each type
     double running; // the share of its time for which the least favoured thread ran: other programs took the rest
 };
+
+// Measures the ways of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of its
+// own that no cache holds. Times are medians of several rounds. A type ends after `seconds`, but not before its third
+// round. Throws std::bad_alloc if memory is lacking.
 Measured time_ways(const std::vector<int> & types, int n_threads, double seconds);
 
 } // namespace spac::kernels

@@ -1,4 +1,4 @@
-// The ways that were chosen, for the whole process.
+// Keeps the ways that were chosen, for the whole process.
 #include "kernels/rows.h"
 
 #include "ggml.h"
@@ -11,7 +11,7 @@
 namespace spac::kernels {
 namespace {
 
-// SPAC_CPU_KERNELS (spac/env.py), which is read once.
+// Returns SPAC_CPU_KERNELS (spac/env.py), which is read once.
 std::string setting() {
     const char * choice = std::getenv("SPAC_CPU_KERNELS");
     return choice == nullptr ? "" : choice;
@@ -19,7 +19,7 @@ std::string setting() {
 
 std::atomic<bool> on{setting() != "0"};
 
-// A width that the user has fixed.
+// Returns the kernel's function for the width that the user has fixed, or null.
 const Dot * fixed(const Kernel & kernel) {
     static const std::string text = setting();
     if (text == "256") {
@@ -39,7 +39,7 @@ Ways before_any_choice(const Kernel & kernel) {
     return ways;
 }
 
-// The ways of one type, two bits each: threads that compute read them in one go.
+// The ways of one type are packed, two bits each, so that threads that compute read them in one go.
 constexpr uint32_t none = ~0U;
 
 uint32_t packed(const Ways & ways) {
