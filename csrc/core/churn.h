@@ -1,9 +1,9 @@
-// What evictions and uploads were good for, told from the executions that followed. Pure bookkeeping: no lock, no
-// device.
+// Counts evictions that were too early and uploads that were wasted, from the executions that followed. It is pure
+// bookkeeping: no lock, no device.
 //
-// An eviction was too early when the next execution of its layer wants the expert: the first that counts as demand
-// among those whose mask is as new as the one that the eviction published. An upload was wasted when its expert is
-// evicted and no execution in between wanted it while it was resident.
+// An eviction was too early if the next execution of its layer wants the expert. This is the first one that counts as
+// demand among those whose mask is as new as the one that the eviction published, or newer. An upload was wasted if its
+// expert is evicted and no execution in between wanted it while it was resident.
 #pragma once
 
 #include "core/slot_table.h"
@@ -15,10 +15,10 @@ namespace spac {
 
 class Churn {
   public:
-    // Masks that come from now on name the expert.
+    // Notes that masks name the expert from now on.
     void loaded(ExpertId id) { at(id).fresh = true; }
 
-    // Masks of `version` and newer do not name the expert.
+    // Notes that masks of `version` and newer do not name the expert.
     void evicted(ExpertId id, uint64_t version) {
         Expert & expert = at(id);
         n_wasted_ += expert.fresh;
@@ -26,8 +26,8 @@ class Churn {
         expert.gone  = version;
     }
 
-    // One execution of a layer by the mask of `version` has ended; it wanted the experts with wanted[e], and those with
-    // hit[e] (a part of them) were resident. [n_expert] each.
+    // Notes that an execution of a layer by the mask of `version` has ended. It wanted the experts with wanted[e], and
+    // those with hit[e] (a part of them) were resident. Both are [n_expert].
     void executed(int il, uint64_t version, const std::vector<char> & wanted, const std::vector<char> & hit) {
         if (static_cast<size_t>(il) >= layers_.size()) {
             return; // nothing was ever loaded or evicted here

@@ -17,7 +17,7 @@ std::vector<CopyRun> copy_runs(const std::vector<int32_t> & slot_of, size_t expe
             ++end;
         }
         const auto count = static_cast<size_t>(end - first);
-        // a copy for each of them, and one for what follows them over the link
+        // Copying slots takes a copy for each of them, and one for what follows them over the link.
         if (slot_of[first] < 0 || count * expert_bytes <= (count + 1) * copy_bytes) {
             add_link(first, end - first);
             continue;

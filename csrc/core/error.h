@@ -1,4 +1,4 @@
-// Typed errors and always-on checks. They cross threads as std::exception_ptr and arrive in Python as the
+// Typed errors, and checks that are always on. Errors cross threads as std::exception_ptr, and arrive in Python as the
 // exceptions of spac.errors with the same names.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace spac {
 
-// The root: something is wrong and the message says what and what to do about it.
+// The root of all errors. The message says what is wrong and what to do about it.
 class Error : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
@@ -32,7 +32,7 @@ class DeviceError : public Error {
     using Error::Error;
 };
 
-// An invariant of our own does not hold: a defect of spac, to be reported with the message.
+// An invariant of our own does not hold. This is a defect of spac, and the message should be reported.
 class InternalError : public Error {
   public:
     using Error::Error;
@@ -56,7 +56,7 @@ template <typename... Values> std::string join(const Values &... values) {
 }
 } // namespace detail
 
-// SPAC_CHECK(condition, values...): holds in every build; the values go into the message.
+// SPAC_CHECK(condition, values...) checks in every build. The values go into the message.
 #define SPAC_CHECK(condition, ...)                                                                                     \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \

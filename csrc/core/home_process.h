@@ -1,5 +1,5 @@
 // The process that an object was made in. Threads do not survive fork(): in a child, whatever waits for one would wait
-// for ever, so what needs them is refused there, and is not freed either.
+// for ever. So a child is refused what needs threads, and does not free it either.
 #pragma once
 
 #include "core/error.h"

@@ -27,21 +27,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A thread takes so much at once, and hears of stop in between.
+// The bytes that a thread takes at once. It notices a stop in between.
 constexpr size_t piece_bytes     = 2 * huge_page_bytes;
 constexpr auto   progress_period = std::chrono::milliseconds(50);
-constexpr double least_known_s   = 0.25; // of copying, before its speed is known
+constexpr double least_known_s   = 0.25; // seconds of copying before its speed is known
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Processor time of this thread.
+// Returns the processor time of this thread.
 int64_t thread_ns() {
     timespec time = {};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// Times that the system has compacted memory while a process waited; 0 where it does not tell.
+// Returns how often the system has compacted memory while a process waited, or 0 if it does not tell.
 int64_t compactions() {
     std::ifstream stat("/proc/vmstat");
     std::string   name;
@@ -60,7 +60,7 @@ class Filler {
     Filler(const Region & region, int fd, size_t bytes, const CopySettings & settings)
         : region_(region), fd_(fd), bytes_(bytes), settings_(settings) {}
 
-    // Returns why the region is not filled; an empty text when it is, or when progress stopped it.
+    // Returns why the region is not filled, or an empty text if it is, or if progress stopped it.
     std::string run(const std::function<bool(size_t)> & progress) {
         std::vector<std::thread> threads;
         try {
@@ -69,7 +69,7 @@ class Filler {
                 const std::lock_guard lock(mutex_);
                 ++running_;
             }
-        } catch (const std::system_error &) { // fewer threads do it too
+        } catch (const std::system_error &) { // fewer threads can do it too
         }
         const bool none = threads.empty();
         watch(progress);
@@ -94,7 +94,8 @@ class Filler {
         }
     }
 
-    // Empty, or what the whole copy would take at the speed so far, where that is too long.
+    // Returns what the whole copy would take at the speed so far, as a text, if that is too long. Otherwise the text is
+    // empty.
     std::string too_long() const {
         const double busy = static_cast<double>(busy_ns_) / 1e9 / std::max(1, settings_.n_threads);
         if (settings_.most_seconds <= 0 || busy < std::min(least_known_s, settings_.most_seconds)) {
@@ -173,7 +174,7 @@ class Filler {
         if (compactions() - compacted_before_ < stalls_.compactions) {
             stalled_ns_ = 0;
         } else if (!stalled_.exchange(true)) {
-            madvise(region_.data(), region_.size(), MADV_NOHUGEPAGE); // those that are there stay
+            madvise(region_.data(), region_.size(), MADV_NOHUGEPAGE); // huge pages that are there stay
         }
     }
 
@@ -190,7 +191,7 @@ class Filler {
     std::atomic<bool>    stop_{false}, stopped_{false}, stalled_{false};
 
     std::mutex              mutex_; // guards what is below
-    std::condition_variable ready_; // a thread has ended
+    std::condition_variable ready_; // tells that a thread has ended
     int                     running_ = 0, ended_ = 0;
     std::string             failure_;
 };
@@ -220,7 +221,7 @@ Region::Region(size_t bytes, bool huge) {
     if (tail > 0) {
         munmap(data_ + size_, tail);
     }
-    madvise(data_, size_, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // where it is refused, pages are small
+    madvise(data_, size_, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // if this is refused, pages are small
 }
 
 Region::Region(Region && other) noexcept
@@ -246,7 +247,7 @@ bool Region::interleave(const std::vector<int> & nodes) const {
         mask.resize(std::max(mask.size(), bit / bits + 1));
         mask[bit / bits] |= 1UL << bit % bits;
     }
-    // The kernel reads one bit less than it is told of.
+    // The kernel reads one bit less than it is told.
     return syscall(SYS_mbind, data_, size_, MPOL_INTERLEAVE, mask.data(), mask.size() * bits + 1, 0) == 0;
 }
 
@@ -286,7 +287,7 @@ Region HugeCopies::copy(int fd, size_t bytes) {
         return fail(strerror(errno));
     }
     if (!settings_.nodes.empty()) {
-        region.interleave(settings_.nodes); // else pages lie where the threads run that copy
+        region.interleave(settings_.nodes); // otherwise pages lie where the threads run that copy
     }
     Filler            filler(region, fd, bytes, settings_);
     const size_t      before = report_.bytes;
@@ -299,7 +300,8 @@ Region HugeCopies::copy(int fd, size_t bytes) {
     if (!why.empty()) {
         return fail(why);
     }
-    if (settings_.drop_cache) { // also what was read ahead, or lies across the border of two pieces
+    // This also drops what was read ahead, or lies across the border of two pieces.
+    if (settings_.drop_cache) {
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     }
     report_.bytes += bytes;

@@ -1,9 +1,9 @@
 // The ids mask: the immutable table that turns a layer's router ids into slot ids.
 //
-// One version of a layer's mask is read by both sides of one execution of its block, so host and device compute exact
-// complements. A version holds a lease on every slot that it names; a slot whose expert was evicted returns to the free
-// ones when the last version that names it dies, and launches under way keep their version alive. That, and nothing
-// else, is why reuse of a slot is safe.
+// Both sides of one execution of a block read one version of its layer's mask, so host and device compute exact
+// complements. A version holds a lease on every slot that it names. The slot of an evicted expert becomes free when the
+// last version that names it dies, and launches under way keep their version alive. Reuse of a slot is safe for this
+// reason alone.
 #pragma once
 
 #include <condition_variable>
@@ -28,8 +28,8 @@ class SlotLease {
     std::function<void()> on_end_;
 };
 
-// Where slots come back to when the last mask version that names them dies, and what wakes the reconciler. Outlives the
-// model, since the last mask may.
+// Takes slots back when the last mask version that names them dies, and wakes the reconciler. It outlives the model,
+// because the last mask may.
 class SlotReturns {
   public:
     uint64_t ticket() const {
@@ -51,7 +51,7 @@ class SlotReturns {
         const std::lock_guard lock(mutex_);
         return std::exchange(slots_, {});
     }
-    // Returns when anything happened since `ticket` was read, so that no wake-up is lost.
+    // Waits until something has happened since `ticket` was read, so that no wake-up is lost.
     void wait_past(uint64_t ticket) const {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return ticket_ != ticket; });

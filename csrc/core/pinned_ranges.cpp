@@ -13,7 +13,7 @@ class Borders {
   public:
     Borders(const std::vector<Extent> & weights, size_t page) : weights_(weights), page_(page) {}
 
-    // The last one up to an address; 0 where there is none.
+    // Returns the last border up to an address, or 0 if there is none.
     uintptr_t before(uintptr_t at) const {
         auto next = std::upper_bound(weights_.begin(), weights_.end(), at,
                                      [](uintptr_t a, const Extent & weight) { return a < weight.begin; });
@@ -26,7 +26,7 @@ class Borders {
         }
         return 0;
     }
-    // The first one from an address on; 0 where there is none.
+    // Returns the first border from an address on, or 0 if there is none.
     uintptr_t from(uintptr_t at) const {
         auto next = std::lower_bound(weights_.begin(), weights_.end(), at,
                                      [](const Extent & weight, uintptr_t a) { return weight.end < a; });
@@ -69,7 +69,7 @@ std::vector<PinnedRanges::Piece> PinnedRanges::pieces(const void * data, size_t 
     const std::lock_guard lock(mutex_);
     auto                  range = ranges_.upper_bound(at);
     if (range != ranges_.begin()) {
-        --range; // may reach into the source
+        --range; // this one may reach into the source
     }
     for (; range != ranges_.end() && range->first < end; ++range) {
         if (range->second > at) {
@@ -98,7 +98,7 @@ std::vector<Extent> pin_slices(Extent mapping, const std::vector<Extent> & weigh
     while (at != 0 && at < last) {
         const size_t room = std::min<size_t>(most, last - at);
         uintptr_t    to   = borders.before(at + std::min(room, slice));
-        if (to <= at) { // no weight for as long as a slice is: the slice becomes longer
+        if (to <= at) { // there is no weight within a slice's length, so the slice becomes longer
             to = borders.from(at + page);
         }
         if (to <= at || to - at > room) {

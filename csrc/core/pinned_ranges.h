@@ -1,4 +1,4 @@
-// Which parts of host memory a device's driver has pinned: a copy from there needs no staging.
+// The parts of host memory that a device's driver has pinned. A copy from there needs no staging.
 //
 // A copy must not cross the border of a registration: CUDA refuses a source of which only a part is registered, and
 // some versions refuse one that lies in two registrations. So copies are cut into pieces at these borders.
@@ -15,17 +15,17 @@ namespace spac {
 // May be used from any thread.
 class PinnedRanges {
   public:
-    // A part of a copy's source: it lies in one registration, or in none.
+    // A part of a copy's source, which lies in one registration or in none.
     struct Piece {
         size_t offset;
         size_t bytes;
         bool   pinned;
     };
 
-    // One registration. Registrations do not overlap.
+    // Adds one registration. Registrations do not overlap.
     void add(const void * begin, size_t bytes);
     void remove(const void * begin);
-    // In order; together they are the source.
+    // Returns the pieces in order. Together they are the source.
     std::vector<Piece> pieces(const void * data, size_t bytes) const;
     size_t             pinned_bytes(const void * data, size_t bytes) const;
 
@@ -39,9 +39,9 @@ struct Extent {
     uintptr_t begin, end;
 };
 
-// The slices in which a mapping is registered: whole pages inside it, of about `slice` bytes each and of `most` bytes
-// together, from its beginning on. Every border lies in one of the `weights` (sorted, disjoint), which are copied in
-// pieces; whatever else the mapping holds may be copied by others, in one piece, and must not lie across a border.
+// Returns the slices in which a mapping is registered: whole pages inside it, of about `slice` bytes each and of `most`
+// bytes together, from its beginning on. Every border lies in one of the `weights` (sorted, disjoint), which are copied
+// in pieces. Others may copy whatever else the mapping holds in one piece, so this must not lie across a border.
 std::vector<Extent> pin_slices(Extent mapping, const std::vector<Extent> & weights, size_t page, size_t slice,
                                size_t most);
 

@@ -1,4 +1,5 @@
-// The plan: what a scheduler wants of the slots. A value type, [L, N] with N the maximum number of experts of a layer.
+// The plan: what a scheduler wants of the slots. It is a value type of shape [L, N], where N is the largest number of
+// experts of a layer.
 #pragma once
 
 #include <cstddef>

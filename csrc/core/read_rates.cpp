@@ -22,7 +22,7 @@ namespace {
 constexpr int    n_turns            = 9;
 constexpr size_t samples_per_thread = 4;
 
-// Adds up what is there: the sum keeps the compiler from leaving the reads out.
+// Adds up what is there. The sum keeps the compiler from leaving the reads out.
 uint64_t sum(const char * bytes, size_t n) {
     const auto * data      = reinterpret_cast<const uint64_t *>(bytes);
     uint64_t     parts[16] = {};
@@ -38,14 +38,14 @@ uint64_t sum(const char * bytes, size_t n) {
     return total;
 }
 
-// Calls it with 0 to n - 1, each on a thread of its own; returns the seconds that all took together.
+// Calls `call` with 0 to n - 1, each on a thread of its own. Returns the seconds that all took together.
 double in_parallel(size_t n, const std::function<void(size_t)> & call) {
     const auto               begin = std::chrono::steady_clock::now();
     std::vector<std::thread> threads;
     for (size_t i = 1; i < n; ++i) {
         try {
             threads.emplace_back(call, i);
-        } catch (const std::system_error &) { // no more threads: this one does it
+        } catch (const std::system_error &) { // there are no more threads, so this one does it
             call(i);
         }
     }
@@ -61,7 +61,7 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-// Parts of a file, mapped as llama.cpp maps all of it.
+// Parts of a file, mapped as llama.cpp maps the whole file.
 class Samples {
   public:
     Samples(int fd, size_t file_bytes, size_t n, size_t bytes) : bytes_(bytes) {

@@ -6,17 +6,17 @@
 namespace spac {
 
 struct ReadRates {
-    double mapped_gb_s; // from the mapping
-    double huge_gb_s;   // from the copy
-    double gain;        // how many times as fast the copy is read: the median of several turns
-    double copy_gb_s;   // at which the copy was made
-    size_t bytes;       // that were read each time
-    size_t huge_bytes;  // of the copy's bytes, those that were on huge pages
+    double mapped_gb_s; // reading the mapping
+    double huge_gb_s;   // reading the copy
+    double gain;        // huge_gb_s / mapped_gb_s, as the median of several turns
+    double copy_gb_s;   // making the copy
+    size_t bytes;       // bytes that were read each time
+    size_t huge_bytes;  // bytes of the copy that were on huge pages
 };
 
 // Reads samples of a file, of about `bytes` together, from its mapping and from a copy in turns, every thread its own
-// part. The samples are to be larger than the processor's caches; those that are not in memory are read from the file
-// first. Throws InputError where the file cannot be mapped, MemoryError where there is no memory for the copy.
+// part. The samples have to be larger than the processor's caches. Those that are not in memory are read from the file
+// first. Throws InputError if the file cannot be mapped, MemoryError if there is no memory for the copy.
 ReadRates measure_read_rates(int fd, size_t bytes, int n_threads);
 
 } // namespace spac

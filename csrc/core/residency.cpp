@@ -63,7 +63,7 @@ std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor, 
     if (plan.n_layer == 0) {
         return {};
     }
-    SlotTable::Marks marks = loading_; // neither: a slot that is being written has no lease yet
+    SlotTable::Marks marks = loading_; // no load and no eviction: a slot that is being written has no lease yet
     for (size_t il = 0; il < marks.size(); ++il) {
         for (size_t e = 0; e < marks[il].size(); ++e) {
             marks[il][e] = static_cast<char>((marks[il][e] || failed_[il][e] ? SlotTable::no_load : 0) |
@@ -102,7 +102,7 @@ void Residency::finish(const std::vector<Load> & loads, bool copied, Retired & r
         if (copied) {
             retired.push_back(publish(load.id, load.slot));
         } else {
-            table_.evict(load.id); // it was never published: nobody reads the slot
+            table_.evict(load.id); // it was never published, so nobody reads the slot
             table_.release(load.pool, load.slot);
             failed_[load.id.layer][load.id.expert] = 1;
         }
@@ -125,7 +125,7 @@ void Residency::forget() {
     }
 }
 
-// What is known of a layer now is worth more than what was before.
+// Replaces what was known of a layer: newer knowledge is worth more.
 void Residency::keep(int layer, const std::vector<int32_t> & experts) {
     std::fill(kept_[layer].begin(), kept_[layer].end(), 0);
     for (const int32_t expert : experts) {
@@ -158,7 +158,7 @@ void Residency::check_integrity() const {
             const int slot = mask.slot_of[e];
             n_resident += slot >= 0;
             SPAC_CHECK((slot >= 0) == (mask.leases[e] != nullptr), il, e, slot);
-            // an expert that is being loaded has a slot and is not published yet
+            // An expert that is being loaded has a slot and is not published yet.
             SPAC_CHECK(slot < 0 || slot == table_.slot_of({il, e}), il, e, slot);
         }
         SPAC_CHECK(n_resident == mask.n_resident, il, n_resident, mask.n_resident);

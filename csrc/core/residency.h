@@ -1,13 +1,15 @@
-// Residency: slot table, masks and plan together, and the steps that drive one toward the other. No device and no
-// thread of its own: whoever owns it calls begin() and finish() and copies in between, and lets launches hold masks.
+// Residency: the slot table, the masks and the plan, and the steps that drive slots and masks toward the plan. It has
+// no device and no thread of its own. Its owner calls begin() and finish(), copies in between, and lets launches hold
+// masks.
 //
-// To load expert x into a slot: where a victim holds it, begin() publishes a mask version without the victim; the slot
-// comes back (SlotReturns) when the last version that names it has died with the launches that read it; then begin()
-// gives the slot to x, the owner copies x's weights into it, and finish() publishes a version with x. So a published
-// version names only slots whose copies are complete, and no copy ever writes to a slot that a launch may read.
+// Loading expert x into a slot takes these steps. If a victim holds the slot, begin() publishes a mask version without
+// the victim. The slot comes back (SlotReturns) when the last version that names it has died with the launches that
+// read it. Then begin() gives the slot to x, the owner copies x's weights into it, and finish() publishes a version
+// with x. So a published version names only slots whose copies are complete, and no copy ever writes to a slot that a
+// launch may read.
 //
-// Not thread-safe: the owner's mutex guards every call. Retired mask versions are handed out, to die outside that
-// mutex: their end returns slots.
+// It is not thread-safe: the owner's mutex guards every call. Retired mask versions are handed out, so that they die
+// outside that mutex: their end returns slots.
 #pragma once
 
 #include "core/mask.h"
@@ -32,45 +34,48 @@ class Residency {
     struct Eviction {
         ExpertId id;
         int      pool;
-        uint64_t version; // of the first mask without it
+        uint64_t version; // version of the first mask without it
     };
 
-    // `storage`: what the slots are made of; every lease keeps it alive.
+    // `storage` is what the slots are made of. Every lease keeps it alive.
     Residency(const std::vector<SlotTable::Layer> & layers, const std::vector<int> & pool_slots,
               std::shared_ptr<const void> storage);
 
-    // The plan from now on. What failed to load before may be tried again.
+    // Sets the plan from now on. What failed to load before may be tried again.
     void submit(Plan plan);
 
-    // One round of driving: look() under the mutex, then choose(), which takes long and reads what nobody else writes,
-    // then begin() under the mutex.
-    // Takes slots back; returns the plan that is in force.
+    // One round of driving is look() under the mutex, then choose(), which takes long and reads only what nobody else
+    // writes, then begin() under the mutex.
+    //
+    // Takes slots back. Returns the plan that is in force.
     std::shared_ptr<const Plan> look();
-    // The most wanted steps, at most so many of a kind; `urgent` ones first (of what is foreseen, those that can be
-    // there in time).
+    // Returns the most wanted steps, at most so many of a kind. `urgent` ones come first (of what is foreseen, those
+    // that can be there in time).
     std::vector<SlotTable::Action> choose(const Plan & plan, int cursor, const SlotTable::Limits & limits,
                                           const std::vector<ExpertId> & urgent) const;
-    // What is foreseen and has no slot, in the order in which it was said.
+    // Returns the experts that are foreseen and have no slot, in the order in which they were named.
     std::vector<ExpertId> foreseen() const;
-    // Evicts, and gives free slots to what is to be loaded: its weights are to be copied now. Several loads may be
-    // under way; what was begun is to be finished.
+    // Evicts, and gives free slots to what has to be loaded: the owner copies its weights now. Several loads may be
+    // under way. Each load that was begun has to be finished.
     std::vector<Load> begin(const std::vector<SlotTable::Action> & actions, Retired & retired);
 
-    // ---- of a layer that will run, what it is foreseen to use: to be loaded before all that the plan wants, and not
-    // to be evicted; of one that ran, what it used: not to be evicted in its turn. By the thread that drives.
+    // foresee() names what a layer that will run is expected to use: it is loaded before all that the plan wants, and
+    // is not evicted. note_used() names what a layer that ran has used: it is not evicted in its turn. The thread that
+    // drives calls them.
     void foresee(int layer, const std::vector<int32_t> & experts);
     void note_used(int layer, const std::vector<int32_t> & experts);
-    void forget(); // all of that
-    // Those of the last begin.
+    void forget(); // drops all of that
+    // Returns the evictions of the last begin().
     const std::vector<Eviction> & evictions() const { return evictions_; }
-    // The loads' copies are over; if they failed, their experts are not tried again under this plan.
+    // Ends loads whose copies are over. If the copies failed, their experts are not tried again under this plan.
     void finish(const std::vector<Load> & loads, bool copied, Retired & retired);
 
-    // Whether, at the last begin, nothing was left to do for the plan in force, and nothing is under way.
+    // Returns true if the last begin() had nothing left to do for the plan in force, and nothing is under way.
     bool                        settled() const { return settled_ && n_loading_ == 0; }
     std::shared_ptr<const Mask> mask(int layer) const { return masks_[layer]; }
     const SlotTable &           table() const { return table_; }
-    // Where slots come back to. To be kept by who waits on it: it outlives this object.
+    // Returns the place where slots come back. A thread that waits on it has to keep it, because it outlives this
+    // object.
     std::shared_ptr<SlotReturns> returns() const { return returns_; }
 
     void check_integrity() const;
@@ -84,7 +89,7 @@ class Residency {
     std::shared_ptr<const void>              storage_;
     std::shared_ptr<SlotReturns>             returns_ = std::make_shared<SlotReturns>();
     std::shared_ptr<const Plan>              plan_    = std::make_shared<Plan>();
-    bool                                     retry_   = false;         // what failed to load
+    bool                                     retry_   = false;         // true: try again what failed to load
     std::vector<std::vector<char>>           loading_, failed_, kept_; // [layer][expert]
     std::vector<ExpertId>                    urgent_;
     std::vector<Eviction>                    evictions_;

@@ -12,9 +12,9 @@ namespace {
 struct Entry {
     ExpertId id;
     int32_t  priority;
-    int      distance; // in layers, until it runs
+    int      distance; // layers until it runs
 
-    // Orders of heaps: total ones, so that the same table and plan always give the same steps.
+    // Orders of heaps. They are total, so that the same table and plan always give the same steps.
     static bool wanted_later(const Entry & a, const Entry & b) {
         return a.priority != b.priority ? a.priority < b.priority : a.follows(b);
     }
@@ -31,7 +31,7 @@ struct Entry {
     }
 };
 
-// What a pool has for experts that are wanted.
+// The slots that a pool can give to wanted experts.
 struct Opportunities {
     int                n_free = 0, n_leaving = 0;
     std::vector<Entry> victims; // a heap
@@ -47,7 +47,7 @@ SlotTable::SlotTable(std::vector<Layer> layers, std::vector<int> pool_slots) : l
         pools_[p].holder.resize(pool_slots[p]);
         pools_[p].leaving.assign(pool_slots[p], 0);
         pools_[p].free.resize(pool_slots[p]);
-        // a stack: slot 0 is handed out first
+        // The free slots are a stack: slot 0 is handed out first.
         std::iota(pools_[p].free.rbegin(), pools_[p].free.rend(), 0);
     }
     slot_of_.reserve(layers_.size());
@@ -115,7 +115,7 @@ std::vector<SlotTable::Action> SlotTable::toward(const Plan & plan, int cursor, 
     std::vector<Opportunities> pools(pools_.size());
     for (int il = 0; il < n_layer(); ++il) {
         for (int e = 0; e < layers_[il].n_expert; ++e) {
-            // slots of the layer that runs now would not be free at once
+            // Slots of the layer that runs now would not be free at once.
             const bool  held  = slot_of_[il][e] >= 0;
             const Entry entry = {{il, e}, plan.of(il, e), distance(il, held ? cursor - 1 : cursor)};
             if (held) {
@@ -132,7 +132,7 @@ std::vector<SlotTable::Action> SlotTable::toward(const Plan & plan, int cursor, 
         pools[p].n_leaving = static_cast<int>(std::count(pools_[p].leaving.begin(), pools_[p].leaving.end(), 1));
         std::make_heap(pools[p].victims.begin(), pools[p].victims.end(), Entry::leaves_later);
     }
-    // the whole order is seldom asked for, and this runs between two batches of copies
+    // A heap suffices: the whole order is seldom asked for, and this runs between two batches of copies.
     std::make_heap(wanted.begin(), wanted.end(), Entry::wanted_later);
 
     std::vector<Action> actions;
@@ -157,7 +157,7 @@ std::vector<SlotTable::Action> SlotTable::toward(const Plan & plan, int cursor, 
             }
             pool.victims.pop_back();
         } else {
-            pool.may_evict = false; // what comes is wanted less
+            pool.may_evict = false; // all that follow are wanted less
         }
     };
     for (const ExpertId id : urgent) {

@@ -1,8 +1,8 @@
-// The recorder of a timeline: what was done when, as spans of monotonic time.
+// Records a timeline: what was done when, as spans of monotonic time.
 //
-// Off unless somebody looks: then a place that could record costs one load and one branch. While on, a span costs a
-// mutex that is held for one store. Room is set aside at the start; spans that come when it is full are counted and
-// dropped, the earlier ones stay. Any thread may call anything.
+// Recording is off unless somebody looks. While it is off, a place that could record costs one load and one branch.
+// While it is on, a span costs a mutex that is held for one store. Memory is reserved at the start. Spans that come
+// when it is full are counted and dropped; the earlier ones stay. Any thread may call anything.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace spac {
 
-// What a span shows. The fields that it fills in are named here; the others are -1, bytes 0.
+// The activity that a span shows. The comments name the fields that it fills in; the others are -1, and bytes is 0.
 enum class Activity : int32_t {
     prefill,      // count: tokens
     draft,        // count: tokens drafted
@@ -24,18 +24,18 @@ enum class Activity : int32_t {
     layer,        // one MoE block on the thread that decodes; layer, count: tokens
     host_wait,    // the wait for a block's ids and input; layer
     host_experts, // a block's experts on the CPU; layer, count: (token, expert) pairs, distinct: experts
-    device_part,  // a block's experts on the device; layer, ok: 1 measured there, 0 from the launch until seen over
-    copy,         // an expert on its way into a slot; layer, expert, pool, bytes, ok. One span for each of a batch,
-                  // from the batch's start to its end
+    device_part,  // a block's experts on the device; layer, ok: 1 measured there, 0 from the launch to the seen end
+    copy,         // an expert on its way into a slot; layer, expert, pool, bytes, ok. Each expert of a batch
+                  // has a span, from the batch's start to its end.
     evict,        // no duration; layer, expert, pool
-    fill,         // a matrix of all experts of a layer coming together on the device, for a large batch; layer, bytes:
-                  // over the link, ok as device_part
+    fill,         // a matrix of all experts of a layer is put together on the device, for a large batch; layer,
+                  // bytes: over the link, ok as in device_part
 };
 constexpr const char * activity_names[] = {"prefill",   "draft",        "verify",      "observe", "sample", "layer",
                                            "host_wait", "host_experts", "device_part", "copy",    "evict",  "fill"};
 
 struct Span {
-    int64_t  start_ns = 0; // of std::chrono::steady_clock
+    int64_t  start_ns = 0; // by std::chrono::steady_clock
     int64_t  end_ns   = 0;
     int64_t  bytes    = 0;
     Activity activity = Activity::prefill;
@@ -52,7 +52,7 @@ class Trace {
   public:
     static constexpr size_t default_capacity = size_t{1} << 20;
 
-    // The time of a span's ends.
+    // Returns the present time, for a span's ends.
     static int64_t now() noexcept {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
             .count();
@@ -60,7 +60,7 @@ class Trace {
 
     bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-    // Records from now on, at most `capacity` spans between two calls of take(); forgets what there was.
+    // Records from now on, at most `capacity` spans between two calls of take(). Forgets earlier spans.
     void start(size_t capacity) {
         std::vector<Span> room;
         room.reserve(capacity);
@@ -71,7 +71,7 @@ class Trace {
         on_.store(true, std::memory_order_relaxed);
     }
 
-    // What was recorded stays until it is taken.
+    // Stops recording. What was recorded stays until it is taken.
     void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
 
     void add(const Span & span) noexcept {
@@ -86,7 +86,7 @@ class Trace {
         }
     }
 
-    // The spans recorded since the last call, in the order in which they ended.
+    // Returns the spans recorded since the last call, in the order in which they ended.
     std::vector<Span> take() {
         std::vector<Span> room;
         if (on()) {
@@ -102,7 +102,7 @@ class Trace {
         const std::lock_guard lock(mutex_);
         return spans_.size();
     }
-    // Spans that found no room, since start().
+    // Returns how many spans found no place since start().
     uint64_t dropped() const {
         const std::lock_guard lock(mutex_);
         return dropped_;
@@ -121,7 +121,8 @@ class Trace {
     uint64_t           dropped_  = 0;
 };
 
-// Records the scope that it lives in, if recording was on when it began. Fill the span's fields in while it lives.
+// Records the scope that it lives in, if recording was on when it began. The span's fields are filled in while it
+// lives.
 class SpanScope {
   public:
     SpanScope(Trace & trace, Activity activity, int layer = -1) : trace_(trace.on() ? &trace : nullptr) {
