@@ -155,15 +155,15 @@ def test_another_scheduler_changes_no_word(dialogue, engine, scheduler):
 def test_another_draft_length(dialogue):
     said(dialogue, "def walk(top):")
     assert dialogue.generation.stats.drafted_tokens > 0
-    dialogue.set_draft_length(0)
+    dialogue.engine.fix_draft_length(0)
     said(dialogue, "def run(top):")
     assert dialogue.generation.stats.drafted_tokens == 0
-    dialogue.set_draft_length(None)
+    dialogue.engine.fix_draft_length(None)
     said(dialogue, "def walk(top):")
     assert dialogue.generation.stats.drafted_tokens > 0
     for wrong in (-1, 9):
         with pytest.raises(InputError, match="0 to 8"):
-            dialogue.set_draft_length(wrong)
+            dialogue.engine.fix_draft_length(wrong)
 
 
 def test_the_figures_on_one_line(dialogue):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spac.engine.text_stream import TextStream
+from spac.engine.text_stream import StopSearch, TextStream
 
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -33,12 +33,25 @@ def test_bytes_that_are_no_text_are_replaced():
     assert stream.finish() == "�"
 
 
-@given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=4), st.lists(st.integers(0, 30)))
-def test_a_stop_string_ends_the_text_wherever_it_is_cut(text, stop, cuts):
-    stream = TextStream([stop])
+@given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 12), max_size=5),
+)
+@example("ba", ["a", "ba"], [])
+def test_a_text_ends_before_the_stop_string_that_is_complete_first(text, stops, cuts):
+    """However the text is cut; of two strings that end together, the longer one counts."""
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(each) for each in stops)]
+    met = max((each for each in stops if ends and text[: ends[0]].endswith(each)), key=len, default=None)
+    search, stream = StopSearch(stops), TextStream(stops)
+    read = "".join(search.push(piece.decode()) for piece in split(text.encode(), cuts))
+    held = search.rest()
+    assert search.met == met
+    assert read + held == (text[: ends[0] - len(met)] if met else text)
+    assert not held or any(each.startswith(held) for each in stops)
     pieces = [stream.push(piece) for piece in split(text.encode(), cuts)]
-    assert "".join(pieces) + stream.finish() == text.split(stop)[0]
-    assert stream.stopped == (stop in text)
+    assert "".join(pieces) + stream.finish() == read + held
+    assert stream.stopped == (met is not None)
 
 
 def test_the_first_of_several_stop_strings_counts():

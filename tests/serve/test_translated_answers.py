@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -16,7 +16,6 @@ from spac.errors import SpacError
 from spac.serve import messages, responses
 from spac.serve.pieces import told
 from spac.serve.refusal import GONE, Refusal
-from spac.serve.stops import Stops
 
 ASKED = {"model": "demo", "input": "x", "tools": [{"type": "function", "name": "f"}]}
 USAGE = {
@@ -275,24 +274,3 @@ def test_a_call_that_goes_on_too_late_is_a_fault(telling):
     calls = [{"index": index, "id": "1", "function": {"name": "f", "arguments": "{"}} for index in (0, 1, 0)]
     chunks = chunks_of([{"tool_calls": [call]} for call in calls], {"finish_reason": "tool_calls"})
     assert "went on" in json.dumps(events_of(telling(), chunks)[-1])
-
-
-# Stop sequences
-
-
-@given(
-    st.text("ab", max_size=12),
-    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-    st.lists(st.integers(0, 12), max_size=5),
-)
-@example("ba", ["a", "ba"], [])
-def test_stop_sequences(text, sequences, cuts):
-    """However the text is cut, it ends before the sequence that was complete first."""
-    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(each) for each in sequences)]
-    met = max((each for each in sequences if ends and text[: ends[0]].endswith(each)), key=len, default=None)
-    stops = Stops(sequences)
-    read = "".join(stops.push(part) for part in cut(text, cuts))
-    held = stops.rest()
-    assert stops.met == met
-    assert read + held == (text[: ends[0] - len(met)] if met else text)
-    assert not held or any(each.startswith(held) for each in sequences)

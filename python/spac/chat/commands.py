@@ -101,13 +101,13 @@ def _scheduler(dialogue: Dialogue, argument: str) -> str:
 
 def _draft_length(dialogue: Dialogue, argument: str) -> str:
     if argument == "auto":
-        dialogue.set_draft_length(None)
+        dialogue.engine.fix_draft_length(None)
         return "draft length as at the start"
     try:
         length = int(argument)
     except ValueError:
         raise InputError(f"/draft-length needs a whole number or auto, not '{one_line(argument)}'") from None
-    dialogue.set_draft_length(length)
+    dialogue.engine.fix_draft_length(length)
     return f"draft length {length}"
 
 

@@ -92,19 +92,6 @@ class Dialogue:
         """The number of tokens that the context holds."""
         return self.engine.context
 
-    def set_draft_length(self, n: int | None) -> None:
-        """Set the number of drafted tokens per step from the next answer on.
-
-        None leaves it to the governor that the chat was started with. Raise InputError if `n` is greater
-        than the longest draft that the chat was started with.
-        """
-        config = self.engine.config
-        longest = config.longest_draft if config.draft_types else 0
-        if n is not None and not 0 <= n <= longest:
-            more = "; start with --draft-max for more" if longest else ", for there is no draft"
-            raise InputError(f"draft length {n}: 0 to {longest} here{more}")
-        self.engine.fix_draft_length(n)
-
     def answer(self, text: str) -> Iterator[Piece]:
         """Return the pieces of the answer to `text`, as they come.
 

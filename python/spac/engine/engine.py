@@ -194,7 +194,8 @@ class Engine:
         elif 0 <= n <= longest:
             self._governor = FixedGovernor(n) if longest else None
         else:
-            raise InputError(f"draft length {n}: 0 to {longest} here")
+            more = "; start with --draft-max for more" if longest else ", for there is no draft"
+            raise InputError(f"draft length {n}: 0 to {longest} here{more}")
 
     def controller(self, session: _core.Session) -> DraftLengthController | None:
         """Return a draft-length controller for one generation by `session`, or None without speculation."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import llama_cpp
 
-from spac.serve.stops import Stops
+from spac.engine.text_stream import StopSearch
 
 
 class ChatRun:
@@ -90,13 +90,11 @@ class ChatRun:
             n_reasoned = min(len(tokens), usage["completion_tokens"])
             details["completion_tokens_details"] = {"reasoning_tokens": n_reasoned}
         if (stats := self.stats) is not None:
-            # The prompt's last token is evaluated with the first draft, not with the prompt.
-            cached = max(0, stats.prompt_tokens - stats.prefilled_tokens - 1)
-            details["prompt_tokens_details"] = {"cached_tokens": cached}
+            details["prompt_tokens_details"] = {"cached_tokens": stats.cached_tokens}
         return {**usage, **details}
 
     def _until_stop(self, parts: Generator[Mapping[str, Any], None, None]) -> Iterator[dict[str, Any]]:
-        stops = Stops(self._stops)
+        stops = StopSearch(self._stops)
         for part in parts:
             choice = part["choices"][0]
             text, reason = stops.push(choice["text"]), choice["finish_reason"]
