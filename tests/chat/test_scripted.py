@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -9,7 +10,9 @@ import sys
 
 import pytest
 
-from spac.chat.app import main
+from spac.chat.app import App, main
+from spac.cli.program import FAULT
+from spac.errors import InputError, SpacError
 from tests.chat.conftest import GREEDY, MARKS, says
 from tests.chat.templates import CHANNELS, THINKING
 from tests.cli.conftest import environment
@@ -79,6 +82,14 @@ def test_commands_that_cannot_be(chat):
         assert line.startswith("spac.chat: error: ")
         assert words in line
     assert done.out.count("\n") == 1  # and the chat went on
+
+
+@pytest.mark.parametrize("errors", [(InputError("x"), SpacError("y")), (SpacError("y"), InputError("x"))])
+def test_a_fault_outranks_bad_input(errors):
+    app = App(argparse.Namespace(quiet=True))
+    for error in errors:
+        app._refuse(error)
+    assert app._code == FAULT
 
 
 def test_help_lists_all_commands_and_exit_leaves(chat):

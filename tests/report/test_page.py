@@ -117,6 +117,10 @@ def test_the_parts_of_the_time_are_all_of_it(content):
     assert sum(part.ns for part in parts) == pytest.approx(columns["time_ns"], rel=1e-6)
     assert len(columns["steps"]) <= 40
     assert columns["steps"].sum() == content["stats"]["steps"]
+    columns["verify_ns"] *= 3
+    longer = time_parts(columns)
+    assert sum(part.ns for part in longer) == pytest.approx(columns["time_ns"], rel=1e-6)
+    assert longer[0].ns.sum() < parts[0].ns.sum()
 
 
 def test_the_best_fixed_choice(content):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from spac.errors import SpacError
+from spac.errors import InputError, SpacError
 from spac.serve import messages, responses
 from spac.serve.pieces import told
 from spac.serve.refusal import GONE, Refusal
@@ -253,9 +253,17 @@ def broken(n, error):
 
 
 @pytest.mark.parametrize("telling", TELLINGS)
-def test_a_fault_after_the_beginning_is_told(telling):
-    last = events_of(telling(), broken(2, SpacError("gone")))[-1]
-    assert last["type"] in ("error", "response.failed")
+@pytest.mark.parametrize(
+    ("error", "codes"),
+    [
+        (SpacError("gone"), ("api_error", "server_error")),
+        (InputError("gone"), ("invalid_request_error", "invalid_prompt")),
+    ],
+)
+def test_a_fault_after_the_beginning_is_reported(telling, error, codes):
+    last = events_of(telling(), broken(2, error))[-1]
+    found = last["error"]["type"] if last["type"] == "error" else last["response"]["error"]["code"]
+    assert found in codes
     assert "gone" in json.dumps(last)
     assert "broke off" in json.dumps(events_of(telling(), broken(2, None))[-1])
 

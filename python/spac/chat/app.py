@@ -1,7 +1,8 @@
 """The chat program. It reads messages and shows answers until the user leaves.
 
 Answers go to stdout, everything else goes to stderr. On a terminal, reasoning stands before its answer. The
-exit codes are those of `spac.run`. A script's exit code is the highest one that a line of it caused.
+exit codes are those of `spac.run`. A script's exit code is the worst one that a line of it caused: an
+internal fault outranks bad input.
 """
 
 from __future__ import annotations
@@ -156,6 +157,6 @@ class App:
             say(f"\033[2m{text}\033[0m" if sys.stderr.isatty() and not env.NO_COLOR.get() else text)
 
     def _refuse(self, error: Exception) -> None:
-        if not self._interactive:
-            self._code = max(self._code, BAD_INPUT if isinstance(error, InputError) else FAULT)
+        if not self._interactive and self._code != FAULT:
+            self._code = BAD_INPUT if isinstance(error, InputError) else FAULT
         say(f"spac.chat: error: {message_of(error)}")

@@ -54,26 +54,36 @@ def smooth(values: FloatArray, width: int) -> FloatArray:
 
 
 def time_parts(columns: Mapping[str, FloatArray]) -> list[Part]:
-    """Return the parts of the steps' time; their sum is `time_ns`."""
+    """Return the parts of the steps' time; their sum is `time_ns`.
+
+    Parts that were measured at the same time are scaled down where they would exceed it.
+    """
     c = columns
     within = c["host_wait_ns"] + c["host_compute_ns"] + c["queue_ns"]
     draft = c["draft_ns"] + c["observe_ns"]
     known = draft + np.maximum(c["verify_ns"], within) + c["sample_ns"] + c["scheduler_ns"]
+    scale = np.minimum(1, c["time_ns"] / np.maximum(known, 1))
+    rest = np.maximum(c["time_ns"] - known, 0)
     return [
-        Part("Draft", "the draft model, or the n-gram draft", draft),
-        Part(
-            "Dense and other",
-            "the rest of the verification: attention, dense layers, output",
-            np.maximum(c["verify_ns"] - within, 0),
-        ),
-        Part(
-            "Host waits", "the CPU waits for a layer's ids and input: the device is busy", c["host_wait_ns"]
-        ),
-        Part("CPU experts", "experts that were not resident", c["host_compute_ns"]),
-        Part("Launches and copies", "calls that queue the device's work", c["queue_ns"]),
-        Part("Sampling", "choosing and checking tokens", c["sample_ns"]),
-        Part("Scheduler", "deciding what is resident", c["scheduler_ns"]),
-        Part("Everything else", "accepting, text, the governor, Python", np.maximum(c["time_ns"] - known, 0)),
+        Part(name, explanation, ns * scale)
+        for name, explanation, ns in (
+            ("Draft", "the draft model, or the n-gram draft", draft),
+            (
+                "Dense and other",
+                "the rest of the verification: attention, dense layers, output",
+                np.maximum(c["verify_ns"] - within, 0),
+            ),
+            (
+                "Host waits",
+                "the CPU waits for a layer's ids and input: the device is busy",
+                c["host_wait_ns"],
+            ),
+            ("CPU experts", "experts that were not resident", c["host_compute_ns"]),
+            ("Launches and copies", "calls that queue the device's work", c["queue_ns"]),
+            ("Sampling", "choosing and checking tokens", c["sample_ns"]),
+            ("Scheduler", "deciding what is resident", c["scheduler_ns"]),
+            ("Everything else", "accepting, text, the governor, Python", rest),
+        )
     ]
 
 

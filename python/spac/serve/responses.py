@@ -241,7 +241,8 @@ class ResponseEvents(Telling):
 
     def fail(self, refusal: Refusal) -> Iterator[Event]:
         """Yield the event of a failed response."""
-        error = {"code": "server_error", "message": refusal.message}
+        code = "invalid_prompt" if refusal.status < 500 else "server_error"
+        error = {"code": code, "message": refusal.message}
         whole = {**self._response, "status": "failed", "error": error, "output": self._output}
         yield self._event("response.failed", response=whole)
 
