@@ -17,7 +17,7 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import pair, repacking
 from spac.model.gguf.check import check_model
-from spac.model.kernels import Key
+from spac.model.kept_times import Key
 
 seconds = st.lists(st.floats(1e-3, 1), min_size=4, max_size=4)
 some_bytes = st.tuples(st.floats(0, 1e10), st.floats(1e6, 1e10))
@@ -29,14 +29,6 @@ def kind() -> str:
     if not (names := _core.repackable_cpu_types(["q4_0", "q4_K"])):
         pytest.skip("llama.cpp repacks nothing on this CPU")
     return names[0]
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(repacking, "UNDISTURBED", 0)
-    monkeypatch.setattr(repacking, "SECONDS", 0.0)
-    return tmp_path / "spac" / "kernels"
 
 
 def model(types: dict[str, int], expert_types: dict[str, int]) -> SimpleNamespace:
@@ -68,12 +60,13 @@ def test_wrong_arguments_are_told() -> None:
         _core.time_repacking(["q4_0"], 0, 0.0)
 
 
-def test_k_quants_of_a_file_are_measured(cache: Path) -> None:
+def test_k_quants_of_a_file_are_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GGUF's Q4_K is ggml's q4_K, whose case counts."""
     if "q4_K" not in _core.repackable_cpu_types(["q4_K"]):
         pytest.skip("llama.cpp does not repack q4_K on this CPU")
+    monkeypatch.setattr(repacking, "SECONDS", 0.0)
     repacking.gain(model({"Q4_K": 900, "Q6_K": 100}, {"Q4_K": 800}), 1)  # type: ignore[arg-type]
-    assert sorted(repacking.load(Key.of(1))) == _core.repackable_cpu_types(["q4_K", "q6_K"])
+    assert sorted(repacking.KEPT.load(Key.of(1))) == _core.repackable_cpu_types(["q4_K", "q6_K"])
 
 
 def test_what_a_token_reads() -> None:
@@ -116,41 +109,32 @@ def test_it_pays_by_more_than_a_little(monkeypatch: pytest.MonkeyPatch, gain: fl
     assert repacking.repacking_pays(info, 1)  # type: ignore[arg-type]
 
 
-def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_weights_are_measured_again_with_other_ways(
+    kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repacking, "SECONDS", 0.0)
     found = repacking.measured([kind], 1)
     (file,) = cache.iterdir()
     assert json.loads(file.read_text())["times"] == found
-    calls = []
-
-    def measure(types: list[str], threads: int, _: float) -> tuple[dict[str, dict[str, list[float]]], float]:
-        calls.append((types, threads))
-        return {name: {"plain": [1.0] * 4} for name in types}, 0.5
-
-    monkeypatch.setattr(_core, "time_repacking", measure)
+    new = {kind: {"plain": [1.0] * 4}}
+    monkeypatch.setattr(_core, "time_repacking", lambda *_: (new, 1.0))
     assert repacking.measured([kind], 1) == found
-    assert not calls
-    monkeypatch.setattr(repacking, "_ways", lambda _: ["other"])  # plain weights take another time then
-    monkeypatch.setattr(repacking, "UNDISTURBED", 0.9)
-    assert repacking.measured([kind], 1)[kind] == {"ways": ["other"], "plain": [1.0] * 4}
-    assert calls == [([kind], 1)]
-    assert json.loads(file.read_text())["times"] == found  # it was disturbed
+    monkeypatch.setattr(repacking, "_ways", lambda _: ["other"])
+    assert repacking.measured([kind], 1) == {kind: {"ways": ["other"], "plain": [1.0] * 4}}
 
 
 @pytest.mark.parametrize(
     "times",
-    [7, [], {"q4_0": 7}, {"q4_0": {"plain": [1.0] * 4}}, {"q4_0": {"ways": [], "plain": [1.0] * 3}},
-     {"q4_0": {"ways": [], "plain": [0.0] * 4}}, {"q4_0": {"ways": [], "plain": [1.0] * 4, "other": []}}],
+    [7, {"plain": [1.0] * 4}, {"ways": [], "plain": [1.0] * 3}, {"ways": [], "plain": [0.0] * 4},
+     {"ways": [], "plain": [1.0] * 4, "other": []}],
 )  # fmt: skip
-def test_a_cache_that_cannot_be_used_is_left_out(times: object, cache: Path) -> None:
+def test_times_that_cannot_be_used_are_left_out(times: object, cache: Path) -> None:
     key = Key.of(1)
-    file = repacking.path(key)
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"key": vars(key), "times": times}))
-    assert repacking.load(key) == {}
-    good = {"q4_0": {"ways": [], "plain": [1.0] * 4}}
-    file.write_text(json.dumps({"key": vars(key), "times": good}))
-    assert repacking.load(key) == good
-    assert repacking.load(Key.of(2)) == {}
+    cache.mkdir(parents=True)
+    good = {"ways": [], "plain": [1.0] * 4}
+    file = repacking.KEPT.path(key)
+    file.write_text(json.dumps({"key": vars(key), "times": {"q4_0": times, "q4_K": good}}))
+    assert repacking.KEPT.load(key) == {"q4_K": good}
 
 
 @pytest.mark.parametrize("pays", [False, True])

@@ -17,14 +17,7 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import kernels, threads
 from spac.model.c_api import api
-from spac.model.kernels import Key
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(threads, "UNDISTURBED", 0)
-    return tmp_path / "spac" / "kernels"
+from spac.model.kept_times import Key
 
 
 def model(types: dict[str, int], expert_types: dict[str, int]) -> Any:
@@ -88,23 +81,14 @@ def test_a_measurement_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == [("q4_K", [4, 6, 7, 8])]
     (file,) = cache.iterdir()
     assert json.loads(file.read_text())["times"] == {"q4_K": {"4": 1.0, "6": 0.5, "7": 0.5, "8": 0.6}}
-    monkeypatch.setattr(threads, "UNDISTURBED", 0.9)
-    file.unlink()
-    assert threads.fastest_threads(info, 8) == 6
-    assert not file.exists()  # other programs had the cores
 
 
-@pytest.mark.parametrize(
-    "times",
-    [7, {"q4_K": 7}, {"q4_K": {}}, {"q4_K": {"x": 1.0}}, {"q4_K": {"1": 0.0}}, {"q4_K": {"1": "1"}},
-     {"q4_K": {"1": float("nan")}}],
-)  # fmt: skip
-def test_a_cache_that_cannot_be_used_is_left_out(times: object, cache: Path) -> None:
+@pytest.mark.parametrize("times", [7, {}, {"x": 1.0}, {"1": 0.0}, {"1": "1"}, {"1": float("nan")}])
+def test_times_that_cannot_be_used_are_left_out(times: object, cache: Path) -> None:
     key = Key.of(2)
-    file = threads.path(key)
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"key": vars(key), "times": times}))
-    assert threads.load(key) == {}
+    cache.mkdir(parents=True)
+    threads.KEPT.path(key).write_text(json.dumps({"key": vars(key), "times": {"q4_K": times}}))
+    assert threads.KEPT.load(key) == {}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from spac import _core
 from spac.errors import InputError
 from spac.model import kernels
+from spac.model.kept_times import Key
 
 WAYS = ("ggml", "256", "512")
 times = st.dictionaries(
@@ -34,13 +35,6 @@ def kind() -> Iterator[str]:
     before = _core.chosen_cpu_kernels(names[0])
     yield names[0]
     _core.choose_cpu_kernels(names[0], before)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "UNDISTURBED", 0)
-    return tmp_path / "spac" / "kernels"
 
 
 def test_every_way_that_is_there_is_measured(kind: str) -> None:
@@ -82,36 +76,14 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     assert kernels.choose([kind], 1)[kind] == ["ggml"] * 8
 
 
-def test_a_disturbed_measurement_is_used_and_not_kept(
-    kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "UNDISTURBED", 0.9)
-    found = {"ggml": [2e-6] * 8, "256": [1e-6] * 8}
-    for running, kept in ((0.89, []), (0.9, [kind])):
-        monkeypatch.setattr(_core, "time_cpu_kernels", lambda *_, share=running: ({kind: found}, share))
-        assert kernels.choose([kind], 1)[kind] == ["256"] * 8
-        assert kernels.kept(1) == kept
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"key": 1}', '{"times": {"q4_K": {"ggml": [1]}}}', '{"times": {"q4_K": 7}}']
-)
-def test_a_cache_that_cannot_be_used_is_measured_anew(text: str, kind: str, cache: Path) -> None:
-    key = kernels.Key.of(1)
-    key.path.parent.mkdir(parents=True)
-    whole = text.replace('{"times"', f'{{"key": {json.dumps(vars(key))}, "times"').replace("q4_K", kind)
-    key.path.write_text(whole)
-    assert kernels.load(key) == {}
+@pytest.mark.parametrize("times", [7, {}, {"ggml": [1.0]}, {"512": [1.0] * 8}, {"ggml": [0.0] * 8}])
+def test_times_that_cannot_be_used_are_left_out(times: object, kind: str, cache: Path) -> None:
+    key = Key.of(1)
+    cache.mkdir(parents=True)
+    kernels.KEPT.path(key).write_text(json.dumps({"key": vars(key), "times": {kind: times}}))
+    assert kernels.kept(1) == []
     assert kernels.choose([kind], 1)[kind]
-    assert kind in kernels.load(key)
-
-
-def test_a_cache_that_cannot_be_written_loses_nothing(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert kernels.choose([kind], 1)[kind]
+    assert kernels.kept(1) == [kind]
 
 
 def test_wrong_names_are_told(kind: str) -> None:

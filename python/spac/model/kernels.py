@@ -7,17 +7,11 @@ bit for bit. The fastest one depends on the CPU, on the type and on the number o
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from spac import _core, _library, env
-from spac.errors import InputError
-from spac.machine.cpu import cpu_description
-from spac.machine.files import write_atomically
+from spac import _core, env
+from spac.model.kept_times import KeptTimes, Key
 
 SECONDS = 0.1
 """Seconds of measurement for each type."""
@@ -26,34 +20,8 @@ LEAST_GAIN = 1.03
 
 The measurement cannot tell ways of nearly equal speed apart, and a wrong choice would lose time.
 """
-UNDISTURBED = 0.9
-"""The share of the time for which threads must have had their cores. With less, no measurement is kept."""
 Times = Mapping[str, list[float]]
 """Seconds for the same weights with 1 to 8 rows of input ([8]), by way."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """The machine and the build that times belong to."""
-
-    cpu: str
-    threads: int
-    library: str
-
-    @classmethod
-    def of(cls, threads: int) -> Key:
-        """Return the key of this machine and this build."""
-        file = _library.library_path().stat()
-        build = (
-            f"{_core.__version__}, {_core.system_info().strip()}, {file.st_size} bytes, {file.st_mtime_ns}"
-        )
-        return cls(cpu_description(), threads, build)
-
-    @property
-    def path(self) -> Path:
-        """The cache file of this key, which may not exist."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return env.cache_folder() / "kernels" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
@@ -85,61 +53,27 @@ def fastest(times: Times) -> list[str]:
 
 
 def measured(types: list[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, from the cache or else from a measurement.
-
-    A measurement is not kept if other programs took too much of the cores. The next run measures again then.
-    """
-    key = Key.of(threads)
-    known = load(key)
-    if missing := [kind for kind in types if kind not in known]:
-        times, running = _core.time_cpu_kernels(missing, threads, SECONDS)
-        known |= times
-        if running >= UNDISTURBED:
-            store(key, known)
-    return {kind: known[kind] for kind in types}
+    """Return the times of these types, from the cache or else from a measurement."""
+    return KEPT.measured(types, threads, lambda missing: _core.time_cpu_kernels(missing, threads, SECONDS))
 
 
 def kept(threads: int) -> list[str]:
     """Return the types that have a kept measurement with this number of threads."""
-    return list(load(Key.of(threads)))
+    return list(KEPT.load(Key.of(threads)))
 
 
-def load(key: Key) -> dict[str, Times]:
-    """Return the usable times that are kept for this key."""
-    return {kind: times for kind, times in read_page(key.path, key).items() if _is_times(times)}
-
-
-def read_page(path: Path, key: Key) -> dict[str, Any]:
-    """Return the unchecked times of a cache file; nothing if the file does not belong to this key."""
-    try:
-        stored: Any = json.loads(path.read_text())
-        return dict(stored["times"]) if stored["key"] == asdict(key) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _is_times(times: Any) -> bool:
-    return (
+def _checked(times: Any) -> Times | None:
+    usable = (
         isinstance(times, dict)
         and "ggml" in times
         and set(times) <= {"ggml", "256", "512"}
         and all(isinstance(row, list) and len(row) == 8 for row in times.values())
         and all(isinstance(x, float) and x > 0 for row in times.values() for x in row)
     )
+    return times if usable else None
 
 
-def store(key: Key, times: Mapping[str, Times]) -> None:
-    """Keep times for the next run, if the cache folder can be written."""
-    write_page(key.path, {"key": asdict(key), "times": dict(times)})
-
-
-def write_page(path: Path, page: Mapping[str, Any]) -> None:
-    """Write a cache file. Ignore errors, because a later run can measure again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(page, indent=1).encode())
-    except (OSError, InputError):
-        pass
+KEPT = KeptTimes("", _checked)
 
 
 def described(ways: Mapping[str, list[str]]) -> str:

@@ -7,15 +7,14 @@ read weights in the layout of the file. The faster of the two depends on the CPU
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from spac import _core
 from spac.machine import host_memory
 from spac.model.gguf.info import ModelInfo
-from spac.model.kernels import UNDISTURBED, Key, ggml_name, read_page, write_page
+from spac.model.kept_times import KeptTimes
+from spac.model.kernels import ggml_name
 
 LEAST_GAIN = 1.03
 """An answer must be this many times as fast with repacked weights."""
@@ -91,18 +90,14 @@ def _answer(read: tuple[float, float], seconds: list[float]) -> float:
 
 
 def measured(types: Iterable[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, from the cache or else from a measurement.
+    """Return the times of these types, from the cache or else from a measurement."""
+    ways = {kind: _ways(kind) for kind in types}
 
-    A measurement is not kept if other programs took too much of the cores. The next run measures again then.
-    """
-    key, ways = Key.of(threads), {kind: _ways(kind) for kind in types}
-    known = load(key)
-    if missing := [kind for kind in ways if kind not in known or known[kind]["ways"] != ways[kind]]:
+    def measure(missing: list[str]) -> tuple[dict[str, Times], float]:
         found, running = _core.time_repacking(missing, threads, SECONDS)
-        known |= {kind: {"ways": ways[kind], **of} for kind, of in found.items()}
-        if running >= UNDISTURBED:
-            write_page(path(key), {"key": asdict(key), "times": known})
-    return {kind: known[kind] for kind in ways}
+        return {kind: {"ways": ways[kind], **of} for kind, of in found.items()}, running
+
+    return KEPT.measured(ways, threads, measure, lambda kind, times: bool(times["ways"] == ways[kind]))
 
 
 def _ways(kind: str) -> list[str]:
@@ -110,24 +105,17 @@ def _ways(kind: str) -> list[str]:
     return _core.chosen_cpu_kernels(kind) if kind in _core.trusted_cpu_kernels() else []
 
 
-def path(key: Key) -> Path:
-    """Return the cache file of this key, which may not exist."""
-    return key.path.with_name(f"{key.path.stem}-repacking.json")
-
-
-def load(key: Key) -> dict[str, Times]:
-    """Return the usable times that are kept for this key."""
-    times = read_page(path(key), key)
-    return {kind: of for kind, of in times.items() if _is_times(of)}
-
-
-def _is_times(of: Any) -> bool:
+def _checked(of: Any) -> Times | None:
     if not isinstance(of, dict) or not isinstance(of.get("ways"), list) or "plain" not in of:
-        return False
+        return None
     rows = [row for form, row in of.items() if form != "ways"]
-    return set(of) <= {"ways", "plain", "repacked"} and all(
+    usable = set(of) <= {"ways", "plain", "repacked"} and all(
         isinstance(row, list)
         and len(row) == 4
         and all(isinstance(x, float) and isfinite(x) and x > 0 for x in row)
         for row in rows
     )
+    return of if usable else None
+
+
+KEPT = KeptTimes("-repacking", _checked)

@@ -8,15 +8,14 @@ all cores are needed. So the number is measured, with experts of the model's mos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from spac import _core
 from spac.model import kernels
 from spac.model.gguf.info import ModelInfo
-from spac.model.kernels import UNDISTURBED, Key, ggml_name, read_page, write_page
+from spac.model.kept_times import KeptTimes
+from spac.model.kernels import ggml_name
 
 SECONDS = 0.15
 """Seconds of measurement."""
@@ -76,35 +75,25 @@ def most_read_type(info: ModelInfo) -> str | None:
 def measured(kind: str, counts: list[int]) -> Times:
     """Return the times of these numbers of threads, from the cache or else from a measurement.
 
-    The last number must be the largest. A measurement is not kept if other programs took too much of the
-    cores. The next run measures again then.
+    The last number must be the largest.
     """
-    key = Key.of(counts[-1])
-    known = load(key)
-    if list(known.get(kind, {})) != counts:
+
+    def measure(_missing: list[str]) -> tuple[dict[str, Times], float]:
         seconds, running = _core.time_threads(kind, counts, SECONDS)
-        known[kind] = dict(zip(counts, seconds, strict=True))
-        if running >= UNDISTURBED:
-            write_page(path(key), {"key": asdict(key), "times": known})
-    return known[kind]
+        return {kind: dict(zip(counts, seconds, strict=True))}, running
+
+    return KEPT.measured([kind], counts[-1], measure, lambda _kind, times: list(times) == counts)[kind]
 
 
-def path(key: Key) -> Path:
-    """Return the cache file of this key, which may not exist."""
-    return key.path.with_name(f"{key.path.stem}-threads.json")
-
-
-def load(key: Key) -> dict[str, Times]:
-    """Return the usable times that are kept for this key, by type."""
-    return {kind: found for kind, times in read_page(path(key), key).items() if (found := _checked(times))}
-
-
-def _checked(times: Any) -> dict[int, float]:
-    """Return the times with integer keys, which JSON stores as text; nothing if an entry is unusable."""
-    if not isinstance(times, dict):
-        return {}
+def _checked(times: Any) -> Times | None:
+    """Return the times with integer keys, which JSON stores as text; None if an entry is unusable."""
+    if not isinstance(times, dict) or not times:
+        return None
     usable = all(
         isinstance(count, str) and count.isdecimal() and isinstance(x, float) and isfinite(x) and x > 0
         for count, x in times.items()
     )
-    return {int(count): x for count, x in times.items()} if usable else {}
+    return {int(count): x for count, x in times.items()} if usable else None
+
+
+KEPT = KeptTimes("-threads", _checked)
