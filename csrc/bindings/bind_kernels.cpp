@@ -43,15 +43,19 @@ std::vector<std::string> chosen_ways(const std::string & type) {
     return names;
 }
 
-void choose_ways(const std::string & type, const std::vector<std::string> & names) {
-    Ways chosen;
-    if (names.size() != chosen.size()) {
-        throw spac::InputError(std::to_string(names.size()) + " ways, expected " + std::to_string(chosen.size()));
+void choose_ways(const std::string & type, const std::vector<std::string> & names, const std::vector<bool> & dense) {
+    Ways      chosen;
+    DenseRows of_dense = {};
+    for (const size_t given : {names.size(), dense.empty() ? chosen.size() : dense.size()}) {
+        if (given != chosen.size()) {
+            throw spac::InputError(std::to_string(given) + " ways, expected " + std::to_string(chosen.size()));
+        }
     }
+    std::copy(dense.begin(), dense.end(), of_dense.begin());
     for (size_t i = 0; i < chosen.size(); i++) {
         chosen[i] = checked_way(names[i]);
     }
-    choose(checked_type(type), chosen);
+    choose(checked_type(type), chosen, of_dense);
 }
 
 void check_threads(int threads) {
@@ -70,14 +74,25 @@ py::dict way_dict(const WayTimes & found) {
     py::dict by_way;
     for (size_t way = 0; way < n_ways; way++) {
         std::vector<double> of_rows;
-        for (const auto & times : found) {
+        for (const auto & times : found.ways) {
             of_rows.push_back(times[way]);
         }
         if (of_rows[0] > 0) {
             by_way[way_names[way]] = of_rows;
         }
     }
+    if (found.dense[1] > 0) {
+        by_way["dense"] = found.dense;
+    }
     return by_way;
+}
+
+std::vector<bool> chosen_dense(const std::string & type) {
+    std::vector<bool> of_rows;
+    for (int n = 1; n <= max_inputs; n++) {
+        of_rows.push_back(computes_dense(checked_type(type), n));
+    }
+    return of_rows;
 }
 
 py::dict form_dict(const FormTimes & found) {
@@ -161,8 +176,11 @@ void bind_kernels(py::module_ & m) {
           "Whether the CPU computes with them, for the whole process; else with ggml's own.");
     m.def("time_cpu_kernels", &times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
           "Measures the ways to compute with weights of these types.");
-    m.def("choose_cpu_kernels", &choose_ways, py::arg("type"), py::arg("ways"),
-          "Fixes the way to compute for 1 to 8 rows of input, for the whole process.");
+    m.def("choose_cpu_kernels", &choose_ways, py::arg("type"), py::arg("ways"), py::arg("dense") = std::vector<bool>{},
+          "Fixes the way to compute for 1 to 8 rows of input, for the whole process. `dense` says for which of them it "
+          "is used for dense matrices too, where llama.cpp has kernels of its own (none if it is empty).");
+    m.def("chosen_dense_cpu_kernels", &chosen_dense, py::arg("type"),
+          "For which of 1 to 8 rows of input the chosen ways compute dense matrices.");
     m.def("chosen_cpu_kernels", &chosen_ways, py::arg("type"), "The way to compute for 1 to 8 rows of input.");
     m.def("repackable_cpu_types", &repackable, py::arg("types"),
           "Returns those of the types that llama.cpp has repacked kernels for on this CPU.");

@@ -202,7 +202,7 @@ int64_t mul_mat_id(int ith, int nth, const ggml_tensor * dst, const void * wdata
 
 bool mul_mat(int ith, int nth, const ggml_tensor * dst, const void * wdata, void * counter) {
     const Planes planes(dst, wdata);
-    if (!enabled() || !planes.has_kernels(wdata)) {
+    if (!enabled() || !planes.has_kernels(wdata) || !computes_dense(planes.type(), planes.n_inputs(0))) {
         return false;
     }
     compute(planes, ith, nth, atomic_at(counter));

@@ -58,7 +58,15 @@ int type_named(const std::string & name);
 constexpr int max_inputs = 8;
 using Ways               = std::array<Way, max_inputs>; // for 1 to max_inputs rows of input
 Ways ways(int type);
-void choose(int type, const Ways & ways); // a way that is not trusted becomes ggml's
+
+// The numbers of rows of input for which the ways also compute dense matrices where ggml has kernels of its own for
+// these (dense.h).
+using DenseRows = std::array<bool, max_inputs>;
+// Returns true if the ways compute dense matrices with so many rows of input: always where ggml has no kernels of its
+// own, never where the results of these are others. Until a choice is made, ggml's kernels are used.
+bool computes_dense(int type, int64_t n_inputs);
+
+void choose(int type, const Ways & ways, const DenseRows & dense); // a way that is not trusted becomes ggml's
 
 // Switches kernels on or off for the whole process. At first SPAC_CPU_KERNELS decides; without it they are on. When
 // they are off, ggml computes every pair.

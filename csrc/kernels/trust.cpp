@@ -1,6 +1,7 @@
 // Finds the kernels that are used: those that give ggml's results on this machine, in this build. Compilers may fuse a
 // product and a sum in ggml's code that they did not fuse where a kernel was written. Then the kernel is not used, and
 // nothing else changes.
+#include "kernels/dense.h"
 #include "kernels/kernels.h"
 #include "kernels/lanes.h"
 #include "kernels/quantize.h"
@@ -20,10 +21,12 @@ namespace {
 
 bool same(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0 || (std::isnan(a) && std::isnan(b)); }
 
-// Returns true if a kernel's results are ggml's. Any bytes are weights. Some have no finite scale, and are compared all
-// the same.
-bool gives_what_ggml_gives(Dot dot, int block, ggml_type type) {
-    constexpr int      n_weights = 67, n_inputs = 9;
+constexpr int most_inputs = 9;
+
+// Returns true if the results of `compute` are those of ggml's products of pairs, for `least` to most_inputs rows of
+// input. Any bytes are weights. Some have no finite scale, and are compared all the same.
+template <typename Compute> bool gives_what_ggml_gives(const Compute & compute, int block, ggml_type type, int least) {
+    constexpr int      n_weights = 67, n_inputs = most_inputs;
     const int64_t      n         = 2 * block;
     const auto *       traits    = ggml_get_type_traits_cpu(type);
     const size_t       stride    = ggml_row_size(type, n);
@@ -44,8 +47,8 @@ bool gives_what_ggml_gives(Dot dot, int block, ggml_type type) {
         result[i] = ours.data() + i * n_weights;
         ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(row.data(), inputs.data() + i * input_row, n);
     }
-    for (int count = 1; count <= n_inputs; count++) {
-        if (!dot({n, weights.data(), stride, n_weights, input, result, count})) {
+    for (int count = least; count <= n_inputs; count++) {
+        if (!compute({n, weights.data(), stride, n_weights, input, result, count})) {
             return false;
         }
         for (int i = 0; i < count; i++) {
@@ -90,7 +93,7 @@ Table trusted() {
     for (const auto & [type, kernel] : candidates()) {
         Kernel & trusted = table[static_cast<size_t>(type)];
         for (size_t way = 0; way < n_ways; way++) {
-            if (kernel.dot[way] != nullptr && gives_what_ggml_gives(kernel.dot[way], kernel.block, type)) {
+            if (kernel.dot[way] != nullptr && gives_what_ggml_gives(kernel.dot[way], kernel.block, type, 1)) {
                 trusted.dot[way] = kernel.dot[way];
                 trusted.block    = kernel.block;
             }
@@ -99,7 +102,35 @@ Table trusted() {
     return table;
 }
 
+// Of types that there are kernels for.
+using DenseTable = std::array<Dense, GGML_TYPE_COUNT>;
+
+DenseTable compared_dense() {
+    ggml_cpu_init();
+    DenseTable table{};
+    for (const auto & [type, kernel] : candidates()) {
+        bool       there   = true;
+        const auto compute = [&, kind = type](const Rows & rows) { return there = multiply_dense(rows, kind); };
+        const bool equal   = gives_what_ggml_gives(compute, kernel.block, type, 2);
+        table[static_cast<size_t>(type)] = !there ? Dense::none : equal ? Dense::equal : Dense::different;
+    }
+    return table;
+}
+
 } // namespace
+
+Dense dense_kernels(int type) {
+    static const DenseTable table = [] {
+        try {
+            return compared_dense();
+        } catch (const std::bad_alloc &) {
+            DenseTable unknown;
+            unknown.fill(Dense::different);
+            return unknown;
+        }
+    }();
+    return table[static_cast<size_t>(type)];
+}
 
 const Kernel & trusted_kernel(int type) {
     static const Table table = [] {

@@ -1,5 +1,6 @@
 #include "kernels/way_times.h"
 
+#include "kernels/dense.h"
 #include "kernels/measuring.h"
 
 #include "ggml-cpu.h"
@@ -25,7 +26,8 @@ using Clock = std::chrono::steady_clock;
 struct Shape {
     int64_t n, n_weights;
 };
-constexpr Shape shapes[] = {{2048, 384}, {768, 1024}};
+constexpr Shape  shapes[]  = {{2048, 384}, {768, 1024}};
+constexpr size_t most_rows = 1024; // of weights, of these
 
 constexpr int    min_rounds = 3, max_rounds = 15;
 constexpr size_t least_memory = size_t{16} << 20; // bytes of a thread: more than a core's own caches
@@ -43,22 +45,24 @@ size_t memory_of_thread(int n_threads) {
     return std::max(least_memory, 2 * shared_cache() / static_cast<size_t>(n_threads));
 }
 
-// Rows of input of either shape, which all threads read. They are quantized to the type that the weights are multiplied
-// with.
+// Rows of input of either shape, which all threads read, one behind another. They are quantized to the type that the
+// weights are multiplied with.
 struct Inputs {
-    std::vector<std::vector<char>> rows[std::size(shapes)];
+    std::vector<char> rows[std::size(shapes)];
 
     explicit Inputs(ggml_type type) {
         const ggml_type  to = ggml_get_type_traits_cpu(type)->vec_dot_type;
         std::minstd_rand random(1);
         for (size_t k = 0; k < std::size(shapes); k++) {
             std::vector<float> row(static_cast<size_t>(shapes[k].n));
+            const size_t       bytes = ggml_row_size(to, shapes[k].n);
+            rows[k].resize(max_inputs * bytes);
             for (int i = 0; i < max_inputs; i++) {
                 for (float & x : row) {
                     x = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * .003F;
                 }
-                rows[k].emplace_back(ggml_row_size(to, shapes[k].n));
-                ggml_get_type_traits_cpu(to)->from_float(row.data(), rows[k].back().data(), shapes[k].n);
+                char * const begin = rows[k].data() + static_cast<size_t>(i) * bytes;
+                ggml_get_type_traits_cpu(to)->from_float(row.data(), begin, shapes[k].n);
             }
         }
     }
@@ -68,46 +72,41 @@ struct Inputs {
 class Worker {
   public:
     Worker(ggml_type type, const Inputs & inputs, std::vector<char> & memory)
-        : type_(type), inputs_(inputs), memory_(memory), results_(max_inputs, std::vector<float>(1024)) {
+        : type_(type), inputs_(inputs), memory_(memory), results_(max_inputs * most_rows) {
         fill(memory_.data(), memory_.size(), some_blocks(type));
     }
 
-    // Returns the seconds of one trial, with weights that were not read lately.
-    double run(const Kernel & kernel, Way way, int n_inputs) {
+    // Returns the seconds that `compute` takes for one trial, with weights that were not read lately.
+    template <typename Compute> double run(const Compute & compute, int n_inputs) {
         if (at_ + trial_bytes(type_) > memory_.size()) {
             at_ = 0;
         }
         const auto start = Clock::now();
         for (size_t k = 0; k < std::size(shapes); k++) {
-            multiply(kernel, way, n_inputs, shapes[k], inputs_.rows[k]);
+            multiply(compute, n_inputs, shapes[k], inputs_.rows[k]);
         }
         return std::chrono::duration<double>(Clock::now() - start).count();
     }
 
   private:
-    void multiply(const Kernel & kernel, Way way, int n_inputs, Shape shape,
-                  const std::vector<std::vector<char>> & rows) {
+    template <typename Compute>
+    void multiply(const Compute & compute, int n_inputs, Shape shape, const std::vector<char> & rows) {
         const size_t stride = ggml_row_size(type_, shape.n);
         const void * input[max_inputs];
         float *      result[max_inputs];
         for (size_t i = 0; i < static_cast<size_t>(n_inputs); i++) {
-            input[i]  = rows[i].data();
-            result[i] = results_[i].data();
+            input[i]  = rows.data() + i * (rows.size() / max_inputs);
+            result[i] = results_.data() + i * most_rows;
         }
-        const Rows it = {shape.n, memory_.data() + at_, stride, shape.n_weights, input, result, n_inputs};
-        if (way == Way::ggml) {
-            multiply_by_pairs(it, type_);
-        } else {
-            kernel.dot[static_cast<size_t>(way)](it);
-        }
+        compute({shape.n, memory_.data() + at_, stride, shape.n_weights, input, result, n_inputs});
         at_ += stride * static_cast<size_t>(shape.n_weights);
     }
 
-    ggml_type                       type_;
-    const Inputs &                  inputs_;
-    std::vector<char> &             memory_;
-    std::vector<std::vector<float>> results_;
-    size_t                          at_ = 0;
+    ggml_type           type_;
+    const Inputs &      inputs_;
+    std::vector<char> & memory_;
+    std::vector<float>  results_;
+    size_t              at_ = 0;
 };
 
 // Returns the time for which this thread ran.
@@ -122,6 +121,7 @@ double cpu_seconds() {
 struct Trials {
     std::vector<double> seconds;        // of ggml's way
     std::vector<double> ratios[n_ways]; // of each other way's seconds to ggml's
+    std::vector<double> dense_ratios;   // of those of ggml's kernels for dense matrices
 
     double median_of(size_t way) const { return median(seconds) * (way == 0 ? 1 : median(ratios[way])); }
 };
@@ -163,9 +163,11 @@ class Race {
         std::vector<WayTimes> & all = measured.times;
         for (size_t i = 0; i < all.size(); i++) {
             for (size_t n = 0; n < max_inputs; n++) {
+                const Trials & trials = trials_[i][n];
                 for (size_t way = 0; way < n_ways; way++) {
-                    all[i][n][way] = trials_[i][n].median_of(way);
+                    all[i].ways[n][way] = trials.median_of(way);
                 }
+                all[i].dense[n] = median(trials.seconds) * median(trials.dense_ratios);
             }
         }
         return measured;
@@ -178,22 +180,30 @@ class Race {
         const auto end = Clock::now() + std::chrono::duration<double>(seconds_);
         for (int round = 0; round <= min_rounds || (round <= max_rounds && Clock::now() < end); round++) {
             for (int n = 1; n <= max_inputs; n++) {
-                run_round(worker, trusted_kernel(types_[i]), n, round == 0 ? nullptr : &trials_[i][n - 1]);
+                run_round(worker, types_[i], n, round == 0 ? nullptr : &trials_[i][n - 1]);
             }
         }
     }
 
     // Measures one round. The first one warms up, and is not noted.
-    void run_round(Worker & worker, const Kernel & kernel, int n, Trials * noted) {
-        const double ggml = worker.run(kernel, Way::ggml, n);
+    void run_round(Worker & worker, ggml_type type, int n, Trials * noted) {
+        const Kernel & kernel = trusted_kernel(type);
+        const double   ggml   = worker.run([&](const Rows & rows) { multiply_by_pairs(rows, type); }, n);
         for (size_t way = 1; way < n_ways; way++) {
             if (kernel.dot[way] == nullptr) {
                 continue;
             }
-            const double took = worker.run(kernel, static_cast<Way>(way), n);
+            const double took = worker.run(kernel.dot[way], n);
             if (noted != nullptr) {
                 const std::lock_guard lock(mutex_);
                 noted->ratios[way].push_back(took / ggml);
+            }
+        }
+        if (n > 1 && dense_kernels(type) == Dense::equal) {
+            const double took = worker.run([&](const Rows & rows) { multiply_dense(rows, type); }, n);
+            if (noted != nullptr) {
+                const std::lock_guard lock(mutex_);
+                noted->dense_ratios.push_back(took / ggml);
             }
         }
         if (noted != nullptr) {

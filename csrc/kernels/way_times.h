@@ -5,8 +5,11 @@
 
 namespace spac::kernels {
 
-// Seconds that one thread takes for the rows of one trial; 0 if the way does not exist or is not trusted.
-using WayTimes = std::array<std::array<double, n_ways>, max_inputs>; // [rows of input - 1][way]
+// Seconds that one thread takes for the rows of one trial, for 1 to max_inputs rows of input.
+struct WayTimes {
+    std::array<std::array<double, n_ways>, max_inputs> ways;  // 0 if the way does not exist or is not trusted
+    std::array<double, max_inputs>                     dense; // of ggml's kernels for dense matrices; 0 without them
+};
 
 struct Measured {
     std::vector<WayTimes> times; // for each type

@@ -1,8 +1,10 @@
 // Keeps the ways that were chosen, for the whole process.
+#include "kernels/dense.h"
 #include "kernels/rows.h"
 
 #include "ggml.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -39,13 +41,15 @@ Ways before_any_choice(const Kernel & kernel) {
     return ways;
 }
 
-// The ways of one type are packed, two bits each, so that threads that compute read them in one go.
-constexpr uint32_t none = ~0U;
+// The choice for one type is packed, two bits for each way and then one for each number of rows of a dense matrix, so
+// that threads that compute read it in one go.
+constexpr uint32_t none       = ~0U;
+constexpr size_t   dense_bits = 2 * max_inputs;
 
-uint32_t packed(const Ways & ways) {
+uint32_t packed(const Ways & ways, const DenseRows & dense) {
     uint32_t bits = 0;
     for (size_t i = 0; i < ways.size(); i++) {
-        bits |= static_cast<uint32_t>(ways[i]) << (2 * i);
+        bits |= static_cast<uint32_t>(ways[i]) << (2 * i) | static_cast<uint32_t>(dense[i]) << (dense_bits + i);
     }
     return bits;
 }
@@ -72,23 +76,40 @@ Table & table() {
     return all;
 }
 
-} // namespace
-
-Ways ways(int type) {
-    const uint32_t bits = table().of[static_cast<size_t>(type)].load(std::memory_order_relaxed);
-    if (bits != none) {
-        return unpacked(bits);
+uint32_t chosen(int type) {
+    std::atomic<uint32_t> & kept = table().of[static_cast<size_t>(type)];
+    uint32_t                bits = kept.load(std::memory_order_relaxed);
+    if (bits == none) {
+        const Kernel & kernel = trusted_kernel(type);
+        Ways           first  = before_any_choice(kernel);
+        DenseRows      dense  = {};
+        if (const Dot * only = fixed(kernel)) {
+            first.fill(*only == nullptr ? Way::ggml : static_cast<Way>(only - kernel.dot.data()));
+            dense.fill(*only != nullptr);
+        }
+        bits = packed(first, dense);
+        kept.store(bits, std::memory_order_relaxed);
     }
-    const Kernel & kernel = trusted_kernel(type);
-    Ways           first  = before_any_choice(kernel);
-    if (const Dot * only = fixed(kernel)) {
-        first.fill(*only == nullptr ? Way::ggml : static_cast<Way>(only - kernel.dot.data()));
-    }
-    table().of[static_cast<size_t>(type)].store(packed(first), std::memory_order_relaxed);
-    return first;
+    return bits;
 }
 
-void choose(int type, const Ways & wanted) {
+} // namespace
+
+Ways ways(int type) { return unpacked(chosen(type)); }
+
+bool computes_dense(int type, int64_t n_inputs) {
+    switch (n_inputs > 1 ? dense_kernels(type) : Dense::none) {
+    case Dense::none:
+        return true;
+    case Dense::equal:
+        return (chosen(type) >> (dense_bits + static_cast<size_t>(std::min<int64_t>(n_inputs, max_inputs)) - 1) & 1) !=
+               0;
+    default:
+        return false;
+    }
+}
+
+void choose(int type, const Ways & wanted, const DenseRows & dense) {
     const Kernel & kernel = trusted_kernel(type);
     if (fixed(kernel) != nullptr) {
         return;
@@ -97,7 +118,7 @@ void choose(int type, const Ways & wanted) {
     for (Way & way : ways) {
         way = has(kernel, way) ? way : Way::ggml;
     }
-    table().of[static_cast<size_t>(type)].store(packed(ways), std::memory_order_relaxed);
+    table().of[static_cast<size_t>(type)].store(packed(ways, dense), std::memory_order_relaxed);
 }
 
 void enable(bool yes) { on = yes; }
