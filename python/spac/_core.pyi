@@ -41,21 +41,27 @@ def time_cpu_kernels(
     """Measure the ways to compute with weights of these types, in turns, with so many threads at once.
 
     The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector). A way
-    is missing if this CPU lacks it or if its results are not ggml's. By type and way, the function returns
-    the seconds (medians) that a thread takes for the same weights with 1 to 8 rows of input. The second item
-    is the share of the time for which the threads really ran. It is less than 1 where other programs had the
-    cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
+    is missing if this CPU lacks it or if its results are not ggml's. "dense" has ggml's kernels for dense
+    matrices and 2 to 8 rows, if their results are the same; its first entry is 0. By type and way, the
+    function returns the seconds (medians) that a thread takes for the same weights with 1 to 8 rows of input.
+    The second item is the share of the time for which the threads really ran. It is less than 1 where other
+    programs had the cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
     """
 
-def choose_cpu_kernels(type: str, ways: list[str]) -> None:
+def choose_cpu_kernels(type: str, ways: list[str], dense: list[bool] = ...) -> None:
     """Set the way to compute for 1 to 8 rows of input, for the whole process; more rows are like 8.
 
-    ggml's way replaces one that is missing. SPAC_CPU_KERNELS=256 and 512 take precedence. Raise InputError
-    for unknown names and for another number of ways than 8.
+    ggml's way replaces one that is missing. `dense` has the numbers of rows for which these ways compute
+    dense matrices too, where ggml has other kernels with the same results; an empty list means none.
+    SPAC_CPU_KERNELS=256 and 512 take precedence. Raise InputError for unknown names and for another number of
+    ways than 8.
     """
 
 def chosen_cpu_kernels(type: str) -> list[str]:
     """Return the ways to compute for 1 to 8 rows of input; raise InputError for a type without kernels."""
+
+def chosen_dense_cpu_kernels(type: str) -> list[bool]:
+    """Return for 1 to 8 rows of input if the chosen ways compute dense matrices, and not ggml's kernels."""
 
 def repackable_cpu_types(types: list[str]) -> list[str]:
     """Return the types among these that llama.cpp has repacked kernels for on this CPU."""

@@ -144,6 +144,7 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         pytest.skip("no C++ compiler here")
     folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
     beside = {
+        "dense.cpp",
         "operators.cpp",
         "repack_times.cpp",
         "thread_times.cpp",
@@ -273,18 +274,41 @@ def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dense_matrices(kind: str) -> None:
-    """mul_mat with the kernels and without, by one thread and by three."""
-    ggml = Ggml(_library.library_path())
+    """mul_mat with the kernels and without, by one thread and by three, where llamafile has kernels too."""
+    ggml, ways, dense = (
+        Ggml(_library.library_path()),
+        _core.chosen_cpu_kernels(kind),
+        _core.chosen_dense_cpu_kernels(kind),
+    )
     for n_thread in (1, 3):
         with ggml.backend(ggml.device("CPU"), n_thread) as backend:
-            for n_token in (1, 2, 5, 7):
-                ours = products(ggml, backend, ggml.types[kind], n_token)
-                _core.set_cpu_kernels(False)
+            for n_token in (1, 2, 5, 7, 21):
                 try:
+                    _core.choose_cpu_kernels(kind, ["512"] * 8, [True] * 8)
+                    ours = products(ggml, backend, ggml.types[kind], n_token)
+                    _core.set_cpu_kernels(False)
                     theirs = products(ggml, backend, ggml.types[kind], n_token)
                 finally:
                     _core.set_cpu_kernels(True)
+                    _core.choose_cpu_kernels(kind, ways, dense)
                 assert_same(ours, theirs)
+
+
+def test_llamafile_s_results_decide() -> None:
+    """The kernels replace llamafile's where its results are those of ggml's products of pairs."""
+    kinds = [kind for kind in ("q4_0", "q5_0", "q8_0", "iq4_nl") if kind in _core.trusted_cpu_kernels()]
+    found, _ = _core.time_cpu_kernels(kinds, 1, 0.0)
+    assert kinds
+    for kind in kinds:
+        ways, dense = _core.chosen_cpu_kernels(kind), _core.chosen_dense_cpu_kernels(kind)
+        _core.choose_cpu_kernels(kind, ways, [False] * 8)
+        left = _core.chosen_dense_cpu_kernels(kind)
+        _core.choose_cpu_kernels(kind, ways, [True] * 8)
+        taken = _core.chosen_dense_cpu_kernels(kind)
+        _core.choose_cpu_kernels(kind, ways, dense)
+        # one row is a product of pairs in any case
+        assert left == [True] + [False] * 7
+        assert taken == [True] + ["dense" in found[kind]] * 7
 
 
 @given(data=st.data())

@@ -42,8 +42,9 @@ def test_every_way_that_is_there_is_measured(kind: str) -> None:
     assert 0 < running < 1.01  # two clocks
     assert list(found) == [kind]
     assert next(iter(found[kind])) == "ggml"
-    assert set(found[kind]) <= set(WAYS)
-    assert all(len(row) == 8 and min(row) > 0 for row in found[kind].values())
+    assert set(found[kind]) <= {*WAYS, "dense"}
+    assert all(len(row) == 8 and min(row[1:]) > 0 for row in found[kind].values())
+    assert all((row[0] > 0) == (way != "dense") for way, row in found[kind].items())
 
 
 @given(found=times)
@@ -55,6 +56,16 @@ def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
         else:
             assert found[way][i] == min(row[i] for name, row in found.items() if name != "ggml")
             assert found["ggml"][i] >= found[way][i] * kernels.LEAST_GAIN * (1 - 1e-9)
+
+
+@given(found=times, dense=st.lists(st.floats(1e-6, 1), min_size=7, max_size=7))
+def test_dense_matrices_need_a_gain_of_their_own(found: dict[str, list[float]], dense: list[float]) -> None:
+    assert not any(kernels.faster_than_dense(found))
+    both = {**found, "dense": [0.0, *dense]}
+    ways = kernels.fastest(both)
+    assert ways == kernels.fastest(found)
+    for i, ours in enumerate(kernels.faster_than_dense(both)):
+        assert ours == (both["dense"][i] > kernels.LEAST_GAIN * found[ways[i]][i])
 
 
 def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 A product of quantized weights with 1 to 8 rows of input can be computed in up to three ways: by llama.cpp's
 own functions ("ggml"), or by spac's kernels with vectors of 256 or of 512 bits. All give the same results,
-bit for bit. The fastest one depends on the CPU, on the type and on the number of rows.
+bit for bit. The fastest one depends on the CPU, on the type and on the number of rows. For dense matrices and
+several rows, llama.cpp has further kernels for some types ("dense"), which are compared with them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ LEAST_GAIN = 1.03
 The measurement cannot tell ways of nearly equal speed apart, and a wrong choice would lose time.
 """
 Times = Mapping[str, list[float]]
-"""Seconds for the same weights with 1 to 8 rows of input ([8]), by way."""
+"""Seconds for the same weights with 1 to 8 rows of input ([8]), by way.
+
+"dense" has those of llama.cpp's kernels for dense matrices, if their results are the same. There are none for
+one row, so its first is 0.
+"""
 
 
 def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
@@ -35,7 +40,7 @@ def choose(types: Iterable[str], threads: int) -> dict[str, list[str]]:
     wanted = [kind for kind in _core.trusted_cpu_kernels() if kind in names]
     if env.CPU_KERNELS.get() in (None, "1"):
         for kind, times in measured(wanted, threads).items():
-            _core.choose_cpu_kernels(kind, fastest(times))
+            _core.choose_cpu_kernels(kind, fastest(times), faster_than_dense(times))
     return {kind: _core.chosen_cpu_kernels(kind) for kind in wanted}
 
 
@@ -47,9 +52,19 @@ def ggml_name(kind: str) -> str:
 
 def fastest(times: Times) -> list[str]:
     """Return the fastest way for each number of rows. It is llama.cpp's own unless another gains enough."""
-    n_rows = min(len(row) for row in times.values())
-    allowance = {way: 1.0 if way == "ggml" else LEAST_GAIN for way in times}
-    return [min(times, key=lambda way: times[way][i] * allowance[way]) for i in range(n_rows)]
+    allowance = {way: 1.0 if way == "ggml" else LEAST_GAIN for way in times if way != "dense"}
+    n_rows = min(len(times[way]) for way in allowance)
+    return [min(allowance, key=lambda way: times[way][i] * allowance[way]) for i in range(n_rows)]
+
+
+def faster_than_dense(times: Times) -> list[bool]:
+    """Return for each number of rows if the fastest way is faster enough than "dense".
+
+    Return an empty list if llama.cpp has none with the same results.
+    """
+    if "dense" not in times:
+        return []
+    return [times["dense"][i] > LEAST_GAIN * times[way][i] for i, way in enumerate(fastest(times))]
 
 
 def measured(types: list[str], threads: int) -> dict[str, Times]:
@@ -66,9 +81,10 @@ def _checked(times: Any) -> Times | None:
     usable = (
         isinstance(times, dict)
         and "ggml" in times
-        and set(times) <= {"ggml", "256", "512"}
+        and set(times) <= {"ggml", "256", "512", "dense"}
         and all(isinstance(row, list) and len(row) == 8 for row in times.values())
-        and all(isinstance(x, float) and x > 0 for row in times.values() for x in row)
+        and all(isinstance(x, float) for row in times.values() for x in row)
+        and all(x > 0 for way, row in times.items() for x in (row[1:] if way == "dense" else row))
     )
     return times if usable else None
 

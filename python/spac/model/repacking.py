@@ -102,7 +102,9 @@ def measured(types: Iterable[str], threads: int) -> dict[str, Times]:
 
 def _ways(kind: str) -> list[str]:
     """Return the ways to compute with plain weights; none if spac has no kernels for the type."""
-    return _core.chosen_cpu_kernels(kind) if kind in _core.trusted_cpu_kernels() else []
+    if kind not in _core.trusted_cpu_kernels():
+        return []
+    return [*_core.chosen_cpu_kernels(kind), *map(str, _core.chosen_dense_cpu_kernels(kind))]
 
 
 def _checked(of: Any) -> Times | None:
