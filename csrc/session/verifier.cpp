@@ -79,19 +79,19 @@ void Verifier::decode() {
     }
     // An exception must not cross llama.cpp, so it is kept here. The state is shared, because a call of another
     // thread's decoding may end later than this one.
-    struct Told {
+    struct State {
         std::thread::id    here = std::this_thread::get_id();
         std::exception_ptr failure;
     };
-    const auto told = std::make_shared<Told>();
-    experts_->set_layer_listener([this, told](int il, const std::vector<int32_t> & demand) {
-        if (std::this_thread::get_id() != told->here || told->failure) {
+    const auto state = std::make_shared<State>();
+    experts_->set_layer_listener([this, state](int il, const std::vector<int32_t> & demand) {
+        if (std::this_thread::get_id() != state->here || state->failure) {
             return;
         }
         try {
             on_layer_(il, demand);
         } catch (...) {
-            told->failure = std::current_exception();
+            state->failure = std::current_exception();
         }
     });
     try {
@@ -101,8 +101,8 @@ void Verifier::decode() {
         throw;
     }
     experts_->set_layer_listener(nullptr);
-    if (told->failure) {
-        std::rethrow_exception(told->failure);
+    if (state->failure) {
+        std::rethrow_exception(state->failure);
     }
 }
 

@@ -105,7 +105,7 @@ void Reconciler::work() {
             }
             plan = residency.look();
         }
-        hear(residency);
+        take_hints(residency);
         const auto actions =
             residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions}, timely(residency.foreseen()));
         {
@@ -132,12 +132,12 @@ void Reconciler::work() {
 }
 
 // Takes the hints for layers since the last call. The layers that run next come first.
-void Reconciler::hear(Residency & residency) {
-    std::map<int, Word> said;
+void Reconciler::take_hints(Residency & residency) {
+    std::map<int, Hint> hints;
     bool                forget = false;
     {
-        const std::lock_guard lock(said_mutex_);
-        said.swap(said_);
+        const std::lock_guard lock(hints_mutex_);
+        hints.swap(hints_);
         std::swap(forget, forget_);
     }
     if (forget) {
@@ -147,9 +147,9 @@ void Reconciler::hear(Residency & residency) {
         const auto & [layer, what] = word;
         what.ran ? residency.note_used(layer, what.experts) : residency.foresee(layer, what.experts);
     };
-    const auto next = said.lower_bound(owner_.cursor_.load());
-    std::for_each(next, said.end(), say);
-    std::for_each(said.begin(), next, say);
+    const auto next = hints.lower_bound(owner_.cursor_.load());
+    std::for_each(next, hints.end(), say);
+    std::for_each(hints.begin(), next, say);
 }
 
 // Returns the experts that arrive before the mask of their layer is chosen, if they are copied one after the other. The
@@ -175,8 +175,8 @@ std::vector<ExpertId> Reconciler::timely(std::vector<ExpertId> foreseen) const {
 
 void Reconciler::foresee(int layer, std::vector<int32_t> experts, bool wake) {
     {
-        const std::lock_guard lock(said_mutex_);
-        said_[layer] = {false, std::move(experts)};
+        const std::lock_guard lock(hints_mutex_);
+        hints_[layer] = {false, std::move(experts)};
     }
     if (wake) {
         owner_.residency_->returns()->wake();
@@ -184,13 +184,13 @@ void Reconciler::foresee(int layer, std::vector<int32_t> experts, bool wake) {
 }
 
 void Reconciler::note_used(int layer, std::vector<int32_t> experts) {
-    const std::lock_guard lock(said_mutex_);
-    said_[layer] = {true, std::move(experts)};
+    const std::lock_guard lock(hints_mutex_);
+    hints_[layer] = {true, std::move(experts)};
 }
 
 void Reconciler::forget() {
-    const std::lock_guard lock(said_mutex_);
-    said_.clear();
+    const std::lock_guard lock(hints_mutex_);
+    hints_.clear();
     forget_ = true;
 }
 

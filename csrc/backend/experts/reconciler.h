@@ -30,7 +30,7 @@ class Reconciler {
     void forget();
 
   private:
-    struct Word {
+    struct Hint {
         bool                 ran;
         std::vector<int32_t> experts;
     };
@@ -41,7 +41,7 @@ class Reconciler {
     };
 
     void                  work();
-    void                  hear(Residency & residency);
+    void                  take_hints(Residency & residency);
     std::vector<ExpertId> timely(std::vector<ExpertId> foreseen) const;
     void                  start(std::vector<Residency::Load> loads);
     void                  finish_oldest(Residency & residency);
@@ -61,8 +61,8 @@ class Reconciler {
     int64_t                             last_end_ns_ = 0;
     int64_t                             expert_ns_   = 0; // recent mean time of an expert's copy; 0: unknown
     bool                                stop_        = false;
-    std::mutex                          said_mutex_;
-    std::map<int, Word>                 said_; // the last hint for every layer
+    std::mutex                          hints_mutex_;
+    std::map<int, Hint>                 hints_; // the last hint for every layer
     bool                                forget_ = false;
     std::thread                         worker_;
 };

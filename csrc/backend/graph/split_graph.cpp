@@ -186,17 +186,17 @@ void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const
     scores->data           = straight ? static_cast<void *>(s.host_scores) : s.scores;
     scores->buffer         = straight ? how.host : device;
     scores->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    if (!add_node(from.told_before, scores, own.product)) {
+    if (!add_node(from.predicting_before, scores, own.product)) {
         return;
     }
-    if (!from.told_joined.nodes.empty()) {
-        add_node(from.told_joined, scores, own.product);
+    if (!from.predicting_joined.nodes.empty()) {
+        add_node(from.predicting_joined, scores, own.product);
     }
     from.foresight.reset(new Foresight{&to, scores, Chooser(router)});
 }
 
 // Adds kernels that write a block's ids, input and scores to the host's staging. They are lookups by 0, 1, 2, ….
-void tell_in_place(ggml_context * ctx, SplitBlock & b, const Staging & s, const InPlace & how) {
+void hand_off_in_place(ggml_context * ctx, SplitBlock & b, const Staging & s, const InPlace & how) {
     const Block &              block = b.block;
     const ggml_tensor &        n     = *how.numbers;
     const int64_t              rows = block.input->ne[1] * block.input->ne[2], width = block.input->ne[0];
@@ -215,7 +215,7 @@ void tell_in_place(ggml_context * ctx, SplitBlock & b, const Staging & s, const 
         const ggml_tensor & scores = *b.foresight->scores;
         copy(block.n_tokens(), b.n_expert, scores.data, scores.buffer, s.host_scores);
     }
-    for (Part * part : {&b.told_before, &b.told_joined}) {
+    for (Part * part : {&b.predicting_before, &b.predicting_joined}) {
         if (!part->nodes.empty()) {
             part->nodes.insert(part->nodes.end(), nodes.begin(), nodes.end());
         }
@@ -289,11 +289,11 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         make_host_part(g->ctx.get(), *b, staging, host_arena);
         make_join(g->ctx.get(), *b, staging, device, how.host);
         // Separate parts, each behind its own first node, since CUDA keeps one graph per first node.
-        take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + b->block.first, b->told_before);
+        take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + b->block.first, b->predicting_before);
         if (!g->blocks.empty()) {
             SplitBlock & last = *g->blocks.back();
             join_and(last.join, b->before, b->joined);
-            join_and(copy_join(g->ctx.get(), last), b->told_before, b->told_joined);
+            join_and(copy_join(g->ctx.get(), last), b->predicting_before, b->predicting_joined);
         }
         g->blocks.push_back(std::move(b));
     }
@@ -302,7 +302,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
     }
     for (size_t i = 0; i < g->blocks.size(); ++i) {
         if (g->blocks[i]->in_place) {
-            tell_in_place(g->ctx.get(), *g->blocks[i], g->staging[i], how);
+            hand_off_in_place(g->ctx.get(), *g->blocks[i], g->staging[i], how);
         }
     }
     take_dense(g->ctx.get(), graph->nodes + next, graph->nodes + graph->n_nodes, g->tail);

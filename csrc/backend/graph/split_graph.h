@@ -99,7 +99,7 @@ struct SplitBlock {
     Part joined; // the join of the block before this one, and then `before`
     // The same two for a block in which the host takes part, with more nodes. These compute scores of a later block's
     // router. If `in_place`, they also copy the ids, the input and the scores to the host's staging.
-    Part told_before, told_joined;
+    Part predicting_before, predicting_joined;
     // True if kernels write ids, input and scores into the host's staging, and the join reads the host's rows there. No
     // other copies are made for this block.
     bool in_place = false;

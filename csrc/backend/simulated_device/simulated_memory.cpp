@@ -92,7 +92,7 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
 }
 
 // ---- pinned memory: plain host memory under its own name
-const char *          pinned_name(ggml_backend_buffer_type_t) { return "stand-in_Host"; }
+const char *          pinned_name(ggml_backend_buffer_type_t) { return "simulated_Host"; }
 ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (buffer != nullptr) {

@@ -198,7 +198,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
                                const ggml_cgraph * graph, bool counts) {
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count   = b.block.n_tokens();
-    ggml_status status = launch_dense(b, b.told_before, b.told_joined, graph);
+    ggml_status status = launch_dense(b, b.predicting_before, b.predicting_joined, graph);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }

@@ -151,7 +151,7 @@ bool SplitStream::can_go_ahead(const SplitGraph & g) {
 // Queues a block up to its gate, and leaves the host's part to the thread that serves.
 ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side, const ModelExperts::Snapshot & now,
                                    const ggml_cgraph * graph, bool counts) {
-    ggml_status status = launch_dense(b, b.told_before, b.told_joined, graph);
+    ggml_status status = launch_dense(b, b.predicting_before, b.predicting_joined, graph);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
