@@ -2,9 +2,9 @@
 //
 // It is built once per graph (graphs that llama.cpp reuses keep their uid), and a SplitStream executes it many times.
 // prepare() makes the join and the host's nodes: copies that read the store and lie in the stream's host arena.
-// device_part and turn_runner make the device's nodes when they are first needed: copies of the chain's nodes that read
-// slots, or the weights that pass through, and write to the originals' memory. Shapes are those of the graph, except in
-// compact form.
+// device_part and prefill_runner make the device's nodes when they are first needed: copies of the chain's nodes that
+// read slots, or the weights that pass through, and write to the originals' memory. Shapes are those of the graph,
+// except in compact form.
 #pragma once
 
 #include "backend/device/ggml_internals.h"

@@ -22,13 +22,13 @@
 // (Experts::set_stream_tokens) needs neither (weight_stream.h).
 //
 // This file has the order of the steps. Others do the steps: compute_stream (queues on D, and holds the memory that it
-// reads), device_part and host_part (the two halves of a block), hand_off (helper and jobs), turn_runner (large
+// reads), device_part and host_part (the two halves of a block), hand_off (helper and jobs), prefill_runner (large
 // batches), graph_cache (prepared graphs and staging).
 #pragma once
 
 #include "backend/experts/model_experts.h"
 #include "backend/hidden_states/stream_tap.h"
-#include "backend/prefill/turn_runner.h"
+#include "backend/prefill/prefill_runner.h"
 #include "backend/split/device_part.h"
 #include "backend/split/hand_off.h"
 #include "backend/split/host_part.h"
@@ -116,7 +116,7 @@ class SplitStream {
     GraphCache    graphs_;
     HostPart      host_;
     DevicePart    device_;
-    TurnRunner    turns_;
+    PrefillRunner turns_;
     HandOff       jobs_;
 
     const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap

@@ -1,4 +1,4 @@
-#include "backend/prefill/turn_runner.h"
+#include "backend/prefill/prefill_runner.h"
 
 #include "backend/device/timer.h"
 #include "backend/experts/expert_store.h"
@@ -30,7 +30,7 @@ bool all_resident(const SplitGraph & g) {
 
 } // namespace
 
-void TurnRunner::reserve(const std::vector<Block> & blocks) {
+void PrefillRunner::reserve(const std::vector<Block> & blocks) {
     ggml_backend_buffer_type_t type  = stream_.buffer_type();
     size_t                     bytes = 0;
     for (const Block & block : blocks) {
@@ -44,7 +44,7 @@ void TurnRunner::reserve(const std::vector<Block> & blocks) {
     }
 }
 
-bool TurnRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
+bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
     end(); // an exception may have ended the last graph
     const SplitBlock &   first    = *g.blocks.front();
     const ModelExperts & experts  = *first.experts;
@@ -61,13 +61,13 @@ bool TurnRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
     return !refused_ && !g.turns.empty();
 }
 
-void TurnRunner::end() {
+void PrefillRunner::end() {
     if (weights_) {
         weights_->end();
     }
 }
 
-bool TurnRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts) {
+bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts) {
     if (weights_ && weights_->region_bytes() >= region_bytes) {
         return true;
     }
@@ -91,7 +91,7 @@ bool TurnRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExp
     return true;
 }
 
-bool TurnRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {
+bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {
     ggml_backend_buffer_type_t type = stream_.buffer_type();
     const auto large = [&](const SplitBlock & b) { return b.block.splittable && b.block.n_tokens() >= n_tokens; };
     size_t     bytes = 0;
@@ -118,7 +118,7 @@ bool TurnRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t 
 }
 
 // Makes the turns of a block, the first of them in region `region`. It makes none if the device cannot run them.
-void TurnRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region) {
+void PrefillRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region) {
     const Block & block = b.block;
     b.turn_head.clear();
     b.turns = turns_of(block.weights, stream_.buffer_type());
@@ -153,7 +153,7 @@ void TurnRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
     }
 }
 
-ggml_status TurnRunner::run(const SplitBlock & b, const SplitGraph & g, const ggml_cgraph * graph) {
+ggml_status PrefillRunner::run(const SplitBlock & b, const SplitGraph & g, const ggml_cgraph * graph) {
     auto &    counters = b.experts->counters;
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count = b.block.n_tokens();

@@ -12,9 +12,9 @@
 
 namespace spac {
 
-class TurnRunner {
+class PrefillRunner {
   public:
-    explicit TurnRunner(ComputeStream & stream) : stream_(stream) {}
+    explicit PrefillRunner(ComputeStream & stream) : stream_(stream) {}
 
     // Makes the weight stream for graphs with these blocks now, if they are to run in turns.
     void reserve(const std::vector<Block> & blocks);
