@@ -83,7 +83,7 @@ def reported() -> Iterator[list[tuple[str, float]]]:
 
 def memory() -> _core.DeviceMemory:
     """Return what the simulated device holds."""
-    return next(device.memory for device in _core.devices() if device.is_simulated)
+    return next(device.memory for device in _core.devices() if device.name == "simulated")
 
 
 def measure(target: Path, draft: Path, limit: int, *, every_token: bool) -> Sizes:

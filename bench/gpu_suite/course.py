@@ -105,7 +105,7 @@ class Course(Parts):
         return folder
 
     def cublas(self) -> list[str]:
-        """The option that names cuBLAS; a simulated device that only fails, where there is none."""
+        """The option that names cuBLAS, or a library that only fails where there is none."""
         if not self.on_gpu:
             return []
         folders = facts.cublas_folders()

@@ -143,11 +143,14 @@ class DeviceInfo:
     def memory_total(self) -> int:
         """The total bytes of `memory`."""
     @property
-    def is_simulated(self) -> bool:
-        """True for the simulated device, which computes on the CPU."""
-    @property
     def reads_masks(self) -> bool:
         """True if the device's kernels read ids masks and have been tried."""
+    @property
+    def shares_host_cores(self) -> bool:
+        """True if the device computes on the CPU's cores, so that it is no faster than the CPU."""
+    @property
+    def shares_host_memory(self) -> bool:
+        """True if the device's memory is the host's."""
 
 def devices() -> list[DeviceInfo]:
     """Return all devices that can be chosen, real ones first.
@@ -218,14 +221,17 @@ def set_simulated_device(
     n_threads: int = 1,
     spin_us: float = 50,
     pin_limit_mb: int = -1,
+    fault: str = "",
 ) -> None:
     """Set the simulated device's speed and faults, from now on.
 
-    Settings that are not given return to their defaults.
+    `fault` is "no-kernel", "unordered", "no-signal", "slow-queue", "dead" or "" for none
+    (csrc/backend/simulated_device/settings.h). Settings that are not given return to their defaults. Raise
+    InputError for an unknown fault.
     """
 
-def simulated_settings() -> dict[str, float]:
-    """Return the simulated device's settings, by the names of set_simulated_device()."""
+def simulated_device() -> dict[str, float]:
+    """Return the simulated device's settings except the fault, by the names of set_simulated_device()."""
 
 def set_launch_ahead(on: bool | None) -> None: ...
 def set_hand_over_in_place(on: bool | None) -> None:
@@ -242,20 +248,17 @@ def set_gate_timeout(seconds: float | None) -> None:
     limit.
     """
 
-def set_trust_device_masks(on: bool | None) -> None: ...
+def set_trust_device_masks(on: bool | None) -> None:
+    """Set whether devices read ids masks themselves, for contexts made from now on.
+
+    Without, the device compacts (token, expert) pairs. None means: devices whose kernels have been tried.
+    """
+
 def set_pinning(*, on: bool = True, limit: int | None = None, slice: int = 1 << 30) -> None:
     """Set how the mappings of experts are registered with the device's driver, for models loaded from now on.
 
     `limit` is the number of bytes for all models of the process together, `slice` that of one registration.
     Settings that are not given return to their defaults.
-    """
-
-def set_fault(fault: str) -> None:
-    """Switch on a fault for tests; "" switches it off.
-
-    The faults are "swap-slots", "drop-join", "early-turn", "early-release", "no-kernel", "stuck-gate",
-    "stuck-call" and "dead-device". "compact" is no fault: the device compacts (token, expert) pairs instead
-    of reading the mask.
     """
 
 class AbortGuard:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spac.errors import InputError
 from spac.machine.device_memory import parse_size
@@ -44,29 +45,33 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Pairs:
     """A variable that holds `name=value` pairs, separated by commas. `known` has their names and types."""
 
     name: str
-    known: dict[str, type[int] | type[float]]
+    known: dict[str, type[int] | type[float] | type[str]]
     doc: str
+    former: str = ""
+    """The variable's former name, which is read if the variable is not set."""
 
-    def get(self) -> dict[str, int | float]:
+    def get(self) -> dict[str, Any]:
         """Return the pairs; none if the variable is not set.
 
-        Raise InputError for an unknown name, and for a value that is not a finite number from 0 on.
+        Raise InputError for an unknown name, and for a number that is not finite or less than 0.
         """
-        pairs: dict[str, int | float] = {}
-        for pair in filter(None, os.environ.get(self.name, "").split(",")):
-            key, _, value = pair.partition("=")
+        pairs: dict[str, Any] = {}
+        text = os.environ.get(self.name) or os.environ.get(self.former, "")
+        for pair in filter(None, text.split(",")):
+            key, _, value = (part.strip() for part in pair.partition("="))
             try:
-                number = self.known[key.strip()](value)
-                if not 0 <= number < float("inf"):
+                pairs[key] = self.known[key](value)
+                if self.known[key] is not str and not 0 <= pairs[key] < float("inf"):
                     raise ValueError
             except (KeyError, ValueError):
-                known = ", ".join(self.known)
-                raise InputError(f"{self.name}: '{pair}' is not name=number with a name of {known}") from None
-            pairs[key.strip()] = number
+                names = ", ".join(self.known)
+                raise InputError(
+                    f"{self.name}: '{pair}' is not valid: write NAME=VALUE with a name of {names}"
+                ) from None
         return pairs
 
 
@@ -150,13 +155,13 @@ REFERENCE_LIB = Folder(
     "For tests: the folder of an unpatched libllama.so to compare with. Not set: lib/reference beside spac's "
     "module, which a build with -DSPAC_BUILD_REFERENCE=ON makes.",
 )
-FUZZ = Numbers(
+FUZZ = Pairs(
     "SPAC_FUZZ",
     {"factor": float},
     "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: "
     "as many as fit a minute, always the same.",
 )
-SIMULATED_DEVICE = Numbers(
+SIMULATED_DEVICE = Pairs(
     "SPAC_SIMULATED_DEVICE",
     {
         "upload_gb_s": float,
@@ -167,9 +172,12 @@ SIMULATED_DEVICE = Numbers(
         "n_threads": int,
         "spin_us": float,
         "pin_limit_mb": int,
+        "fault": str,
     },
     "How the simulated device behaves, for tests and for seeing what a slow link does, such as "
-    '"upload_gb_s=4,latency_us=10,memory_mb=64". Not set: as fast as memory, half of the host\'s.',
+    '"upload_gb_s=4,latency_us=10,memory_mb=64". The names are those of _core.set_simulated_device. Not set: '
+    "as fast as memory, half of the host's.",
+    former="SPAC_STAND_IN",
 )
 LAUNCH_AHEAD = Switch(
     "SPAC_LAUNCH_AHEAD",
@@ -196,9 +204,9 @@ LOOKAHEAD = Switch(
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
-    "Whether a GPU reads the ids masks itself with the patched kernels. Without, the CPU lists the resident "
-    "experts, and the GPU waits. Not set: on CUDA, whose kernels have been tried. 0 is for comparisons, and "
-    "for GPUs on which bench/gpu_suite fails.",
+    "Whether the device reads the ids masks itself, a GPU with the patched kernels. Without, the CPU lists "
+    "the resident experts, and the device waits. Not set: on CUDA, whose kernels have been tried, and on the "
+    "simulated device. 0 is for comparisons, and for GPUs on which bench/gpu_suite fails.",
 )
 PIN = Switch(
     "SPAC_PIN",

@@ -141,7 +141,7 @@ def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch
     base = EngineConfig(target=target, draft=draft, device="simulated", threads=1, ctx=64)
     candidates = combinations(base, ["lru"], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
     shared = Pairs(base, candidates, 1, None)
-    shared.is_simulated = False  # then what fits counts, also how much of it the draft takes
+    shared._shares_memory = False  # then what fits counts, also how much of it the draft takes
     with closing(shared):
         seen = []
         for candidate in candidates:

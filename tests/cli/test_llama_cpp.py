@@ -272,7 +272,7 @@ def test_settings_reach_the_engine(spac_run, target, draft):
         "-ctv", "q8_0", "-ctkd", "q8_0", "--no-mmap", "-tb", 1, "--device", "simulated", "--temp", 0,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "--gpu-layers 3: the last 2 of 3 layers are on simulated device" in outcome.err
+    assert "--gpu-layers 3: the last 2 of 3 layers are on simulated;" in outcome.err
 
 
 def test_a_prompt_s_escapes(spac_run, target):

@@ -8,11 +8,18 @@ from spac import env
 from spac.errors import InputError
 
 
-def test_the_stand_ins_settings(monkeypatch):
-    monkeypatch.setenv(env.SIMULATED_DEVICE.name, "memory_mb=64, upload_gb_s=0.5")
-    assert env.SIMULATED_DEVICE.get() == {"memory_mb": 64, "upload_gb_s": 0.5}
-    monkeypatch.delenv(env.SIMULATED_DEVICE.name)
+@pytest.mark.parametrize("name", ["SPAC_SIMULATED_DEVICE", "SPAC_STAND_IN"])
+def test_the_simulated_devices_settings(monkeypatch, name):
+    monkeypatch.setenv(name, "memory_mb=64, upload_gb_s=0.5, fault=no-signal")
+    assert env.SIMULATED_DEVICE.get() == {"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}
+    monkeypatch.delenv(name)
     assert env.SIMULATED_DEVICE.get() == {}
+
+
+def test_the_former_name_gives_way(monkeypatch):
+    monkeypatch.setenv("SPAC_STAND_IN", "memory_mb=1")
+    monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=2")
+    assert env.SIMULATED_DEVICE.get() == {"memory_mb": 2}
 
 
 @pytest.mark.parametrize(

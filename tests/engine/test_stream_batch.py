@@ -89,7 +89,7 @@ def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
 
 def test_slots_leave_room_for_the_stream(target):
     def free():
-        return next(device.memory_free for device in _core.devices() if device.is_simulated)
+        return next(device.memory_free for device in _core.devices() if device.name == "simulated")
 
     with Engine(config(target, 16, slots=0)) as engine:
         assert engine.experts.stream_bytes() > 0

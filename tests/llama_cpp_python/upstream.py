@@ -16,7 +16,7 @@ VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"  # what its tes
 
 # What its tests import and we need not install: the hub's function answers with a file of ours; SciPy's is
 # imported there and not called.
-STAND_INS = {
+STUBS = {
     "huggingface_hub.py": """
 import json, os
 
@@ -68,9 +68,9 @@ def unpack_tests(folder: Path) -> None:
                 assert content is not None
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content.read())
-    for name, text in STAND_INS.items():
-        (folder / "stand_ins" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "stand_ins" / name).write_text(text)
+    for name, text in STUBS.items():
+        (folder / "stubs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "stubs" / name).write_text(text)
 
 
 def run_tests(
@@ -80,7 +80,7 @@ def run_tests(
 
     models: JSON, a file of ours for each file that the tests would download.
     """
-    python_path = [str(folder / "stand_ins"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    python_path = [str(folder / "stubs"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     options = ["tests", "-q", "-ra", "--noconftest", "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-c", LAUNCHER, mode, " ".join(deselect), *options],

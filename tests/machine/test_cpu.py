@@ -47,7 +47,7 @@ def test_a_container_may_have_a_quota(tmp_path, monkeypatch, files, quota):
 def test_who_does_not_compute_has_cores_too(cores, beside_gpu, beside_simulated):
     assert default_threads(cores) == cores
     assert default_threads(cores, gpu=True) == beside_gpu
-    assert default_threads(cores, simulated=True) == beside_simulated
+    assert default_threads(cores, shares_cores=True) == beside_simulated
 
 
 def test_more_threads_than_cores_are_told():

@@ -18,7 +18,7 @@ PROMPT = list(range(5, 205)) * 2  # more than an ubatch
 
 
 def memory():
-    return next(device.memory for device in _core.devices() if device.is_simulated)
+    return next(device.memory for device in _core.devices() if device.name == "simulated")
 
 
 def config(target: Path, **options):

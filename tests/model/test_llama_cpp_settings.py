@@ -205,7 +205,7 @@ def test_every_setting_is_compared() -> None:
 
 
 def used_now() -> int:
-    return next(device.memory.used for device in _core.devices() if device.is_simulated)
+    return next(device.memory.used for device in _core.devices() if device.name == "simulated")
 
 
 def bytes_of(pair: ModelPair) -> int:

@@ -29,7 +29,7 @@ AS_LLAMA_CPP = {"n_outputs_max": 0}
 
 
 def memory() -> _core.DeviceMemory:
-    return next(device.memory for device in _core.devices() if device.is_simulated)
+    return next(device.memory for device in _core.devices() if device.name == "simulated")
 
 
 @pytest.fixture(autouse=True)

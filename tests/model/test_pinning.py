@@ -175,8 +175,8 @@ ACROSS = """
 import ctypes
 from spac import _core, _library
 library = ctypes.CDLL(str(_library.library_path()))
-register = library["_ZN4spac17simulated_registerEPvm"]
-check = library["_ZN4spac21simulated_check_sourceEPKvm"]
+register = library["_ZN4spac18simulated_registerEPvm"]
+check = library["_ZN4spac22simulated_check_sourceEPKvm"]
 register.argtypes = check.argtypes = ctypes.c_void_p, ctypes.c_size_t
 register.restype = ctypes.c_bool
 _core.set_simulated_device(pin_limit_mb=1)

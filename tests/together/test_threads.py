@@ -31,7 +31,7 @@ TARGETS = {
 
 
 @pytest.fixture
-def simulated_settings() -> Iterator[Callable[..., None]]:
+def simulated_device() -> Iterator[Callable[..., None]]:
     """`simulated_device(upload_gb_s=…)` until the test ends."""
     yield _core.set_simulated_device
     _core.set_simulated_device()
@@ -184,7 +184,7 @@ def test_closed_while_a_copy_is_under_way(
         started = time.monotonic()
         engine.close()
         assert time.monotonic() - started < 5
-        simulated_settings()
+        simulated_device()
     with load(paths["a"], paths["draft"]) as engine:
         assert text_of(engine) == alone["a"]
 
@@ -201,7 +201,7 @@ def test_slots_replaced_while_a_copy_is_under_way(
             experts.attach_slots(n_slots)
             assert (experts.residency() >= 0).sum() == 0
             assert text_of(engine) == alone["a"]
-        simulated_settings()
+        simulated_device()
         wanted(engine)
         assert experts.settle(20)
         assert text_of(engine) == alone["a"]

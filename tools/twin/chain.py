@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 PEAK = 30.0
 """The logit of the chain's successor, where noise has PEAK / √width: text at temperature 1 follows it too."""
 _IDLE = 0.05  # head rows of tokens that are never written, and embeddings of what pads the vocabulary
-_STAND_IN = 0.6  # weight of the tokens that a draft skips in the row of the first one after them
+_SKIPPED = 0.6  # weight of the tokens that a draft skips in the row of the first one after them
 
 
 class Chain:
@@ -100,7 +100,7 @@ class Chain:
                     head[i] *= np.sqrt(np.float32(self._width) / np.square(head[i]).sum())
                     skipped[:] = 0
                 else:
-                    skipped += np.float32(_STAND_IN) * head[i]
+                    skipped += np.float32(_SKIPPED) * head[i]
                     head[i] *= _IDLE
             start += len(rows)
             yield head * gain

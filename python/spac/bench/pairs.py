@@ -59,9 +59,11 @@ class Pairs:
         self._candidates, self._progress = candidates, progress
         self._file_size = file_size
         device = choose_device(base.device)
-        self.is_simulated = device is not None and device.is_simulated
-        on_gpu = device is not None and not self.is_simulated
-        threads = default_threads(physical_cores(), gpu=on_gpu, simulated=self.is_simulated)
+        self.shares_cores = device is not None and device.shares_host_cores
+        """True if the device computes on the CPU's cores."""
+        self._shares_memory = device is not None and device.shares_host_memory
+        on_gpu = device is not None and not self.shares_cores
+        threads = default_threads(physical_cores(), gpu=on_gpu, shares_cores=self.shares_cores)
         self.base = replace(base, threads=base.threads or threads)
         """The settings that all candidates share."""
         self._loaded: dict[Key, ModelPair] = {}
@@ -92,7 +94,7 @@ class Pairs:
         if candidate.device == "cpu":
             return True, True
         # The number of slots that fit depends on the models that are loaded.
-        counts_memory = candidate.slots.is_auto and not self.is_simulated
+        counts_memory = candidate.slots.is_auto and not self._shares_memory
         return False, bool(candidate.config(self.base).draft_types) or not counts_memory
 
     def _load(self, key: Key) -> ModelPair:

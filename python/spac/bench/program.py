@@ -121,7 +121,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self._talk = Talk(options.quiet)
-        self._is_simulated = False
+        self._shares_cores = False
 
     def run(self) -> int:
         """Measure, report and return the exit code; raise InputError or OutOfMemoryError, with one line."""
@@ -174,7 +174,7 @@ class Bench:
         from spac.bench.pairs import Pairs
 
         pairs = Pairs(measured.base, measured.candidates, file_size, self._talk.progress)
-        self._is_simulated, measured.base = pairs.is_simulated, pairs.base
+        self._shares_cores, measured.base = pairs.shares_cores, pairs.base
         try:
             with interrupt.Interrupt(measured.canceller), closing(pairs):
                 measured.run(pairs)
@@ -196,7 +196,7 @@ class Bench:
             "on the CPU in every setting"
         )
         text = list(table.lines(figures.rows(measured.samples), rounds))
-        if self._is_simulated:
+        if self._shares_cores:
             text.append("the simulated device is the CPU playing a GPU: its speeds tell nothing about a GPU")
         if options.json == "-":
             print("\n".join(text), file=sys.stderr)
@@ -220,7 +220,7 @@ class Bench:
             "target": str(base.target),
             "draft": str(base.draft) if base.draft is not None else None,
             "device": base.device,
-            "device_is_stand_in": self._is_simulated,
+            "device_is_stand_in": self._shares_cores,
             "prompts": list(measured.prompts),
             "max_tokens": measured.max_tokens,
             "repeat": measured.repeat,

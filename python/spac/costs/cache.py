@@ -61,8 +61,8 @@ class Key:
         device = "cpu"
         if pair.device is not None:
             device = f"{pair.device.name}, {pair.device.description}, {pair.device.memory_total >> 20} MiB"
-            if pair.device.is_simulated:
-                settings = sorted(_core.simulated_settings().items())
+            if pair.device.name == "simulated":
+                settings = sorted(_core.simulated_device().items())
                 device += "".join(f", {name} {value:g}" for name, value in settings if value)
         return cls(
             cpu=cpu_description(),

@@ -68,4 +68,4 @@ class CostsInUse:
 def spares_hand_offs(pair: Pair) -> bool:
     """Return True if a layer whose experts are all resident runs without the CPU."""
     device, chosen = pair.device, env.DEVICE_MASKS.get()
-    return device is None or device.is_simulated or (device.reads_masks if chosen is None else chosen)
+    return device is None or (device.reads_masks if chosen is None else chosen)

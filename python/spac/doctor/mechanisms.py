@@ -25,8 +25,8 @@ class Mechanism:
     """The names of the mechanisms that it needs."""
     counter: str = ""
     """A counter of `Experts.stats` that rises only while the mechanism is used; "" if there is none."""
-    usual_on_simulated: bool = False
-    """True if the simulated device uses it by default."""
+    usual_everywhere: bool = False
+    """True if also a device that computes on the CPU's cores uses it by default. Others use all of them."""
 
     @property
     def remedy(self) -> str:
@@ -44,10 +44,10 @@ class Mechanism:
         return self.switch is not None and self.switch.get() is True
 
 
-MASKS = Mechanism("device masks", env.DEVICE_MASKS, usual_on_simulated=True)
+MASKS = Mechanism("device masks", env.DEVICE_MASKS, usual_everywhere=True)
 AHEAD = Mechanism("launching ahead", env.LAUNCH_AHEAD, needs=(MASKS.name,), counter="ahead_ns")
 IN_PLACE = Mechanism("hand-over in place", env.IN_PLACE)
-PINNED = Mechanism("pinned experts", env.PIN, usual_on_simulated=True)
+PINNED = Mechanism("pinned experts", env.PIN, usual_everywhere=True)
 STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
 LOOKAHEAD = Mechanism("looking ahead", env.LOOKAHEAD, counter="foreseen")
 MECHANISMS = (MASKS, AHEAD, IN_PLACE, PINNED, STREAMED, LOOKAHEAD)
@@ -74,14 +74,14 @@ def settings_of(names: Iterable[str]) -> dict[str, str]:
 
 def there_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
     """Return True if a device can run a mechanism: not every device's kernels read ids masks."""
-    return device.is_simulated or device.reads_masks or MASKS.name not in with_needs(mechanism)
+    return device.reads_masks or MASKS.name not in with_needs(mechanism)
 
 
 def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
     """Return True if a run with the present settings uses a mechanism that works on a device."""
     if mechanism.refused or any(other.refused for other in MECHANISMS if other.name in mechanism.needs):
         return False
-    return mechanism.usual_on_simulated or mechanism.chosen or not device.is_simulated
+    return mechanism.usual_everywhere or mechanism.chosen or not device.shares_host_cores
 
 
 def why_unused(mechanism: Mechanism) -> str:

@@ -159,7 +159,7 @@ def _gpu() -> Iterator[Finding]:
     driver = _driver()
     why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
     yield Finding("driver", "ok" if driver else "off", driver or "none", why)
-    devices = [device for device in _core.devices() if not device.is_simulated]
+    devices = [device for device in _core.devices() if not device.shares_host_cores]
     for device in devices:
         free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
@@ -177,11 +177,12 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
 
     device = choose_device("auto")
     assert device is not None
-    if device.is_simulated and target is None and limit is None:
+    if device.shares_host_memory and target is None and limit is None:
         return
     total = device.memory.total
     allowed = min(total, limit.of(total)) if limit is not None else total
-    room = max(0, min(device.memory.free, allowed) - margin(allowed, is_simulated=device.is_simulated))
+    spare = margin(allowed, shares_host_memory=device.shares_host_memory)
+    room = max(0, min(device.memory.free, allowed) - spare)
     of = f" of the {size(allowed)} that --vram-limit allows" if limit is not None else ""
     yield Finding("vram", "ok", f"{device.name}: room for {size(room)}{of}, a margin left free")
     if target is None:
@@ -293,9 +294,9 @@ def _demo() -> Iterator[Finding]:
             generation = engine.generate(demo.PROMPT, max_tokens=16)
             text = "".join(generation)
             stats = generation.stats
-            if engine.experts is not None:
-                pinned = engine.experts.host_memory
-                yield Finding("expert-memory", *_expert_memory(pinned, stats.device_is_stand_in))
+            if engine.experts is not None and engine.device is not None:
+                shared = engine.device.shares_host_memory
+                yield Finding("expert-memory", *_expert_memory(engine.experts.host_memory, shared))
     except SpacError as error:
         yield Finding("demo", "fault", "does not run", str(error))
         return
@@ -307,8 +308,8 @@ def _demo() -> Iterator[Finding]:
     yield Finding("demo", state, found, "" if state == "ok" else "it generates nothing")
 
 
-def _expert_memory(way: str, is_simulated: bool) -> tuple[State, str, str]:
-    if is_simulated or way.startswith("pinned"):
+def _expert_memory(way: str, shares_host_memory: bool) -> tuple[State, str, str]:
+    if shares_host_memory or way.startswith("pinned"):
         return "ok", way, ""
     if way == "paged":
         return "off", way, "memory does not hold all experts: those that are not there are read from the file"

@@ -35,7 +35,7 @@ class Trial:
         from spac.model.pair import choose_device
 
         device = choose_device("auto")
-        if device is None or (device.is_simulated and not self._wanted):
+        if device is None or (device.shares_host_cores and not self._wanted):
             return
         test = self._make(device) if self._make is not None else selftest.SelfTest(device)
         working = set()

@@ -26,7 +26,7 @@ def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> lis
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if experts.slots.n_slots == n_experts:
         return []
-    spare = margin(device.memory.size, is_simulated=device.is_simulated)
+    spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
     if experts.slots_that_fit(spare) >= n_experts:
         try:
             experts.attach_slots(n_experts)

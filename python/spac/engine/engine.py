@@ -142,9 +142,9 @@ class Engine:
         return self._notes
 
     def _advice(self) -> str:
-        """Return advice on the draft after the last generation; "" for none, and on the simulated device."""
+        """Return advice on the draft after the last generation; "" for none, and on a device of CPU cores."""
         draft, device, generation = self._pair.draft, self.device, self._generation
-        if draft is None or device is None or device.is_simulated:
+        if draft is None or device is None or device.shares_host_cores:
             return ""
         if generation is None or self.experts is None:
             return ""
@@ -334,7 +334,7 @@ class Engine:
             target=str(config.target),
             draft=str(config.draft) if self._pair.draft is not None else None,
             device=expert_cache.device_name,
-            device_is_stand_in=self.device is not None and self.device.is_simulated,
+            device_is_stand_in=self.device is not None and self.device.shares_host_cores,
             scheduler=expert_cache.scheduler_name,
             draft_types=config.draft_types,
             draft_length=config.longest_draft if config.draft_types else 0,

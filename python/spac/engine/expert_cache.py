@@ -91,7 +91,7 @@ class ExpertCache:
             return None
         wanted = self._config.stream_batch
         if wanted is None:
-            wanted = 0 if self._device.is_simulated else "auto"
+            wanted = 0 if self._device.shares_host_cores else "auto"
         streams = PromptStreams(
             self._experts, StreamBatch.parse(wanted), self._pair.target_context.graph_tokens
         )
@@ -175,7 +175,8 @@ class ExpertCache:
         wanted = env.LOOKAHEAD.get()
         if wanted is None:
             # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
-            wanted = self._device is not None and not self._device.is_simulated and not self._pair.paged
+            gains = self._device is not None and not self._device.shares_host_cores
+            wanted = gains and not self._pair.paged
         return _LOOKAHEAD if wanted else 0
 
     def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:

@@ -7,8 +7,9 @@ from spac.config import Slots
 from spac.engine.draft_experts import detach_draft
 from spac.errors import OutOfMemoryError
 from spac.machine.device_memory import margin, room_of, size
+from spac.model.pair import memory_is_given
 
-STAND_IN_SHARE = 0.25  # share of experts with slots if the simulated device's memory is not given
+SHARE_OF_HOST = 0.25  # share of experts with slots in memory of the host, if its size is not given
 
 
 def attach_slots(
@@ -42,8 +43,8 @@ def _little_left(device: _core.DeviceInfo) -> list[str]:
     not cover their memory, so there is no note if a limit is set.
     """
     memory = next((each.memory for each in _core.devices() if each.name == device.name), device.memory)
-    wanted = margin(memory.size, is_simulated=device.is_simulated)
-    if device.is_simulated or memory.limit or memory.free >= wanted:
+    wanted = margin(memory.size, shares_host_memory=device.shares_host_memory)
+    if device.shares_host_memory or memory.limit or memory.free >= wanted:
         return []
     left = f"slots: they leave {size(memory.free)} of {device.name} to llama.cpp's kernels"
     return [f"{left}, which end the process where they need more; --slots auto leaves {size(wanted)}"]
@@ -65,9 +66,9 @@ def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> 
 def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = n_experts
-    if device.is_simulated and not device.memory.limit and not _core.simulated_settings()["memory_mb"]:
-        wanted = max(1, round(wanted * STAND_IN_SHARE))
-    spare = margin(device.memory.size, is_simulated=device.is_simulated)
+    if device.shares_host_memory and not memory_is_given(device):
+        wanted = max(1, round(wanted * SHARE_OF_HOST))
+    spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
     n_slots = min(wanted, experts.slots_that_fit(spare))
     while n_slots:
         try:

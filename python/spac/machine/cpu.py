@@ -53,7 +53,7 @@ def _cpu_facts() -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def default_threads(cores: int, *, gpu: bool = False, simulated: bool = False) -> int:
+def default_threads(cores: int, *, gpu: bool = False, shares_cores: bool = False) -> int:
     """Return the default number of CPU threads: one per core, less the cores that other threads need.
 
     ggml's threads spin on their cores while they compute and while they wait for the next layer. Beside a GPU
@@ -61,9 +61,9 @@ def default_threads(cores: int, *, gpu: bool = False, simulated: bool = False) -
     cores of their own, they displace threads that compute, and every other thread waits for the displaced one
     at the end of each matrix. On an H100 with 16 CPUs and 16 threads, the GPU waited 622 µs a layer for the
     CPU's experts on average, but only 113 µs in the median. On four cores or fewer, one core is left free,
-    because two would be too large a share. The simulated device computes on one core itself.
+    because two would be too large a share. A device that shares the cores (`shares_cores`) computes on one.
     """
-    others = (2 if cores > 4 else 1) if gpu else int(simulated)
+    others = (2 if cores > 4 else 1) if gpu else int(shares_cores)
     return max(1, cores - others)
 
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 MARGIN_SHARE = 0.05
 """The share of the device's memory, or of the limit, that stays free."""
 MARGIN_LEAST = 256 << 20
-"""Bytes. The least margin on a real device, whose libraries allocate when they are first used."""
+"""Bytes. The least margin in a device's own memory. Its libraries allocate when they are first used."""
 MARGIN_MOST = 2 << 30
-"""Bytes. The largest margin on a real device. Its libraries need no more on a larger one."""
+"""Bytes. The largest margin in a device's own memory. Its libraries need no more on a larger device."""
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?b)?")
@@ -55,10 +55,10 @@ def in_use(device: str) -> int:
     return next((each.memory.used for each in _core.devices() if each.name == device), 0)
 
 
-def margin(n_bytes: int, *, is_simulated: bool) -> int:
+def margin(n_bytes: int, *, shares_host_memory: bool) -> int:
     """Return the bytes that slots leave free on a device, or within a limit, of `n_bytes`.
 
     The device's libraries allocate pools and handles there, which spac does not count.
     """
     share = int(n_bytes * MARGIN_SHARE)
-    return share if is_simulated else min(max(share, MARGIN_LEAST), MARGIN_MOST)
+    return share if shares_host_memory else min(max(share, MARGIN_LEAST), MARGIN_MOST)

@@ -19,7 +19,7 @@ _SHARE = 15 / 16
 Contexts and other programs need the rest. A system without free memory drops pages that are in use.
 """
 _AUTO_SLOTS = 0.25
-"""The share of the experts that the simulated device's slots hold by default."""
+"""The share of the experts that slots in the host's memory hold by default."""
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -58,11 +58,11 @@ def paging_note(info: ModelInfo) -> str:
 
 
 def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None) -> int:
-    """Return the bytes of host memory that dense parts, slots and the draft take on a simulated device.
+    """Return the bytes of host memory that dense parts, slots and the draft take.
 
-    Other devices have their own memory: the result is 0.
+    The result is 0 if there is no device, and if the device has memory of its own.
     """
-    if device is None or not device.is_simulated:
+    if device is None or not device.shares_host_memory:
         return 0
     slots = Slots.parse(config.slots)
     n_experts = max(1, info.n_expert * info.n_expert_layers)

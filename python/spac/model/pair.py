@@ -35,6 +35,7 @@ DEFAULT_CONTEXT = 4096
 """Tokens. The largest context if the user gives none."""
 
 Owned = TypeVar("Owned", Model, Context)
+_SIMULATED = "simulated"  # the device whose settings are the environment's
 
 
 class ModelPair:
@@ -100,11 +101,11 @@ class ModelPair:
     def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
         """Choose the kernels and the number of threads for both models, by measurement.
 
-        The number is not measured in two cases. It could change the text of a deterministic run. A simulated
-        device computes on the same cores.
+        The number is not measured in two cases. It could change the text of a deterministic run. A device
+        that shares the CPU's cores computes on them too.
         """
         models = [info] if draft is None else [info, draft]
-        measure = not (self._config.deterministic or self._simulated)
+        measure = not (self._config.deterministic or self._shares_cores)
         self.threads = fit_to_cpu(models, self._config.threads, self._most_threads, measure=measure)
 
     def _note_paging(self, info: ModelInfo) -> None:
@@ -202,13 +203,13 @@ class ModelPair:
         _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         set_pinning()
-        if device is not None and device.is_simulated:
+        if device is not None and device.name == _SIMULATED:
             if self._config.device == "auto":
                 self.notes.append(
                     "no GPU found: the split is shown on the simulated device, the CPU playing a GPU"
                 )
             if settings := env.SIMULATED_DEVICE.get():
-                _core.set_simulated_device(**settings)  # type: ignore[arg-type]  # the names say which are int
+                _core.set_simulated_device(**settings)
                 self.device = choose_device(device.name)  # reads it anew: its memory has changed
         if device is not None:
             self._limit_memory()
@@ -239,7 +240,7 @@ class ModelPair:
         """
         wanted = self._config.stream_batch
         if wanted is None:
-            wanted = 0 if self.device is None or self.device.is_simulated else "auto"
+            wanted = 0 if self.device is None or self._shares_cores else "auto"
         tokens = StreamBatch.parse(wanted).tokens
         if experts is None or tokens == 0:
             yield
@@ -397,13 +398,13 @@ class ModelPair:
         return self._config.threads_batch or self._config.threads or self._most_threads
 
     @property
-    def _simulated(self) -> bool:
-        return self.device is not None and self.device.is_simulated
+    def _shares_cores(self) -> bool:
+        return self.device is not None and self.device.shares_host_cores
 
     @property
     def _most_threads(self) -> int:
-        gpu = self.device is not None and not self._simulated
-        return default_threads(physical_cores(), gpu=gpu, simulated=self._simulated)
+        gpu = self.device is not None and not self._shares_cores
+        return default_threads(physical_cores(), gpu=gpu, shares_cores=self._shares_cores)
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:
@@ -420,3 +421,8 @@ def choose_device(name: str) -> _core.DeviceInfo | None:
             return device
     names = ", ".join(["auto", *(device.name for device in known), "cpu"])
     raise InputError(f"unknown device '{name}': choose one of {names}")
+
+
+def memory_is_given(device: _core.DeviceInfo) -> bool:
+    """Return True if a limit or the simulated device's settings say how much memory a device has."""
+    return bool(device.memory.limit or (device.name == _SIMULATED and _core.simulated_device()["memory_mb"]))

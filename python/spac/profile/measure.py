@@ -214,9 +214,9 @@ class Measurement:
         return np.asarray(self._exists & (np.random.default_rng(2).random(self._exists.shape) < share))
 
     def _slots_to_use(self) -> int:
-        """Return the number of slots that fit; an engine takes fewer of a simulated device."""
+        """Return the number of slots that fit; an engine takes fewer in the host's memory."""
         device = self._engine.device
-        margin = 0 if device is None or device.is_simulated else _MARGIN
+        margin = 0 if device is None or device.shares_host_memory else _MARGIN
         return min(int(self._exists.sum()), max(1, self._experts.slots_that_fit(margin)))
 
     def _device_time(self, pool: int, without: list[Timed]) -> float | None:
