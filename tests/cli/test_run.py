@@ -144,6 +144,14 @@ def test_without_a_gpu_it_says_so(spac_run, target):
     assert "simulated" in outcome.err
 
 
+@pytest.mark.parametrize("name", ["stand-in", "Stand-In", "SIMULATED"])
+def test_the_simulated_devices_names(spac_run, target, name):
+    options = ("-n", 2, "--stats", "json", "--slots", "40%")
+    outcome = spac_run("-m", target, "-p", "def f(", *options, "--device", name)
+    assert outcome.code == 0
+    assert (statistics(outcome)["device"], statistics(outcome)["device_is_stand_in"]) == ("simulated", True)
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_stream_that_is_closed(target, closed, tmp_path):
     line = f'"$@" {closed}'

@@ -262,6 +262,13 @@ def test_logit_bias_and_processors(split: Llama, plain: Llama, caplog: pytest.Lo
     assert both == biased[0]
 
 
+def test_the_simulated_devices_former_name(opened: Open) -> None:
+    llm = opened(device="stand-in", slots="25%")
+    assert llm.engine is not None
+    assert llm.engine.device is not None
+    assert llm.engine.config.device == llm.engine.device.name == "simulated"
+
+
 def test_what_llama_cpp_evaluates_is_demand(opened: Open) -> None:
     """Its own loop runs on the split too, and the scheduler sees what it wants."""
     llm = opened(device="simulated", slots="25%", logits_all=True)

@@ -165,6 +165,8 @@ class EngineConfig(ContextConfig):
         if not self.target:
             raise InputError("no target: name the GGUF file of a model")
         super().__post_init__()
+        if self.device.lower() == "stand-in":  # the simulated device's former name
+            object.__setattr__(self, "device", "simulated")
         if isinstance(self.scheduler, str):
             schedulers.make(self.scheduler, **self.scheduler_options)  # refuses it before models are loaded
         self._check_draft()
