@@ -28,7 +28,7 @@ from bench.compare.cells import (
     layers_on_cpu,
     run_cell,
 )
-from bench.compare.job import TOOK_TOO_LONG, Job, Result
+from bench.compare.job import NO_GPU, TOOK_TOO_LONG, Job, Result
 from bench.compare.likelihood import TOKENS
 from bench.compare.roofline import Bandwidths, Weights
 from bench.compare.server import PeerError
@@ -99,7 +99,8 @@ class Comparison:
 
     def device(self, kind: str) -> str:
         """Where that side runs: the simulated device computes on the CPU, and llama.cpp does without it."""
-        return "cpu" if kind != "spac" and self.args.device == "simulated" else self.args.device
+        device: str = self.args.device
+        return "cpu" if kind != "spac" and device.lower() in NO_GPU else device
 
     def _peers(self) -> Iterator[Engine]:
         """Yield the rows of --peer; what cannot be one is not run."""

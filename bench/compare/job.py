@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 TOOK_TOO_LONG = "not done within"
+NO_GPU = ("cpu", "simulated", "stand-in")  # devices that are no GPU
 
 
 class _Json:
@@ -51,7 +52,6 @@ class Job(_Json):
     graphs: bool = True  # CUDA's
     command: str = ""  # a peer's command line, with its {names}
     texts: list[str] = field(default_factory=list)  # the prompts as text, for a peer
-    fault: str = ""  # spac: a fault to switch on, to see that it is noticed
     thread_counts: list[int] = field(default_factory=list)
 
 

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.compare.job import Job, Result, Run
+from bench.compare.job import NO_GPU, Job, Result, Run
 from bench.compare.likelihood import PIECE, surprises
 from spac import _core
-from spac._core import set_fault
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.doctor.selftest import decode as logits
 from spac.engine import Engine
 from spac.model.pair import ModelPair
 from spac.scheduler.belady import belady
 from spac.stats import RunStats
-
-NO_GPU = ("cpu", "simulated")  # devices that are no GPU
 
 
 def paging_of(job: Job) -> str:
@@ -47,7 +44,6 @@ def config_of(job: Job) -> EngineConfig:
 def run(job: Job) -> Result:
     """All prompts, one after another. Times of decoding are the clock's, with all that lies between steps."""
     found = []
-    set_fault(job.fault)
     with Engine(config_of(job)) as engine:
         watch = Watch(engine)
         for prompt in job.prompts:
@@ -148,7 +144,6 @@ def make_resident(pair: ModelPair, slots: str) -> None:
 def likelihoods(job: Job) -> list[float]:
     """The surprise of all tokens of the first prompt but its first, with the job's share of the experts
     resident."""
-    set_fault(job.fault)
     tokens, found = job.prompts[0], []
     pair = ModelPair(config_of(job), None)
     try:

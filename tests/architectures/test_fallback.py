@@ -4,7 +4,7 @@ expert and counts for nothing."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,15 @@ def test_an_adapter_elsewhere_is_split_as_ever(tiny_model: TinyModel, tmp_path: 
 
 
 @pytest.fixture
-def fault() -> Iterator[Callable[[str], None]]:
-    yield _core.set_fault
-    _core.set_fault("")
+def no_kernel() -> Iterator[None]:
+    _core.set_simulated_device(fault="no-kernel")
+    yield
+    _core.set_simulated_device()
 
 
-@pytest.mark.usefixtures("log")
-def test_a_device_without_kernels_is_noted_once(tiny_model: TinyModel, fault: Callable[[str], None]) -> None:
+@pytest.mark.usefixtures("log", "no_kernel")
+def test_a_device_without_kernels_is_noted_once(tiny_model: TinyModel) -> None:
     path = tiny_model("qwen3moe")
-    fault("no-kernel")
     with load(path) as engine:
         text = "".join(engine.generate(TEXT, 24))
         assert engine.experts is not None
@@ -98,7 +98,6 @@ def test_a_device_without_kernels_is_noted_once(tiny_model: TinyModel, fault: Ca
         notes = [note for note in engine.notes if "split" in note]
     assert len(notes) == 1
     assert "_exps.weight cannot be split (the device has no kernel for it)" in notes[0]
-    fault("")
     with load(path, device="cpu") as engine:
         assert text == "".join(engine.generate(TEXT, 24))
 

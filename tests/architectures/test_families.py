@@ -22,7 +22,7 @@ RUNS = (
     Run("a quarter", 0.25, seed=1),
     Run("all", 1.0, seed=2),
     Run("moving", 0.5, seed=3, moving=True),
-    Run("compacted", 0.5, seed=4, fault="compact"),
+    Run("compacted", 0.5, seed=4, masked=False),
     Run("prompts in turns", 0.25, seed=5, stream_tokens=20),
 )
 

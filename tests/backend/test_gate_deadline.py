@@ -37,7 +37,7 @@ LINE = re.compile(
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     yield
-    _core.set_fault("")
+    _core.set_simulated_device()
     _core.set_launch_ahead(None)
     _core.set_gate_timeout(None)
 
@@ -80,7 +80,7 @@ def fails(context: Context, tokens: list[int], position: int) -> float:
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("fault", ["stuck-gate", "stuck-call"])
+@pytest.mark.parametrize("fault", ["no-signal", "slow-queue"])
 def test_one_line_and_the_plain_order(
     tiny_model: TinyModel, caplog: pytest.LogCaptureFixture, fault: str, share: float, lookahead: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_one_line_and_the_plain_order(
         steps = [decode(stuck, PROMPT, 0)]
         with caplog.at_level(logging.WARNING, "spac.llama"):
             _core.set_gate_timeout(TIMEOUT)
-            _core.set_fault(fault)
+            _core.set_simulated_device(fault=fault)
             assert TIMEOUT < fails(stuck, TOKENS[:1], len(PROMPT)) < 5 * TIMEOUT + 2
         lines = [record.getMessage() for record in caplog.records if "spac: " in record.getMessage()]
         assert len(lines) == 1
@@ -113,7 +113,7 @@ def hang(path: str) -> None:
         _core.set_launch_ahead(True)
         decode(context, PROMPT, 0)
         _core.set_gate_timeout(TIMEOUT)
-        _core.set_fault("dead-device")
+        _core.set_simulated_device(fault="dead")
         logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
         assert fails(context, TOKENS[:1], len(PROMPT)) < 5 * TIMEOUT + 2
         assert fails(context, TOKENS[:1], len(PROMPT)) < TIMEOUT
@@ -154,7 +154,7 @@ def test_an_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     take_notices()  # other tests'
     with Engine(config) as engine:
         expected = "".join(engine.generate(prompt, 20, sampling=greedy))
-        _core.set_fault("stuck-gate")
+        _core.set_simulated_device(fault="no-signal")
         with pytest.raises(DeviceError):
             "".join(engine.generate(prompt + "He had", 20, sampling=greedy))
         assert "".join(engine.generate(prompt, 20, sampling=greedy)) == expected

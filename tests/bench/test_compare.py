@@ -31,6 +31,7 @@ from bench.compare.likelihood import apart, perplexity, surprises
 from bench.compare.page import Demand, breakdowns, ideal_speed, row_of, table, verdict
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
 from bench.gpu_suite.side_by_side import plan
+from tools.models import exchange_experts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -337,7 +338,8 @@ def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tm
     values = subject.likelihoods()
     assert apart(values["spac"], values["llama.cpp"]) == 0
     ours = subject.cells / "likelihoods-spac.json"
-    job = replace(Job.read(ours.with_suffix(".job.json")), fault="swap-slots")
+    altered = exchange_experts(twin[0], tmp_path / "exchanged.gguf")
+    job = replace(Job.read(ours.with_suffix(".job.json")), target=str(altered))
     assert run_cell(job, subject.cells, "likelihoods-spac", None, 60).surprises
     lines, wrong = subject.likeness()
     assert len(wrong) == 1
@@ -346,15 +348,16 @@ def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tm
 
 
 def test_a_wrong_text_is_seen(tmp_path: Path) -> None:
-    """The bundled pair without the rows that the CPU computes."""
+    """The bundled target, and a copy in which two experts of every layer are exchanged."""
     demo = ROOT / "python" / "spac" / "demo" / "target.gguf"
     job = Job(
         kind="spac", target=str(demo), prompts=[[5, 6, 7, 8]], n_predict=12, ctx=64, threads=1,
         device="simulated", slots="20%", scheduler="lru",
     )  # fmt: skip
+    altered = exchange_experts(demo, tmp_path / "exchanged.gguf")
     texts = [
-        run_cell(replace(job, fault=fault), tmp_path, f"cell-{i}", None, 60).each[0].tokens
-        for i, fault in enumerate(("", "", "drop-join"))
+        run_cell(replace(job, target=str(path)), tmp_path, f"cell-{i}", None, 60).each[0].tokens
+        for i, path in enumerate((demo, demo, altered))
     ]
     assert texts[0] == texts[1] != texts[2]
 

@@ -22,6 +22,7 @@ from bench.gpu_suite import facts, limit, modules, pack, smoke, twins
 from bench.gpu_suite.course import LATE, Course
 from bench.gpu_suite.fatbin import machine_code_only
 from bench.gpu_suite.keeper import Keeper
+from tools.models import exchange_experts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -349,19 +350,14 @@ def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "usable" in found["processor"]
 
 
-def test_smoke_sees_a_wrong_form() -> None:
+def test_smoke_sees_a_wrong_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The split equals llama.cpp on the simulated device; exchanged experts are far beyond the bound."""
-    from spac import _core
-
     forms = {form.name: form for form in smoke.FORMS}
     wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
     split = smoke.compute(forms["split, 25 %, masks"], "simulated", 1)
     assert smoke.error(split, wanted) == 0
-    _core.set_fault("swap-slots")
-    try:
-        assert smoke.error(smoke.compute(forms["split, 25 %, masks"], "simulated", 1), wanted) > smoke.BOUND
-    finally:
-        _core.set_fault("")
+    monkeypatch.setattr(smoke, "DEMO", exchange_experts(smoke.DEMO, tmp_path / "exchanged.gguf"))
+    assert smoke.error(smoke.compute(forms["split, 25 %, masks"], "simulated", 1), wanted) > smoke.BOUND
     assert smoke.error(np.full_like(wanted, np.nan), wanted) == float("inf")
 
 

@@ -11,13 +11,14 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from spac import _core, env
+from spac import _core, demo, env
 from spac.doctor import program as doctor
 from spac.doctor import selftest
 from spac.doctor.finding import Finding
 from spac.doctor.mechanisms import AHEAD, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
 from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
 from spac.doctor.trial import Trial
+from tools.models import exchange_experts
 
 NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 
@@ -25,31 +26,43 @@ NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what the tests' environment has switched out of them."""
-    monkeypatch.setattr("spac.model.pair.choose_device", lambda _: simulated_settings())
+    monkeypatch.setattr("spac.model.pair.choose_device", lambda _: simulated_device())
     for mechanism in MECHANISMS:
         if mechanism.switch is not None:
             monkeypatch.delenv(mechanism.switch.name, raising=False)
     monkeypatch.delenv(env.GATE_TIMEOUT.name, raising=False)
 
 
-def simulated_settings() -> _core.DeviceInfo:
-    (found,) = (device for device in _core.devices() if device.is_simulated)
+def simulated_device() -> _core.DeviceInfo:
+    (found,) = (device for device in _core.devices() if device.name == "simulated")
     return found
 
 
-def results(limit_s: float = 60.0, **faults: str) -> dict[str, Result]:
-    by_name = {name.replace("_", " "): fault for name, fault in faults.items()}
-    return {result.name: result for result in SelfTest(simulated_settings(), limit_s, by_name).run()}
+class Faulty(SelfTest):
+    """The simulated device has a fault, or the model is another one, where a mechanism is on."""
+
+    def __init__(
+        self, where: str, limit_s: float = 60.0, *, fault: str = "", model: Path = demo.TARGET
+    ) -> None:
+        super().__init__(simulated_device(), limit_s)
+        self._where, self._fault, self._model = where, fault, model
+
+    def _program(self, on: frozenset[str]) -> list[str]:
+        model = self._model if self._where in on else demo.TARGET
+        code = f"import sys, pathlib; from spac import demo; demo.TARGET = pathlib.Path({str(model)!r})"
+        return ["-c", f"{code}; from spac.doctor.selftest import main; sys.exit(main())"]
+
+    def _environment(self, on: frozenset[str]) -> dict[str, str]:
+        fault = self._fault if self._where in (*on, PLAIN) else ""
+        return super()._environment(on) | {env.SIMULATED_DEVICE.name: f"fault={fault}"}
 
 
-def told(limit_s: float = 60.0, **faults: str) -> tuple[Trial, dict[str, Finding]]:
-    by_name = {name.replace("_", " "): fault for name, fault in faults.items()}
-    trial = Trial(True, lambda device: SelfTest(device, limit_s, by_name))
-    return trial, {finding.name: finding for finding in trial.findings()}
+def results(test: SelfTest) -> dict[str, Result]:
+    return {result.name: result for result in test.run()}
 
 
 def test_all_mechanisms_work_on_the_simulated_device() -> None:
-    test = SelfTest(simulated_settings(), 60.0)
+    test = SelfTest(simulated_device(), 60.0)
     found = list(test.run())
     found.append(test.together(frozenset(NAMES[1:])))
     assert [result.name for result in found] == [*NAMES, TOGETHER]
@@ -59,7 +72,8 @@ def test_all_mechanisms_work_on_the_simulated_device() -> None:
 def test_a_gate_that_the_device_does_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "0.4")
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD))
-    trial, found = told(launching_ahead="stuck-gate")
+    trial = Trial(True, lambda _: Faulty(AHEAD.name, fault="no-signal"))
+    found = {finding.name: finding for finding in trial.findings()}
     assert found[AHEAD.name].state == "fault"
     assert found[AHEAD.name].found.startswith("crashed: spac: launching ahead was switched off")
     assert "within 0.4 s" in found[AHEAD.name].found
@@ -78,14 +92,16 @@ def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "0")
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD))
     start = monotonic()
-    found = results(8.0, launching_ahead="stuck-gate")[AHEAD.name]
+    found = results(Faulty(AHEAD.name, 8.0, fault="no-signal"))[AHEAD.name]
     assert (found.verdict, found.found) == ("no answer", "no answer within 8 s")
     assert monotonic() - start < 40
 
 
-def test_masks_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_that_are_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two experts are exchanged where they are on."""
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD, IN_PLACE))
-    found = results(device_masks="swap-slots")
+    model = exchange_experts(demo.TARGET, tmp_path / "exchanged.gguf")
+    found = results(Faulty(MASKS.name, model=model))
     assert found[MASKS.name].verdict == "wrong"
     assert "off the plain split's" in found[MASKS.name].found
     assert found[AHEAD.name].verdict == "not tried"
@@ -93,10 +109,10 @@ def test_masks_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plain_split_that_fails_ends_the_test() -> None:
-    trial = Trial(True, lambda device: SelfTest(device, 60.0, {PLAIN: "no such fault"}))
+    trial = Trial(True, lambda _: Faulty(PLAIN, fault="no such fault"))
     (finding,) = trial.findings()
     assert (finding.name, finding.state) == (PLAIN, "fault")
-    assert "unknown fault" in finding.found
+    assert "unknown fault 'no such fault'" in finding.found
     assert finding.why.startswith("give --device cpu")
     (demo,) = trial.heeded(lambda: pytest.fail("the device must not be used"))
     assert (demo.name, demo.state) == ("demo", "off")
@@ -116,7 +132,7 @@ class Pretended(SelfTest):
     """Results that were made up, by name; the others work."""
 
     def __init__(self, made: Mapping[str, Result]) -> None:
-        super().__init__(simulated_settings())
+        super().__init__(simulated_device())
         self._made, self.asked = made, frozenset[str]()
 
     def _try(self, name: str, on: frozenset[str], counter: str = "") -> Result:

@@ -1,4 +1,4 @@
-"""``python -m tools.compare MODEL.gguf [--share 0.25] [--fault NAME] …``: one model file, spac against the
+"""``python -m tools.compare MODEL.gguf [--share 0.25] [--no-masks] …``: one model file, spac against the
 reference."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random plan")
     parser.add_argument("--moving", action="store_true", help="a new plan before every step")
-    parser.add_argument("--fault", default="", help="a fault of _core.set_fault")
+    parser.add_argument("--no-masks", action="store_true", help="the device does not read the ids masks")
     parser.add_argument("--fail-uploads", type=int, default=0, help="so many copies into slots fail")
     parser.add_argument("--lora", default="", help="an adapter to apply")
     parser.add_argument("--threads", type=int, default=1)
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             share,
             args.seed,
             moving=args.moving,
-            fault=args.fault,
+            masked=not args.no_masks,
             fail_uploads=args.fail_uploads,
         )
         for share in args.share

@@ -30,9 +30,10 @@ class Run:
 
     `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first
     step; with `moving`, a new plan is submitted before every step and nobody waits for it; with `midway`,
-    every step begins settled, and a new plan comes while it is under way. `fault` is one of
-    `_core.set_fault`. Batches of `stream_tokens` tokens and more have their experts copied through the
-    device. Without `ahead`, nothing is queued behind the host's part of a layer before that is done.
+    every step begins settled, and a new plan comes while it is under way. Without `masked`, the device does
+    not read the ids masks itself. Batches of `stream_tokens` tokens and more have their experts copied
+    through the device. Without `ahead`, nothing is queued behind the host's part of a layer before that is
+    done.
     `in_place`: kernels write and read in the host's memory what passes between the sides, without copies.
     `lookahead`: each layer's input is shown to the router of the layer so far behind it.
     """
@@ -42,7 +43,7 @@ class Run:
     seed: int = 0
     moving: bool = False
     midway: bool = False
-    fault: str = ""
+    masked: bool = True
     fail_uploads: int = 0
     stream_tokens: int = 0
     ahead: bool = True
@@ -52,8 +53,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """A model file, the settings of its context, and the runs over it, all in one process with one loaded
-    model."""
+    """A model file, the settings of its contexts, and the runs over it, all in one process with one loaded
+    model. A run that is masked and one that is not have a context each."""
 
     name: str
     model: str
@@ -73,14 +74,15 @@ class Job:
     """Cases for one worker process.
 
     `simulated_device` has arguments of `_core.set_simulated_device`, `pinning` of `_core.set_pinning`. With
-    `together`, spac's worker runs all cases at the same time, each in a thread.
+    `together`, spac's worker runs all cases at the same time, each in a thread (all runs masked, and without
+    failing uploads: that holds for the process).
 
-    `device` is the one that spac's device wraps; it reads the ids masks itself. The reference runs on the CPU
-    if that is the simulated device, else on the same device.
+    `device` is the one that spac's device wraps. The reference runs on the CPU if that is the simulated
+    device, else on the same device.
     """
 
     cases: tuple[Case, ...]
-    simulated_device: dict[str, float] = field(default_factory=dict)
+    simulated_device: dict[str, Any] = field(default_factory=dict)
     pinning: dict[str, int] = field(default_factory=dict)
     together: bool = False
     device: str = SIMULATED_DEVICE

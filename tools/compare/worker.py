@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -76,11 +77,9 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     ll = importlib.import_module("llama_cpp")
     decoder = importlib.import_module("tools.compare.decoder")
     _core.set_default_device(job.device)
-    _core.set_simulated_device(**job.simulated_device)  # type: ignore[arg-type]
+    _core.set_simulated_device(**job.simulated_device)
     _core.set_pinning(**job.pinning)
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
-    if job.device != SIMULATED_DEVICE:
-        _core.set_trust_device_masks(True)
     _log = _quiet_log()
     ll.llama_backend_init()
     arrays: Arrays = {}
@@ -89,12 +88,14 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     def run_case(case: Case) -> None:
         with _core.LoadScope(case.settings.paged) as scope, decoder.Model(case, on_device=True) as model:
             experts: Any = scope.experts
-            with model.context(case.settings) as context:
-                for run in case.runs:
-                    _announce(case, run)
-                    _core.set_simulated_device(**job.simulated_device, fail_uploads=run.fail_uploads)  # type: ignore[arg-type]
-                    steps, meta[f"{case.name}|{run.name}"] = _observe(_core, experts, context, case, run)
-                    arrays.update(_named(case, run, steps))
+            for masked, runs in groupby(case.runs, key=lambda run: run.masked):
+                _core.set_trust_device_masks(masked)
+                with model.context(case.settings) as context:
+                    for run in runs:
+                        _announce(case, run)
+                        _core.set_simulated_device(**job.simulated_device, fail_uploads=run.fail_uploads)
+                        steps, meta[f"{case.name}|{run.name}"] = _observe(_core, experts, context, case, run)
+                        arrays.update(_named(case, run, steps))
 
     if job.together:
         with ThreadPoolExecutor(len(job.cases)) as threads:
@@ -111,7 +112,6 @@ def _observe(
     """One run: its steps' logits, and residency before it and statistics over it."""
     before = dict(experts.stats)
     resident, mover = _place(experts, run)
-    core.set_fault(run.fault)
     core.set_launch_ahead(run.ahead)
     core.set_hand_over_in_place(run.in_place)
     experts.set_stream_tokens(run.stream_tokens)
@@ -120,7 +120,6 @@ def _observe(
     try:
         steps = SCRIPTS[case.script](context, mover)
     finally:
-        core.set_fault("")
         core.set_launch_ahead(None)
         core.set_hand_over_in_place(None)
     after = dict(experts.stats)

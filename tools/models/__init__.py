@@ -7,6 +7,7 @@ or ``python -m tools.models qwen3moe tiny.gguf --layers 3 --experts 5 --type '*_
 """
 
 from tools.models.adapter import write_adapter
+from tools.models.exchanged import exchange_experts
 from tools.models.families import FAMILIES
 from tools.models.hybrid import HYBRIDS
 from tools.models.shape import Shape
@@ -16,4 +17,4 @@ from tools.models.writer import write_model
 FAMILIES.update(HYBRIDS)
 FAMILIES.update(TOLD)  # type: ignore[arg-type]  # a Told answers as a Family does
 
-__all__ = ["FAMILIES", "TOLD", "Shape", "write_adapter", "write_model"]
+__all__ = ["FAMILIES", "TOLD", "Shape", "exchange_experts", "write_adapter", "write_model"]

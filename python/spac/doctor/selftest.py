@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac import _core, demo, env
-from spac.doctor.mechanisms import LOOKAHEAD, MASKS, MECHANISMS, STREAMED, settings_of, there_on, with_needs
+from spac.doctor.mechanisms import LOOKAHEAD, MECHANISMS, STREAMED, settings_of, there_on, with_needs
 from spac.errors import DeviceError, one_line
 
 if TYPE_CHECKING:
@@ -70,11 +70,9 @@ class Result:
 class SelfTest:
     """Runs the processes that test one device."""
 
-    def __init__(
-        self, device: _core.DeviceInfo, limit_s: float = LIMIT_S, faults: Mapping[str, str] | None = None
-    ) -> None:
-        """Prepare the test. For tests, `faults` has a fault of `_core.set_fault` for a mechanism's name."""
-        self._device, self._limit_s, self._faults = device, limit_s, faults or {}
+    def __init__(self, device: _core.DeviceInfo, limit_s: float = LIMIT_S) -> None:
+        """Prepare the test. `limit_s` is the time limit of one process in seconds."""
+        self._device, self._limit_s = device, limit_s
         self._plain: Logits | None = None
 
     def run(self) -> Iterator[Result]:
@@ -103,14 +101,8 @@ class SelfTest:
         with tempfile.TemporaryDirectory(prefix="spac-selftest-") as folder:
             file, log = Path(folder, "result.npz"), Path(folder, "log.txt")
             words = ["--device", self._device.name, "--on", ",".join(sorted(on)), "--result", str(file)]
-            if fault := self._faults.get(name):
-                words += ["--fault", fault]
-            code = run_limited(
-                [sys.executable, "-m", "spac.doctor.selftest", *words],
-                self._environment(on),
-                log,
-                self._limit_s,
-            )
+            command = [sys.executable, *self._program(on), *words]
+            code = run_limited(command, self._environment(on), log, self._limit_s)
             if code is None:
                 return Result(name, "no answer", f"no answer within {self._limit_s:g} s")
             if code != 0 or not file.is_file():
@@ -128,6 +120,10 @@ class SelfTest:
         if difference > BOUND:
             return Result(name, "wrong", f"wrong: its logits are {difference:.1e} off the plain split's")
         return Result(name, "works", "works") if at_work else Result(name, "idle", "not there")
+
+    def _program(self, on: frozenset[str]) -> list[str]:
+        """Return Python's arguments that start the program of a process."""
+        return ["-m", "spac.doctor.selftest"]
 
     def _environment(self, on: frozenset[str]) -> dict[str, str]:
         more = settings_of(on) | {"GGML_NO_BACKTRACE": "1", "PYTHONFAULTHANDLER": "1"}
@@ -249,17 +245,12 @@ def main() -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--on", default="", help="names of mechanisms, with commas between")
     parser.add_argument("--result", type=Path, required=True)
-    parser.add_argument("--fault", default="", help="for tests: a fault of _core.set_fault")
     options = parser.parse_args()
     on = frozenset(filter(None, options.on.split(",")))
 
     from spac.model.c_api import echo_log
 
     echo_log(_echo)
-    is_simulated = any(one.is_simulated for one in _core.devices() if one.name == options.device)
-    # The simulated device reads masks unless this fault is set. Then it does what other devices do.
-    plain = "compact" if is_simulated and MASKS.name not in on else ""
-    _core.set_fault(options.fault or plain)
     try:
         logits, counters = evaluate(options.device, on)
     except Exception as problem:  # any error is reported on one line
