@@ -7,8 +7,8 @@
 `run` generates with every system in turn, prompt by prompt, on the simulated device (17 % slots, 8 tokens
 drafted), and keeps figures of every generation; `vary` does it for other cache shares, lengths and caps K
 with fewer systems. Both go on where they were stopped. Prompts are those from the eleventh of each set on:
-the ones before were used to choose the defaults. `table` sums up, beside Belady's bound on the demand
-that was recorded.
+the ones before were used to choose the defaults. `table` sums up, beside Belady's bound on the demand that
+was recorded.
 """
 
 from __future__ import annotations
