@@ -54,7 +54,7 @@ def make_parser() -> Parser:
     text.add_argument(
         "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=256,
         type=number(int, Range(-1, COUNT.high)),
-        help="tokens to generate at most; -1 goes on until the context is full (default: 256)",
+        help="tokens to generate at most; -1 goes on until the context is full (default: %(default)s)",
     )  # fmt: skip
     text.add_argument("--stop", "--reverse-prompt", "-r", metavar="TEXT", action="append", default=[],
                       help="end before this text; may be given several times")  # fmt: skip
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
     add_sampling(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--stats", choices=("text", "json", "none"), default="text",
-                        help="figures at the end, on stderr (default: text)")  # fmt: skip
+                        help="figures at the end, on stderr (default: %(default)s)")  # fmt: skip
     output.add_argument("--stats-file", metavar="FILE", help="write the figures as JSON to a file too")
     output.add_argument("--record", metavar="FILE", help="note what every step did, for `spac report FILE`")
     add_talk(output)

@@ -44,7 +44,7 @@ def make_parser() -> Parser:
     talk.add_argument(
         "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=-1,
         type=number(int, Range(-1, COUNT.high)),
-        help="tokens of an answer at most; -1 goes on until the context is full (default: -1)",
+        help="tokens of an answer at most; -1 goes on until the context is full (default: %(default)s)",
     )  # fmt: skip
     talk.add_argument("--no-markdown", action="store_true", help="show answers as they are written")
     talk.add_argument("--no-history", action="store_true", help="do not keep typed lines for the next chat")

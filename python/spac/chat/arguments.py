@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spac.chat.options import ChatOptions
+from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.options import number
 from spac.config import COUNT, Range
 from spac.errors import InputError
@@ -26,18 +26,20 @@ def add_chat_options(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument(
         "--reasoning", "-rea", choices=("on", "off", "auto"), default="auto",
-        help="whether the model may reason before it answers; auto: as its template does (default: auto)",
+        help="whether the model may reason before it answers; auto: as its template does "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--reasoning-budget", metavar="N", type=number(int, Range(-1, COUNT.high)), default=-1,
-        help="tokens of reasoning at most; -1 for no limit, 0 to end it at once (default: -1)",
+        "--reasoning-budget", metavar="N", type=number(int, Range(-1, COUNT.high)),
+        default=DEFAULTS.reasoning_budget,
+        help="tokens of reasoning at most; -1 for no limit, 0 to end it at once (default: %(default)s)",
     )  # fmt: skip
 
 
 def add_prefill_option(parser: argparse._ActionsContainer) -> None:
     """Add --prefill-assistant, for programs whose messages come from clients."""
     parser.add_argument(
-        "--prefill-assistant", action=argparse.BooleanOptionalAction, default=True,
+        "--prefill-assistant", action=argparse.BooleanOptionalAction, default=DEFAULTS.prefill,
         help="whether an assistant's message at the end of the messages is the beginning of an answer, to be "
         "continued; else it is an answer that was given before (default: it is a beginning)",
     )  # fmt: skip
@@ -63,7 +65,7 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
                 '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'
             )
     template = _read(Path(file)) if file is not None else given
-    prefill = getattr(options, "prefill_assistant", True)
+    prefill = getattr(options, "prefill_assistant", DEFAULTS.prefill)
     return ChatOptions(template, options.reasoning != "off", options.reasoning_budget, variables, prefill)
 
 

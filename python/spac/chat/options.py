@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -10,16 +10,16 @@ from typing import Any
 class ChatOptions:
     """The options for chat templates and reasoning, after they were read and checked."""
 
-    template: str | None
+    template: str | None = None
     """Jinja source in place of the model's template."""
-    reasoning: bool
+    reasoning: bool = True
     """True if the model may reason before it answers."""
-    reasoning_budget: int
+    reasoning_budget: int = -1
     """The largest number of reasoning tokens. -1 means no limit."""
-    variables: dict[str, Any]
+    variables: dict[str, Any] = field(default_factory=dict)
     """The template's variables, by name."""
     prefill: bool = True
     """True if an assistant's message at the end is the beginning of the answer."""
 
 
-DEFAULTS = ChatOptions(template=None, reasoning=True, reasoning_budget=-1, variables={})
+DEFAULTS = ChatOptions()

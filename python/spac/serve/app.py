@@ -38,16 +38,17 @@ def make_parser() -> Parser:
         like_llama_cpp=True,
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     server.add_argument("--port", metavar="N", type=number(int, Range(0, 65535)), default=8000,
-                        help="port to listen on; 0 takes a free one (default: 8000)")  # fmt: skip
+                        help="port to listen on; 0 takes a free one (default: %(default)s)")  # fmt: skip
     server.add_argument(
         "--api-key", metavar="KEY",
         help=f"what clients must send; better given as {env.API_KEY.name} in the environment, "
         "for others can read options",
     )  # fmt: skip
     server.add_argument("--queue", metavar="N", type=number(int, Range(0, COUNT.high)), default=16,
-                        help="requests that may wait; others get status 429 (default: 16)")  # fmt: skip
+                        help="requests that may wait; others get status 429 "
+                        "(default: %(default)s)")  # fmt: skip
     server.add_argument(
         "--alias", "-a", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
     )
