@@ -110,7 +110,7 @@ def profiled(demand: Demand, pool_slots: Sequence[int]) -> Scheduler:
         members = np.flatnonzero(pools == pool)
         best = np.argsort(-counts[members].ravel(), kind="stable")[:n_slots]
         chosen += [(int(members[i // counts.shape[1]]), int(i % counts.shape[1])) for i in best]
-    return StaticScheduler(chosen)
+    return StaticScheduler(experts=chosen)
 
 
 def halves(demand: Demand) -> tuple[Demand, Demand]:

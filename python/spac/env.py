@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spac.errors import InputError
-from spac.machine.device_memory import parse_size
+from spac.machine.device_memory import SIZES, parse_size
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ class Size:
         value = os.environ.get(self.name, "").strip()
         n_bytes = int(value) if value.isdecimal() else parse_size(value)
         if value and n_bytes is None:
-            raise InputError(
-                f"{self.name}: '{value}' is not a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each)"
-            )
+            raise InputError(f"{self.name}: '{value}' is not {SIZES}")
         return n_bytes
 
 

@@ -19,8 +19,11 @@ from spac.bench.pairs import Pairs
 from spac.bench.table import lines
 from spac.config import EngineConfig, Slots
 from spac.run import main as run
+from spac.scheduler import SchedulerChoice
 from spac.stats import Meter, RunStats, Setting
 from tests.cli.conftest import ONE_THREAD, environment
+
+LRU = SchedulerChoice("lru")
 
 SHORT = (*ONE_THREAD, "--device", "simulated", "--repeat", "1", "--max-tokens", "8")
 
@@ -139,7 +142,7 @@ def test_slots_that_do_not_fit_are_left_out(target):
 def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch, room, n_loaded):
     monkeypatch.setattr("spac.bench.pairs.available", lambda: room)
     base = EngineConfig(target=target, draft=draft, device="simulated", threads=1, ctx=64)
-    candidates = combinations(base, ["lru"], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
+    candidates = combinations(base, [LRU], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
     shared = Pairs(base, candidates, 1, None)
     shared._shares_memory = False  # then what fits counts, also how much of it the draft takes
     with closing(shared):
@@ -159,7 +162,7 @@ def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch
 def test_what_comes_to_the_same_is_measured_once(target):
     base = EngineConfig(target=target, device="simulated")
     none = [Slots(count=0), Slots(share=0.0), Slots(count=4)]
-    found = combinations(base, ["lru", "none", "lru"], none, [0], splits=True, baseline=False)
+    found = combinations(base, [LRU, SchedulerChoice("none"), LRU], none, [0], splits=True, baseline=False)
     assert [each.label for each in found] == ["none", "lru, slots 4"]
 
 
@@ -169,9 +172,9 @@ def sample(at, seconds):
 
 
 def test_ratios_are_of_the_same_round():
-    baseline = Candidate("cpu", "", Slots(count=0), 0, True, is_baseline=True)
-    other = Candidate("auto", "lru", Slots(), 0, True)
-    lone = Candidate("auto", "lru", Slots(), 4, True)
+    baseline = Candidate("cpu", None, Slots(count=0), 0, True, is_baseline=True)
+    other = Candidate("auto", SchedulerChoice("lru"), Slots(), 0, True)
+    lone = Candidate("auto", SchedulerChoice("lru"), Slots(), 4, True)
     measured = {
         baseline: [sample(0, 1.0), sample(1, 4.0), sample(2, 2.0)],
         other: [sample(0, 0.5), sample(1, 1.0), sample(2, 2.0)],
@@ -191,7 +194,7 @@ def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
     monkeypatch.setattr("spac.bench.pairs.physical_cores", lambda: 8)
     for device, given, wanted in (("simulated", 0, 7), ("simulated", 2, 2), ("cpu", 0, 8)):
         base = EngineConfig(target=target, device=device, threads=given, ctx=64)
-        candidates = combinations(base, ["lru"], [Slots(count=4)], [0], splits=True, baseline=True)
+        candidates = combinations(base, [LRU], [Slots(count=4)], [0], splits=True, baseline=True)
         with closing(Pairs(base, candidates, 1, None)) as shared:
             assert shared.base.threads == wanted
             if given:
@@ -202,8 +205,8 @@ def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
 
 
 def test_a_wide_range_is_warned_of():
-    baseline = Candidate("cpu", "", Slots(count=0), 0, True, is_baseline=True)
-    other = Candidate("auto", "lru", Slots(), 0, True)
+    baseline = Candidate("cpu", None, Slots(count=0), 0, True, is_baseline=True)
+    other = Candidate("auto", SchedulerChoice("lru"), Slots(), 0, True)
 
     def table(*times):
         theirs = [sample(at, seconds) for at, seconds in enumerate(times)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ import spac.demo as demo
 from spac.chat.commands import COMMANDS
 from spac.errors import InputError
 from spac.scheduler import make, names
-from spac.scheduler.moe_spac_options import MoeSpacOptions
+from spac.scheduler.choice import OPTIONS
 from spac.serve.checks import REQUESTS
 from spac.serve.doors import DOORS
 from spac.serve.metrics import Metrics
@@ -109,10 +108,7 @@ def test_every_scheduler_has_its_table():
 @pytest.mark.parametrize("name", names())
 def test_every_option_of_a_scheduler(name):
     table = options_of(name)
-    if name == "moe-spac":
-        known = {item.name: item.default for item in dataclasses.fields(MoeSpacOptions)}
-    else:
-        known = {key: each.default for key, each in inspect.signature(type(make(name))).parameters.items()}
+    known = {item.name: item.default for item in dataclasses.fields(OPTIONS[name])}
     assert {key: default for key, (default, _) in table.items()} == {
         key: written(value) for key, value in known.items()
     }

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac.cli.llama_cpp_options import _ACCEPTED, _REFUSED, Foreign, foreign_options
+from spac.config.values import GpuLayers
 from spac.run import main
 from tests.cli.options_page import parser_of
 
@@ -55,8 +56,8 @@ def refusal(program, *words):
         (["-n", "-1"], "max_tokens", -1),
         (["-n=-1"], "max_tokens", -1),
         (["--ctx_size", "512"], "ctx", 512),
-        (["-ngl", "99"], "gpu_layers", "99"),
-        (["-ngl", "-1"], "gpu_layers", "-1"),
+        (["-ngl", "99"], "gpu_layers", GpuLayers(99)),
+        (["-ngl", "-1"], "gpu_layers", GpuLayers()),
         (["-fa", "on"], "flash_attn", "on"),
         (["-fa", "1"], "flash_attn", "on"),
         (["-fa"], "flash_attn", "on"),

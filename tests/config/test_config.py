@@ -31,8 +31,7 @@ def test_slots_are_read_as_written(text, n_experts, slots):
 
 
 def test_slots_that_are_not_given_are_auto():
-    assert EngineConfig(target="x.gguf").slots == "auto"
-    assert Slots.parse("auto").is_auto
+    assert EngineConfig(target="x.gguf").slots == Slots() == Slots.parse("auto")
 
 
 @pytest.mark.parametrize(

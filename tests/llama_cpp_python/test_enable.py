@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import spac
+from spac.config import Slots
 from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
 from tests.conftest import TinyModel
@@ -35,13 +36,13 @@ def test_on_and_off() -> None:
     spac.enable(slots="20%", draft_type="ngram-simple", draft_length=3)
     enabled = Imported(str(TARGET), **SMALL)
     assert type(enabled) is Llama
-    assert enabled.engine.config.slots == "20%"
+    assert enabled.engine.config.slots == Slots(share=0.2)
     spac.enable(slots=7)
     again = Imported(str(TARGET), **SMALL)
-    assert again.engine.config.slots == 7
+    assert again.engine.config.slots == Slots(count=7)
     assert again.engine.config.draft_types == ()
     own = Imported(str(TARGET), slots=5, **SMALL)
-    assert own.engine.config.slots == 5
+    assert own.engine.config.slots == Slots(count=5)
     spac.disable()
     after = Imported(str(TARGET), **SMALL)
     assert type(before) is type(after) is llama_cpp.Llama

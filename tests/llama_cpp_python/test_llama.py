@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spac
+from spac.config import Slots
 from spac.errors import InputError
 from spac.llama_cpp_python.generation import LoopRun, TokenRun
 from spac.llama_cpp_python.llama import Llama
@@ -338,7 +339,7 @@ def test_pickled(opened: Open) -> None:
     llm = opened(draft_type="ngram-simple", draft_length=3, slots=9)
     twin = pickle.loads(pickle.dumps(llm))
     try:
-        assert twin.engine.config.slots == 9
+        assert twin.engine.config.slots == Slots(count=9)
         assert take(twin, tokens_of(llm), 5) == take(llm, tokens_of(llm), 5)
     finally:
         twin.close()

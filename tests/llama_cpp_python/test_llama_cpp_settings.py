@@ -135,7 +135,7 @@ def test_the_draft_is_in_accord(models: dict[str, Path], tiny_model: TinyModel) 
     ) as llm:  # fmt: skip
         assert llm.engine is not None
         config = llm.engine.config
-        assert (config.flash_attn, config.kv_offload, config.gpu_layers) == ("on", False, 3)
+        assert (config.flash_attn, config.kv_offload, config.gpu_layers.count) == ("on", False, 3)
         assert (config.load_mode, config.rope_scaling, config.rope_freq_base) == ("mlock", "yarn", 500.0)
         assert (config.yarn_orig_ctx, config.threads_batch) == (64, 2)
         assert config.override_kv == {"general.name": "x"}

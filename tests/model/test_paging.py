@@ -17,7 +17,7 @@ from spac.model import paging
 from spac.model.gguf.check import check_model
 from spac.model.paging import is_paged
 from spac.model.pair import choose_device
-from spac.scheduler import make
+from spac.scheduler import SchedulerChoice, make
 from tests.conftest import TinyModel
 
 MIB = 1 << 20
@@ -97,10 +97,8 @@ def test_slots_drafts_and_streams_work_with_it(target: Path, tiny_model: TinyMod
 
 
 def test_copies_are_to_be_worth_more(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        "spac.engine.expert_cache.make", lambda name, **options: made.append(options) or make(name, **options)
-    )
+    made: list[SchedulerChoice] = []
+    monkeypatch.setattr("spac.engine.expert_cache.make", lambda choice: made.append(choice) or make(choice))
     for options in (
         {"paging": "on"},
         {"paging": "on", "scheduler": "logistic:margin=0.1"},
@@ -112,7 +110,9 @@ def test_copies_are_to_be_worth_more(target: Path, monkeypatch: pytest.MonkeyPat
         with Engine(config(target, slots=16, **options)) as engine:
             assert text(engine, 2)
             assert engine.generate([5], 1).stats.lookahead == 0
-    assert made == [{"margin": 0.4}, {}, {"margin": 0.3}, {}, {}, {}]
+    assert list(map(str, made)) == [
+        "logistic:margin=0.4", "logistic:margin=0.1", "logistic:margin=0.3", "logistic", "lru", "logistic",
+    ]  # fmt: skip
 
 
 def test_apps_have_it_too(target: Path) -> None:

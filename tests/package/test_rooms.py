@@ -123,6 +123,27 @@ def test_arrows_go_down():
     assert not up, "\n".join(up)
 
 
+DECLARED = {"spac.errors", "spac.machine.device_memory", "spac.scheduler.choice"}
+"""What a configuration may import: errors, texts of sizes, and the declared options of schedulers."""
+
+
+def test_a_configuration_needs_no_engine():
+    found = {
+        name.rpartition(".")[0]
+        for module, path in MODULES.items()
+        if room_of(module) == "config"
+        for _, name in imported(path)
+        if imported_room(name) not in (None, "config")
+    }
+    assert found <= DECLARED | {"spac.scheduler.base"}, found  # the contract, for types alone
+
+
+def test_the_contract_of_schedulers_reads_no_text():
+    parsers = {"spac.scheduler", "spac.scheduler.choice", "spac.scheduler.options"}
+    names = {name.rpartition(".")[0] for _, name in imported(MODULES["spac.scheduler.base"])}
+    assert not names & parsers
+
+
 def test_the_product_knows_no_tests_and_no_benchmarks():
     outside = {"tests", "bench"}
     assert not [

@@ -78,7 +78,7 @@ def views(model: tuple[list[int], list[int], list[int]], seed: int, n_step: int)
 @settings(deadline=None, max_examples=60)
 @given(models(), st.integers(0, 2**32), st.integers(1, 20), st.sampled_from([0.0, 0.1, 0.5]))
 def test_the_fast_step_is_the_reference(model, seed, n_step, margin):
-    subjects = [LogisticScheduler(margin), Reference(margin)]
+    subjects = [LogisticScheduler(margin=margin), Reference(margin=margin)]
     for subject in subjects:
         subject.on(Event.START, make_view(model[0], model[2], model[1]))
     assert subjects[0]._fast is not None
@@ -103,7 +103,7 @@ def test_the_fast_step_is_the_reference(model, seed, n_step, margin):
 @given(models(), st.integers(0, 2**32), st.integers(1, 30), st.sampled_from([LogisticScheduler, Reference]))
 def test_plans_want_what_exists_and_what_fits(model, seed, n_step, kind):
     n_experts, pools, slots = model
-    subject = kind(0.1)
+    subject = kind(margin=0.1)
     assert not subject.on(Event.START, make_view(n_experts, slots, pools)).wanted.any()
     for view in views(model, seed, n_step):
         plan = subject.on(Event.VERIFY_END, view)
@@ -207,7 +207,7 @@ class Watched(LogisticScheduler):
     """Notes for every step what was resident, what was probable, and which experts came and went after it."""
 
     def __init__(self, margin: float) -> None:
-        super().__init__(margin)
+        super().__init__(margin=margin)
         self.before: tuple[np.ndarray, np.ndarray] | None = None
         self.moves: list[tuple[float, float]] = []
 
@@ -228,7 +228,7 @@ def test_nothing_is_evicted_for_less_than_the_margin(margin):
     uploads = replay(subject, chains(200, n_token=9, move=0.5, n_accepted=2), 12).uploads
     assert subject.moves
     assert all(came >= went + margin - 2 / ONE for came, went in subject.moves)
-    assert uploads <= replay(LogisticScheduler(0.0), chains(200, 9, 0.5, 2), 12).uploads
+    assert uploads <= replay(LogisticScheduler(margin=0.0), chains(200, 9, 0.5, 2), 12).uploads
 
 
 @settings(deadline=None, max_examples=20)

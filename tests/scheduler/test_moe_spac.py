@@ -106,7 +106,7 @@ def test_within_a_level_the_most_recent_comes_first():
 
 
 def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
-    subject, learned = MoeSpacScheduler(margin=0.2), LogisticScheduler(0.2)
+    subject, learned = MoeSpacScheduler(margin=0.2), LogisticScheduler(margin=0.2)
     demand = local_demand()
     learned.on(Event.START, make_view([16] * 3, [8]))
     kept = displaced = 0
@@ -204,7 +204,7 @@ def test_it_beats_recency_on_demand_with_locality():
         ("moe-spac:margin=1", "margin"),
         ("moe-spac:levels", "'levels' is not an option"),
         ("moe-spac:decay=1", "decay"),
-        ("lru:levels=4", "'lru' does not take"),
+        ("lru:levels=4", "'lru' does not take 'levels'"),
         ("spac", "unknown scheduler 'spac': choose one of lru"),
     ],
 )

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 from spac.config import EngineConfig, Slots
 from spac.errors import InputError
-from spac.scheduler import parse
+from spac.scheduler import SchedulerChoice
 
 ROOFLINE = "roofline"
 """The word for a draft length that the governor chooses while it runs."""
 Length = int | None
 """A draft length, or None where the governor chooses it."""
-NO_SLOTS = Slots(count=0)
+NO_SLOTS, NOTHING = Slots(count=0), SchedulerChoice("none")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of an engine; a `scheduler` of "" means that experts are not split."""
+    """One setting of an engine; without a `scheduler`, experts are not split."""
 
     device: str
-    scheduler: str
+    scheduler: SchedulerChoice | None
     slots: Slots
     length: Length
     drafts: bool
@@ -32,7 +32,7 @@ class Candidate:
     def label(self) -> str:
         """The name of the setting in the table."""
         device = {"cpu": "the CPU", "auto": "the device"}.get(self.device, self.device)
-        parts = [self.scheduler or f"{device} alone"]
+        parts = [str(self.scheduler or f"{device} alone")]
         if self._has_slots:
             parts.append(f"slots {_written(self.slots)}")
         if self.drafts:
@@ -44,7 +44,7 @@ class Candidate:
         """The options of `spac.run` for this setting."""
         words = ["--device", "cpu"] if self.device == "cpu" else []
         if self.scheduler:
-            words += ["--scheduler", self.scheduler]
+            words += ["--scheduler", str(self.scheduler)]
         if self._has_slots:
             words += ["--slots", _written(self.slots)]
         if self.drafts:
@@ -53,11 +53,11 @@ class Candidate:
 
     @property
     def _has_slots(self) -> bool:
-        return bool(self.scheduler) and self.scheduler != "none"
+        return self.scheduler not in (None, NOTHING)
 
     def config(self, base: EngineConfig) -> EngineConfig:
         """Return `base` with these settings; raise InputError for options that exclude each other."""
-        config = replace(base, device=self.device, scheduler=self.scheduler or "none", slots=self.slots)
+        config = replace(base, device=self.device, scheduler=self.scheduler or NOTHING, slots=self.slots)
         if not self.drafts:
             return config
         if self.length is None:
@@ -68,7 +68,7 @@ class Candidate:
 
 def combinations(
     base: EngineConfig,
-    schedulers: Sequence[str],
+    schedulers: Sequence[SchedulerChoice],
     slots: Sequence[Slots],
     lengths: Sequence[Length],
     *,
@@ -81,10 +81,12 @@ def combinations(
     count as one. Raise InputError for options that exclude each other.
     """
     drafts = can_draft(base)
-    split = [_split(scheduler, n) for scheduler in schedulers for n in slots] if splits else [("", NO_SLOTS)]
+    split = (
+        [_split(scheduler, n) for scheduler in schedulers for n in slots] if splits else [(None, NO_SLOTS)]
+    )
     found: list[Candidate] = []
     if baseline:
-        found += [Candidate("cpu", "", NO_SLOTS, length, drafts, is_baseline=True) for length in lengths]
+        found += [Candidate("cpu", None, NO_SLOTS, length, drafts, is_baseline=True) for length in lengths]
     found += [
         Candidate(base.device, scheduler, n, length, drafts) for scheduler, n in split for length in lengths
     ]
@@ -99,10 +101,9 @@ def can_draft(config: EngineConfig) -> bool:
     return bool(replace(config, draft_length=None, governor=None, draft_max=1, draft_min=0).draft_types)
 
 
-def _split(scheduler: str, slots: Slots) -> tuple[str, Slots]:
-    name, _ = parse(scheduler)
-    if name == "none" or slots.count == 0 or slots.share == 0:
-        return "none", NO_SLOTS
+def _split(scheduler: SchedulerChoice, slots: Slots) -> tuple[SchedulerChoice | None, Slots]:
+    if scheduler == NOTHING or slots.count == 0 or slots.share == 0:
+        return NOTHING, NO_SLOTS
     return scheduler, slots
 
 

@@ -26,7 +26,7 @@ from spac.cli.program import INTERRUPTED, Talk, add_talk, guarded, models
 from spac.config import COUNT, EngineConfig, Range, Slots
 from spac.errors import InputError
 from spac.machine.files import check_writable, write_atomically
-from spac.scheduler import make, names
+from spac.scheduler import SchedulerChoice, names
 
 if TYPE_CHECKING:
     from spac.bench.measure import Measurement
@@ -56,11 +56,6 @@ def _convert(parse: Callable[[str], T]) -> Callable[[str], T]:
     return convert
 
 
-def _scheduler(text: str) -> str:
-    make(text)
-    return text
-
-
 def make_parser() -> Parser:
     """Return the parser of `spac.bench`'s options."""
     parser = Parser(
@@ -72,7 +67,8 @@ def make_parser() -> Parser:
     )
     compared = parser.add_argument_group("compared")
     compared.add_argument(
-        "--schedulers", "--scheduler", nargs="+", metavar="NAME[:OPTIONS]", type=_convert(_scheduler),
+        "--schedulers", "--scheduler", nargs="+", metavar="NAME[:OPTIONS]",
+        type=_convert(SchedulerChoice.parse),
         help=f"of {', '.join(names())}; with options as in moe-spac:levels=8 "
         f"(default: {' '.join(SCHEDULERS)})",
     )  # fmt: skip
@@ -86,7 +82,7 @@ def make_parser() -> Parser:
         "is something to draft with)",
     )  # fmt: skip
     compared.add_argument("--baseline", choices=("cpu", "none"), default="cpu",
-                          help="the CPU alone, with the same drafts (default: cpu)")  # fmt: skip
+                          help="the CPU alone, with the same drafts (default: %(default)s)")  # fmt: skip
     text = parser.add_argument_group("text")
     text.add_argument("--prompt", "-p", metavar="TEXT", action="append", default=[],
                       help="a text to continue; may be given several times")  # fmt: skip
@@ -94,10 +90,11 @@ def make_parser() -> Parser:
                       help="read a prompt from a file; may be given several times")  # fmt: skip
     text.add_argument(
         "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=64,
-        type=number(int, Range(1, COUNT.high)), help="tokens to generate per prompt at most (default: 64)",
+        type=number(int, Range(1, COUNT.high)),
+        help="tokens to generate per prompt at most (default: %(default)s)",
     )  # fmt: skip
     text.add_argument("--repeat", metavar="N", default=3, type=number(int, Range(1, 1000)),
-                      help="rounds through all settings (default: 3)")  # fmt: skip
+                      help="rounds through all settings (default: %(default)s)")  # fmt: skip
     own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
     add_engine(parser, own)
     add_sampling(parser, "as for spac.run, but greedy unless told")
@@ -162,7 +159,7 @@ class Bench:
             raise InputError(f"{reason} without the split: leave out --schedulers and --slots")
         candidates = combinations(
             base,
-            options.schedulers or SCHEDULERS,
+            options.schedulers or [SchedulerChoice(name) for name in SCHEDULERS],
             options.slot_numbers or [Slots()],
             lengths,
             splits=info.is_moe and not on_cpu,

@@ -8,15 +8,14 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from spac import scheduler
 from spac.cli.parser import Parser
 from spac.cli.spellings import SPELLINGS, Change, Gather, Spelling
-from spac.config import EngineConfig, Range, SamplingConfig, Slots
-from spac.config.context import FLASH_ATTENTION, layers_of
+from spac.config import EngineConfig, Range, SamplingConfig
+from spac.config.context import FLASH_ATTENTION
 from spac.config.fields import option_fields
 from spac.config.overrides import parse_overrides
 from spac.config.sampling import parse_bias, sampler_names
-from spac.config.values import Adapter, StreamBatch, VramLimit
+from spac.config.values import Adapter
 from spac.errors import InputError
 
 __all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "read_config"]
@@ -61,14 +60,6 @@ def _parsed(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     return convert
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "Slots": Slots.parse,
-    "StreamBatch": StreamBatch.parse,
-    "VramLimit": VramLimit.parse,
-}
-"""Parsers of fields whose values are written in several ways, by the name of the type."""
-
-
 def _flash_attention(text: str) -> str:
     """Return the value for a word, or for a synonym that llama.cpp accepts too."""
     words = {"enabled": "on", "true": "on", "1": "on", "disabled": "off", "false": "off", "0": "off"}
@@ -78,15 +69,8 @@ def _flash_attention(text: str) -> str:
     return word
 
 
-def _layers(text: str) -> str:
-    layers_of(text, "gpu_layers")
-    return text
-
-
 _NAMED: dict[str, Callable[[str], Any]] = {
     "flash_attn": _flash_attention,
-    "gpu_layers": _layers,
-    "gpu_layers_draft": _layers,
     "samplers": sampler_names,
 }
 """Parsers of fields whose type alone does not say how a value is written, by the field's name."""
@@ -98,14 +82,6 @@ _GATHERED: dict[str, Callable[[str], Any]] = {
     "logit_bias": parse_bias,
 }
 """Parsers of fields whose options may be given several times, by the field's name."""
-
-
-def _scheduler(text: str) -> str:
-    try:
-        scheduler.make(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
@@ -208,10 +184,8 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
         return {"choices": meta["choices"], "metavar": metavar}
     if meta["choices"]:
         return {"type": _names(meta["choices"]), "metavar": metavar or "TYPE[,TYPE]"}
-    if item.name == "scheduler":
-        return {"type": _scheduler, "metavar": metavar}
-    if kind in _PARSERS:
-        return {"type": _parsed(_PARSERS[kind], item.name), "metavar": metavar}
+    if meta["parse"] is not None:
+        return {"type": _parsed(meta["parse"], item.name), "metavar": metavar}
     return {
         "type": Path if kind == "Path" else str,
         "metavar": metavar or ("FILE" if kind == "Path" else "TEXT"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spac.config.fields import Checked, Range, option
 from spac.config.overrides import check_overrides
-from spac.config.values import Adapter
+from spac.config.values import Adapter, GpuLayers
 from spac.errors import InputError
 
 CONTEXT_GROUP = "context and memory"
@@ -25,6 +26,13 @@ PAGING = ("auto", "on", "off")
 HUGE_PAGES = ("auto", "on", "off")
 """The choices for copying models to memory on pages of 2 MB."""
 ROPE_SCALINGS = ("none", "linear", "yarn")
+CACHE_RAM_MOST = 8192
+"""The largest default of `cache_ram` in MiB. llama.cpp's default is the same."""
+POSITIONS = (
+    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_slow", "yarn_beta_fast",
+)  # fmt: skip
+"""The settings of positions that are llama.cpp's context parameters of the same name."""
 _POSITIVE = Range(0, 10**12)  # 0 stands for the model's value, as in llama.cpp
 _FACTOR = Range(0, 10**6)
 
@@ -70,14 +78,15 @@ class ContextConfig(Checked):
         "more memory, and a conversation that is changed further back is read again from that very place, "
         "not from the last checkpoint before it (the draft's always do)", "--swa-full", group=CONTEXT_GROUP,
     )  # fmt: skip
-    gpu_layers: str | int = option(
+    gpu_layers: GpuLayers | Any = option(
         "all", "layers whose dense parts, and whose experts' slots, are on the device: a number, all, or "
         "auto for as many as fit; the others are on the CPU", "--gpu-layers",
-        "-ngl", "--n-gpu-layers", metavar="N|all|auto", group=CONTEXT_GROUP,
+        "-ngl", "--n-gpu-layers", metavar="N|all|auto", group=CONTEXT_GROUP, parse=GpuLayers.parse,
     )  # fmt: skip
-    gpu_layers_draft: str | int = option(
+    gpu_layers_draft: GpuLayers | Any = option(
         "all", "the same for the draft; auto is all", "--gpu-layers-draft", "-ngld", "--n-gpu-layers-draft",
         "--spec-draft-ngl", metavar="N|all|auto", group=CONTEXT_GROUP,
+        parse=partial(GpuLayers.parse, name="gpu_layers_draft"),
     )  # fmt: skip
     threads_batch: int = option(
         0, "CPU threads for prompts; 0 is as --threads if that is given, else one per physical core",
@@ -120,15 +129,15 @@ class ContextConfig(Checked):
         dict, "read these metadata instead of the files'; TYPE is int, float, bool or str; may be given "
         "several times", "--override-kv", metavar="KEY=TYPE:VALUE[,…]", group=CONTEXT_GROUP,
     )  # fmt: skip
-    lora: Sequence[Adapter | tuple[Any, float] | Any] = option(
+    lora: tuple[Adapter, ...] | Any = option(
         (), "LoRA adapter of the target; may be given several times; experts that it adapts are computed on "
-        "the CPU", "--lora", metavar="FILE[,…]", group=CONTEXT_GROUP,
+        "the CPU", "--lora", metavar="FILE[,…]", group=CONTEXT_GROUP, parse=Adapter.several,
     )  # fmt: skip
 
     cache_ram: int | None = option(
         None, "MiB of host memory for conversations that others have pushed out of the context: who comes "
         "back to one goes on there, and it is not read again; 0: none, -1: no limit (default: half of what "
-        "is left beside the models, 8192 at most)",
+        f"is left beside the models, {CACHE_RAM_MOST} at most)",
         "--cache-ram", "-cram", range=Range(-1, 2**40), group=CONTEXT_GROUP,
     )  # fmt: skip
     ctx_checkpoints: int = option(
@@ -143,8 +152,6 @@ class ContextConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("gpu_layers", "gpu_layers_draft"):
-            layers_of(getattr(self, name), name)
         for name in ("cache_type_v", "cache_type_v_draft"):
             kind = getattr(self, name)
             if kind not in WHOLE_TYPES and self.flash_attn == "off":
@@ -152,20 +159,3 @@ class ContextConfig(Checked):
                     f"{name} {kind}: a quantized V cache needs flash attention: leave out --flash-attn off"
                 )
         check_overrides(self.override_kv)
-        object.__setattr__(self, "lora", Adapter.several(self.lora))
-
-
-def layers_of(value: str | int, name: str) -> int | None:
-    """Return the number of layers that `gpu_layers` means; None for all.
-
-    Raises InputError, which begins with `name`, if the value is not a number of layers, all or auto.
-    """
-    if value in ("all", "auto"):
-        return None
-    try:
-        if isinstance(value, bool | float):
-            raise ValueError
-        number = int(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be a number of layers, all or auto, not {value!r}") from None
-    return None if number < 0 else min(number, 2**31 - 1)

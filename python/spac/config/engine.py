@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spac import scheduler as schedulers
 from spac.config.context import CONTEXT_GROUP, ContextConfig
-from spac.config.fields import PROBABILITY, Range, names_in, option
+from spac.config.fields import PROBABILITY, Parsed, Range, names_in, option
 from spac.config.sampling import SamplingConfig
 from spac.config.values import Slots, StreamBatch, VramLimit
 from spac.errors import InputError
+from spac.scheduler.choice import SchedulerChoice
+from spac.scheduler.choice import names as scheduler_names
+
+if TYPE_CHECKING:
+    from spac.scheduler.base import Scheduler
 
 DRAFT_TYPES = (
     "none",
@@ -41,11 +45,23 @@ FIXED_LENGTH = 8
 """The default number of tokens drafted per step with a fixed draft length."""
 LONGEST = 16
 """The default limit of the tokens that a governor drafts per step. llama.cpp's default is the same."""
+DEFAULT_CONTEXT = 4096
+"""The default limit of a context's tokens."""
+DEFAULT_LOOKAHEAD = 3
+"""The default number of layers that routers look ahead.
+
+Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
+"""
 
 CONTEXT = Range(0, 2**24)
 """Tokens of a context. The limit is above every model's; the library allocates lists of this length."""
 DRAFT = Range(0, 63)
 """Tokens drafted per step."""
+
+
+def _chosen(scheduler: SchedulerChoice | Scheduler | str) -> SchedulerChoice | Scheduler:
+    """Return the choice that a text means; other values are returned unchanged."""
+    return SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
 
 
 @dataclass(frozen=True)
@@ -55,10 +71,10 @@ class EngineConfig(ContextConfig):
     `ContextConfig` declares the options of contexts and models, by llama.cpp's names.
     """
 
-    target: Path | str = option(  # noqa: RUF009
+    target: Path | str = option(
         None, "GGUF of the model (default: the bundled demo pair)", "--target", "--model", "-m"
     )
-    draft: Path | str | None = option(  # noqa: RUF009
+    draft: Path | str | None = option(
         None,
         "GGUF of the draft model",
         "--draft",
@@ -67,9 +83,9 @@ class EngineConfig(ContextConfig):
         "-md",
         "--spec-draft-model",
     )
-    draft_type: tuple[str, ...] | str | None = option(
+    draft_type: Parsed[tuple[str, ...] | None, tuple[str, ...] | str | None] = option(
         None, "how to draft (default: draft-simple with a draft model, else none)",
-        "--draft-type", "--spec-type", choices=DRAFT_TYPES,
+        "--draft-type", "--spec-type", choices=DRAFT_TYPES, parse=names_in,
     )  # fmt: skip
     governor: str | None = option(
         None, "what chooses the draft length: roofline, every step anew from measured costs; fixed, nothing "
@@ -104,19 +120,22 @@ class EngineConfig(ContextConfig):
         0.0, "stop drafting at a token less probable than this", "--draft-p-min", "--spec-draft-p-min",
         range=PROBABILITY,
     )  # fmt: skip
-    slots: Slots | str | int | float = option(  # noqa: RUF009
-        "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto"
-    )
-    vram_limit: VramLimit | str | int | float | None = option(  # noqa: RUF009
+    slots: Parsed[Slots, Slots | str | int | float] = option(
+        "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
+        parse=Slots.parse,
+    )  # fmt: skip
+    vram_limit: Parsed[VramLimit | None, VramLimit | str | int | float | None] = option(
         None, "memory of the device that spac takes at most (weights, contexts, slots and the rest), as if "
         f"the card had no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
+        parse=VramLimit.parse,
     )  # fmt: skip
-    scheduler: str | schedulers.Scheduler = option(  # noqa: RUF009
+    scheduler: Parsed[SchedulerChoice | Scheduler, SchedulerChoice | Scheduler | str] = option(
         "logistic",
-        f"what decides which experts are resident: {', '.join(schedulers.names())}; with options as in "
+        f"what decides which experts are resident: {', '.join(scheduler_names())}; with options as in "
         "moe-spac:levels=8,balance=off",
         "--scheduler",
         metavar="NAME[:KEY=VALUE,...]",
+        parse=_chosen,
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = option(
@@ -127,7 +146,8 @@ class EngineConfig(ContextConfig):
         "beside a GPU two fewer", "--threads", "-t", range=Range(0, 512), group=CONTEXT_GROUP,
     )  # fmt: skip
     ctx: int | None = option(
-        None, "context in tokens; 0 is what the model was trained for (default: that, but 4096 at most)",
+        None, "context in tokens; 0 is what the model was trained for (default: that, but "
+        f"{DEFAULT_CONTEXT} at most)",
         "--ctx", "--ctx-size", "-c", range=CONTEXT, group=CONTEXT_GROUP,
     )  # fmt: skip
     batch: int = option(
@@ -138,21 +158,22 @@ class EngineConfig(ContextConfig):
         512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16),
         group=CONTEXT_GROUP,
     )  # fmt: skip
-    stream_batch: StreamBatch | str | int | None = option(  # noqa: RUF009
+    stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
         "N from measured costs (default: auto; 0 on the simulated device)",
-        "--stream-batch", metavar="N|auto",
+        "--stream-batch", metavar="N|auto", parse=StreamBatch.parse,
     )  # fmt: skip
     lookahead: int | None = option(
         None, "each layer's input is also shown to the router of the layer N ahead, and the experts that it "
-        "would choose are loaded first; 0 disables it (default: 3; 0 on the simulated device, with "
-        "--deterministic, with the scheduler static, and where memory does not hold all experts)",
+        f"would choose are loaded first; 0 disables it (default: {DEFAULT_LOOKAHEAD}; 0 on the simulated "
+        "device, with --deterministic, with the scheduler static, and where memory does not hold all "
+        "experts)",
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
-    state: Path | str | None = option(  # noqa: RUF009
+    state: Path | str | None = option(
         None, "start warm from this file, and save there at the end what the scheduler learned", "--state"
     )
-    timeline: Path | str | None = option(  # noqa: RUF009
+    timeline: Path | str | None = option(
         None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
     )
     model_params: Mapping[str, Any] = field(default_factory=dict)
@@ -167,17 +188,14 @@ class EngineConfig(ContextConfig):
         super().__post_init__()
         if self.device.lower() == "stand-in":  # the simulated device's former name
             object.__setattr__(self, "device", "simulated")
-        if isinstance(self.scheduler, str):
-            schedulers.make(self.scheduler, **self.scheduler_options)  # refuses it before models are loaded
+        if isinstance(self.scheduler, SchedulerChoice):
+            object.__setattr__(
+                self, "scheduler", SchedulerChoice.parse(self.scheduler, self.scheduler_options)
+            )
         self._check_draft()
         for name in self.draft_types:
             if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
                 raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")
-        Slots.parse(self.slots)
-        if self.vram_limit is not None:
-            VramLimit.parse(self.vram_limit)
-        if self.stream_batch is not None:
-            StreamBatch.parse(self.stream_batch)
         if self.lookahead and self.deterministic:
             raise InputError("lookahead loads while a step runs, which --deterministic excludes")
 
@@ -222,4 +240,4 @@ class EngineConfig(ContextConfig):
             return ()
         if self.draft_type is None:
             return ("draft-simple",) if self.draft is not None else ()
-        return tuple(name for name in names_in(self.draft_type) if name != "none")
+        return tuple(name for name in self.draft_type if name != "none")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from spac.errors import InputError
 
@@ -27,6 +27,17 @@ class Range:
         return isinstance(value, int | float) and self.low <= value <= self.high
 
 
+Value = TypeVar("Value", covariant=True)
+Given = TypeVar("Given", contravariant=True)
+
+
+class Parsed(Protocol[Value, Given]):
+    """The type of a field that is set to what a user gave, and holds what its `parse` made of it."""
+
+    def __get__(self, config: object, kind: type | None = None) -> Value: ...
+    def __set__(self, config: object, value: Given) -> None: ...
+
+
 COUNT = Range(0, 2**31 - 1)
 LOOK_BACK = Range(-1, 2**31 - 1)
 PROBABILITY = Range(0, 1)
@@ -41,16 +52,18 @@ def option(
     metavar: str | None = None,
     group: str = "",
     off: tuple[str, ...] = (),
+    parse: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Return a dataclass field that is also an option of the command line. Messages name its first flag.
 
     `group` is the option's heading in the help, if it differs from the configuration's. `off` has the flags
     that set a field to False whose default is True. Such a field still accepts `flags`, and its `help` tells
-    what the flags of `off` do. A `default` of dict means an empty dictionary.
+    what the flags of `off` do. A `default` of dict means an empty dictionary. `parse` makes the field's value
+    from what a user gave, be it text or the value itself, and raises InputError. None stays None.
     """
     metadata = {
         "help": help, "flags": flags, "range": range, "choices": choices, "metavar": metavar, "group": group,
-        "off": off,
+        "off": off, "parse": parse,
     }  # fmt: skip
     if default is dict:
         return field(default_factory=dict, metadata=metadata)
@@ -65,10 +78,13 @@ def option_fields(config: Any) -> list[Field[Any]]:
 
 
 class Checked:
-    """A base class of configurations. It checks every field against its declared range and choices."""
+    """A base class of configurations. It parses every field, and checks its declared range and choices."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
+            parse, value = item.metadata.get("parse"), getattr(self, item.name)
+            if parse is not None and value is not None:
+                object.__setattr__(self, item.name, parse(value))
             self._check(item)
 
     def _check(self, item: Field[Any]) -> None:

@@ -102,13 +102,11 @@ class SamplingConfig(Checked):
     )  # fmt: skip
     ignore_eos: bool = option(False, "never choose an end token", "--ignore-eos")
     grammar: str = option("", "GBNF grammar that the text must follow", "--grammar")
-    grammar_file: InitVar[Path | str | None] = option(  # noqa: RUF009
-        None, "the same, from a file", "--grammar-file"
-    )
-    json_schema: InitVar[str | Mapping[str, Any] | None] = option(  # noqa: RUF009
+    grammar_file: InitVar[Path | str | None] = option(None, "the same, from a file", "--grammar-file")
+    json_schema: InitVar[str | Mapping[str, Any] | None] = option(
         None, "JSON schema that the text must follow; {} is any JSON", "--json-schema", "-j", metavar="SCHEMA"
     )
-    json_schema_file: InitVar[Path | str | None] = option(  # noqa: RUF009
+    json_schema_file: InitVar[Path | str | None] = option(
         None, "the same, from a file", "--json-schema-file", "-jf"
     )
     """A grammar file, a JSON schema, or a schema file sets `grammar`."""

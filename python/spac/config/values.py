@@ -1,4 +1,4 @@
-"""Values that a user can write in several ways: slots, memory limits, streaming batches, adapters."""
+"""Values that a user can write in several ways: slots, layers, memory limits, streaming batches, adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spac.errors import InputError
-from spac.machine.device_memory import parse_size, size
+from spac.machine.device_memory import SIZES, parse_size, size
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,35 @@ class Slots:
 
 
 @dataclass(frozen=True)
+class GpuLayers:
+    """The number of layers on the device; None for all of them, or for those that fit if `is_auto`."""
+
+    count: int | None = None
+    is_auto: bool = False
+
+    @classmethod
+    def parse(cls, value: GpuLayers | str | int, name: str = "gpu_layers") -> GpuLayers:
+        """Return the layers that a user's value means. Raises InputError, which begins with `name`.
+
+        Negative numbers mean all layers, as in llama.cpp.
+        """
+        if isinstance(value, GpuLayers):
+            return value
+        if value in ("all", "auto"):
+            return cls(is_auto=value == "auto")
+        try:
+            if isinstance(value, bool | float):
+                raise ValueError
+            number = int(value)
+        except (TypeError, ValueError):
+            raise InputError(f"{name} must be a number of layers, all or auto, not {value!r}") from None
+        return cls() if number < 0 else cls(min(number, 2**31 - 1))
+
+    def __str__(self) -> str:
+        return str(self.count) if self.count is not None else "auto" if self.is_auto else "all"
+
+
+@dataclass(frozen=True)
 class VramLimit:
     """The limit of the memory that spac's buffers take of a device together.
 
@@ -81,7 +110,7 @@ class VramLimit:
     n_bytes: int | None = None
     share: float | None = None
 
-    ACCEPTED = "a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each) or a share of the card's memory (50%)"
+    ACCEPTED = f"{SIZES} or a share of the card's memory (50%)"
 
     def __post_init__(self) -> None:
         if self.n_bytes is not None and self.n_bytes <= 0:

@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all checks, print their findings, and return 1 if something keeps models from running."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    limit = VramLimit.parse(options.vram_limit) if "vram_limit" in options else None
+    limit = getattr(options, "vram_limit", None)
     return guarded(
         parser, options, lambda: _tell(options.json, examine(options.target, limit, options.self_test))
     )

@@ -29,7 +29,7 @@ from spac.errors import InputError
 from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.pair import LoadProgress, ModelPair
-from spac.scheduler import Scheduler
+from spac.scheduler import Scheduler, SchedulerChoice
 from spac.stats import Setting
 from spac.stats.advice import unused_draft
 from spac.stats.prediction import PredictionStats
@@ -75,7 +75,7 @@ class Engine:
                 self.events.after_step.append(expert_cache.costs.observe)
             self._governor = self._own_governor = self._choose_governor(expert_cache)
             self.events.settled = self.experts if config.deterministic else None
-            self.events.driver = driver = expert_cache.attach(config.scheduler, config.scheduler_options)
+            self.events.driver = driver = expert_cache.attach(config.scheduler)
             expert_cache.update_streams()
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
@@ -205,7 +205,7 @@ class Engine:
             else None
         )
 
-    def set_scheduler(self, scheduler: str | Scheduler) -> None:
+    def set_scheduler(self, scheduler: str | SchedulerChoice | Scheduler) -> None:
         """Use another scheduler from the next step on.
 
         Resident experts stay until the new scheduler evicts them; with "none" they stay for good. Raise
@@ -213,7 +213,8 @@ class Engine:
         """
         if self.experts is None:
             raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
-        self.events.driver = self._at_home.attach(scheduler, {})
+        chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
+        self.events.driver = self._at_home.attach(chosen)
         if self.session is not None:
             self.events.subscribe(self.session)
 

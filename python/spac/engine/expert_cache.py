@@ -5,11 +5,12 @@ It has the slots, the scheduler that fills them, the costs that the scheduler us
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from spac import _core, env
-from spac.config import EngineConfig, Slots
+from spac.config import EngineConfig
+from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.config.values import StreamBatch
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
@@ -19,16 +20,11 @@ from spac.engine.draft_hidden_states import DraftStates, watch_draft
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.slots import attach_slots
 from spac.model.pair import ModelPair
-from spac.scheduler import Scheduler, make, parse
+from spac.scheduler import Scheduler, SchedulerChoice, make
 from spac.scheduler.driver import Driver
 from spac.scheduler.logistic import LogisticScheduler
 from spac.stats.prediction import given_options
 
-_LOOKAHEAD = 3
-"""The number of layers ahead for which experts are loaded.
-
-Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
-"""
 _PAGED_MARGIN = 0.4
 """The `margin` of `logistic` if the experts exceed the host memory (bench/README.md)."""
 
@@ -91,10 +87,8 @@ class ExpertCache:
             return None
         wanted = self._config.stream_batch
         if wanted is None:
-            wanted = 0 if self._device.shares_host_cores else "auto"
-        streams = PromptStreams(
-            self._experts, StreamBatch.parse(wanted), self._pair.target_context.graph_tokens
-        )
+            wanted = StreamBatch(0 if self._device.shares_host_cores else None)
+        streams = PromptStreams(self._experts, wanted, self._pair.target_context.graph_tokens)
         streams.update(self._costs_of_prompts)
         return streams
 
@@ -121,29 +115,29 @@ class ExpertCache:
 
     # Slots and the scheduler
 
-    def attach(self, scheduler: str | Scheduler, options: Mapping[str, Any]) -> Driver | None:
+    def attach(self, chosen: SchedulerChoice | Scheduler) -> Driver | None:
         """Attach the slots, unless they are attached, and start the scheduler.
 
         Return the scheduler's driver, or None if no expert can be resident.
         """
         if self._experts is None:
             return None
-        written: dict[str, Any] = {}
-        if not isinstance(scheduler, Scheduler):
-            written = {**parse(scheduler)[1], **options}
-            scheduler = make(scheduler, **{**self._patience(scheduler), **options})
+        scheduler = chosen if isinstance(chosen, Scheduler) else self._make(chosen)
         if scheduler.wants_draft_routes:
             check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
         states = self._watch_draft(scheduler)
         self.scheduler_name = scheduler.name
-        self.scheduler_options = given_options(scheduler, written)
+        self.scheduler_options = given_options(
+            scheduler, {} if isinstance(chosen, Scheduler) else chosen.options
+        )
         if scheduler.name == "none":
             self._experts.set_lookahead(0)
             return None
         if not self._experts.slots.n_slots:  # Otherwise the slots keep their experts.
             assert self._device is not None
-            slots = Slots.parse(self._config.slots)
-            self._notes += attach_slots(self._experts, self._device, slots, self._pair.draft_experts)
+            self._notes += attach_slots(
+                self._experts, self._device, self._config.slots, self._pair.draft_experts
+            )
         self._experts.set_lookahead(self.lookahead)
         if self._experts.slots.n_slots == 0:
             return None
@@ -153,15 +147,15 @@ class ExpertCache:
         driver.start()
         return driver
 
-    def _patience(self, scheduler: str) -> dict[str, Any]:
-        """Return options of a scheduler that replace its defaults on this machine.
+    def _make(self, choice: SchedulerChoice) -> Scheduler:
+        """Return the scheduler that the user chose.
 
         If experts exceed the host memory, an evicted expert may have to be read from the disk again. A copy
-        then has to bring more, so `margin` is higher. An option that the user gives takes precedence.
+        then has to bring more, so the default of `margin` is higher.
         """
-        name, written = parse(scheduler)
-        patient = self._pair.paged and not self._config.deterministic and name == LogisticScheduler.name
-        return {"margin": _PAGED_MARGIN} if patient and "margin" not in written else {}
+        if self._pair.paged and not self._config.deterministic and choice.name == LogisticScheduler.name:
+            choice = replace(choice, options={"margin": _PAGED_MARGIN, **choice.options})
+        return make(choice)
 
     @property
     def lookahead(self) -> int:
@@ -177,7 +171,7 @@ class ExpertCache:
             # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
             gains = self._device is not None and not self._device.shares_host_cores
             wanted = gains and not self._pair.paged
-        return _LOOKAHEAD if wanted else 0
+        return DEFAULT_LOOKAHEAD if wanted else 0
 
     def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
         """Return the draft's hidden states if the scheduler uses them; otherwise turn the tap off."""

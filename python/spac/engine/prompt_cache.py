@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from spac.config import EngineConfig
+from spac.config.context import CACHE_RAM_MOST
 from spac.machine.host_memory import available
 from spac.model.pair import ModelPair
-
-_MOST = 8 << 30
-"""The largest default size of the prompt cache in bytes, which is llama.cpp's default."""
 
 
 def cache_parameters(config: EngineConfig, pair: ModelPair) -> dict[str, Any]:
@@ -31,4 +29,4 @@ def cache_bytes(config: EngineConfig, pair: ModelPair) -> int:
         return 2**62 if config.cache_ram < 0 else config.cache_ram << 20
     mapped = [pair.target, pair.draft] if config.load_mode in ("auto", "mmap") else []
     needed = sum(model.n_bytes for model in mapped if model is not None and model not in pair.copied)
-    return min(_MOST, max(0, available() - needed) // 2)
+    return min(CACHE_RAM_MOST << 20, max(0, available() - needed) // 2)

@@ -8,8 +8,7 @@ from spac.engine.draft_experts import detach_draft
 from spac.errors import OutOfMemoryError
 from spac.machine.device_memory import margin, room_of, size
 from spac.model.pair import memory_is_given
-
-SHARE_OF_HOST = 0.25  # share of experts with slots in memory of the host, if its size is not given
+from spac.model.paging import AUTO_SHARE
 
 
 def attach_slots(
@@ -67,7 +66,7 @@ def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int)
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = n_experts
     if device.shares_host_memory and not memory_is_given(device):
-        wanted = max(1, round(wanted * SHARE_OF_HOST))
+        wanted = max(1, round(wanted * AUTO_SHARE))
     spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
     n_slots = min(wanted, experts.slots_that_fit(spare))
     while n_slots:

@@ -39,8 +39,8 @@ def enable(**options: Any) -> None:
     for name in options:
         if name not in OPTIONS:
             raise InputError(f"enable() has no '{name}'; it knows: {', '.join(OPTIONS)}")
-    EngineConfig.from_mapping({**options, "target": "any"})  # Raise errors now, not when a model is made.
-    _options = dict(options)
+    config = EngineConfig.from_mapping({**options, "target": "any"})  # Raise errors now, not with a model.
+    _options = {name: getattr(config, name) for name in options}
     llama_cpp.Llama.__init__ = _init
 
 

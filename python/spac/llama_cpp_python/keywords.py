@@ -10,9 +10,9 @@ from typing import Any
 import llama_cpp
 
 from spac.config import EngineConfig
-from spac.config.context import ContextConfig, layers_of
+from spac.config.context import POSITIONS, ContextConfig
+from spac.config.engine import DEFAULT_CONTEXT
 from spac.errors import InputError
-from spac.model.pair import DEFAULT_CONTEXT
 from spac.model.params import ROPE_SCALINGS, context_values
 
 _NAMED_BY_LLAMA_CPP = {
@@ -32,11 +32,7 @@ _NAMED_BY_LLAMA_CPP = {
     "override_kv": "kv_overrides",
 }
 """The settings that are arguments of llama_cpp, with their names there."""
-_SAME_NAME = (
-    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
-    "yarn_beta_slow", "yarn_beta_fast",
-)  # fmt: skip
-_SHARED = {*_NAMED_BY_LLAMA_CPP, *_SAME_NAME, "flash_attn", "swa_full"}
+_SHARED = {*_NAMED_BY_LLAMA_CPP, *POSITIONS, "flash_attn", "swa_full"}
 _INIT = inspect.signature(llama_cpp.Llama.__init__)
 _BASIC = {item.name for item in fields(ContextConfig)}
 OPTIONS = tuple(
@@ -62,7 +58,9 @@ def engine_config(model_path: str, own: dict[str, Any], options: dict[str, Any])
 
     Raise InputError for invalid values.
     """
-    n_ctx, n_batch = options.get("n_ctx", 512), options.get("n_batch", 512)
+    n_ctx, n_batch, n_ubatch = (
+        options.get(name, _INIT.parameters[name].default) for name in ("n_ctx", "n_batch", "n_ubatch")
+    )
     batch = min(n_ctx, n_batch) if n_ctx else n_batch
     return EngineConfig.from_mapping(
         {
@@ -71,7 +69,7 @@ def engine_config(model_path: str, own: dict[str, Any], options: dict[str, Any])
             "target": model_path,
             "ctx": n_ctx,
             "batch": batch,
-            "ubatch": min(batch, options.get("n_ubatch", 512)),
+            "ubatch": min(batch, n_ubatch),
             "threads": options.get("n_threads") or 0,
             "threads_batch": options.get("n_threads_batch") or 0,
         }
@@ -100,7 +98,7 @@ def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
     scalings = {number: name for name, number in ROPE_SCALINGS.items()}
     if (scaling := scalings.get(options.get("rope_scaling_type", -1))) is not None:
         found["rope_scaling"] = scaling
-    for name in _SAME_NAME:
+    for name in POSITIONS:
         if options.get(name) is not None:
             found[name] = options[name]
     if options.get("kv_overrides"):
@@ -120,7 +118,7 @@ def llama_keywords(config: EngineConfig) -> dict[str, Any]:
         "n_ubatch": config.ubatch,
         "n_threads": config.threads or None,
         "n_threads_batch": config.threads_batch or config.threads or None,
-        "n_gpu_layers": layers_of(config.gpu_layers, "gpu_layers") or 0,
+        "n_gpu_layers": config.gpu_layers.count or 0,
         "use_mmap": config.load_mode in ("auto", "mmap", "mmap+mlock"),
         "use_mlock": "mlock" in config.load_mode,
         "kv_overrides": dict(config.override_kv) or None,
@@ -130,5 +128,5 @@ def llama_keywords(config: EngineConfig) -> dict[str, Any]:
         "offload_kqv": config.kv_offload,
         "swa_full": config.swa_full,
         "rope_scaling_type": values["rope_scaling_type"],
-        **{name: values[name] for name in _SAME_NAME if name in values},
+        **{name: values[name] for name in POSITIONS if name in values},
     }

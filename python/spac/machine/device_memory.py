@@ -15,6 +15,8 @@ MARGIN_LEAST = 256 << 20
 MARGIN_MOST = 2 << 30
 """Bytes. The largest margin in a device's own memory. Its libraries need no more on a larger device."""
 
+SIZES = "a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each)"
+"""The texts that `parse_size` reads, for messages."""
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?b)?")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spac.config import EngineConfig
+from spac.config.values import GpuLayers
 from spac.errors import OutOfMemoryError
 
 
@@ -21,7 +22,7 @@ def load_what_fits(
         load(config)
         return
     except OutOfMemoryError:
-        if config.gpu_layers != "auto":
+        if not config.gpu_layers.is_auto:
             raise
         unload()
     fits, too_many, loaded = 0, n_layer + 1, -1
@@ -31,7 +32,7 @@ def load_what_fits(
             if loaded >= 0:
                 unload()
             loaded = -1
-            load(replace(config, gpu_layers=tried))
+            load(replace(config, gpu_layers=GpuLayers(tried)))
             fits = loaded = tried
         except OutOfMemoryError:
             unload()
@@ -39,4 +40,4 @@ def load_what_fits(
     if loaded != fits:
         if loaded >= 0:
             unload()
-        load(replace(config, gpu_layers=fits))
+        load(replace(config, gpu_layers=GpuLayers(fits)))

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spac.config.values import Adapter
 from spac.errors import InputError
@@ -43,7 +43,7 @@ def check_adapter(path: Path) -> None:
         raise InputError(f"{path}: the LoRA adapter cannot be read: {reason}") from None
 
 
-def load_adapters(model: Model, adapters: Sequence[Any]) -> None:
+def load_adapters(model: Model, adapters: Sequence[Adapter]) -> None:
     """Load adapters of a model, which owns them and frees them with itself.
 
     Contexts that are made later can apply them. Raises InputError or OutOfMemoryError, with one line.
@@ -53,7 +53,7 @@ def load_adapters(model: Model, adapters: Sequence[Any]) -> None:
     from spac import _core
     from spac.model.c_api import last_error, refusal
 
-    for adapter in Adapter.several(adapters):
+    for adapter in adapters:
         check_adapter(adapter.path)
         last_error()
         with _core.AbortGuard():

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from spac import _core
-from spac.config import EngineConfig, Slots
-from spac.config.context import layers_of
+from spac.config import EngineConfig
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine import host_memory
 from spac.machine.device_memory import size
@@ -18,7 +17,7 @@ _SHARE = 15 / 16
 
 Contexts and other programs need the rest. A system without free memory drops pages that are in use.
 """
-_AUTO_SLOTS = 0.25
+AUTO_SHARE = 0.25
 """The share of the experts that slots in the host's memory hold by default."""
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -29,8 +28,7 @@ def is_paged(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | N
     Raises InputError if paging is on and the load mode reads or locks the file. Raises OutOfMemoryError if
     memory does not hold the experts and the load mode prevents paging.
     """
-    wanted = layers_of(config.gpu_layers, "gpu_layers")
-    if device is None or not info.is_moe or wanted == 0:
+    if device is None or not info.is_moe or config.gpu_layers.count == 0:
         return False
     mapped = config.load_mode in ("auto", "mmap")
     if config.paging == "on" and not mapped:
@@ -64,9 +62,9 @@ def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo
     """
     if device is None or not device.shares_host_memory:
         return 0
-    slots = Slots.parse(config.slots)
+    slots = config.slots
     n_experts = max(1, info.n_expert * info.n_expert_layers)
-    share = _AUTO_SLOTS if slots.is_auto else slots.of(n_experts) / n_experts
+    share = AUTO_SHARE if slots.is_auto else slots.of(n_experts) / n_experts
     draft = (
         Path(config.draft) if config.draft is not None else None
     )  # some draft types do not use it, so it may not exist

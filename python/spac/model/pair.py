@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from spac import _core, env
 from spac.config import EngineConfig
-from spac.config.context import WHOLE_TYPES, layers_of
-from spac.config.values import Adapter, StreamBatch, VramLimit
+from spac.config.context import WHOLE_TYPES
+from spac.config.engine import DEFAULT_CONTEXT
+from spac.config.values import StreamBatch
 from spac.errors import InputError
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
 from spac.machine.device_memory import size
@@ -30,9 +31,6 @@ from spac.model.threads import fit_to_cpu
 
 LoadProgress = Callable[[Path, float], bool]
 """A callback that gets the file and its loaded share, 0 to 1. It returns False to stop loading."""
-
-DEFAULT_CONTEXT = 4096
-"""Tokens. The largest context if the user gives none."""
 
 Owned = TypeVar("Owned", Model, Context)
 _SIMULATED = "simulated"  # the device whose settings are the environment's
@@ -148,7 +146,7 @@ class ModelPair:
     @property
     def layers_on_device(self) -> int:
         """The number of the target's layers whose dense parts are on the device."""
-        wanted = layers_of(self._config.gpu_layers, "gpu_layers")
+        wanted = self._config.gpu_layers.count
         if self.device is None:
             return 0
         n_layer = self.target.n_layer
@@ -164,7 +162,7 @@ class ModelPair:
             if (kind := getattr(config, name)) != "f16":
                 parts.append(f"{name} {kind}")
         parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
-        parts += [f"lora {adapter.path.name}" for adapter in Adapter.several(config.lora)]
+        parts += [f"lora {adapter.path.name}" for adapter in config.lora]
         if self.paged:
             parts.append("paged")
         elif self.experts is not None and self.experts.host_bytes.why:
@@ -173,7 +171,7 @@ class ModelPair:
             parts.append("2 MB pages")
         if not config.kv_offload:
             parts.append("cache on the CPU")
-        if config.gpu_layers_draft not in ("all", "auto"):
+        if config.gpu_layers_draft.count is not None:
             parts.append(f"{config.gpu_layers_draft} layers of the draft")
         return "".join(f", {part}" for part in parts)
 
@@ -226,7 +224,7 @@ class ModelPair:
         """Set this configuration's memory limit on the device, which replaces an earlier one."""
         assert self.device is not None
         limit, device = self._config.vram_limit, self.device
-        n_bytes = 0 if limit is None else VramLimit.parse(limit).of(device.memory.total)
+        n_bytes = 0 if limit is None else limit.of(device.memory.total)
         _core.set_memory_limit(device.name, n_bytes)
         self.device = choose_device(device.name)
         if n_bytes > device.memory.total:
@@ -240,8 +238,8 @@ class ModelPair:
         """
         wanted = self._config.stream_batch
         if wanted is None:
-            wanted = 0 if self.device is None or self._shares_cores else "auto"
-        tokens = StreamBatch.parse(wanted).tokens
+            wanted = StreamBatch(0 if self.device is None or self._shares_cores else None)
+        tokens = wanted.tokens
         if experts is None or tokens == 0:
             yield
             return
@@ -343,7 +341,7 @@ class ModelPair:
         """Return a pool for graph parts on the CPU; None if the split does all work of the CPU."""
         config = self._config
         whole = self.device is not None and self.layers_on_device == self.target.n_layer
-        if whole and config.kv_offload and config.gpu_layers_draft in ("all", "auto"):
+        if whole and config.kv_offload and config.gpu_layers_draft.count is None:
             return None
         return SharedPool(cpu_alone=self.device is None)
 

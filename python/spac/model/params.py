@@ -9,7 +9,7 @@ import llama_cpp.llama_cpp as api
 from gguf import GGMLQuantizationType
 
 from spac.config import EngineConfig
-from spac.config.context import CACHE_TYPES, layers_of
+from spac.config.context import CACHE_TYPES, POSITIONS
 from spac.config.overrides import Value
 
 TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
@@ -36,16 +36,12 @@ _WITHOUT_STATES = ("draft-simple",)
 """Draft types with a model that read only tokens of the target, and no hidden states."""
 _ROW_BY_ROW = ("draft-simple", "draft-mtp")
 """Draft types whose batches need the logits of one token."""
-_POSITIONS = (
-    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
-    "yarn_beta_slow", "yarn_beta_fast",
-)  # fmt: skip
 
 
 def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> dict[str, Any]:
     """Return the fields of llama_model_params that the configuration sets."""
     values: dict[str, Any] = {"load_mode": LOAD_MODES[config.load_mode]}
-    n_layers = layers_of(config.gpu_layers_draft if is_draft else config.gpu_layers, "gpu_layers")
+    n_layers = (config.gpu_layers_draft if is_draft else config.gpu_layers).count
     if on_device and n_layers is not None:
         values["n_gpu_layers"] = n_layers
     if config.override_kv:
@@ -68,7 +64,7 @@ def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
         "swa_full": is_draft or config.swa_full,  # a draft rewinds at every step
         "rope_scaling_type": ROPE_SCALINGS[config.rope_scaling],
     }
-    for name in _POSITIONS:
+    for name in POSITIONS:
         if (number := getattr(config, name)) is not None:
             values[name] = number
     return values

@@ -27,7 +27,6 @@ _OPTIONS = (
     "target", "draft", "draft_type", "draft_length", "draft_max", "slots", "vram_limit", "device", "threads",
     "ctx", *(item.name for item in fields(ContextConfig)),
 )  # fmt: skip
-_LONGEST = 8  # the default for the longest draft; GPU kernels change from 8 to 9 tokens
 
 
 def make_parser() -> Parser:
@@ -56,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _profile(options: argparse.Namespace) -> int:
     target, draft, _ = models(options)
     config = replace(read_config(options, target, draft), governor="fixed")
-    if config.draft_length is None and config.draft_max is None:
-        config = replace(config, draft_max=_LONGEST)
     # These imports load the library. Bad options are reported before that.
     from spac.costs import cache
     from spac.engine import Engine

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from spac.errors import InputError
 from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
+from spac.scheduler.options import EwmaOptions
 
 _ONE = 1 << 16  # priority of one activation per token in every step
 
@@ -21,14 +23,9 @@ class EwmaScheduler(Scheduler):
 
     name = "ewma"
 
-    def __init__(self, decay: float = 0.65) -> None:
-        """Set the decay, the factor that a step applies to a score.
-
-        Raise InputError if it is below 0, or 1 or more.
-        """
-        if not 0 <= decay < 1:
-            raise InputError(f"decay must be at least 0 and below 1, not {decay:g}")
-        self._decay = decay
+    def __init__(self, **options: Any) -> None:
+        """Set the options, by the names of EwmaOptions. Raise InputError for invalid ones."""
+        self._decay = EwmaOptions(**options).decay
         self._score: npt.NDArray[np.float64] = np.zeros((0, 0))
 
     def on(self, event: Event, view: View) -> Plan | None:

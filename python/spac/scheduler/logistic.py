@@ -38,9 +38,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
+from spac.scheduler.options import LogisticOptions
 from spac.scheduler.whole_layers import WholeLayers
 
 if TYPE_CHECKING:
@@ -147,17 +147,10 @@ class LogisticScheduler(Scheduler):
     allow_fast: ClassVar[bool] = True
     """False: use numpy throughout, for comparisons."""
 
-    def __init__(self, margin: float = 0.2, whole: bool = True) -> None:
-        """Set the options.
-
-        margin: the gain in probability that is worth a copy, 0 to less than 1. whole: layers are made whole
-        where that pays. Raise InputError for invalid values.
-        """
-        if not 0 <= margin < 1:
-            raise InputError(f"margin must be at least 0 and below 1, not {margin:g}")
-        if not isinstance(whole, bool):
-            raise InputError(f"scheduler 'logistic': whole must be on or off, not {whole!r}")
-        self._margin, self._makes_whole = margin, whole
+    def __init__(self, **options: Any) -> None:
+        """Set the options, by the names of LogisticOptions. Raise InputError for invalid ones."""
+        given = LogisticOptions(**options)
+        self._margin, self._makes_whole = given.margin, given.whole
 
     @property
     def probability(self) -> FloatArray:

@@ -23,13 +23,12 @@ probabilities, layers are made whole where that spares more than their slots wou
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from spac.errors import InputError
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
 from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.cost import UnitCosts
@@ -75,13 +74,9 @@ class MoeSpacScheduler(Scheduler):
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of MoeSpacOptions. Raise InputError for invalid ones."""
-        known = [item.name for item in fields(MoeSpacOptions)]
-        for name in options:
-            if name not in known:
-                raise InputError(f"scheduler 'moe-spac' has no option '{name}'; it knows: {', '.join(known)}")
         self.options = MoeSpacOptions(**options)
         learns = self.options.ties == "learned" and self.options.speculative
-        self._learned = LogisticScheduler(self.options.margin, whole=False) if learns else None
+        self._learned = LogisticScheduler(margin=self.options.margin, whole=False) if learns else None
         self._makes_whole = self.options.whole and self.options.evict and self.options.after_use == "keep"
         self._last: IntArray | None = None  # priorities of the plan in force
         self._last_order: IntArray | None = None  # the order within levels by `_learned`

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from types import UnionType
+from dataclasses import dataclass
 
 from spac.errors import InputError
 from spac.scheduler.cost import UnitCosts
+from spac.scheduler.options import LogisticOptions, Options
 from spac.scheduler.utility import UtilityOptions
 
 _TIES = ("learned", "count", "recent", "none")
-_KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off", "str": "a word"}
 
 
 @dataclass(frozen=True)
-class MoeSpacOptions:
-    """The parameters of the system, and a switch for every part that can be left out (Table 4).
+class MoeSpacOptions(Options):
+    """The parameters of the system, and a switch for every part that can be left out (Table 4)."""
 
-    Raise InputError for values of a wrong type or out of range.
-    """
+    scheduler = "moe-spac"
 
     levels: int = 3
     """K: the highest utility."""
@@ -35,7 +32,7 @@ class MoeSpacOptions:
     "learned": by probability of use. "count": by decayed counts of roots. "recent": by last use. "none": in
     the order in which layers run.
     """
-    margin: float = 0.2
+    margin: float = LogisticOptions.margin
     """The gain in probability that is worth a copy within a level, for "learned" ties."""
     whole: bool = True
     """True: layers are made whole where that pays (`whole_layers`).
@@ -75,18 +72,11 @@ class MoeSpacOptions:
     """False: the CPU costs a time per pair only (Eq. 7 as printed), measured or guessed."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            kind, value = str(item.type), getattr(self, item.name)
-            if kind not in _KINDS:
-                continue
-            if not isinstance(value, _KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
-                raise InputError(f"scheduler 'moe-spac': {item.name} must be {_WORDS[kind]}, not {value!r}")
+        super().__post_init__()
         for name, known in (("ties", _TIES), ("after_use", ("keep", "zero"))):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not '{getattr(self, name)}'")
-        for name in ("decay", "margin"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name):g}")
+        self.check_shares("decay", "margin")
         if self.threshold < 1 or self.warm_up < 1:
             raise InputError("threshold and warm_up must be at least 1")
         self.estimator  # noqa: B018 (checks its own options)

@@ -42,12 +42,14 @@ ggml's kernels group rows by expert). The governor (3.2) is `spac.governor`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from spac.errors import InputError
 from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
 from spac.scheduler.lookahead_buffer import FloatArray, predicted_uses
+from spac.scheduler.options import MoeSpeqOptions
 
 _ONE = 1 << 20  # priority of one use
 _FORETOLD = 1 << 22  # priority at a draft's end of a predicted expert; each predicted use adds one
@@ -64,15 +66,10 @@ class MoeSpeqScheduler(Scheduler):
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
     wants_draft_routes = True
 
-    def __init__(self, decay: float = 0.9, margin: float = 0.05) -> None:
-        """Set the options: decay is d, the factor that a token applies to h; margin is in uses per token.
-
-        Raise InputError if one of them is below 0, or 1 or more.
-        """
-        for name, value in (("decay", decay), ("margin", margin)):
-            if not 0 <= value < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, not {value:g}")
-        self._decay, self._margin = decay, margin
+    def __init__(self, **options: Any) -> None:
+        """Set the options, by the names of MoeSpeqOptions. Raise InputError for invalid ones."""
+        given = MoeSpeqOptions(**options)
+        self._decay, self._margin = given.decay, given.margin
         self._use: FloatArray = np.zeros((0, 0))
         self._last_draft = 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from spac.costs import Costs
-from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, View
 from spac.scheduler.lru import LruScheduler
+from spac.scheduler.options import SpMoeOptions
 
 _LATER = 1 << 31  # lead of a use in the verification over a prediction for it
 
@@ -74,16 +75,12 @@ class SpMoeScheduler(LruScheduler):
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
     wants_draft_states = True
 
-    def __init__(self, cutoff: int | str = "auto", critical: int | str = "used") -> None:
-        """Set the options.
-
-        cutoff: the number of layers whose experts are prefetched, or "auto". critical: the paper's k, the
-        number of experts of a token and layer that are prefetched, or "used" for as many as the token uses
-        (section 3.2). Raise InputError for invalid values.
-        """
+    def __init__(self, **options: Any) -> None:
+        """Set the options, by the names of SpMoeOptions. Raise InputError for invalid ones."""
         super().__init__()
-        self._cutoff = _count("cutoff", cutoff, "auto", 0)
-        self._k = _count("critical", critical, "used", 1)
+        given = SpMoeOptions(**options)
+        self._cutoff = None if isinstance(given.cutoff, str) else given.cutoff
+        self._k = None if isinstance(given.critical, str) else given.critical
         self._critical = np.zeros(0, np.int32)
         # Per expert, the number of tokens of this draft for which it is critical.
         self._predicted = np.zeros((0, 0), np.int64)
@@ -138,16 +135,3 @@ class SpMoeScheduler(LruScheduler):
         priority = np.where(predicted & plan.wanted, level, plan.priority).astype(np.int32)
         predicted = np.arange(len(priority)) < self._n_layer
         return Plan(priority, np.where(predicted, level, plan.threshold).astype(np.int32), predicted)
-
-
-def _count(name: str, value: int | str, word: str, least: int) -> int | None:
-    """Return `value`, or None if it is `word`.
-
-    Raise InputError for other words, and for numbers below `least`.
-    """
-    if value == word:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        expected = f"'{word}' or a number of at least {least}"
-        raise InputError(f"scheduler 'sp-moe': {name} must be {expected}, not {value!r}")
-    return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from spac.errors import InputError
 from spac.scheduler.base import BoolArray, Event, Plan, Scheduler, View, share_slots
+from spac.scheduler.options import StaticOptions
 
 
 class StaticScheduler(Scheduler):
@@ -19,8 +20,9 @@ class StaticScheduler(Scheduler):
     name = "static"
     events = frozenset({Event.START})
 
-    def __init__(self, experts: Iterable[tuple[int, int]] | None = None) -> None:
-        self._experts = None if experts is None else tuple(experts)
+    def __init__(self, **options: Any) -> None:
+        """Set the options, by the names of StaticOptions. Raise InputError for invalid ones."""
+        self._experts = StaticOptions(**options).experts
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Return the plan of the fixed set.

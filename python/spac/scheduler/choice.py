@@ -1,0 +1,100 @@
+"""The choice of a scheduler: its name and its options, as a user writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from spac.errors import InputError
+from spac.scheduler.moe_spac_options import MoeSpacOptions
+from spac.scheduler.options import (
+    EwmaOptions,
+    LogisticOptions,
+    LruOptions,
+    MoeSpeqOptions,
+    NoneOptions,
+    Options,
+    SpMoeOptions,
+    StaticOptions,
+)
+
+OPTIONS: dict[str, type[Options]] = {
+    options.scheduler: options
+    for options in (
+        LruOptions,
+        StaticOptions,
+        NoneOptions,
+        EwmaOptions,
+        LogisticOptions,
+        MoeSpacOptions,
+        MoeSpeqOptions,
+        SpMoeOptions,
+    )
+}
+"""The schedulers' options, by the schedulers' names."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the schedulers that `make` creates."""
+    return tuple(OPTIONS)
+
+
+@dataclass(frozen=True)
+class SchedulerChoice:
+    """A known scheduler, and options that it accepts. Raise InputError for others."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The options that are given; the scheduler's defaults apply to the others."""
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIONS:
+            raise InputError(f"unknown scheduler '{self.name}': choose one of {', '.join(names())}")
+        known = [item.name for item in fields(OPTIONS[self.name])]
+        for name in self.options:
+            if name not in known:
+                hint = f"has no option '{name}'; it knows: {', '.join(known)}"
+                hint = hint if known else f"does not take '{name}': it has no options"
+                raise InputError(f"scheduler '{self.name}' {hint}")
+        OPTIONS[self.name](**self.options)
+
+    @classmethod
+    def parse(cls, value: str | SchedulerChoice, options: Mapping[str, Any] | None = None) -> SchedulerChoice:
+        """Return the choice that a text means, see `parse`. `options` override those in the text."""
+        name, written = parse(value) if isinstance(value, str) else (value.name, value.options)
+        return cls(name, {**written, **(options or {})})
+
+    def __str__(self) -> str:
+        words = {True: "on", False: "off"}
+        items = [
+            f"{key}={words[value] if isinstance(value, bool) else value}"
+            for key, value in self.options.items()
+        ]
+        return ":".join(filter(None, (self.name, ",".join(items))))
+
+
+def parse(text: str) -> tuple[str, dict[str, bool | int | float | str]]:
+    """Return a scheduler's name and options from "name:key=value,…", such as "moe-spac:levels=8,balance=off".
+
+    A value is on/off (or true/false), a number, or a word. Raise InputError for text that cannot be read.
+    """
+    name, _, written = text.partition(":")
+    options: dict[str, bool | int | float | str] = {}
+    for item in filter(None, written.split(",")):
+        key, equals, value = item.partition("=")
+        if not (key.isidentifier() and equals and value):
+            raise InputError(f"scheduler '{name}': '{item}' is not an option of the form key=value")
+        options[key] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text in ("on", "true", "off", "false"):
+        return text in ("on", "true")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,142 @@
+"""The options of the schedulers: name, type, default and range of each.
+
+They are declared without the schedulers, so that a configuration can check them before anything is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, ClassVar
+
+from spac.errors import InputError
+
+_KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off", "str": "a word"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one scheduler. Raise InputError for values of a wrong type or out of range."""
+
+    scheduler: ClassVar[str]
+    """The scheduler's name."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            kind, value = str(item.type), getattr(self, item.name)
+            if kind in _KINDS and (
+                not isinstance(value, _KINDS[kind]) or isinstance(value, bool) != (kind == "bool")
+            ):
+                raise self.refusal(item.name, _WORDS[kind])
+
+    def refusal(self, name: str, accepted: str) -> InputError:
+        """Return the error for the value of an option that is not what is `accepted`."""
+        return InputError(
+            f"scheduler '{self.scheduler}': {name} must be {accepted}, not {getattr(self, name)!r}"
+        )
+
+    def check_shares(self, *names: str) -> None:
+        """Raise InputError unless these options are at least 0 and below 1."""
+        for name in names:
+            if not 0 <= getattr(self, name) < 1:
+                raise self.refusal(name, "at least 0 and below 1")
+
+    def check_count(self, name: str, word: str, least: int) -> None:
+        """Raise InputError unless the option is `word`, or a whole number of at least `least`."""
+        value = getattr(self, name)
+        if value != word and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise self.refusal(name, f"'{word}' or a number of at least {least}")
+
+
+@dataclass(frozen=True)
+class LruOptions(Options):
+    """There are no options of `lru`."""
+
+    scheduler = "lru"
+
+
+@dataclass(frozen=True)
+class NoneOptions(Options):
+    """There are no options of `none`."""
+
+    scheduler = "none"
+
+
+@dataclass(frozen=True)
+class StaticOptions(Options):
+    """The options of `static`."""
+
+    scheduler = "static"
+
+    experts: Iterable[tuple[int, int]] | None = None
+    """The pairs (layer, expert) that are resident. None: the first experts of every layer."""
+
+    def __post_init__(self) -> None:
+        pairs: Any = self.experts
+        if isinstance(pairs, str) or not isinstance(pairs, Iterable | None):
+            raise self.refusal("experts", "pairs (layer, expert)")
+        object.__setattr__(self, "experts", None if pairs is None else tuple(pairs))
+
+
+@dataclass(frozen=True)
+class EwmaOptions(Options):
+    """The options of `ewma`."""
+
+    scheduler = "ewma"
+
+    decay: float = 0.65
+    """The factor that a step applies to a score, 0 to less than 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_shares("decay")
+
+
+@dataclass(frozen=True)
+class LogisticOptions(Options):
+    """The options of `logistic`."""
+
+    scheduler = "logistic"
+
+    margin: float = 0.2
+    """The gain in probability that is worth a copy, 0 to less than 1."""
+    whole: bool = True
+    """True: layers are made whole where that pays (`whole_layers`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_shares("margin")
+
+
+@dataclass(frozen=True)
+class MoeSpeqOptions(Options):
+    """The options of `moe-speq`."""
+
+    scheduler = "moe-speq"
+
+    decay: float = 0.9
+    """d, the factor that a token applies to h, 0 to less than 1."""
+    margin: float = 0.05
+    """The gain in uses per token that is worth a copy, 0 to less than 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_shares("decay", "margin")
+
+
+@dataclass(frozen=True)
+class SpMoeOptions(Options):
+    """The options of `sp-moe`."""
+
+    scheduler = "sp-moe"
+
+    cutoff: int | str = "auto"
+    """The number of layers whose experts are prefetched. "auto": as many as load while a token is drafted."""
+    critical: int | str = "used"
+    """k: the experts of a token and layer that are prefetched. "used": as many as the token uses."""
+
+    def __post_init__(self) -> None:
+        self.check_count("cutoff", "auto", 0)
+        self.check_count("critical", "used", 1)
