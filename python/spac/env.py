@@ -145,13 +145,13 @@ class Size:
 
 LIB_PATH = Folder(
     "LLAMA_CPP_LIB_PATH",
-    "llama-cpp-python's: the folder that it takes libllama.so from. spac sets it to its own library's folder "
-    "when it loads that; a value from outside is not read.",
+    "The folder from which llama-cpp-python takes libllama.so. spac sets it to the folder of its own "
+    "library when it loads that library. A value from outside is not read.",
 )
 REFERENCE_LIB = Folder(
     "SPAC_REFERENCE_LIB",
-    "For tests: the folder of an unpatched libllama.so to compare with. Not set: lib/reference beside spac's "
-    "module, which a build with -DSPAC_BUILD_REFERENCE=ON makes.",
+    "For tests: the folder of an unpatched libllama.so to compare with. If it is not set, this is "
+    "lib/reference beside spac's module, which a build with -DSPAC_BUILD_REFERENCE=ON makes.",
 )
 FUZZ = Pairs(
     "SPAC_FUZZ",
@@ -179,26 +179,26 @@ SIMULATED_DEVICE = Pairs(
 )
 LAUNCH_AHEAD = Switch(
     "SPAC_LAUNCH_AHEAD",
-    "Whether what follows the CPU's part of a layer is queued on the device before the CPU has done it, "
-    "where the device can wait for the CPU. Not set: on GPUs, not on the simulated device, which shares the "
-    "CPU's cores. 0 is for comparisons, and for drivers on which it fails.",
+    "1 queues the work after the CPU's part of a layer on the device before the CPU is done, if the device "
+    "can wait for the CPU. If it is not set, GPUs do this. The simulated device does not, because it shares "
+    "the CPU's cores. 0 is for comparisons, and for drivers on which it fails.",
 )
 IN_PLACE = Switch(
     "SPAC_IN_PLACE",
-    "Whether a layer's ids, input and rows pass between CPU and GPU in pinned memory that kernels read and "
-    "write themselves. Without, they are copied, which takes longer. Not set: on CUDA, not on the simulated "
-    "device. 0 is for comparisons, and for GPUs on which it fails.",
+    "1 passes a layer's ids, input and rows between CPU and GPU in pinned memory, which kernels read and "
+    "write themselves. 0 copies them, which takes longer. If it is not set, CUDA does this, and the "
+    "simulated device does not. 0 is for comparisons, and for GPUs on which it fails.",
 )
 GATE_TIMEOUT = Number(
     "SPAC_GATE_TIMEOUT",
-    "How many seconds the CPU waits for a layer that was queued ahead of it. When they have passed, one line "
-    "says where, the step fails, and launching ahead is switched off for the later ones. Not set: 20. 0 is "
-    "for debuggers: it waits for ever.",
+    "The number of seconds that the CPU waits for a layer that was queued ahead of it. After that, one line "
+    "says where it waited, the step fails, and later steps do not launch ahead. If it is not set, it is 20. "
+    "0 waits for ever, for debuggers.",
 )
 LOOKAHEAD = Switch(
     "SPAC_LOOKAHEAD",
-    "Whether layers look ahead where --lookahead is not given. Not set: on GPUs, not on the simulated "
-    "device.",
+    "1 makes layers look ahead where --lookahead is not given. If it is not set, GPUs do this, and the "
+    "simulated device does not.",
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
@@ -208,43 +208,46 @@ DEVICE_MASKS = Switch(
 )
 PIN = Switch(
     "SPAC_PIN",
-    "Whether the GPU's driver pins experts in host memory (it registers the file's mapping). Without, copies "
-    "go through a staging buffer, and prompts are slower. Not set: as far as the driver allows. 0 is for "
-    "comparisons, and for drivers on which it fails.",
+    "1 makes the GPU's driver pin experts in host memory: it registers the file's mapping. With 0, copies "
+    "go through a staging buffer, and prompts are slower. If it is not set, as much is pinned as the driver "
+    "allows. 0 is for comparisons, and for drivers on which it fails.",
 )
 PIN_LIMIT = Size(
     "SPAC_PIN_LIMIT",
-    "How much of the experts may be pinned, of all models of the process together, such as 64G; what is more "
-    "is treated as with SPAC_PIN=0. Not set: all, and under WSL2, which pins no more, half of the memory.",
+    "The most bytes of experts that may be pinned, of all models of the process together, such as 64G. "
+    "Experts beyond it are treated as with SPAC_PIN=0. If it is not set, all are pinned. Under WSL2, which "
+    "pins no more, half of the memory is.",
 )
 CPU_KERNELS = Choice(
     "SPAC_CPU_KERNELS",
     ("0", "1", "256", "512"),
-    "What the CPU computes with. Not set, and 1: for each type of weights and number of tokens, the fastest "
-    "of llama.cpp's functions and spac's kernels of 256 and 512 bits, which is measured once per machine. "
-    "256 and 512 fix spac's kernels of that width; 0 fixes llama.cpp's functions. The results are the same.",
+    "The CPU's kernels. 1 takes the fastest of llama.cpp's functions and spac's kernels of 256 and 512 "
+    "bits, for each type of weights and number of tokens. This is measured once per machine. 256 and 512 "
+    "take spac's kernels of that width. 0 takes llama.cpp's functions. If it is not set, it is 1. The "
+    "results are the same.",
 )
 PIN_THREADS = Switch(
     "SPAC_PIN_THREADS",
-    "Whether threads that compute are bound to CPUs: 1 gives each the next best CPU for itself, first "
-    "threads of cores first, performance cores before others; 0 leaves it to the system. Not set: with two "
-    "kinds of cores or several NUMA nodes, all threads share the best CPUs, as many as there are threads; "
-    "elsewhere as 0, because a bound thread waits where another program runs. The thread that decodes is "
-    "the application's own, and never bound.",
+    "1 binds each thread that computes to the next best CPU: first threads of cores come first, and "
+    "performance cores come before others. 0 leaves the choice to the system. If it is not set, all threads "
+    "share the best CPUs, as many as there are threads, on machines with two kinds of cores or several NUMA "
+    "nodes. Other machines do as with 0, because a bound thread waits where another program runs. The "
+    "thread that decodes belongs to the application, and is never bound.",
 )
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",
-    "The user's folder for what can be made again. Not set: ~/.cache. spac's is spac/ in it.",
+    "The user's folder for files that can be made again. If it is not set, it is ~/.cache. spac uses spac/ "
+    "in it.",
 )
 STATE_HOME = Folder(
     "XDG_STATE_HOME",
-    "The user's folder for what programs remember, such as the lines typed into the chat. Not set: "
-    "~/.local/state. spac's is spac/ in it.",
+    "The user's folder for files in which programs remember things, such as the lines typed into the chat. "
+    "If it is not set, it is ~/.local/state. spac uses spac/ in it.",
 )
 NO_COLOR = Text(
-    "NO_COLOR", "When it is not empty, programs write plain text: no color, no rendered Markdown."
+    "NO_COLOR", "If it is not empty, programs write plain text, without color and rendered Markdown."
 )
-API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send; --api-key goes before it.")
+API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send. --api-key takes precedence.")
 
 
 def cache_folder() -> Path:

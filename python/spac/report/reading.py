@@ -69,10 +69,10 @@ def parse(data: bytes, name: str) -> Recording:
     try:
         content = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not valid JSON, or only the beginning of it: {error}") from None
+        raise InputError(f"{name} is not valid JSON, or is only the beginning of it: {error}") from None
     check = _Check(name)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"{name} is no recording: make one with `spac run --record FILE`")
+        raise InputError(f"{name} is not a recording: make one with `spac run --record FILE`")
     if content.get("schema") != SCHEMA:
         raise InputError(
             f"{name} is a recording of schema {content.get('schema')!r}; this spac reads schema {SCHEMA}: "
@@ -82,7 +82,7 @@ def parse(data: bytes, name: str) -> Recording:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 class _Check:
@@ -116,9 +116,7 @@ class _Check:
         return Recording(content, matrices)
 
     def _fail(self, part: str) -> NoReturn:
-        raise InputError(
-            f"{self._name} is damaged: {part} is not as a recording has it; record the run again"
-        )
+        raise InputError(f"{self._name} is damaged: {part} is missing or invalid; record the run again")
 
     def _mapping(self, parent: dict[str, Any], part: str) -> dict[str, Any]:
         value = parent.get(part)

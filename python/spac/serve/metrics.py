@@ -22,34 +22,55 @@ class Metrics:
         self._set_up_generation()
 
     def _set_up_requests(self, queue: RequestQueue) -> None:
-        self.requests = self._make(Counter, "requests", "Requests by path and status; 499: the client left.",
-                                   ("path", "status"))  # fmt: skip
-        self.seconds = self._make(Histogram, "request_seconds", "From a request to its answer's end.",
-                                  buckets=SECONDS)  # fmt: skip
-        self.queued = self._make(Histogram, "queue_seconds", "Of a request's time, that in the queue.",
-                                 buckets=SECONDS)  # fmt: skip
-        self._make(Gauge, "queue_length", "Requests that wait for their turn.").set_function(
+        self.requests = self._make(
+            Counter,
+            "requests",
+            "Number of requests by path and status. 499 means that the client left.",
+            ("path", "status"),
+        )
+        self.seconds = self._make(
+            Histogram, "request_seconds", "Seconds from a request to the end of its answer.", buckets=SECONDS
+        )
+        self.queued = self._make(
+            Histogram, "queue_seconds", "Seconds that a request waited in the queue.", buckets=SECONDS
+        )
+        self._make(Gauge, "queue_length", "Number of requests that wait for their turn.").set_function(
             lambda: queue.n_waiting
         )
-        self._make(Gauge, "queue_limit", "Requests that may wait.").set(queue.limit)
-        self._make(Gauge, "running", "Requests that are served at this moment.").set_function(
+        self._make(Gauge, "queue_limit", "Largest number of requests that may wait.").set(queue.limit)
+        self._make(Gauge, "running", "Number of requests that are served at this moment.").set_function(
             lambda: int(queue.busy)
         )
 
     def _set_up_generation(self) -> None:
-        self._speed = self._make(Gauge, "tokens_per_second", "Of the last request's decoding.")
-        self._acceptance = self._make(Gauge, "acceptance", "Drafted tokens that were accepted, last request.")
-        self._hit_rate = self._make(Gauge, "hit_rate", "Activations computed on the device, last request.")
-        self._tokens = self._make(Counter, "tokens", "Tokens: prompt, prefilled, generated, …",
-                                  ("kind",))  # fmt: skip
-        self._steps = self._make(Counter, "steps", "Steps: draft, verification.")
-        self._time = self._make(Counter, "seconds", "Time of prefill, decode, …", ("kind",))  # fmt: skip
-        self._activations = self._make(Counter, "activations", "Activations (token, expert) of decode steps.",
-                                       ("place",))  # fmt: skip
-        self._bytes = self._make(Counter, "moved_bytes", "Bytes: uploads, downloads, joins.", ("kind",))
-        self._uploads = self._make(Counter, "uploads", "Experts put into slots.")
-        self._evictions = self._make(Counter, "evictions", "Experts evicted from slots.")
-        self._waits = self._make(Counter, "host_waits", "Waits of the CPU for the device.")
+        self._speed = self._make(
+            Gauge, "tokens_per_second", "Tokens per second of the last request's decoding."
+        )
+        self._acceptance = self._make(
+            Gauge, "acceptance", "Share of drafted tokens that the last request accepted."
+        )
+        self._hit_rate = self._make(
+            Gauge, "hit_rate", "Share of the last request's activations that the device computed."
+        )
+        self._tokens = self._make(
+            Counter,
+            "tokens",
+            "Number of tokens by kind: prompt, prefilled, generated, drafted, accepted.",
+            ("kind",),
+        )
+        self._steps = self._make(Counter, "steps", "Number of steps, each a draft and its verification.")
+        self._time = self._make(
+            Counter, "seconds", "Seconds by kind: prefill, decode, draft, verify, sample, …", ("kind",)
+        )
+        self._activations = self._make(
+            Counter, "activations", "Number of activations (token, expert) of decode steps.", ("place",)
+        )
+        self._bytes = self._make(
+            Counter, "moved_bytes", "Bytes moved by kind: uploads, downloads, joins.", ("kind",)
+        )
+        self._uploads = self._make(Counter, "uploads", "Number of experts that were put into slots.")
+        self._evictions = self._make(Counter, "evictions", "Number of experts that were evicted from slots.")
+        self._waits = self._make(Counter, "host_waits", "Number of times that the CPU waited for the device.")
 
     def _make(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
         return kind(f"spac_{name}", text, labels, registry=self._registry, **more)
