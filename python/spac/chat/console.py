@@ -18,7 +18,8 @@ PROMPT = "> "
 class Source(Protocol):
     """A source of messages. Its `read` raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
 
-    def read(self) -> str: ...
+    def read(self) -> str:
+        """Return the next message."""
 
 
 def is_complete(text: str) -> bool:

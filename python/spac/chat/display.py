@@ -21,7 +21,8 @@ REFRESH_PER_S = 8
 class Display(Protocol):
     """Shows one answer, from its first piece to its last. If the pieces fail, the shown ones stay."""
 
-    def show(self, pieces: Iterator[Piece], status: Callable[[], str]) -> None: ...
+    def show(self, pieces: Iterator[Piece], status: Callable[[], str]) -> None:
+        """Show the pieces as they come; `status` returns the line below them."""
 
 
 def visible(text: str) -> str:

@@ -81,6 +81,7 @@ class Change(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
+        """Change the field's value so far."""
         setattr(namespace, self.dest, self._change(getattr(namespace, self.dest, None)))
 
 
@@ -90,6 +91,7 @@ class Gather(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
+        """Join the values to those given so far."""
         before = getattr(namespace, self.dest, None)
         if before is not None:
             values = {**before, **values} if isinstance(values, dict) else (*before, *values)

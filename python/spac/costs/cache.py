@@ -24,24 +24,36 @@ class Loaded(Protocol):
     """A model whose file is known (`spac.model.c_api.Model`)."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The model's file."""
 
 
 class Pair(Protocol):
     """The part of a pair of loaded models on which costs depend (`spac.model.pair.ModelPair`)."""
 
     @property
-    def target(self) -> Loaded: ...
+    def target(self) -> Loaded:
+        """The target."""
+
     @property
-    def draft(self) -> Loaded | None: ...
+    def draft(self) -> Loaded | None:
+        """The draft; None without one."""
+
     @property
-    def device(self) -> _core.DeviceInfo | None: ...
+    def device(self) -> _core.DeviceInfo | None:
+        """The device that holds the slots; None on the CPU."""
+
     @property
-    def experts(self) -> _core.Experts | None: ...
+    def experts(self) -> _core.Experts | None:
+        """The target's experts; None without the split."""
+
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """The number of CPU threads that compute a token."""
+
     @property
-    def setup(self) -> str: ...
+    def setup(self) -> str:
+        """A text of the settings that change the costs of these files; "" if there are none."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,16 @@ class Layer(Protocol):
     """The fields of an MoE layer that the guess uses (`spac._core.LayerInfo`, `spac.scheduler.Layer`)."""
 
     @property
-    def n_used(self) -> int: ...
+    def n_used(self) -> int:
+        """Experts per token; 0 before the first graph."""
+
     @property
-    def expert_bytes(self) -> int: ...
+    def expert_bytes(self) -> int:
+        """The bytes of one expert."""
+
     @property
-    def pool(self) -> int: ...
+    def pool(self) -> int:
+        """The pool of slots that the layer shares."""
 
 
 @dataclass(frozen=True)

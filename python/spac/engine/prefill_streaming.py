@@ -32,11 +32,16 @@ class Layer(Protocol):
     """The fields of an MoE layer that the estimate uses (`spac._core.LayerInfo`)."""
 
     @property
-    def n_expert(self) -> int: ...
+    def n_expert(self) -> int:
+        """The number of experts."""
+
     @property
-    def n_used(self) -> int: ...
+    def n_used(self) -> int:
+        """Experts per token; 0 before the first graph."""
+
     @property
-    def pool(self) -> int: ...
+    def pool(self) -> int:
+        """The pool of slots that the layer shares."""
 
 
 def stream_s(costs: Costs, layers: Sequence[Layer], resident: float) -> float:

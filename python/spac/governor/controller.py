@@ -17,7 +17,8 @@ _NO_END = 1 << 30
 class Timeline(Protocol):
     """The timeline that shows the steps (`spac.stats.timeline.Timeline`)."""
 
-    def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None: ...
+    def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None:
+        """Add a span of time in nanoseconds to a track."""
 
 
 class DraftLengthController:

@@ -1,1 +1,1 @@
-"""This package runs llama-cpp-python's `Llama` on spac's engine; `enable()` does so for other programs."""
+"""llama-cpp-python's `Llama` on spac's engine. `enable()` gives it to programs that do not know spac."""

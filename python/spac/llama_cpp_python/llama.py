@@ -242,6 +242,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @functools.wraps(llama_cpp.Llama.generate)
     def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
+        """Yield tokens as llama_cpp's `generate` does, from the native session where it can."""
         given = _GENERATE.bind(self, *args, **keywords).arguments
         choice = {name: value for name, value in given.items() if name in _CHOICE}
         sampling = Sampling(**choice)

@@ -47,6 +47,7 @@ class Logprobs:
     def __call__(
         self, _input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
     ) -> npt.NDArray[np.single]:
+        """Keep the scores of the next token."""
         self._row = np.array(scores, np.float32)
         return scores
 
@@ -208,9 +209,9 @@ class _Telling:
 
 
 def _entry(piece: bytes, logprob: float | None) -> dict[str, Any]:
-    """Return a token's entry in OpenAI's format.
+    r"""Return a token's entry in OpenAI's format.
 
-    Bytes that are not text (a part of a character) are written as OpenAI does: \\xe2\\x82.
+    Bytes that are not text (a part of a character) are written as OpenAI does: \xe2\x82.
     """
     value = logprob if logprob is None else float(logprob) if logprob >= IMPOSSIBLE else IMPOSSIBLE
     return {"token": piece.decode("utf-8", "backslashreplace"), "bytes": list(piece), "logprob": value}

@@ -29,6 +29,7 @@ class LogitBias:
     def __call__(
         self, _input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
     ) -> npt.NDArray[np.single]:
+        """Return the scores with the bias added."""
         biased = scores.copy()
         for token, value in self.bias.items():
             biased[token] += value

@@ -21,21 +21,33 @@ class LayerInfo(CostedLayer, Protocol):
     """A layer as the mechanism describes it (`spac._core.LayerInfo`)."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The layer's name in the model's file."""
+
     @property
-    def n_expert(self) -> int: ...
+    def n_expert(self) -> int:
+        """The number of experts."""
 
 
 class Experts(Protocol):
     """The part of the mechanism that a driver uses (`spac._core.Experts`)."""
 
     @property
-    def layers(self) -> Sequence[LayerInfo]: ...
+    def layers(self) -> Sequence[LayerInfo]:
+        """The model's MoE layers, in the order in which they run."""
+
     @property
-    def pool_slots(self) -> list[int]: ...
-    def residency(self) -> IntArray: ...
-    def routes(self) -> IntArray: ...
-    def submit(self, priority: IntArray, threshold: IntArray) -> None: ...
+    def pool_slots(self) -> list[int]:
+        """The number of slots of every pool."""
+
+    def residency(self) -> IntArray:
+        """Return the slot of every expert, int32 [L, N]; -1 if it is not resident."""
+
+    def routes(self) -> IntArray:
+        """Return the experts of every token of the last verification, int32 [L, T, U]."""
+
+    def submit(self, priority: IntArray, threshold: IntArray) -> None:
+        """Make the reconciler drive the slots toward a plan."""
 
 
 class DraftStates(Protocol):
@@ -45,9 +57,14 @@ class DraftStates(Protocol):
     """
 
     @property
-    def routers(self) -> Routers: ...
-    def drafted(self, n: int) -> FloatArray: ...
-    def at_end(self, n: int) -> FloatArray: ...
+    def routers(self) -> Routers:
+        """The target's routers."""
+
+    def drafted(self, n: int) -> FloatArray:
+        """Return the hidden states, float32 [D, T, E], after the n-th token of a draft is known."""
+
+    def at_end(self, n: int) -> FloatArray:
+        """Return the hidden states, float32 [D, T, E], after a draft of n tokens has ended."""
 
 
 class Driver:

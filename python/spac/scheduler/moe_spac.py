@@ -91,7 +91,7 @@ class MoeSpacScheduler(Scheduler):
 
     @property
     def utility(self) -> IntArray:
-        """s of every expert after the last step, int32 [L, N]."""
+        """The utility s of every expert after the last step, int32 [L, N]."""
         return self._estimator.utility
 
     def on(self, event: Event, view: View) -> Plan | None:

@@ -46,6 +46,7 @@ class RequestMiddleware:
         self._app, self._state = app, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: refuse it, or run it when its turn comes."""
         if scope["type"] != "http" or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return

@@ -29,6 +29,7 @@ class ServedModel:
         return getattr(self._llama, name)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Return a text completion, or its chunks."""
         return _as_it_is(self.create_completion(*args, **keywords))
 
     def create_chat_completion(self, **keywords: Any) -> Any:
@@ -122,6 +123,7 @@ class ModelProxy:
         self.name, self._model = name, model
 
     def __call__(self, _model: str | None = None) -> ServedModel:
+        """Return the model, whatever its name in the request."""
         return self._model
 
     def __iter__(self) -> Iterator[str]:

@@ -92,9 +92,12 @@ class Events(Protocol):
     """The part of an engine's events that a recorder reads (`spac.engine.session_events.Events`)."""
 
     @property
-    def driver(self) -> Driver | None: ...
+    def driver(self) -> Driver | None:
+        """The scheduler's driver; None if no expert can be resident."""
+
     @property
-    def prediction_stats(self) -> PredictionStats: ...
+    def prediction_stats(self) -> PredictionStats:
+        """The prediction statistics of the generation."""
 
 
 class Recorder:
