@@ -21,8 +21,8 @@ std::unique_ptr<ChatTemplates> make_templates(const py::int_ & model, const std:
 } // namespace
 
 void bind_chat_format(py::module_ & m) {
-    py::class_<ChatPrompt, std::shared_ptr<ChatPrompt>>(m, "ChatPrompt",
-                                                        "What messages become, and how their answer is read.")
+    py::class_<ChatPrompt, std::shared_ptr<ChatPrompt>>(
+        m, "ChatPrompt", "The prompt that messages become, and the reader of its answer.")
         .def_property_readonly("text", [](const ChatPrompt & self) { return spac::bindings::message(self.text()); })
         .def_property_readonly("stops", &ChatPrompt::stops)
         .def_property_readonly("preserved_tokens", &ChatPrompt::preserved_tokens)

@@ -29,7 +29,7 @@ class GuardBlock {
 
 void bind_devices(py::module_ & m) {
     py::class_<GuardBlock>(m, "AbortGuard",
-                           "In its block, what would end the process while a model loads fails instead.")
+                           "A block in which loading a model raises an error where llama.cpp would end the process.")
         .def(py::init<>())
         .def("__enter__", &GuardBlock::enter)
         .def("__exit__", &GuardBlock::exit);
@@ -57,11 +57,11 @@ void bind_devices(py::module_ & m) {
         .def_readonly("shares_host_memory", &DeviceInfo::shares_host_memory)
         .def("__repr__", [](const DeviceInfo & info) { return "DeviceInfo(name='" + info.name + "')"; });
 
-    m.def("devices", &spac::devices, "All devices that can be chosen, real ones first.");
+    m.def("devices", &spac::devices, "Return all devices that can be chosen, real ones first.");
     m.def(
         "device_handle",
         [](const std::string & name) { return reinterpret_cast<std::uintptr_t>(spac::device_handle(name)); },
-        py::arg("name"), "The ggml_backend_dev_t for llama_model_params.devices, as an integer.");
+        py::arg("name"), "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
     m.def("set_memory_limit", py::overload_cast<const std::string &, size_t>(&spac::set_memory_limit), py::arg("name"),
           py::arg("bytes"));
     m.def("take_memory_refusal", []() -> py::object {
@@ -84,7 +84,7 @@ void bind_devices(py::module_ & m) {
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
         py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
         py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb, py::arg("fault") = "",
-        "Sets the simulated device's speed and faults, from now on.");
+        "Set the simulated device's speed and faults, from now on.");
     m.def("simulated_device", [] {
         const auto settings = spac::simulated_settings();
         py::dict   result;
@@ -99,17 +99,16 @@ void bind_devices(py::module_ & m) {
         return result;
     });
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
-          "Whether what follows a layer's host part is queued before it is done, where the device can wait for the "
-          "host; from the next graph on. None: on real devices, not on the simulated device.");
+          "Choose if work after a layer's host part is queued before that part is done, from the next graph on. The "
+          "device has to be able to wait for the host. None: on real devices, not on the simulated device.");
     m.def("set_hand_over_in_place", &spac::set_hand_over_in_place, py::arg("on"),
-          "Whether a layer's ids, input and rows pass between device and host in pinned memory that kernels read and "
-          "write themselves, in place of copies; for graphs prepared from now on. None: on GPUs that can, not on the "
-          "simulated device.");
+          "Choose if kernels read and write a layer's ids, input and rows in pinned host memory themselves, instead "
+          "of copying them, for graphs prepared from now on. None: on GPUs that can, not on the simulated device.");
     m.def("set_gate_timeout", &spac::set_gate_timeout, py::arg("seconds"),
-          "How long a thread waits at a gate before the graph fails and launching ahead is switched off; from the next "
-          "wait on. None: 20 s; 0: for ever.");
+          "Set the seconds that a thread waits at a stream gate, from the next wait on. After that, the graph fails "
+          "and launching ahead is switched off. None: 20 s; 0: for ever.");
     m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
-          "Whether GPUs read ids masks with their own kernels; for contexts made from now on. None: those whose "
+          "Choose if devices read ids masks with their own kernels, for contexts made from now on. None: those whose "
           "kernels have been tried.");
     const spac::Pinning usual;
     m.def(
@@ -118,5 +117,5 @@ void bind_devices(py::module_ & m) {
             spac::set_pinning({on, limit.value_or(spac::Pinning{}.limit), slice});
         },
         py::kw_only(), py::arg("on") = usual.on, py::arg("limit") = py::none(), py::arg("slice") = usual.slice,
-        "How experts' mappings are registered with the device's driver; for models loaded from now on.");
+        "Set how experts' mappings are registered with the device's driver, for models loaded from now on.");
 }

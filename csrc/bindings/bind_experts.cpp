@@ -198,7 +198,7 @@ void bind_experts(py::module_ & m) {
         });
 
     py::class_<PyLoadScope>(m, "LoadScope",
-                            "Models loaded on this thread in the scope have their experts in `experts`.")
+                            "A scope that collects the experts of models loaded in it, on this thread, in `experts`.")
         .def(py::init([](bool paged, std::shared_ptr<spac::HugeCopies> copies) {
                  auto made    = std::make_unique<PyLoadScope>();
                  made->paged  = paged;

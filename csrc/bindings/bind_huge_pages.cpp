@@ -75,7 +75,7 @@ void bind_huge_pages(py::module_ & m) {
         .def_property_readonly("stalled", [](const HugeCopies & copies) { return copies.report().stalled; })
         .def_property_readonly("stopped", [](const HugeCopies & copies) { return copies.report().stopped; })
         .def_property_readonly("failure", [](const HugeCopies & copies) { return copies.report().failure; });
-    py::class_<ReadRates>(m, "ReadRates", "How fast a file's mapping and its copy on huge pages are read.")
+    py::class_<ReadRates>(m, "ReadRates", "The rates at which a file's mapping and its copy on huge pages are read.")
         .def_readonly("mapped_gb_s", &ReadRates::mapped_gb_s)
         .def_readonly("huge_gb_s", &ReadRates::huge_gb_s)
         .def_readonly("gain", &ReadRates::gain)

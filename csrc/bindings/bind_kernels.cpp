@@ -168,26 +168,26 @@ std::vector<std::string> quantized(const std::vector<std::string> & types) {
 } // namespace
 
 void bind_kernels(py::module_ & m) {
-    m.def("cpu_kernels", &kernel_names, "Types of weights that this build has kernels for (csrc/kernels).");
+    m.def("cpu_kernels", &kernel_names, "Return the types of weights for which this build has kernels (csrc/kernels).");
     m.def("trusted_cpu_kernels", &trusted_kernel_names,
-          "Those of them that are used: their results are ggml's on this machine, bit for bit.");
-    m.def("cpu_kernels_enabled", &enabled, "Whether the CPU computes with them.");
+          "Return those of `cpu_kernels` whose results are ggml's on this machine, bit for bit. These are used.");
+    m.def("cpu_kernels_enabled", &enabled, "Return True if the CPU computes with spac's kernels.");
     m.def("set_cpu_kernels", &enable, py::arg("on"),
-          "Whether the CPU computes with them, for the whole process; else with ggml's own.");
+          "Choose if the CPU computes with spac's kernels or with ggml's own, for the whole process.");
     m.def("time_cpu_kernels", &times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
-          "Measures the ways to compute with weights of these types.");
+          "Measure the ways to compute with weights of these types.");
     m.def("choose_cpu_kernels", &choose_ways, py::arg("type"), py::arg("ways"), py::arg("dense") = std::vector<bool>{},
-          "Fixes the way to compute for 1 to 8 rows of input, for the whole process. `dense` says for which of them it "
-          "is used for dense matrices too, where llama.cpp has kernels of its own (none if it is empty).");
+          "Fix the way to compute for 1 to 8 rows of input, for the whole process. `dense` has the numbers of rows for "
+          "which it also computes dense matrices where llama.cpp has other kernels. An empty list means none.");
     m.def("chosen_dense_cpu_kernels", &chosen_dense, py::arg("type"),
-          "For which of 1 to 8 rows of input the chosen ways compute dense matrices.");
-    m.def("chosen_cpu_kernels", &chosen_ways, py::arg("type"), "The way to compute for 1 to 8 rows of input.");
+          "Return for 1 to 8 rows of input if the chosen ways compute dense matrices.");
+    m.def("chosen_cpu_kernels", &chosen_ways, py::arg("type"), "Return the way to compute for 1 to 8 rows of input.");
     m.def("repackable_cpu_types", &repackable, py::arg("types"),
-          "Returns those of the types that llama.cpp has repacked kernels for on this CPU.");
+          "Return those of the types for which llama.cpp has repacked kernels on this CPU.");
     m.def("quantized_cpu_types", &quantized, py::arg("types"),
-          "Returns those of the types that time_repacking can measure.");
+          "Return those of the types that time_repacking can measure.");
     m.def("time_repacking", &repack_times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
-          "Measures plain and repacked weights of these types.");
+          "Measure plain and repacked weights of these types.");
     m.def("time_threads", &thread_times, py::arg("type"), py::arg("threads"), py::arg("seconds"),
-          "Measures products of one token with experts of this type, for each number of threads.");
+          "Measure products of one token with experts of this type, for each number of threads.");
 }

@@ -283,10 +283,10 @@ void bind_session(py::module_ & m) {
             return reason ? std::optional(spac::bindings::message(*reason)) : std::nullopt;
         },
         py::arg("target_model"), py::arg("draft_model"),
-        "Why the draft model's tokens do not mean the same to the target (one line), or None.");
-    m.def("draft_types", &spac::draft_types, "The draft types that llama.cpp knows, by its names.");
+        "Return the reason why the vocabularies of draft and target differ, in one line; None if they do not.");
+    m.def("draft_types", &spac::draft_types, "Return the names of the draft types that llama.cpp knows.");
     m.def("needs_draft_context", &spac::needs_draft_context, py::arg("draft_type"));
     m.def(
         "set_common_verbosity", &spac::set_common_verbosity, py::arg("level"),
-        "Messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 3, 4, 5 all.");
+        "Choose messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 5 all.");
 }

@@ -135,7 +135,7 @@ py::list toward(const SlotTable & table, const py::object & priority, const py::
 } // namespace
 
 void bind_slot_table(py::module_ & m) {
-    py::class_<SlotTable>(m, "SlotTable", "Which expert is in which slot: bookkeeping without a device.")
+    py::class_<SlotTable>(m, "SlotTable", "A table of the experts in slots: bookkeeping without a device.")
         .def(py::init(&make_table), py::arg("layers"), py::arg("pool_slots"),
              "layers: (n_expert, pool) in the order in which they run; pool_slots: slots of every pool.")
         .def_property_readonly("n_held", &SlotTable::n_held)
@@ -167,15 +167,16 @@ void bind_slot_table(py::module_ & m) {
         [](int n_slots, const Layers & layers, int n_pool) {
             return spac::share_out(n_slots, layer_list(layers, static_cast<size_t>(n_pool)), n_pool);
         },
-        py::arg("n_slots"), py::arg("layers"), py::arg("n_pool"), "Slots of every pool, in proportion to its experts.");
+        py::arg("n_slots"), py::arg("layers"), py::arg("n_pool"),
+        "Return the slots of every pool, in proportion to its experts.");
     m.def("slots_per_tensor", &spac::slots_per_tensor, py::arg("blocks_per_slot"),
-          "How many slots of so many blocks one stacked tensor may have.");
+          "Return the most slots of so many blocks that one stacked tensor may have.");
     m.def(
         "most_slots",
         [](const std::vector<int> & limits, const Layers & layers) {
             return spac::most_slots(limits, layer_list(layers, limits.size()));
         },
-        py::arg("limits"), py::arg("layers"), "The most slots whose shares stay within every pool's limit.");
+        py::arg("limits"), py::arg("layers"), "Return the most slots whose shares stay within every pool's limit.");
     m.def(
         "copy_runs",
         [](const std::vector<int32_t> & slot_of, size_t expert_bytes, size_t copy_bytes) {

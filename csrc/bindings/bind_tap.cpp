@@ -45,7 +45,7 @@ class PyTap {
 } // namespace
 
 void bind_tap(py::module_ & m) {
-    py::class_<PyTap>(m, "Tap", "What enters every FFN of the context made in its `with` block.")
+    py::class_<PyTap>(m, "Tap", "The inputs of every FFN of the context that is made in its `with` block.")
         .def(py::init<>())
         .def("__enter__",
              [](py::object self) {

@@ -40,7 +40,8 @@ class PyThreadPool {
 } // namespace
 
 void bind_threads(py::module_ & m) {
-    py::class_<PyThreadPool>(m, "ThreadPool", "Threads that stay, for the graphs of contexts on the CPU.")
+    py::class_<PyThreadPool>(m, "ThreadPool",
+                             "A pool of threads that stay from graph to graph, for contexts on the CPU.")
         .def(py::init<int, int>(), py::arg("n_threads"), py::arg("poll"))
         .def("attach", &PyThreadPool::attach, py::arg("context"))
         .def("close", &PyThreadPool::close);
@@ -49,5 +50,5 @@ void bind_threads(py::module_ & m) {
         [](std::vector<int> cpus, bool strict) {
             spac::set_placing({std::move(cpus), strict});
         },
-        py::arg("cpus"), py::arg("strict"), "Sets the CPUs that threads of pools run on; for pools made from now on.");
+        py::arg("cpus"), py::arg("strict"), "Set the CPUs on which threads of pools run, for pools made from now on.");
 }

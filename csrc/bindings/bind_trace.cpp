@@ -54,7 +54,8 @@ void bind_trace(py::module_ & m) {
         names.append(name);
     }
     m.attr("ACTIVITIES") = py::tuple(names);
-    py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace", "The recorder of a timeline; off until it is started.")
+    py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace",
+                                              "The recorder of a timeline, which is off until it is started.")
         .def(py::init<>())
         .def("start", &Trace::start, py::arg("capacity") = Trace::default_capacity,
              py::call_guard<py::gil_scoped_release>())
@@ -64,7 +65,7 @@ void bind_trace(py::module_ & m) {
         .def_property_readonly("dropped", py::cpp_function(&Trace::dropped, py::call_guard<py::gil_scoped_release>()))
         .def("__len__", &Trace::size, py::call_guard<py::gil_scoped_release>());
 
-    py::class_<Churn>(m, "Churn", "What evictions and uploads were good for: bookkeeping by itself.")
+    py::class_<Churn>(m, "Churn", "A count of useful and useless evictions and uploads: bookkeeping by itself.")
         .def(py::init<>())
         .def(
             "loaded",

@@ -104,7 +104,7 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
 }
 
 void bind_session_events(py::module_ & m) {
-    py::class_<Step>(m, "Step", "What one step did.")
+    py::class_<Step>(m, "Step", "The event and the figures of one finished step.")
         .def_property_readonly("tokens",
                                [](const py::object & self) {
                                    const auto & tokens = self.cast<const Step &>().tokens;
