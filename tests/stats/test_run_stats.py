@@ -8,7 +8,7 @@ import json
 import pytest
 
 from spac.stats import Meter, RunStats, Setting
-from spac.stats.words import end
+from spac.stats.words import counted, end, number, percent, seconds, size
 
 SETTING = Setting(
     target="target.gguf",
@@ -118,3 +118,13 @@ def test_the_table_in_words():
     table = RunStats.of(one_thread, METER).table()
     assert "20 tokens, stopped at --max-tokens, seed 7" in table
     assert "1 CPU thread\n" in table + "\n"
+
+
+def test_figures_as_text():
+    assert [number(v) for v in (None, 0, 1234.5, 999.6, 12.345, 0.00123)] == [
+        "–", "0", "1,234", "1,000", "12.3", "0.00123",
+    ]  # fmt: skip
+    assert [seconds(v) for v in (None, 0, 2.5, 0.0123, 4.2e-5)] == ["–", "0 s", "2.5 s", "12.3 ms", "42 µs"]
+    assert [size(v) for v in (0, 999, 1e6, 4.18e9, 5e15)] == ["0 B", "999 B", "1 MB", "4.18 GB", "5,000 TB"]
+    assert [percent(v) for v in (None, 0, 0.1234, 1)] == ["–", "0%", "12.3%", "100%"]
+    assert [counted(n, "round") for n in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]

@@ -27,6 +27,7 @@ from spac.config import COUNT, EngineConfig, Range, Slots
 from spac.errors import InputError
 from spac.machine.files import check_writable, write_atomically
 from spac.scheduler import SchedulerChoice, names
+from spac.stats.words import counted
 
 if TYPE_CHECKING:
     from spac.bench.measure import Measurement
@@ -188,8 +189,8 @@ class Bench:
         n_prompts = len(measured.prompts)
         n_rounds = max(map(len, measured.samples.values()))
         rounds = (
-            f"{_counted(n_rounds, 'round')} of {_counted(n_prompts, 'prompt')}, "
-            f"{options.max_tokens} tokens each at most, with {_counted(measured.base.threads, 'thread')} "
+            f"{counted(n_rounds, 'round')} of {counted(n_prompts, 'prompt')}, "
+            f"{options.max_tokens} tokens each at most, with {counted(measured.base.threads, 'thread')} "
             "on the CPU in every setting"
         )
         text = list(table.lines(figures.rows(measured.samples), rounds))
@@ -225,10 +226,6 @@ class Bench:
             "interrupted": interrupted,
             "left_out": {each.label: why for each, why in measured.left_out.items()},
         }
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from spac.bench.figures import Row, Spread, best, rivals, widest
+from spac.stats.words import counted, number, percent, seconds
 
 _HEAD = (
     "setting", "tokens/s", "[range]", "ratio", "first token", "accepted", "tokens/step", "hit rate",
@@ -31,7 +32,7 @@ def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
         yield "ratio: to the CPU alone, with the same drafts; the median of the rounds' ratios"
     if (wide := widest(all_rows)) is not None:
         yield (
-            f"warning: the rounds of '{wide.candidate.label}' differ by up to {_number(wide.spread)} times: "
+            f"warning: the rounds of '{wide.candidate.label}' differ by up to {number(wide.spread)} times: "
             "stop other programs, and run again"
         )
     if winner is not None:
@@ -41,7 +42,7 @@ def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
 def _recommendation(all_rows: Sequence[Row], winner: Row) -> str:
     options = shlex.join(winner.candidate.arguments) or "no options"
     n = rivals(all_rows, winner)
-    doubt = f"; the range of {n} other{'s' * (n > 1)} reaches into its own" if n else ""
+    doubt = f"; the range of {counted(n, 'other')} reaches into its own" if n else ""
     return f"* fastest here, for spac.run: {options}{doubt}"
 
 
@@ -49,15 +50,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     speed = row.tokens_per_second
     return (
         row.candidate.label,
-        _number(_median(speed)),
+        number(_median(speed)),
         _range(speed),
-        "1" if row.candidate.is_baseline else _number(_median(row.ratio)),
-        _seconds(_median(row.time_to_first_token_s)),
-        _percent(row.acceptance),
-        _number(row.tokens_per_step),
-        _percent(row.hit_rate),
-        _number(None if row.bytes_moved_per_step is None else row.bytes_moved_per_step / 1e6),
-        "-" if row.slots is None else f"{row.slots} of {row.n_experts}",
+        "1" if row.candidate.is_baseline else number(_median(row.ratio)),
+        seconds(_median(row.time_to_first_token_s)),
+        percent(row.acceptance),
+        number(row.tokens_per_step),
+        percent(row.hit_rate),
+        number(None if row.bytes_moved_per_step is None else row.bytes_moved_per_step / 1e6),
+        "–" if row.slots is None else f"{row.slots} of {row.n_experts}",
     )
 
 
@@ -65,19 +66,5 @@ def _median(spread: Spread | None) -> float | None:
     return None if spread is None else spread.median
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
 def _range(spread: Spread | None) -> str:
-    return "" if spread is None else f"[{_number(spread.least)}–{_number(spread.most)}]"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{_number(value * 1e3)} ms" if value < 1 else f"{_number(value)} s"
+    return "" if spread is None else f"[{number(spread.least)}–{number(spread.most)}]"

@@ -231,10 +231,10 @@ def _driver() -> str:
 def _memory(target: Path | None = None) -> Iterator[Finding]:
     free, total = host_memory.sizes()
     limit = host_memory.group_limit()
-    bound = f", limited to {_gb(limit)} by its control group" if limit is not None and limit < total else ""
+    bound = f", limited to {size(limit)} by its control group" if limit is not None and limit < total else ""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    lock = "unlimited" if locked == resource.RLIM_INFINITY else _gb(locked)
-    yield Finding("memory", "ok", f"{_gb(free)} of {_gb(total)} available{bound}; lockable: {lock}")
+    lock = "unlimited" if locked == resource.RLIM_INFINITY else size(locked)
+    yield Finding("memory", "ok", f"{size(free)} of {size(total)} available{bound}; lockable: {lock}")
     if target is not None:
         yield from _paging(target)
 
@@ -319,10 +319,6 @@ def _expert_memory(way: str, shares_host_memory: bool) -> tuple[State, str, str]
         "the mapping of the model is not pinned, or in part: uploads are slower (the driver, SPAC_PIN, "
         "SPAC_PIN_LIMIT)",
     )
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def make_parser() -> Parser:

@@ -18,6 +18,7 @@ from spac.cli.program import Talk, add_talk, guarded, models
 from spac.config.context import ContextConfig
 from spac.costs import Costs
 from spac.errors import InputError
+from spac.stats.words import counted
 
 if TYPE_CHECKING:
     from spac._core import LayerInfo
@@ -89,10 +90,10 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _table(costs: Costs, key: Key, layers: Sequence[LayerInfo], *, drafts: bool) -> Iterator[str]:
-    yield f"{key.cpu}, {key.threads} {'thread' if key.threads == 1 else 'threads'}; {key.device}"
+    yield f"{key.cpu}, {counted(key.threads, 'thread')}; {key.device}"
     for pool, expert in enumerate(costs.experts):
         mine = [layer for layer in layers if layer.pool == pool]
-        yield f"\nexperts of {mine[0].expert_bytes / 1e3:,.0f} kB ({_layers(len(mine))})"
+        yield f"\nexperts of {mine[0].expert_bytes / 1e3:,.0f} kB ({counted(len(mine), 'layer')})"
         link = mine[0].expert_bytes / 1e9
         yield from map(
             _row,
@@ -131,7 +132,3 @@ def _row(row: tuple[str, float, str]) -> str:
 
 def _rate(gigabytes: float, seconds: float) -> str:
     return f"{gigabytes / seconds:.1f} GB/s" if seconds > 0 else ""
-
-
-def _layers(n: int) -> str:
-    return "1 layer" if n == 1 else f"{n} layers"

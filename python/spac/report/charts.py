@@ -7,19 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from spac.report.figures import (
-    FloatArray,
-    Part,
-    number,
-    percent,
-    rate,
-    rows,
-    seconds,
-    size,
-    smooth,
-    time_parts,
-)
+from spac.report.figures import FloatArray, Part, rate, rows, smooth, time_parts
 from spac.report.reading import Recording
+from spac.stats.words import number, percent, seconds, size
 
 Chart = dict[str, Any]
 

@@ -1,11 +1,10 @@
-"""The figures of a page, computed from a recording, and number formats for them."""
+"""The figures of a page, computed from a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,37 +106,3 @@ def fixed_hit_rate(recording: Recording) -> float | None:
 def file_name(path: str | None) -> str | None:
     """Return a model's file name; the page does not show its folder, which is private."""
     return None if path is None else PurePath(path).name or path
-
-
-def number(value: Any) -> str:
-    """Return a number with three digits, or in whole from 1000 on; "–" for None."""
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def percent(value: Any) -> str:
-    """Return a share in percent; "–" for None."""
-    return "–" if value is None else f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"
-
-
-def seconds(value: Any) -> str:
-    """Return a time in s, ms or µs; "–" for None."""
-    if value is None:
-        return "–"
-    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if abs(value) * scale >= 1:
-            return f"{number(value * scale)} {unit}"
-    return f"{number(value * 1e6)} µs" if value else "0 s"
-
-
-def size(value: Any) -> str:
-    """Return a number of bytes, with units in powers of 1000; "–" for None."""
-    if value is None:
-        return "–"
-    amount = float(value)
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(amount) < 1000:
-            return f"{number(amount)} {unit}"
-        amount /= 1000
-    return f"{number(amount)} TB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spac.stats.words import end
+from spac.stats.words import counted, end, number, percent, seconds, size
 
 if TYPE_CHECKING:
     from spac.stats.run_stats import RunStats
@@ -18,13 +18,13 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     rows = [
         (
             "speed",
-            f"{_number(stats.tokens_per_second)} tokens/s, {_number(stats.latency_ms_per_token)} ms/token, "
-            f"{_number(stats.latency_ms_per_step)} ms/step",
+            f"{number(stats.tokens_per_second)} tokens/s, {number(stats.latency_ms_per_token)} ms/token, "
+            f"{number(stats.latency_ms_per_step)} ms/step",
         ),
         (
             "prompt",
-            f"{stats.prompt_tokens} tokens at {_number(stats.prefill_tokens_per_second)} tokens/s, "
-            f"first token after {_seconds(stats.time_to_first_token_s)}, loaded in {_seconds(stats.load_s)}",
+            f"{stats.prompt_tokens} tokens at {number(stats.prefill_tokens_per_second)} tokens/s, "
+            f"first token after {seconds(stats.time_to_first_token_s)}, loaded in {seconds(stats.load_s)}",
         ),
         (
             "text",
@@ -34,7 +34,7 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
             "speculation",
             f"{speculation}"
             + (
-                f": acceptance {_percent(stats.acceptance)}, {_number(stats.tokens_per_step)} tokens/step"
+                f": acceptance {percent(stats.acceptance)}, {number(stats.tokens_per_step)} tokens/step"
                 if stats.draft_types
                 else ""
             ),
@@ -42,26 +42,25 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     ]
     if stats.n_experts:
         rows += _expert_rows(stats)
-    threads = "thread" if stats.threads == 1 else "threads"
-    return [*rows, ("device", f"{device}{_vram(stats)}, {stats.threads} CPU {threads}")]
+    return [*rows, ("device", f"{device}{_vram(stats)}, {counted(stats.threads, 'CPU thread')}")]
 
 
 def _vram(stats: RunStats) -> str:
     """Return the device memory in use, and its limit if there is one."""
     if not stats.vram_bytes:
         return ""
-    limit = f" of {_bytes(stats.vram_limit)} allowed" if stats.vram_limit else ""
-    return f", {_bytes(stats.vram_bytes)}{limit}"
+    limit = f" of {size(stats.vram_limit)} allowed" if stats.vram_limit else ""
+    return f", {size(stats.vram_bytes)}{limit}"
 
 
 def _lengths(stats: RunStats) -> str:
     """Return the draft lengths and the speed that the governor expected."""
     if stats.governor != "roofline":
         return f"{stats.draft_length} tokens"
-    lengths = f"0 to {stats.draft_length} tokens, mean {_number(stats.draft_length_mean)}"
+    lengths = f"0 to {stats.draft_length} tokens, mean {number(stats.draft_length_mean)}"
     if stats.predicted_tokens_per_second is None:
         return lengths
-    return f"{lengths}, expected {_number(stats.predicted_tokens_per_second)} tokens/s"
+    return f"{lengths}, expected {number(stats.predicted_tokens_per_second)} tokens/s"
 
 
 def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
@@ -69,29 +68,29 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
     return [
         (
             "experts",
-            f"{stats.slots} slots for {stats.n_experts} experts ({_bytes(stats.slot_bytes)}), "
+            f"{stats.slots} slots for {stats.n_experts} experts ({size(stats.slot_bytes)}), "
             f"{stats.slots_resident} resident",
         ),
         (
             "hit rate",
-            f"{_percent(stats.hit_rate)} of activations, "
-            f"{_percent(stats.hit_rate_distinct)} of distinct experts",
+            f"{percent(stats.hit_rate)} of activations, "
+            f"{percent(stats.hit_rate_distinct)} of distinct experts",
         ),
         ("scheduler", _scheduler(stats)),
         *([("lookahead", _lookahead(stats))] if stats.lookahead else []),
-        ("share", f"GPU {_percent(stats.gpu_share)}, CPU {_percent(stats.cpu_share)}"),
+        ("share", f"GPU {percent(stats.gpu_share)}, CPU {percent(stats.cpu_share)}"),
         (
             "moved",
-            f"{_bytes(moved['uploads'])} in {stats.uploads} uploads ({stats.evictions} evictions"
+            f"{size(moved['uploads'])} in {stats.uploads} uploads ({stats.evictions} evictions"
             + (f", {stats.upload_failures} failed" if stats.upload_failures else "")
             + (f", {stats.uploads_wasted} unused" if stats.uploads_wasted else "")
-            + f"), {_bytes(moved['downloads'])} to the CPU, {_bytes(moved['joins'])} back",
+            + f"), {size(moved['downloads'])} to the CPU, {size(moved['joins'])} back",
         ),
         *([("disk", _disk(stats))] if stats.disk_bytes is not None else []),
         (
             "host waits",
-            f"{stats.host_waits}, {_seconds(stats.host_wait_s)} in all; "
-            f"experts on the CPU took {_seconds(stats.host_compute_s)}",
+            f"{stats.host_waits}, {seconds(stats.host_wait_s)} in all; "
+            f"experts on the CPU took {seconds(stats.host_compute_s)}",
         ),
     ]
 
@@ -100,40 +99,17 @@ def _scheduler(stats: RunStats) -> str:
     options = "".join(f", {key}={value}" for key, value in stats.scheduler_options.items())
     text = stats.scheduler + options
     if stats.scheduler_share:
-        text += f": {_number(stats.scheduler_ms_per_step)} ms/step ({_percent(stats.scheduler_share)})"
+        text += f": {number(stats.scheduler_ms_per_step)} ms/step ({percent(stats.scheduler_share)})"
     if stats.prediction is not None:
-        text += f", hot/cold prediction {_percent(stats.prediction['accuracy'])} accurate"
+        text += f", hot/cold prediction {percent(stats.prediction['accuracy'])} accurate"
     return text
 
 
 def _disk(stats: RunStats) -> str:
     read = stats.disk_bytes or 0
-    return f"{_bytes(read)} read, {_bytes(read // max(1, stats.generated_tokens))}/token"
+    return f"{size(read)} read, {size(read // max(1, stats.generated_tokens))}/token"
 
 
 def _lookahead(stats: RunStats) -> str:
-    layers = f"{stats.lookahead} layer{'s' if stats.lookahead > 1 else ''}"
-    return f"{layers}: {_percent(stats.foreseen_right)} of {stats.foreseen} predictions were right"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{_number(value * 1e3)} ms" if value < 1 else f"{value:.1f} s"
-
-
-def _bytes(value: int) -> str:
-    size = float(value)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{_number(size)} {unit}"
-        size /= 1000
-    return f"{_number(size)} TB"
+    layers = counted(stats.lookahead, "layer")
+    return f"{layers}: {percent(stats.foreseen_right)} of {stats.foreseen} predictions were right"

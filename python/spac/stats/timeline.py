@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from spac.machine.files import check_writable, unwritable
+from spac.stats.words import counted
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -186,7 +187,7 @@ class Timeline:
             "experts": [f"layer {row['layer']} expert {row['expert']} pool {row['pool']}" for row in group],
             "failed": (failed := group[0]["ok"] == 0),
         }
-        title = f"{len(group)} expert{'s' if len(group) > 1 else ''}" + (" (failed)" if failed else "")
+        title = counted(len(group), "expert") + (" (failed)" if failed else "")
         event = self._complete(title, "copies", group[0]["start_ns"], group[0]["end_ns"], args)
         return event | {"cat": "copy"}
 

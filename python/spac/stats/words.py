@@ -1,4 +1,4 @@
-"""Words for statistics, which the table of a run and the report share."""
+"""Numbers and words of statistics as text, for tables, the report and messages."""
 
 from __future__ import annotations
 
@@ -11,3 +11,41 @@ def end(reason: str, n_tokens: int, context: int) -> str:
     if reason == "length":
         return "stopped at a full context" if 0 < context <= n_tokens + 1 else "stopped at --max-tokens"
     return {"stop": "stopped by the model", "cancelled": "cancelled"}.get(reason, reason)
+
+
+def number(value: float | None) -> str:
+    """Return a number with three digits, or in whole from 100 on; "–" for None."""
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent; "–" for None."""
+    return "–" if value is None else f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a time in s, ms or µs; "–" for None."""
+    if value is None:
+        return "–"
+    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(value) * scale >= 1:
+            return f"{number(value * scale)} {unit}"
+    return f"{number(value * 1e6)} µs" if value else "0 s"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes, with units in powers of 1000; "–" for None."""
+    if value is None:
+        return "–"
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{number(value)} {unit}"
+        value /= 1000
+    return f"{number(value)} TB"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
