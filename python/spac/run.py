@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import argparse
 import os
+import re
 import select
 import stat
 import sys
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.cli import interrupt
-from spac.cli.escapes import unescaped
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
 from spac.cli.program import INTERRUPTED, Talk, add_talk, broken_pipe, guarded, models, say
 from spac.config import COUNT, Range
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from spac.stats import RunStats
 
 STDIN_PATIENCE_S = 0.5  # the wait for a pipe, which may bring no prompt
+_MEANING = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+_ESCAPE = re.compile(r"""\\(?:x([0-9a-fA-F]{2})|([nrt'"\\]))""")
 
 
 def make_parser() -> Parser:
@@ -179,6 +181,22 @@ class Run:
 
     def _canceller(self) -> Callable[[], None] | None:
         return self.generation.cancel if self.generation is not None else None
+
+
+def unescaped(text: str) -> str:
+    r"""Return `text` with its escape sequences replaced.
+
+    These are \n, \r, \t, quotes, \\ and bytes such as \x41. Other backslashes stay.
+    """
+
+    def meant(match: re.Match[str]) -> str:
+        if match[2] is not None:
+            return _MEANING[match[2]]
+        byte = bytes([int(match[1], 16)])
+        return byte.decode("utf-8", "surrogateescape")
+
+    # Bytes that form a character in UTF-8 become that character. Others stay bytes.
+    return _ESCAPE.sub(meant, text).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def _read_text(name: str) -> str:

@@ -14,10 +14,9 @@ import pytest
 from spac import _core, demo, env
 from spac.doctor import program as doctor
 from spac.doctor import selftest
-from spac.doctor.finding import Finding
 from spac.doctor.mechanisms import AHEAD, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
 from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
-from spac.doctor.trial import Trial
+from spac.doctor.trial import Finding, Trial
 from tools.models import exchange_experts
 
 NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]

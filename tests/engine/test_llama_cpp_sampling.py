@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac import demo
-from spac.cli.escapes import unescaped
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.sampling import SAMPLERS, sampler_names, sampler_sequence
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.run import unescaped
 
 PROMPT = "def add(a, b):\n"
 SCHEMA: dict[str, Any] = {

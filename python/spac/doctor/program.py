@@ -25,8 +25,7 @@ from spac.cli.options import Parser, add_config
 from spac.cli.program import add_talk, guarded
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
-from spac.doctor.finding import Finding, State
-from spac.doctor.trial import Trial
+from spac.doctor.trial import Finding, State, Trial
 from spac.errors import SpacError, one_line
 from spac.machine import host_memory
 from spac.machine.cpu import cpu_name, missing_features, physical_cores

@@ -5,14 +5,27 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from spac.doctor.finding import Finding
 from spac.doctor.mechanisms import AHEAD, BY_NAME, used_on, why_unused, without_orphans
 
 if TYPE_CHECKING:
     from spac._core import DeviceInfo
     from spac.doctor.selftest import Result, SelfTest
+
+
+State = Literal["ok", "off", "fault"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. `why` says what is off and what to do. It is empty for "ok"."""
+
+    name: str
+    state: State
+    found: str
+    why: str = ""
 
 
 class Trial:

@@ -19,13 +19,26 @@ from spac.cli.options import Parser, add_config, add_engine, number, read_config
 from spac.cli.program import Talk, add_talk, guarded, models
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
-from spac.serve import defaults
 
 if TYPE_CHECKING:
     from spac.serve.middleware import ServerState
 
 BACKLOG = 2048
 GRACE_S = 5  # seconds in which responses can end after a stop; generations end at once
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "mirostat": "mirostat_mode",
+    "mirostat_lr": "mirostat_eta",
+    "mirostat_ent": "mirostat_tau",
+}
+"""The sampling options that a request can give: their names in `SamplingConfig`, and in a request."""
 
 
 def make_parser() -> Parser:
@@ -57,7 +70,7 @@ def make_parser() -> Parser:
     add_prefill_option(chat)
     add_engine(parser)
     sampling = parser.add_argument_group("sampling, where a request does not say")
-    add_config(sampling, SamplingConfig, only=defaults.SAMPLING)
+    add_config(sampling, SamplingConfig, only=SAMPLING)
     add_talk(parser.add_argument_group("output"))
     return parser
 
@@ -93,7 +106,7 @@ def serve(options: argparse.Namespace) -> int:
             talk.note("anyone who can reach this host can use the model; set --api-key")
         app, state = make_app(
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
-            defaults.of(config.sampling),
+            sampling_defaults(config.sampling),
         )  # fmt: skip
         server = make_server(app, state, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
@@ -156,10 +169,19 @@ def load(config: EngineConfig) -> Any:
     return Llama.from_config(config, verbose=False)
 
 
+def sampling_defaults(sampling: SamplingConfig) -> dict[str, Any]:
+    """Return the values that apply where a request gives none, by their names in a request.
+
+    Without them, llama-cpp-python's server would penalize repetitions.
+    """
+    given = {asked: getattr(sampling, name) for name, asked in SAMPLING.items()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def adopt_format(llama: Any, options: ChatOptions) -> str:
     """Give chat requests the format of the model's family; return a note for the user, or ""."""
     from spac.chat.format import ChatFormat
-    from spac.serve.chat import ServedChat
+    from spac.serve.served_model import ServedChat
 
     chat = ChatFormat(llama.target, options.template)
     llama.chat_handler = ServedChat(chat, options)
@@ -171,7 +193,7 @@ def make_app(
 ) -> tuple[Any, ServerState]:
     """Return llama-cpp-python's app around a model, behind the middleware, and the server state.
 
-    given: the default sampling options, see `defaults.of`.
+    given: the default sampling options, see `sampling_defaults`.
     """
     from llama_cpp.server import app as upstream
     from llama_cpp.server.settings import ModelSettings, ServerSettings

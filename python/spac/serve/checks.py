@@ -43,7 +43,8 @@ def checked(
 ) -> tuple[dict[str, Any], bytes]:
     """Return the request, and its body as llama-cpp-python's server understands it.
 
-    `defaults` apply where a request gives no value (`defaults.of`). Raises Refusal with a 4xx status.
+    `defaults` apply where a request gives no value (`app.sampling_defaults`).
+    Raise Refusal with a 4xx status.
     """
     try:
         request = json.loads(body)

@@ -13,6 +13,7 @@ import llama_cpp
 from fastapi.responses import JSONResponse
 
 from spac.errors import Cancelled
+from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
@@ -114,6 +115,17 @@ def _refusing() -> Iterator[None]:
         raise Refusal(GONE, "cancelled") from None
     except Exception as error:
         raise refusal_of(error) from error
+
+
+class ServedChat(ChatHandler):
+    """Handles the chat requests of a served model; it reads fields beyond llama_cpp's from the context."""
+
+    def __call__(self, *, llama: Any, **given: Any) -> Any:
+        """Answer a chat request, as `ChatHandler` does."""
+        context = REQUEST_CONTEXT.get()
+        # An abandoned stream may be closed late, so the request's end resets the tokens.
+        context.at_end(lambda: llama.preserve_tokens(()))
+        return super().__call__(llama=llama, request=context.request, **given)
 
 
 class ModelProxy:
