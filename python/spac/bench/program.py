@@ -75,7 +75,7 @@ def make_parser() -> Parser:
     )  # fmt: skip
     compared.add_argument(
         "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=_convert(Slots.parse),
-        help=f"experts that the device holds: {Slots.ACCEPTED} (default: auto)".replace("%", "%%"),
+        help=f"experts that the device holds: {Slots.ACCEPTED} (default: {Slots()})".replace("%", "%%"),
     )  # fmt: skip
     compared.add_argument(
         "--draft-lengths", "--draft-length", nargs="+", metavar=f"N|{ROOFLINE}", type=_convert(parse_length),

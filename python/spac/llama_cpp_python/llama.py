@@ -55,7 +55,7 @@ _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 COMMON = "common"
 """The name of the chat format that llama.cpp's `common` implements: the format of the model's family."""
 _EXACT = "_config"  # `Llama.from_config` passes its configuration as this argument.
-_CHOICE = frozenset(item.name for item in fields(Sampling))
+_CHOICE = {item.name: _GENERATE.parameters[item.name].default for item in fields(Sampling)}
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -244,8 +244,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
         """Yield tokens as llama_cpp's `generate` does, from the native session where it can."""
         given = _GENERATE.bind(self, *args, **keywords).arguments
-        choice = {name: value for name, value in given.items() if name in _CHOICE}
-        sampling = Sampling(**choice)
+        sampling = Sampling(**{name: given.get(name, default) for name, default in _CHOICE.items()})
         self._check_open()
         refusal = self._refusal(sampling)
         self._turn += 1

@@ -55,24 +55,24 @@ class ChatGrammar:
 class Sampling:
     """The arguments of `Llama.generate` that say how tokens are chosen.
 
-    Their names and defaults are llama_cpp's.
+    Their names are llama_cpp's.
     """
 
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    temp: float = 0.80
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    tfs_z: float = 1.0
-    mirostat_mode: int = 0
-    mirostat_eta: float = 0.1
-    mirostat_tau: float = 5.0
-    penalize_nl: bool = True
-    logits_processor: Sequence[Any] | None = None
-    grammar: Any = None
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    temp: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    tfs_z: float
+    mirostat_mode: int
+    mirostat_eta: float
+    mirostat_tau: float
+    penalize_nl: bool
+    logits_processor: Sequence[Any] | None
+    grammar: Any
 
     @property
     def refusal(self) -> str:

@@ -22,16 +22,10 @@ from spac.scheduler.options import (
 OPTIONS: dict[str, type[Options]] = {
     options.scheduler: options
     for options in (
-        LruOptions,
-        StaticOptions,
-        NoneOptions,
-        EwmaOptions,
-        LogisticOptions,
-        MoeSpacOptions,
-        MoeSpeqOptions,
+        LruOptions, StaticOptions, NoneOptions, EwmaOptions, LogisticOptions, MoeSpacOptions, MoeSpeqOptions,
         SpMoeOptions,
     )
-}
+}  # fmt: skip
 """The schedulers' options, by the schedulers' names."""
 
 
