@@ -98,8 +98,8 @@ class Foresight(Recorder):
 
 def fidelity(sets: dict[str, Demand]) -> str:
     """How far the draft's routes predicted the target's, over all sets; "" where they were not recorded."""
-    told = [each for each in sets.values() if each.draft_routes is not None]
-    found = [Fidelity.of(each.draft_routes, each.routes) for each in told]
+    drafted = [each for each in sets.values() if each.draft_routes is not None]
+    found = [Fidelity.of(each.draft_routes, each.routes) for each in drafted]
     if not found:
         return ""
     weight = [each.tokens for each in found]
@@ -109,7 +109,7 @@ def fidelity(sets: dict[str, Demand]) -> str:
         "of a step's experts, predicted": "recall",
         "predicted experts that were used": "precision",
     }
-    text = "by layer".ljust(32) + "".join(f"{i:6}" for i in range(len(told[0].layers))) + "  mean\n"
+    text = "by layer".ljust(32) + "".join(f"{i:6}" for i in range(len(drafted[0].layers))) + "  mean\n"
     for title, name in lines.items():
         mean = np.average([getattr(each, name) for each in found], axis=0, weights=weight)
         text += title.ljust(32) + "".join(f"{share:6.3f}" for share in (*mean, mean.mean())) + "\n"

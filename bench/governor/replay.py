@@ -48,7 +48,7 @@ class Recorded:
 
     def fixed(self, k: int) -> float:
         """Seconds of the text at length k: what was recorded, less what came after the last token."""
-        return self._run(lambda _room: k, lambda *_told: None)
+        return self._run(lambda _room: k, lambda *_observed: None)
 
     def governed(self, governor: RooflineGovernor, chosen: Counter[int]) -> float:
         """Seconds of the text under the governor; `chosen` counts its choices."""
@@ -63,10 +63,10 @@ class Recorded:
     def _run(self, choose: Any, observe: Any) -> float:
         place, total = 0, 0.0
         while place < self.n_tokens:
-            told = self.step(place, choose(self.n_tokens - place - 1))
-            observe(*told)
-            place += told[1] + 1
-            total += told[3]
+            observed = self.step(place, choose(self.n_tokens - place - 1))
+            observe(*observed)
+            place += observed[1] + 1
+            total += observed[3]
         return total
 
 

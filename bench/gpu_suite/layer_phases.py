@@ -40,17 +40,19 @@ def phases(events: list[Event]) -> dict[str, list[float]]:
     for i, event in enumerate(stream[:-1]):
         if LOOKUP not in event[0] or "quantize" not in stream[i + 1][0]:
             continue  # no lookup of slots
-        told = i - 1
-        while told > 0 and _is_copy(stream[told], "HtoD"):
-            told -= 1  # the mask's row
-        dense = told
+        arrived = i - 1
+        while arrived > 0 and _is_copy(stream[arrived], "HtoD"):
+            arrived -= 1  # the mask's row
+        dense = arrived
         while dense > 0 and (_is_copy(stream[dense]) or "k_get_rows" in stream[dense][0]):
             dense -= 1
         join = next((j for j in range(i + 1, len(stream)) if JOIN in stream[j][0]), None)
         if join is None:
             break
         rows = join - 1 if _is_copy(stream[join - 1], "HtoD") else join
-        found["dense part's end → the host has it"].append((_end(stream[told]) - _end(stream[dense])) / 1e3)
+        found["dense part's end → the host has it"].append(
+            (_end(stream[arrived]) - _end(stream[dense])) / 1e3
+        )
         found["rows begin to come → joined"].append((_end(stream[join]) - stream[rows][2]) / 1e3)
         found["device part's end → rows begin to come"].append(
             (stream[rows][2] - _end(stream[rows - 1])) / 1e3

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TELLS = re.compile(r"error|ASSERT|abort|spac: |Error|illegal|status \d{3}")
+CAUSES = re.compile(r"error|ASSERT|abort|spac: |Error|illegal|status \d{3}")
 """What a line contains that explains a crash; the first such line names the cause, later ones its effects."""
 NOISE = re.compile(r"no error|errors? = 0|ERROR SUMMARY: 0|error_|0 errors|_error")
 DEBUGGER_S = 25.0  # seconds that a debugger gets to tell where a process hangs
@@ -30,8 +30,8 @@ class Ended:
 def cause(output: str) -> str:
     """Return the first line that explains a failure, or the last line of all."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if TELLS.search(line) and not NOISE.search(line)]
-    return (telling or lines[-1:] or ["no output"])[0][:300]
+    causes = [line for line in lines if CAUSES.search(line) and not NOISE.search(line)]
+    return (causes or lines[-1:] or ["no output"])[0][:300]
 
 
 def where_it_hangs(pid: int) -> str:
@@ -51,7 +51,7 @@ def where_it_hangs(pid: int) -> str:
 
 
 def again(words: Sequence[object]) -> tuple[list[object], str] | None:
-    """Return a command line that runs a crashing command under cuda-gdb, and how its telling lines begin."""
+    """Return a command line that runs a crashing command under cuda-gdb, and how lines of the cause begin."""
     debugger = shutil.which("cuda-gdb")
     if debugger is None:
         return None

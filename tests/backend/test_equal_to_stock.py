@@ -17,7 +17,7 @@ from tests.conftest import TinyModel
 from tools.compare import Case, Job, Run, Settings, compare, run_worker
 from tools.compare.driver import Result, first_difference
 from tools.compare.script import LENGTHS
-from tools.models import FAMILIES, TOLD, Shape, exchange_experts, write_adapter
+from tools.models import FAMILIES, LOADER_FAMILIES, Shape, exchange_experts, write_adapter
 
 MODELS: dict[str, tuple[str, Shape]] = {
     "qwen3moe F32": ("qwen3moe", Shape()),
@@ -85,8 +85,10 @@ CONTROLS = (
 )
 """Of a copy of the model in which two experts are exchanged."""
 CASES = [*MODELS, *SETTINGS]
-OTHERS = sorted(set(FAMILIES) - set(TOLD) - {"llama", "qwen3"} - {family for family, _ in MODELS.values()})
-"""The other families at their default shapes; tests/architectures has those that the loader tells."""
+OTHERS = sorted(
+    set(FAMILIES) - set(LOADER_FAMILIES) - {"llama", "qwen3"} - {family for family, _ in MODELS.values()}
+)
+"""The other families at their default shapes; tests/architectures has those that the loader describes."""
 BRIEF = RUNS[1], RUNS[4]
 ADAPTED = ("qwen3moe Q4_0", "deepseek2 merged", "gpt-oss")
 """Models that also run with a LoRA adapter on experts and attention."""

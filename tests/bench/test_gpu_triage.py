@@ -15,7 +15,7 @@ def run(code: str, tmp_path: Path, seconds: float = 30.0) -> watched.Ended:
     return watched.run([sys.executable, "-c", code], tmp_path / "logs" / "log.txt", seconds, cwd=tmp_path)
 
 
-def test_the_first_telling_line_names_the_cause(tmp_path: Path) -> None:
+def test_the_first_such_line_names_the_cause(tmp_path: Path) -> None:
     code = (
         "import sys; print('loading'); print('CUDA error: an illegal memory access was encountered');"
         "print('  in function compute'); sys.exit('RuntimeError: llama_decode returned 2')"

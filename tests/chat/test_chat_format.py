@@ -54,7 +54,7 @@ def read(form, prompt, text, size=1):
     return answer, deltas + answer.finish()
 
 
-def test_reasoning_is_told_apart(engine):
+def test_reasoning_is_a_part_of_its_own(engine):
     form = ChatFormat(engine.target, THINKING)
     answer, _ = read(form, form.prompt([USER]), "<think>\nhmm\n</think>\n\nhi there")
     assert (answer.reasoning.strip(), answer.content) == ("hmm", "hi there")
@@ -84,7 +84,7 @@ def test_tool_calls_come_as_they_are_written(engine, size, every_piece_is_read):
 
 @given(st.text(alphabet="<think>/ \n{}a\"'é|", max_size=60), st.integers(1, 9))
 def test_deltas_add_up_to_the_answer(engine, text, size):
-    """Whatever a model writes, nothing that was told is taken back."""
+    """Whatever a model writes, nothing that was sent is taken back."""
     form = ChatFormat(engine.target, THINKING)
     answer, deltas = read(form, form.prompt([USER], tools=[ADD]), text, size)
     assert "".join(delta.reasoning for delta in deltas) == answer.reasoning
@@ -97,7 +97,7 @@ def test_an_answer_in_another_format_is_text(engine):
     assert (answer.content, answer.reasoning, answer.tool_calls) == ("no channels here", "", [])
 
 
-def test_an_answer_that_is_cut_is_told_as_far_as_it_came(engine):
+def test_an_answer_that_is_cut_is_sent_as_far_as_it_came(engine):
     form = ChatFormat(engine.target, THINKING)
     answer, _ = read(form, form.prompt([USER]), "<think>\nhalf a thou")
     assert (answer.reasoning, answer.content) == ("half a thou", "")

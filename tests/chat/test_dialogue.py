@@ -52,10 +52,10 @@ def test_the_plain_template_ends_where_the_user_would_speak(dialogue):
 
 
 def test_the_status_tells_of_reading_first(dialogue):
-    told, note = [], dialogue._note_reading
-    dialogue._note_reading = lambda *counts: (note(*counts), told.append(dialogue.status()))
+    shown, note = [], dialogue._note_reading
+    dialogue._note_reading = lambda *counts: (note(*counts), shown.append(dialogue.status()))
     said(dialogue, "def walk(top): ...")
-    assert told[0].startswith("reading: 0 of ")
+    assert shown[0].startswith("reading: 0 of ")
     assert "tok/s" in dialogue.status()
 
 

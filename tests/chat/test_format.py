@@ -53,11 +53,11 @@ def test_a_template_that_cannot_be_used(templated, target, faulty, fault):
         ChatFormat(target, faulty)
     with Engine(EngineConfig(templated(faulty), slots=4, threads=1, ctx=256)) as engine:
         chat = ChatFormat(engine.target)
-    for told in (str(refused.value), chat.note):
-        assert "cannot be used" in told
-        assert fault in told
-        assert "\n" not in told
-        assert "exception" not in told.lower()
+    for message in (str(refused.value), chat.note):
+        assert "cannot be used" in message
+        assert fault in message
+        assert "\n" not in message
+        assert "exception" not in message.lower()
     assert chat.prompt([USER]).text == "User: hello\nAssistant:"
     assert chat.stop
 
@@ -130,17 +130,17 @@ READ = [
 
 @pytest.mark.parametrize(("source", "text", "reasoning", "content"), READ)
 def test_an_answer_is_read(target, source, text, reasoning, content):
-    """By characters or at once: the same in the end, and what was told is never taken back."""
+    """By characters or at once: the same in the end, and what was sent is never taken back."""
     chat = ChatFormat(target, source)
     for pieces in (list(text), [text]):
-        answer, told = chat.answer(chat.prompt([USER])), []
+        answer, sent = chat.answer(chat.prompt([USER])), []
         for piece in pieces:
             answer._due = 0  # read each time, however fast they come
-            told += answer.push(piece)
-        told += answer.finish()
+            sent += answer.push(piece)
+        sent += answer.finish()
         assert (
-            "".join(delta.reasoning for delta in told).strip()
+            "".join(delta.reasoning for delta in sent).strip()
             == reasoning.strip()
             == answer.reasoning.strip()
         )
-        assert "".join(delta.content for delta in told) == content == answer.content
+        assert "".join(delta.content for delta in sent) == content == answer.content

@@ -215,10 +215,10 @@ THOUGHT = [
 ]
 
 
-@pytest.mark.parametrize(("quiet", "told"), [(False, "So *be* it.\n\nNo\x1b[2J\n"), (True, "")])
-def test_a_pipe_gets_answers_alone(capsys, quiet, told):
+@pytest.mark.parametrize(("quiet", "noted"), [(False, "So *be* it.\n\nNo\x1b[2J\n"), (True, "")])
+def test_a_pipe_gets_answers_alone(capsys, quiet, noted):
     Plain(terminal=False, quiet=quiet).show(iter(THOUGHT), str)
-    assert capsys.readouterr() == ("*Hi*\n", told)
+    assert capsys.readouterr() == ("*Hi*\n", noted)
 
 
 def test_nobody_reads_the_reasoning(capsys, monkeypatch):

@@ -55,7 +55,7 @@ def test_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chat_is_told_and_its_answer_read(engine: Engine, name: str) -> None:
+def test_a_chat_is_written_and_its_answer_read(engine: Engine, name: str) -> None:
     form = ChatFormat(engine.target, TEMPLATES[name])
     assert "cannot be used" not in form.note
     prompt = form.prompt([SYSTEM, USER, {"role": "assistant", "content": "well met"}, USER])
@@ -72,7 +72,7 @@ def test_a_chat_is_told_and_its_answer_read(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_tools_are_told_or_refused(engine: Engine, name: str) -> None:
+def test_tools_are_described_or_refused(engine: Engine, name: str) -> None:
     form = ChatFormat(engine.target, TEMPLATES[name])
     for choice in ("auto", "required"):
         prompt = form.prompt([USER], tools=[ADD], tool_choice=choice)
@@ -94,7 +94,7 @@ def test_a_schema_is_followed(engine: Engine, name: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 9, 20, 37, 1000])
 def test_text_behind_a_call(engine: Engine, size: int) -> None:
-    """A call that is told in parts ends before what comes behind it."""
+    """A call that is sent in parts ends before what comes behind it."""
     name = "inclusionai-ling-3.0-flash"
     if name not in TEMPLATES:
         pytest.skip("llama.cpp's sdist is not in the cache, or does not have it")
@@ -106,8 +106,8 @@ def test_text_behind_a_call(engine: Engine, size: int) -> None:
     )
     deltas = [delta for at in range(0, len(text), size) for delta in answer.push(text[at : at + size])]
     deltas += answer.finish()
-    told = [delta for delta in deltas if delta.content or delta.index is not None]
-    kinds = ["text" if delta.index is None else "call" for delta in told]
+    sent = [delta for delta in deltas if delta.content or delta.index is not None]
+    kinds = ["text" if delta.index is None else "call" for delta in sent]
     assert "call" in kinds
     last = len(kinds) - kinds[::-1].index("call")
     assert "text" not in kinds[kinds.index("call") : last]

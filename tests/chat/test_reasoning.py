@@ -1,4 +1,4 @@
-"""Models that reason before they answer: told apart, limited, turned off, remembered; also with drafts."""
+"""Models that reason before they answer: kept apart, limited, turned off, remembered; also with drafts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def said(dialogue, text="hello"):
 
 @pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
 @pytest.mark.parametrize("template", [THINKING, CHANNELS])
-def test_reasoning_is_told_apart(engine, template, drafts):
+def test_reasoning_is_kept_apart(engine, template, drafts):
     talk = dialogue(engine(template, drafts), says(REASONED[template]))
     reasoning, answer = said(talk)
     assert (reasoning.strip(), answer) == ("Is it so?", "Yup, it is")
@@ -158,11 +158,11 @@ def test_reasoning_off(engine):
 def test_a_template_that_cannot_do_without(engine):
     talk = dialogue(engine(CHANNELS), says(REASONED[CHANNELS]))
     assert talk.notes == []
-    told = run_command(talk, "/reasoning off")
-    assert told.startswith("reasoning off; the chat template has no way")
-    assert "--reasoning-budget 0" in told
+    answered = run_command(talk, "/reasoning off")
+    assert answered.startswith("reasoning off; the chat template has no way")
+    assert "--reasoning-budget 0" in answered
     [note] = talk.notes
-    assert note in told
+    assert note in answered
     assert said(talk) == ("Is it so?", "Yup, it is")
     [note] = dialogue(engine(TEMPLATE), options=options(reasoning=False)).notes
     assert "budget" not in note  # what is not known to reason has none

@@ -1,4 +1,4 @@
-"""`spac bench`: every combination is measured as `spac run` would run it, and told in a table and as JSON."""
+"""`spac bench`: every combination is measured as `spac run` would run it; a table and JSON show it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
         assert each["tokens_per_second"]["least"] <= each["tokens_per_second"]["median"]
         assert (each["ratio"] is None) == each["is_baseline"]
         assert all(run["threads"] == 1 for turn in each["rounds"] for run in turn["runs"])
-    assert_ran_as_told(settings)
+    assert_ran_as_asked(settings)
     table = out.splitlines()
     assert [line[2:].split("  ")[0] for line in table[1 : 1 + len(labels)]] == labels
     marked = [line for line in table[1 : 1 + len(labels)] if line.startswith("* ")]
@@ -74,7 +74,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
     assert "tell nothing about a GPU" in out
 
 
-def assert_ran_as_told(settings):
+def assert_ran_as_asked(settings):
     """Slots, schedulers and drafts are what the settings say, prompts were read, and texts depend on drafts
     only."""
     texts = {0: set(), 3: set()}

@@ -163,7 +163,7 @@ def test_every_interface_of_the_server():
 
 def test_every_metric_of_the_server():
     named = {name for row in rows(PAGES["server.md"]) for name in re.findall(r"`(spac_\w+)`", row[0])}
-    told = Metrics(RequestQueue(1)).text().decode()
+    reported = Metrics(RequestQueue(1)).text().decode()
     assert named == {
-        name for name in re.findall(r"^# HELP (\w+)", told, re.MULTILINE) if not name.endswith("_created")
+        name for name in re.findall(r"^# HELP (\w+)", reported, re.MULTILINE) if not name.endswith("_created")
     }

@@ -1,4 +1,4 @@
-"""Command lines of llama.cpp: what they say means here what it means there, or is told."""
+"""Command lines of llama.cpp: what they say means here what it means there, or is refused."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_file_whose_name_has_a_comma_is_one_adapter(tmp_path):
         (["--sampler-seq", "kz"], "'z' is not one of e penalties"),
     ],
 )  # fmt: skip
-def test_what_is_no_option_is_told(words, said):
+def test_what_is_no_option_is_named(words, said):
     assert said in refusal("run", *words)
 
 
@@ -237,7 +237,7 @@ def test_command_lines_of_llama_cpp(program, words):
         ("serve", "-j {}", "the server sets no default for it"),
     ],
 )
-def test_what_is_not_done_is_told_with_the_remedy(program, words, said):
+def test_what_is_not_done_is_refused_with_the_remedy(program, words, said):
     assert said in refusal(program, *words.split())
 
 

@@ -1,5 +1,5 @@
-"""Every option that llama.cpp's own programs have at the pin means something here, or is told what to do
-instead; and takes as many values as there."""
+"""Every option that llama.cpp's own programs have at the pin means something here, or is refused with
+what to do instead; and takes as many values as there."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def copies(
 
 
 def policy(address: int) -> str:
-    """Return how the system places the memory at an address, as it tells."""
+    """Return how the system places the memory at an address, as it reports it."""
     for line in Path("/proc/self/numa_maps").read_text().splitlines():
         begin, chosen, *_ = line.split()
         if int(begin, 16) == address:
@@ -92,17 +92,17 @@ def test_a_copy_is_the_file_and_nothing_else(n_bytes: int, n_threads: int, drop_
 
 
 def test_files_are_added_up(file: BinaryIO) -> None:
-    told: list[int] = []
-    making = copies(progress=lambda done: told.append(done) or True)
+    reported: list[int] = []
+    making = copies(progress=lambda done: reported.append(done) or True)
     first, second = making.copy(file.fileno(), 5 * MIB), making.copy(file.fileno(), 3 * MIB)
     with memoryview(first) as view:
         assert view == content(file, 5 * MIB)
     assert making.bytes == 8 * MIB
     assert making.seconds > 0
     assert making.huge_bytes == first.huge_bytes + second.huge_bytes
-    assert told[0] == 0
-    assert told == sorted(told)
-    assert 5 * MIB in told
+    assert reported[0] == 0
+    assert reported == sorted(reported)
+    assert 5 * MIB in reported
 
 
 def test_what_fails_leaves_no_region(file: BinaryIO) -> None:

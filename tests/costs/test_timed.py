@@ -31,7 +31,7 @@ def timed(distinct: int, whole: np.ndarray, device_s: float, hand_off_s: float) 
 
 
 @pytest.mark.parametrize("hand_off_s", [0.0, 35e-6])
-def test_the_device_and_the_hand_off_are_told_apart(hand_off_s):
+def test_the_device_and_the_hand_off_are_separated(hand_off_s):
     whole = np.array([True, False, True, True, False, False])
     with_all, without = (
         [timed(n, residents, 3e-6, hand_off_s) for n in range(2, 14)]

@@ -98,7 +98,7 @@ def test_a_fault_is_exit_code_1(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "! library" in out
     assert "spac is not built" in out
-    assert "spac  " in out  # the other findings are told all the same
+    assert "spac  " in out  # the other findings are reported all the same
     assert err == ""
 
 
@@ -143,7 +143,7 @@ def test_what_experts_lie_in():
 
 
 def test_a_library_that_is_not_there(tmp_path):
-    """Without the native library, it is told rather than raised."""
+    """Without the native library, it is reported rather than raised."""
     source = "import spac._library as l; l.library_path = lambda: l.Path('/no/libllama.so')\n"
     source += "from spac.doctor import main; raise SystemExit(main([]))"
     done = subprocess.run(

@@ -44,13 +44,15 @@ def test_an_engine_leaves_no_thread_behind(target):
 
 
 def test_how_much_of_the_prompt_has_been_read(target):
-    told = []
+    reported = []
     with Engine(config(target, batch=32, ubatch=32)) as engine:
-        generation = engine.generate("x" * 100, 2, progress=lambda done, total: told.append((done, total)))
+        generation = engine.generate(
+            "x" * 100, 2, progress=lambda done, total: reported.append((done, total))
+        )
         "".join(generation)
         total = generation.stats.prompt_tokens - 1
-    assert [each for _, each in told] == [total] * len(told)
-    assert [done for done, _ in told] == [0, *range(32, total, 32), total]
+    assert [each for _, each in reported] == [total] * len(reported)
+    assert [done for done, _ in reported] == [0, *range(32, total, 32), total]
 
 
 def test_closing_twice_and_using_it_afterwards(target):

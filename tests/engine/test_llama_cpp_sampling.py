@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], fault: str) -> None
 
 @given(text=st.text("nrtx4'\"\\ae1 ", max_size=12))
 def test_escapes(text: str) -> None:
-    """Against the rule, told letter by letter."""
+    """Against the rule, written letter by letter."""
     meaning, expected, rest = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}, "", text
     while rest:
         if rest[0] == "\\" and rest[1:2] in meaning and rest[1:2]:

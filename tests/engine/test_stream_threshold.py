@@ -65,13 +65,13 @@ class Slots:
 
 
 class FakeExperts:
-    """Notes what it is told."""
+    """Notes the lengths that it is given."""
 
     def __init__(self, layers: list[Layer]) -> None:
-        self.layers, self.slots, self.told = layers, Slots(0), list[int]()
+        self.layers, self.slots, self.lengths = layers, Slots(0), list[int]()
 
     def set_stream_tokens(self, n: int) -> None:
-        self.told.append(n)
+        self.lengths.append(n)
 
 
 def test_it_follows_the_costs_and_not_their_noise():
@@ -91,7 +91,7 @@ def test_it_follows_the_costs_and_not_their_noise():
     assert update(3.0) == 0
     assert "split" in streams.note
     assert update(1.0) == 241
-    assert experts.told == [241, 321, 0, 241]
+    assert experts.lengths == [241, 321, 0, 241]
 
 
 def test_a_number_is_that_number():
@@ -100,7 +100,7 @@ def test_a_number_is_that_number():
     for _ in range(2):
         streams.update(Costs.guessed(experts.layers))
     assert streams.tokens == 7
-    assert experts.told == [7]
+    assert experts.lengths == [7]
     assert streams.note == ""
 
 

@@ -53,7 +53,7 @@ def test_types_that_cannot_be_repacked() -> None:
     assert list(found["iq1_s"]) == ["plain"]
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_named() -> None:
     with pytest.raises(InputError, match="f32: no quantized type"):
         _core.time_repacking(["f32"], 1, 0.0)
     with pytest.raises(InputError, match="0 threads"):

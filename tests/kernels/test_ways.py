@@ -97,7 +97,7 @@ def test_times_that_cannot_be_used_are_left_out(times: object, kind: str, cache:
     assert kernels.kept(1) == [kind]
 
 
-def test_wrong_names_are_told(kind: str) -> None:
+def test_wrong_names_are_refused(kind: str) -> None:
     with pytest.raises(InputError, match="f99: no type"):
         _core.time_cpu_kernels(["f99"], 1, 0.0)
     with pytest.raises(InputError, match="0 threads"):

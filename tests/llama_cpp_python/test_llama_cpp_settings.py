@@ -16,7 +16,15 @@ from spac.errors import InputError
 from spac.llama_cpp_python.keywords import llama_keywords
 from spac.llama_cpp_python.llama import Llama
 from tests.conftest import TinyModel
-from tests.model.test_llama_cpp_settings import PLAIN, SETTINGS, bytes_of, logits, opened, told, used_now
+from tests.model.test_llama_cpp_settings import (
+    PLAIN,
+    SETTINGS,
+    bytes_of,
+    logits,
+    opened,
+    settings_of,
+    used_now,
+)
 from tools.compare.driver import first_difference
 from tools.compare.script import Logits
 from tools.models import write_adapter
@@ -39,7 +47,7 @@ def adapter(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 def expected(models: dict[str, Path], adapter: Path) -> Iterator[dict[str, dict[str, Logits]]]:
     found = {}
     for name, setting in SETTINGS.items():
-        with opened(models[setting.family], **told(setting.ours, adapter)) as pair:
+        with opened(models[setting.family], **settings_of(setting.ours, adapter)) as pair:
             found[name] = logits(pair)
     return found
 
@@ -54,7 +62,7 @@ def test_from_a_configuration(
     name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
 ) -> None:
     setting = SETTINGS[name]
-    config = EngineConfig(models[setting.family], **{**BASE, **told(setting.ours, adapter)})
+    config = EngineConfig(models[setting.family], **{**BASE, **settings_of(setting.ours, adapter)})
     with closing(Llama.from_config(config, verbose=False)) as llm:
         assert first_difference(name, "Llama", computed(llm), expected[name]) is None
         assert llm.engine is not None
@@ -67,7 +75,7 @@ def test_by_the_names_of_llama_cpp(
     name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
 ) -> None:
     setting = SETTINGS[name]
-    config = EngineConfig(models[setting.family], **{**BASE, **told(setting.ours, adapter)})
+    config = EngineConfig(models[setting.family], **{**BASE, **settings_of(setting.ours, adapter)})
     keywords = {**llama_keywords(config), "device": "simulated", "lora": config.lora, "verbose": False}
     with closing(Llama(str(config.target), **keywords)) as llm:
         assert first_difference(name, "Llama", computed(llm), expected[name]) is None
@@ -164,7 +172,7 @@ def test_what_llama_cpp_leaves_open_is_open_for_the_draft(models: dict[str, Path
         ({"type_v": 8}, "quantized V cache"),
     ],
 )
-def test_what_cannot_be_is_told(models: dict[str, Path], options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_refused(models: dict[str, Path], options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Llama(str(models["qwen3moe"]), device="simulated", verbose=False, n_ctx=256, **options)
 

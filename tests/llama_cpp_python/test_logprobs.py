@@ -58,7 +58,7 @@ def llm(request: pytest.FixtureRequest, drafting: Llama) -> Iterator[Llama]:
         yield llm
 
 
-def told(llm: Llama, prompt: str = PROMPT, **asked: Any) -> dict[str, Any]:
+def choice_of(llm: Llama, prompt: str = PROMPT, **asked: Any) -> dict[str, Any]:
     return dict(llm.create_completion(prompt, **{**ASKED, **asked})["choices"][0])
 
 
@@ -74,7 +74,7 @@ def streamed(llm: Llama, prompt: str = PROMPT, **asked: Any) -> tuple[str, dict[
 
 
 def test_they_are_those_of_all_logits(llm: Llama, reference: Llama) -> None:
-    got, right = told(llm)["logprobs"], told(reference)["logprobs"]
+    got, right = choice_of(llm)["logprobs"], choice_of(reference)["logprobs"]
     assert got["tokens"] == right["tokens"]
     assert len(got["tokens"]) == 16
     assert got["text_offset"] == right["text_offset"]
@@ -86,14 +86,14 @@ def test_they_are_those_of_all_logits(llm: Llama, reference: Llama) -> None:
 
 
 def test_drafts_were_accepted_and_refused(drafting: Llama) -> None:
-    told(drafting)
+    choice_of(drafting)
     stats = drafting.stats
     assert stats is not None
     assert stats.drafted_tokens > stats.accepted_tokens > 0
 
 
-def test_a_token_that_is_none_of_the_most_probable_is_told_too(drafting: Llama) -> None:
-    found = told(drafting, temperature=1.5, seed=1, logprobs=1, max_tokens=40)["logprobs"]
+def test_a_token_that_is_none_of_the_most_probable_is_reported_too(drafting: Llama) -> None:
+    found = choice_of(drafting, temperature=1.5, seed=1, logprobs=1, max_tokens=40)["logprobs"]
     sizes = {len(each) for each in found["top_logprobs"]}
     assert sizes == {1, 2}
     rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
@@ -102,16 +102,16 @@ def test_a_token_that_is_none_of_the_most_probable_is_told_too(drafting: Llama) 
 
 
 def test_without_alternatives(drafting: Llama) -> None:
-    found = told(drafting, logprobs=0)["logprobs"]
+    found = choice_of(drafting, logprobs=0)["logprobs"]
     assert [list(top) for top in found["top_logprobs"]] == [[token] for token in found["tokens"]]
-    assert told(drafting, logprobs=None)["logprobs"] is None
+    assert choice_of(drafting, logprobs=None)["logprobs"] is None
     assert streamed(drafting, logprobs=None)[1]["tokens"] == []
 
 
 @pytest.mark.parametrize("stop", [None, "list", ["nowhere", " a list"], ["urn a"]])
 @pytest.mark.parametrize("prompt", [PROMPT, ""])
 def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
-    whole = told(llm, prompt, stop=stop, seed=5, temperature=0.2)
+    whole = choice_of(llm, prompt, stop=stop, seed=5, temperature=0.2)
     text, joined = streamed(llm, prompt, stop=stop, seed=5, temperature=0.2)
     assert text == whole["text"]
     assert joined == {field: whole["logprobs"][field] for field in FIELDS}
@@ -121,12 +121,12 @@ def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
 
 def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
     """Those that begin before it stay, with what of their text is beyond."""
-    whole = told(drafting)
+    whole = choice_of(drafting)
     at = whole["logprobs"]["tokens"].index(" list")
-    cut = told(drafting, stop=" list")
+    cut = choice_of(drafting, stop=" list")
     assert cut["finish_reason"] == "stop"
     assert cut["logprobs"]["tokens"] == whole["logprobs"]["tokens"][:at]
-    inside = told(drafting, stop="ist")
+    inside = choice_of(drafting, stop="ist")
     assert inside["logprobs"]["tokens"] == whole["logprobs"]["tokens"][: at + 1]
 
 
@@ -135,7 +135,7 @@ def test_a_part_of_a_character(drafting: Llama) -> None:
     text = "é→😀ü"
     grammar = llama_cpp.LlamaGrammar.from_string(f'root ::= "{text}"', verbose=False)
     asked: dict[str, Any] = {"grammar": grammar, "max_tokens": 40}
-    whole = told(drafting, **asked)
+    whole = choice_of(drafting, **asked)
     assert whole["text"] == text
     assert any("\\x" in token for token in whole["logprobs"]["tokens"])
     assert streamed(drafting, **asked) == (text, {field: whole["logprobs"][field] for field in FIELDS})
@@ -161,22 +161,22 @@ def test_another_call_within_a_stream(drafting: Llama) -> None:
 
 
 def test_biases_do_not_count(llm: Llama) -> None:
-    first = told(llm)["logprobs"]["tokens"][0]
+    first = choice_of(llm)["logprobs"]["tokens"][0]
     [token] = llm.tokenize(first.encode(), add_bos=False)[-1:]
-    found = told(llm, logit_bias={token: -100.0})["logprobs"]
+    found = choice_of(llm, logit_bias={token: -100.0})["logprobs"]
     assert found["tokens"][0] != first
     assert found["top_logprobs"][0][first] > found["token_logprobs"][0]
 
 
 def test_control_tokens_have_a_name(drafting: Llama) -> None:
-    [every] = told(drafting, max_tokens=1, logprobs=10**6)["logprobs"]["top_logprobs"]
+    [every] = choice_of(drafting, max_tokens=1, logprobs=10**6)["logprobs"]["top_logprobs"]
     assert "" not in every
     assert np.exp(list(every.values())).sum() == pytest.approx(1, abs=1e-3)
 
 
 def test_an_answer_that_ends_by_itself(drafting: Llama) -> None:
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= "pass"', verbose=False)
-    done = told(drafting, grammar=grammar)
+    done = choice_of(drafting, grammar=grammar)
     assert (done["text"], done["finish_reason"]) == ("pass", "stop")
     assert "".join(done["logprobs"]["tokens"]) == "pass"
 
@@ -190,7 +190,7 @@ def test_numbers_that_cannot_be(llm: Llama, logprobs: int) -> None:
 def test_of_a_prompt_they_need_all_logits(llm: Llama, reference: Llama) -> None:
     with pytest.raises(InputError, match="logits_all=True"):
         llm.create_completion(PROMPT, logprobs=1, echo=True)
-    assert told(reference, echo=True)["logprobs"]["token_logprobs"][0] is None
+    assert choice_of(reference, echo=True)["logprobs"]["token_logprobs"][0] is None
 
 
 # Chats

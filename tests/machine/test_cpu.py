@@ -9,7 +9,7 @@ from spac.engine import Engine
 from spac.machine.cpu import cpu_quota, default_threads, missing_features, physical_cores, threads_advice
 
 
-def test_a_cpu_without_avx2_is_told_so():
+def test_a_cpu_without_avx2_is_noted():
     old = "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | LLAMAFILE = 1 |"
     lines = missing_features(old, "x86_64")
     assert len(lines) == 1
@@ -50,7 +50,7 @@ def test_who_does_not_compute_has_cores_too(cores, beside_gpu, beside_simulated)
     assert default_threads(cores, shares_cores=True) == beside_simulated
 
 
-def test_more_threads_than_cores_are_told():
+def test_more_threads_than_cores_are_noted():
     assert threads_advice(8, 8, 6) is None
     assert threads_advice(16, 8, 6).startswith("16 threads on 8 cores: ")
     assert threads_advice(16, 8, 6).endswith("try --threads 6")
@@ -64,5 +64,5 @@ def test_a_number_of_threads_that_the_user_says_is_kept(tiny_model, device, monk
     for threads, used in ((0, 1 if device == "simulated" else 2), (2, 2), (3, 3)):
         with Engine(EngineConfig(target=model, device=device, ctx=64, threads=threads)) as engine:
             assert engine.setting(SamplingConfig()).threads == used
-            told = [note for note in engine.notes if "threads on" in note]
-            assert len(told) == (threads > 2)
+            noted = [note for note in engine.notes if "threads on" in note]
+            assert len(noted) == (threads > 2)

@@ -40,14 +40,14 @@ P_CORES = [f"{2 * i},{2 * i + 1}" for i in range(8)]
 HYBRID = [*P_CORES, *map(str, range(16, 24))]
 
 
-@pytest.mark.parametrize("told", ["types", "capacity", "frequency"])
-def test_a_hybrid(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("source", ["types", "capacity", "frequency"])
+def test_a_hybrid(tmp_path: Path, source: str) -> None:
     """8 performance cores of two threads each, and 8 efficiency cores."""
-    if told == "types":
+    if source == "types":
         root = machine(tmp_path, HYBRID, files={"cpu_core/cpus": "0-15", "cpu_atom/cpus": "16-23"})
     else:
         speeds = {cpu: (1000 + cpu % 2 * 24 if cpu < 16 else 600) for cpu in range(24)}
-        name = "cpu_capacity" if told == "capacity" else "cpufreq/cpuinfo_max_freq"
+        name = "cpu_capacity" if source == "capacity" else "cpufreq/cpuinfo_max_freq"
         root = machine(tmp_path, HYBRID, speeds=speeds, speed_file=name)
     cpus = read_cpus(range(24), root)
     assert n_cores(cpus) == 16
@@ -94,7 +94,7 @@ def test_a_container_with_some_of_the_cpus(tmp_path: Path) -> None:
     assert not is_uneven(read_cpus([1, 4, 5], root))
 
 
-def test_nothing_is_told(tmp_path: Path) -> None:
+def test_nothing_is_known(tmp_path: Path) -> None:
     cpus = read_cpus([2, 5], tmp_path / "none")
     assert (n_cores(cpus), ranked(cpus), is_uneven(cpus)) == (2, [2, 5], False)
     nonsense = {

@@ -1,4 +1,4 @@
-"""Models on pages of 2 MB: what is copied and when, that results stay, and what users are told."""
+"""Models on pages of 2 MB: what is copied and when, that results stay, and what users are shown."""
 
 from __future__ import annotations
 
@@ -242,13 +242,13 @@ def test_auto_copies_what_pays(decide: Decide) -> None:
         {"huge_pages": "off"},
     ):
         assert decide(**silent) == Choice(False), silent
-    for told, why in (
+    for given, why in (
         ({"missing": "transparent huge pages are off"}, "huge pages are off"),
         ({"available": 5 * GIB}, "a copy of 4.0 GiB does not fit"),
         ({"gain": 1.04}, "a copy would be read only 1.04 times as fast"),
         ({"huge_share": 0.1}, "the system had no pages of 2 MB"),
     ):
-        choice = decide(**told)
+        choice = decide(**given)
         assert not choice.copy
         assert why in choice.why
 
@@ -257,13 +257,13 @@ def test_on_copies_what_it_can(decide: Decide) -> None:
     assert decide(huge_pages="on", gain=0.5) == Choice(True)
     assert decide(huge_pages="on", device="cpu").copy
     assert decide(huge_pages="on", is_draft=True).copy
-    for told, why in (
+    for given, why in (
         ({"paged": True}, "paging leaves the experts in the file"),
         ({"load_mode": "none"}, "load mode none maps no file"),
         ({"missing": "the system has no transparent huge pages"}, "no transparent huge pages"),
         ({"available": 5 * GIB}, "does not fit into memory"),
     ):
-        choice = decide(huge_pages="on", **told)
+        choice = decide(huge_pages="on", **given)
         assert not choice.copy
         assert why in choice.why
 
@@ -295,8 +295,8 @@ def test_what_the_system_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (found in huge_pages.missing()) if found else huge_pages.missing() == ""
 
 
-def test_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(bytes_: int, huge: int, choice: Choice, *, stalled: bool = False) -> str:
+def test_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted(bytes_: int, huge: int, choice: Choice, *, stalled: bool = False) -> str:
         copying = Copying(check_model(demo.TARGET), choice)
         found = SimpleNamespace(bytes=bytes_, huge_bytes=huge, seconds=2.04, stalled=stalled, failure="")
         copying._copies = found  # type: ignore[assignment]
@@ -304,16 +304,16 @@ def test_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return note
 
     measured = Choice(True, gain=1.5)
-    assert told(4 * GIB, 4 * GIB - MIB, measured) == (
+    assert noted(4 * GIB, 4 * GIB - MIB, measured) == (
         "target.gguf: 4.0 GiB were copied in 2.0 s to pages of 2 MB, which are read 1.50 times as fast as "
         "the mapping"
     )
-    assert told(4 * GIB, 4 * GIB, Choice(True)).endswith("to pages of 2 MB")
-    assert told(4 * GIB, GIB, Choice(True)) == (
+    assert noted(4 * GIB, 4 * GIB, Choice(True)).endswith("to pages of 2 MB")
+    assert noted(4 * GIB, GIB, Choice(True)) == (
         "target.gguf: 4.0 GiB were copied in 2.0 s, 1.0 GiB of them to pages of 2 MB; the system had no more"
     )
-    assert told(4 * GIB, GIB, Choice(True), stalled=True).endswith("the system took too long to find more")
-    assert told(0, 0, Choice(True)).endswith("stay on small pages: llama.cpp mapped no file")
+    assert noted(4 * GIB, GIB, Choice(True), stalled=True).endswith("the system took too long to find more")
+    assert noted(0, 0, Choice(True)).endswith("stay on small pages: llama.cpp mapped no file")
 
 
 def test_a_measurement_of_a_small_file_is_refused() -> None:

@@ -33,7 +33,7 @@ SCRIPT = "short"
 
 @dataclass(frozen=True)
 class Setting:
-    """What the engine is told, and the same in the reference library's terms."""
+    """What the engine is given, and the same in the reference library's terms."""
 
     ours: dict[str, Any]
     context: dict[str, float] = field(default_factory=dict)
@@ -123,17 +123,17 @@ def reference(
 ) -> Result:
     cases = []
     for name, setting in SETTINGS.items():
-        told = {key: str(adapter) if value == "ADAPTER" else value for key, value in setting.case.items()}
+        case = {key: str(adapter) if value == "ADAPTER" else value for key, value in setting.case.items()}
         settings = dataclasses.replace(PLAIN, params=setting.context)
         cases.append(
-            Case(name, str(models[setting.family]), settings, (Run(),), script=SCRIPT, **told)
+            Case(name, str(models[setting.family]), settings, (Run(),), script=SCRIPT, **case)
         )  # fmt: skip
     return run_worker(
         "reference", Job(tuple(cases)), tmp_path_factory.mktemp("reference"), lib_path=reference_lib
     )
 
 
-def told(ours: dict[str, Any], adapter: Path) -> dict[str, Any]:
+def settings_of(ours: dict[str, Any], adapter: Path) -> dict[str, Any]:
     if "lora" not in ours:
         return ours
     return {"lora": adapter if ours["lora"] == "ADAPTER" else [(adapter, scale) for _, scale in ours["lora"]]}
@@ -175,7 +175,7 @@ def logits(pair: ModelPair) -> dict[str, Logits]:
 def ours(models: dict[str, Path], adapter: Path) -> dict[str, dict[str, Logits]]:
     found = {}
     for name, setting in SETTINGS.items():
-        with opened(models[setting.family], **told(setting.ours, adapter)) as pair:
+        with opened(models[setting.family], **settings_of(setting.ours, adapter)) as pair:
             found[name] = logits(pair)
     return found
 

@@ -143,7 +143,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_when_experts_do_not_fit(target: Path, tiny_model: TinyModel, room: dict[str, int]) -> None:
     info = check_model(target)
     fits = info.file_size * 16 // 15 + 1024
-    assert not decide(target), "a system that tells nothing"
+    assert not decide(target), "a system that reports nothing"
     room["available"] = fits
     assert not decide(target)
     assert decide(target, slots="25%")  # the simulated device's memory is the machine's
@@ -188,7 +188,7 @@ def test_a_file_in_memory_is_there(target: Path, tmp_path: Path, monkeypatch: py
     assert decide(target)
 
 
-def test_it_is_told(target: Path, room: dict[str, int]) -> None:
+def test_it_is_noted(target: Path, room: dict[str, int]) -> None:
     room["available"] = 16 * MIB
     with Engine(config(target)) as engine:
         [note] = [note for note in engine.notes if "read from the file" in note]

@@ -57,7 +57,7 @@ void use(const Model & model, ggml_backend_dev_t device, int rounds, unsigned se
     }
 }
 
-std::atomic<uint64_t> n_spans{0}, n_told{0}; // recorded, and told to a layer listener
+std::atomic<uint64_t> n_spans{0}, n_reported{0}; // recorded, and reported to a layer listener
 
 // A policy that never rests, and somebody who watches.
 void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned seed) {
@@ -99,7 +99,7 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
             experts.trace()->start(random() % 1000);
             break;
         case 5:
-            experts.set_layer_listener([](int, const std::vector<int32_t> &) { ++n_told; });
+            experts.set_layer_listener([](int, const std::vector<int32_t> &) { ++n_reported; });
             break;
         case 6:
             experts.set_layer_listener(nullptr);
@@ -118,7 +118,7 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
 bool has_met_all(const spac::Experts & experts) {
     const spac::ExpertStats stats = experts.stats();
     return stats.uploads > 0 && stats.blocks_streamed > 0 && stats.activations_hit > 0 &&
-           stats.activations_hit < stats.activations && stats.foreseen > 0 && n_spans > 0 && n_told > 0;
+           stats.activations_hit < stats.activations && stats.foreseen > 0 && n_spans > 0 && n_reported > 0;
 }
 
 void stress(int rounds, unsigned seed, bool masked) {

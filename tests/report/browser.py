@@ -146,13 +146,13 @@ class Browser:
         """Errors and warnings of the console and the log, since the page was opened."""
         found = []
         for event in self.events:
-            method, told = event.get("method"), event.get("params", {})
+            method, params = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(str(told["exceptionDetails"]))
+                found.append(str(params["exceptionDetails"]))
             elif method == "Log.entryAdded":
-                found.append(told["entry"]["text"])
-            elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-                found.append(str(told["args"]))
+                found.append(params["entry"]["text"])
+            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+                found.append(str(params["args"]))
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""The page in a real browser: it comes up clean, every expert has a cell, pointing tells what it is."""
+"""The page in a real browser: it comes up clean, every expert has a cell, pointing shows what it is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from spac.report.reading import parse
 
 CELLS = """
 (() => {
-  const told = [], lights = [], map = data.experts.view.maps[%d], canvas = map.canvas;
+  const texts = [], lights = [], map = data.experts.view.maps[%d], canvas = map.canvas;
   const { left, above, w, h } = map.box, box = canvas.getBoundingClientRect();
   const ratio = canvas.width / box.width;
   for (let layer = 0; layer < data.experts.n_layer; layer += 1) {
     for (let column = 0; column < data.experts.n_expert; column += 1) {
       const x = left + (column + 0.5) * w, y = above + (layer + 0.5) * h;
       canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
-      told.push(document.getElementById("expert").textContent);
+      texts.push(document.getElementById("expert").textContent);
       const [r, g, b, a] = canvas.getContext("2d").getImageData(x * ratio, y * ratio, 1, 1).data;
       lights.push(a ? 0.2126 * r + 0.7152 * g + 0.0722 * b : -1);
     }
   }
-  return { told, lights };
+  return { texts, lights };
 })()
 """
 
@@ -63,13 +63,13 @@ def test_every_expert_has_its_cell_and_its_figures(show, content):
         browser = show(content, dark=dark)
         for i, matrix in ((0, resident), (1, demand)):
             seen = browser.value(CELLS % i)
-            assert len(seen["told"]) == 5 * 32
+            assert len(seen["texts"]) == 5 * 32
             for layer in range(5):
                 for expert in range(32):
-                    told, n = seen["told"][layer * 32 + expert], demand[layer, expert]
-                    assert f"Layer {layer}, expert {expert}: " in told
-                    assert f"wanted {n:,} time" in told
-                    share = float(told.split("resident in ")[1].split("%")[0])
+                    text, n = seen["texts"][layer * 32 + expert], demand[layer, expert]
+                    assert f"Layer {layer}, expert {expert}: " in text
+                    assert f"wanted {n:,} time" in text
+                    share = float(text.split("resident in ")[1].split("%")[0])
                     assert share == pytest.approx(100 * resident[layer, expert] / looks, abs=0.0501)
             lights, order = np.array(seen["lights"]), np.argsort(matrix.ravel(), kind="stable")
             step = np.diff(lights[order]) * (1 if dark else -1)
@@ -84,8 +84,8 @@ def test_the_most_wanted_come_first(show, content):
     seen = browser.value(CELLS % 1)
     demand = matrices(content)["demand"]
     for layer in range(5):
-        row = seen["told"][32 * layer : 32 * layer + 32]
-        assert [f"(rank {i + 1} of 32)" in told for i, told in enumerate(row)] == [True] * 32
+        row = seen["texts"][32 * layer : 32 * layer + 32]
+        assert [f"(rank {i + 1} of 32)" in text for i, text in enumerate(row)] == [True] * 32
         assert f"expert {demand[layer].argmax()}: " in row[0]
 
 
@@ -96,7 +96,7 @@ def test_layers_with_fewer_experts_have_fewer_cells(show, content):
     seen = browser.value(CELLS % 0)
     for layer in range(5):
         row = slice(32 * layer, 32 * layer + 32)
-        there = [told.startswith("Layer") for told in seen["told"][row]]
+        there = [text.startswith("Layer") for text in seen["texts"][row]]
         assert there == [light >= 0 for light in seen["lights"][row]]
         assert sum(there) == (20 if layer == 2 else 32)
 

@@ -28,20 +28,20 @@ def test_everything_is_inside(content):
     assert "$" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=(?!\"data:)", text)
-    for told in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "simulated"):
-        assert told in text
+    for shown in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "simulated"):
+        assert shown in text
     assert content["stats"]["target"] not in text  # the folder is nobody's business
 
 
 def test_the_tables_have_the_key_figures_without_any_script(content):
     text = re.sub(r"<script.*?</script>", "", page_of(content), flags=re.S)
     stats = content["stats"]
-    for told in (
+    for shown in (
         number(stats["tokens_per_second"]),
         percent(stats["hit_rate"]),
         percent(stats["acceptance"]),
     ):
-        assert f">{told} <small>" in text
+        assert f">{shown} <small>" in text
     for part in ("Draft", "Host waits", "CPU experts", "Scheduler"):
         assert f'<th scope="row">{part}</th>' in text
 

@@ -75,7 +75,7 @@ def test_a_file_that_breaks_off(recorded, share):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "why"),
     [
         ("", "is empty"),
         ("hello", "not valid JSON"),
@@ -87,21 +87,21 @@ def test_a_file_that_breaks_off(recorded, share):
         ("[" * 100000, "not valid JSON"),
     ],
 )
-def test_what_is_no_recording(text, told, tmp_path):
+def test_what_is_no_recording(text, why, tmp_path):
     (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(InputError, match=re.escape(told)) as caught:
+    with pytest.raises(InputError, match=re.escape(why)) as caught:
         parse(text.encode(), "bad.json")
     assert "bad.json" in str(caught.value)
 
 
 def test_the_program_says_so_in_one_line(tmp_path):
     (tmp_path / "bad.json").write_text("{")
-    for name, told in (("bad.json", "not valid JSON"), ("missing.json", "No such file"), (".", "directory")):
+    for name, why in (("bad.json", "not valid JSON"), ("missing.json", "No such file"), (".", "directory")):
         done = spac("report", name, cwd=tmp_path)
         assert done.code == 2
         assert done.out == b""
         assert len(done.err.splitlines()) == 1
-        assert told in done.err
+        assert why in done.err
         assert name in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
 

@@ -12,13 +12,13 @@ def test_rows_are_sums_of_consecutive_steps(values, capacity):
     series = Series(2, capacity)
     for value in values:
         series.add((1, value))
-    rows, told = series.rows, series.told
-    assert len(rows) == len(told["steps"]) <= capacity
-    assert series.n == len(values) == sum(told["steps"])
-    assert rows[:, 0].tolist() == told["steps"]
-    ends = np.cumsum([0, *told["steps"]])
+    rows, described = series.rows, series.described
+    assert len(rows) == len(described["steps"]) <= capacity
+    assert series.n == len(values) == sum(described["steps"])
+    assert rows[:, 0].tolist() == described["steps"]
+    ends = np.cumsum([0, *described["steps"]])
     for row, start, end in zip(rows, ends, ends[1:], strict=False):
         assert row[1] == sum(values[start:end])
     # No more is merged than has to be: the next finer rows would not have fitted.
-    if told["per_row"] > 1:
-        assert len(values) > capacity * told["per_row"] / 2
+    if described["per_row"] > 1:
+        assert len(values) > capacity * described["per_row"] / 2

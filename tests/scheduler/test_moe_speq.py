@@ -63,8 +63,8 @@ def test_nothing_predicted_is_missed_where_it_fits(decoding):
     predicted = routes[:, :, :-1]  # as it is with a draft model: the last token's are not known
     demand = recorded(routes, predicted, n_expert, pools)
     result = replay(MoeSpeqScheduler(), demand, slots)
-    for told, resident in zip(predicted, result.resident, strict=True):
-        uses = predicted_uses(told, n_expert)
+    for routes, resident in zip(predicted, result.resident, strict=True):
+        uses = predicted_uses(routes, n_expert)
         for pool, n_slots in enumerate(slots):
             members = [i for i, each in enumerate(pools) if each == pool]
             missed = (uses[members] > 0) & ~resident[members]

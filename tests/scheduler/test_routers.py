@@ -87,8 +87,8 @@ def test_what_is_tapped_of_a_model_gives_its_own_routes(tiny_model: TinyModel, f
         states = tap.states()
         assert states is not None
         chosen = routers.top(states[:, None], [layer.n_used for layer in experts.layers])
-        for told, real in zip(chosen[:, 0], experts.routes()[:, 0], strict=True):
-            assert set(told.tolist()) == set(real.tolist())
+        for predicted, real in zip(chosen[:, 0], experts.routes()[:, 0], strict=True):
+            assert set(predicted.tolist()) == set(real.tolist())
     context.close()
     model.close()
 

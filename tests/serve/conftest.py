@@ -129,7 +129,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo pair with a chat template that knows reasoning and tools. A grammar makes it say a given text:
-    what it is understood to have said can be told beforehand."""
+    what it is understood to have said can be known beforehand."""
     folder = tmp_path_factory.mktemp("thinking")
     template = folder / "template.jinja"
     template.write_text(THINKING)

@@ -1,6 +1,6 @@
 """Chat requests through OpenAI's own client: reasoning, tools, schemas, and what is refused.
 
-A grammar makes the model say a given text, so that what it is understood to have said can be told beforehand.
+A grammar makes the model say a given text, so that its understood form can be known beforehand.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def test_a_call_and_its_result_are_read_back(client):
     assert with_result > without + 20
 
 
-def test_tools_that_may_not_be_called_are_not_told(client):
-    told = chat(client, tools=[ADD], max_tokens=2).usage.prompt_tokens
-    assert chat(client, max_tokens=2).usage.prompt_tokens < told
+def test_tools_that_may_not_be_called_are_not_offered(client):
+    offered = chat(client, tools=[ADD], max_tokens=2).usage.prompt_tokens
+    assert chat(client, max_tokens=2).usage.prompt_tokens < offered
 
 
 def test_a_schema(client):

@@ -104,7 +104,7 @@ def served(llama):
     return TestClient(app), state
 
 
-def test_a_fault_is_told_and_the_next_request_served(caplog):
+def test_a_fault_is_reported_and_the_next_request_served(caplog):
     client, state = served(Failing(0, RuntimeError("the device is gone")))
     for stream in (False, True):
         with caplog.at_level(logging.ERROR, "spac.serve"):
@@ -148,13 +148,13 @@ def test_a_fault_after_the_beginning_in_other_interfaces(path):
     last = events_of(response)[-1]
     assert last["type"] in ("error", "response.failed")
     assert last.get("response", last)["error"]["message"] == "RuntimeError: the device is gone"
-    told = [event["delta"] for event in events_of(response) if event["type"].endswith("delta")]
-    assert [delta if isinstance(delta, str) else delta["text"] for delta in told] == ["0", "1", "2"]
+    sent = [event["delta"] for event in events_of(response) if event["type"].endswith("delta")]
+    assert [delta if isinstance(delta, str) else delta["text"] for delta in sent] == ["0", "1", "2"]
     assert llama.closed == 1
 
 
 @pytest.mark.parametrize("path", CHATS)
-def test_a_stream_is_kept_alive_while_nothing_is_told(path, monkeypatch):
+def test_a_stream_is_kept_alive_while_nothing_is_sent(path, monkeypatch):
     monkeypatch.setattr("sse_starlette.EventSourceResponse.DEFAULT_PING_INTERVAL", 0.02)
     client, _ = served(Chatting(1, None, wait_s=0.3))
     response = client.post(path, json={**CHATS[path], "stream": True})

@@ -74,11 +74,11 @@ def test_a_stream_is_the_whole_answer(client, asked):
     assert [event.type for event in events][:1] == ["message_start"]
     assert [event.type for event in events][-2:] == ["message_delta", "message_stop"]
 
-    def told(message):
+    def said(message):
         blocks = [block.to_dict() for block in message.content]
         return [{key: value for key, value in block.items() if key != "id"} for block in blocks]
 
-    assert told(made) == told(whole)
+    assert said(made) == said(whole)
     assert (made.stop_reason, made.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
     assert made.usage.output_tokens == whole.usage.output_tokens
     sizes = [usage.input_tokens + usage.cache_read_input_tokens for usage in (made.usage, whole.usage)]
@@ -108,7 +108,7 @@ def test_two_calls(client):
 
 
 def test_the_choice_of_tools(client):
-    """One that is named is the only one that is told."""
+    """One that is named is the only one that is offered."""
 
     def size(**more):
         return client.messages.count_tokens(model="demo", messages=USER, **more).input_tokens

@@ -176,7 +176,7 @@ def test_many_clients_at_once(server, alone):
 
 
 def test_a_full_queue(server, client, alone):
-    """One more than may wait is told to come back; those that wait are served in the end."""
+    """One more than may wait is asked to come back; those that wait are served in the end."""
     long = Long(server)
     waiting = [in_thread(lambda: complete(server.client(), PROMPTS[0])) for _ in range(QUEUE)]
     wait_until(lambda: server.health()["queue"] == QUEUE)

@@ -136,11 +136,11 @@ def test_what_cannot_be_served_in_other_interfaces(server, path, request_, statu
 
 
 def said_by_anthropic(body: bytes) -> str:
-    told = json.loads(body)
-    assert set(told) == {"type", "error"}
-    assert (told["type"], set(told["error"])) == ("error", {"type", "message"})
-    assert "\n" not in told["error"]["message"]
-    return told["error"]["message"]
+    answer = json.loads(body)
+    assert set(answer) == {"type", "error"}
+    assert (answer["type"], set(answer["error"])) == ("error", {"type", "message"})
+    assert "\n" not in answer["error"]["message"]
+    return answer["error"]["message"]
 
 
 def test_other_interfaces_say_it_in_their_own_words(server):

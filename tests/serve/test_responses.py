@@ -49,11 +49,11 @@ def test_a_stream_is_the_whole_answer(client, asked):
     assert events[-1].type == f"response.{whole.status}"
     assert whole.status == ("incomplete" if "max_output_tokens" in asked else "completed")
 
-    def told(response):
+    def said(response):
         items = [item.to_dict() for item in response.output]
         return [{key: value for key, value in item.items() if key not in ("id", "call_id")} for item in items]
 
-    assert told(made) == told(whole)
+    assert said(made) == said(whole)
     assert made.incomplete_details == whole.incomplete_details
     assert made.usage.output_tokens == whole.usage.output_tokens
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
@@ -78,7 +78,7 @@ def test_tools(client):
     assert with_result > ask(client, tools=[ADD], max_output_tokens=2).usage.input_tokens + 20
 
 
-def test_tools_that_run_elsewhere_are_not_told(client):
+def test_tools_that_run_elsewhere_are_not_offered(client):
     usual = ask(client, max_output_tokens=2).usage.input_tokens
     assert ask(client, tools=[{"type": "web_search"}], max_output_tokens=2).usage.input_tokens == usual
 

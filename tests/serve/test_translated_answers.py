@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from spac.errors import InputError, SpacError
 from spac.serve import messages, responses
-from spac.serve.pieces import told
+from spac.serve.pieces import events_of as encoded_events
 from spac.serve.refusal import GONE, Refusal
 
 ASKED = {"model": "demo", "input": "x", "tools": [{"type": "function", "name": "f"}]}
@@ -60,14 +60,14 @@ def chats(draw):
 
 
 def chunks_of(deltas, end):
-    told = [{**HEAD, "choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
-    told.append({**HEAD, "choices": [{"delta": {}, **end}]})
-    told[0]["usage"] = {"prompt_tokens": 9, "completion_tokens": 0}
-    return [*told, {**HEAD, "choices": [], "usage": USAGE}]
+    chunks = [{**HEAD, "choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({**HEAD, "choices": [{"delta": {}, **end}]})
+    chunks[0]["usage"] = {"prompt_tokens": 9, "completion_tokens": 0}
+    return [*chunks, {**HEAD, "choices": [], "usage": USAGE}]
 
 
-def events_of(telling, chunks):
-    lines = [event.decode().splitlines() for event in told(telling, chunks)]
+def events_of(translator, chunks):
+    lines = [event.decode().splitlines() for event in encoded_events(translator, chunks)]
     assert all(len(each) == 3 and each[2] == "" for each in lines)
     events = [json.loads(data.removeprefix("data: ")) for _, data, _ in lines]
     assert [name.removeprefix("event: ") for name, _, _ in lines] == [event["type"] for event in events]
@@ -120,8 +120,8 @@ def test_a_streamed_message_is_the_whole_one(chat):
     kinds = [block["type"] for block in whole["content"]]
     assert kinds == sorted(kinds, key=["thinking", "text", "tool_use"].index)
     end = made["choices"][0]
-    told = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[end["finish_reason"]]
-    assert whole["stop_reason"] == ("stop_sequence" if end["stop_reason"] else told)
+    reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[end["finish_reason"]]
+    assert whole["stop_reason"] == ("stop_sequence" if end["stop_reason"] else reasons)
     assert whole["stop_sequence"] == end["stop_reason"]
     assert whole["usage"] == {"input_tokens": 5, "cache_creation_input_tokens": 0,
                               "cache_read_input_tokens": 4, "output_tokens": 5}  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_call_that_was_cut_is_left_out():
     made = {**HEAD, "choices": [choice], "usage": USAGE}
     assert messages.answer({}, made)["content"] == []
     assert responses.answer(ASKED, made)["output"][0]["status"] == "incomplete"
-    choice["finish_reason"] = "tool_calls"  # and what a model says on its own is told
+    choice["finish_reason"] = "tool_calls"  # and what a model says on its own is kept
     assert messages.answer({}, made)["content"][0]["input"] == {}
 
 
@@ -161,8 +161,8 @@ def test_a_call_that_was_cut_is_left_out():
      (503, "overloaded_error")],
 )  # fmt: skip
 def test_faults_in_anthropics_words(status, kind):
-    told = messages.error(Refusal(status, "so\nit is"))
-    assert told == {"type": "error", "error": {"type": kind, "message": "so it is"}}
+    answer = messages.error(Refusal(status, "so\nit is"))
+    assert answer == {"type": "error", "error": {"type": kind, "message": "so it is"}}
 
 
 # Responses
@@ -224,7 +224,7 @@ def test_a_streamed_response_is_the_whole_one(chat):
 
 
 def test_functions_of_namespaces():
-    """They are called by both names, and told apart."""
+    """They are called by both names, and kept apart."""
     inner = [
         {"type": "function", "name": "f", "parameters": {"type": "object"}},
         {"type": "custom", "name": "g"},
@@ -243,7 +243,7 @@ def test_functions_of_namespaces():
 # Faults of streams
 
 
-TELLINGS = [lambda: messages.MessageEvents({}), lambda: responses.ResponseEvents(ASKED)]
+TRANSLATORS = [lambda: messages.MessageEvents({}), lambda: responses.ResponseEvents(ASKED)]
 
 
 def broken(n, error):
@@ -252,7 +252,7 @@ def broken(n, error):
         raise error
 
 
-@pytest.mark.parametrize("telling", TELLINGS)
+@pytest.mark.parametrize("translator", TRANSLATORS)
 @pytest.mark.parametrize(
     ("error", "codes"),
     [
@@ -260,25 +260,25 @@ def broken(n, error):
         (InputError("gone"), ("invalid_request_error", "invalid_prompt")),
     ],
 )
-def test_a_fault_after_the_beginning_is_reported(telling, error, codes):
-    last = events_of(telling(), broken(2, error))[-1]
+def test_a_fault_after_the_beginning_is_reported(translator, error, codes):
+    last = events_of(translator(), broken(2, error))[-1]
     found = last["error"]["type"] if last["type"] == "error" else last["response"]["error"]["code"]
     assert found in codes
     assert "gone" in json.dumps(last)
-    assert "broke off" in json.dumps(events_of(telling(), broken(2, None))[-1])
+    assert "broke off" in json.dumps(events_of(translator(), broken(2, None))[-1])
 
 
-@pytest.mark.parametrize("telling", TELLINGS)
-def test_a_fault_before_it_is_raised(telling):
+@pytest.mark.parametrize("translator", TRANSLATORS)
+def test_a_fault_before_it_is_raised(translator):
     with pytest.raises(SpacError, match="gone"):
-        events_of(telling(), broken(0, SpacError("gone")))
+        events_of(translator(), broken(0, SpacError("gone")))
     with pytest.raises(Refusal) as refusal:  # and what nobody hears
-        events_of(telling(), broken(1, Refusal(GONE, "left")))
+        events_of(translator(), broken(1, Refusal(GONE, "left")))
     assert refusal.value.status == GONE
 
 
-@pytest.mark.parametrize("telling", TELLINGS)
-def test_a_call_that_goes_on_too_late_is_a_fault(telling):
+@pytest.mark.parametrize("translator", TRANSLATORS)
+def test_a_call_that_goes_on_too_late_is_a_fault(translator):
     calls = [{"index": index, "id": "1", "function": {"name": "f", "arguments": "{"}} for index in (0, 1, 0)]
     chunks = chunks_of([{"tool_calls": [call]} for call in calls], {"finish_reason": "tool_calls"})
-    assert "went on" in json.dumps(events_of(telling(), chunks)[-1])
+    assert "went on" in json.dumps(events_of(translator(), chunks)[-1])

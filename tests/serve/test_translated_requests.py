@@ -235,7 +235,7 @@ def test_what_is_wrong_anywhere_is_refused_in_one_line(chat, data):
         assert "\n" not in refusal.message
     else:
         assert made["messages"]
-        events_of(DOORS[path].telling(original), chunks_of([{"content": "x"}], {"finish_reason": "stop"}))
+        events_of(DOORS[path].translator(original), chunks_of([{"content": "x"}], {"finish_reason": "stop"}))
 
 
 @pytest.mark.parametrize("chat", FULL)

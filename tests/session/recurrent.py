@@ -1,5 +1,5 @@
 """Tiny random models whose memory is a state: Mamba, from which no token can be taken back, and LFM2, which
-keeps the states of the last few tokens where its context is told to."""
+keeps the states of the last few tokens where its context is set to."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from spac.errors import InputError
 from tests.session.lab import GREEDY, Lab, prompt
 
 
-class Told:
+class Routed:
     """A target and a copy of it as the draft, and what its events say."""
 
     def __init__(self, lab: Lab, moe: Path, copy: Path, share: float = 0.0, **params: object) -> None:
@@ -48,80 +48,80 @@ def copy(moe: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_copy_foretells_what_the_target_chooses(lab: Lab, moe: Path, copy: Path, share: float) -> None:
-    told = Told(lab, moe, copy, share, draft_max=5)
-    told.session.keep_draft_routes(True)
-    told.session.prefill(prompt(40))
-    n_used = told.experts.layers[0].n_used
+    routed = Routed(lab, moe, copy, share, draft_max=5)
+    routed.session.keep_draft_routes(True)
+    routed.session.prefill(prompt(40))
+    n_used = routed.experts.layers[0].n_used
     accepted = 0
     for length in (5, 5, 1, 0, 0, 3, 5, 2):  # without drafts the draft model falls behind and catches up
-        told.session.set_draft_length(length)
-        step = told.step()
+        routed.session.set_draft_length(length)
+        step = routed.step()
         assert step.n_drafted == length
-        assert [each.shape for each in told.tokens] == [
-            (told.experts.n_layer, i + 1, n_used) for i in range(length)
+        assert [each.shape for each in routed.tokens] == [
+            (routed.experts.n_layer, i + 1, n_used) for i in range(length)
         ]
-        assert told.end is not None
-        assert told.end.shape[:2] == (told.experts.n_layer, length)
-        real = told.experts.routes()[:, :length]
+        assert routed.end is not None
+        assert routed.end.shape[:2] == (routed.experts.n_layer, length)
+        real = routed.experts.routes()[:, :length]
         # batches of one and of several tokens are rounded differently: near-ties may fall otherwise
-        assert (np.sort(told.end, axis=2) == np.sort(real, axis=2)).mean() > 0.97 if length else True
-        for i, each in enumerate(told.tokens):
-            np.testing.assert_array_equal(each, told.end[:, : i + 1])
+        assert (np.sort(routed.end, axis=2) == np.sort(real, axis=2)).mean() > 0.97 if length else True
+        for i, each in enumerate(routed.tokens):
+            np.testing.assert_array_equal(each, routed.end[:, : i + 1])
         accepted += step.n_accepted
     assert accepted == 21
 
 
 def test_routes_of_another_token_would_be_noticed(lab: Lab, moe: Path, copy: Path) -> None:
-    told = Told(lab, moe, copy, draft_max=6)
-    told.session.keep_draft_routes(True)
-    told.session.prefill(prompt(40))
-    told.step()
-    assert told.end is not None
-    later = told.experts.routes()[:, 1:]
-    assert (np.sort(told.end, axis=2) == np.sort(later, axis=2)).mean() < 0.9
+    routed = Routed(lab, moe, copy, draft_max=6)
+    routed.session.keep_draft_routes(True)
+    routed.session.prefill(prompt(40))
+    routed.step()
+    assert routed.end is not None
+    later = routed.experts.routes()[:, 1:]
+    assert (np.sort(routed.end, axis=2) == np.sort(later, axis=2)).mean() < 0.9
 
 
 def test_a_draft_that_ends_early_has_evaluated_its_last_token(lab: Lab, moe: Path, copy: Path) -> None:
-    told = Told(lab, moe, copy, draft_max=6, p_min=1.0)  # no token is that probable
-    told.session.keep_draft_routes(True)
-    told.session.prefill(prompt(40))
-    step = told.step()
-    assert (step.n_drafted, len(told.tokens)) == (0, 0)
-    assert told.end is not None
-    assert told.end.shape[1] == 1
-    real = told.experts.routes()
-    assert (np.sort(told.end, axis=2) == np.sort(real, axis=2)).all()
+    routed = Routed(lab, moe, copy, draft_max=6, p_min=1.0)  # no token is that probable
+    routed.session.keep_draft_routes(True)
+    routed.session.prefill(prompt(40))
+    step = routed.step()
+    assert (step.n_drafted, len(routed.tokens)) == (0, 0)
+    assert routed.end is not None
+    assert routed.end.shape[1] == 1
+    real = routed.experts.routes()
+    assert (np.sort(routed.end, axis=2) == np.sort(real, axis=2)).all()
 
 
 def test_who_does_not_ask_pays_nothing(lab: Lab, moe: Path, copy: Path) -> None:
-    told = Told(lab, moe, copy, draft_max=3)
-    told.session.prefill(prompt(40))
+    routed = Routed(lab, moe, copy, draft_max=3)
+    routed.session.prefill(prompt(40))
     for keeps in (False, True, False):
-        told.session.keep_draft_routes(keeps)
-        before = told.draft_experts.stats["activations"]
-        told.step()
-        assert [each is not None for each in told.tokens] == [keeps] * 3
-        assert (told.end is not None) == keeps
-        assert (told.draft_experts.stats["activations"] > before) == keeps
-    assert told.draft_experts.take_demand()[1] == 0
+        routed.session.keep_draft_routes(keeps)
+        before = routed.draft_experts.stats["activations"]
+        routed.step()
+        assert [each is not None for each in routed.tokens] == [keeps] * 3
+        assert (routed.end is not None) == keeps
+        assert (routed.draft_experts.stats["activations"] > before) == keeps
+    assert routed.draft_experts.take_demand()[1] == 0
 
 
 def test_the_demand_stays_the_targets(lab: Lab, moe: Path, copy: Path) -> None:
-    told = Told(lab, moe, copy, draft_max=3)
-    told.session.keep_draft_routes(True)
-    told.session.prefill(prompt(40))
-    step = told.step()
-    layers = told.experts.layers
+    routed = Routed(lab, moe, copy, draft_max=3)
+    routed.session.keep_draft_routes(True)
+    routed.session.prefill(prompt(40))
+    step = routed.step()
+    layers = routed.experts.layers
     assert step.demand.sum(axis=1).tolist() == [step.n_verified * layer.n_used for layer in layers]
 
 
-def test_what_cannot_be_told_is_refused(lab: Lab, moe: Path, copy: Path, other: Path) -> None:
+def test_what_cannot_be_routed_is_refused(lab: Lab, moe: Path, copy: Path, other: Path) -> None:
     session = lab.session(lab.context(moe), lab.context(other), lab.experts(moe), **GREEDY)
     with pytest.raises(InputError, match="draft model's experts"):
         session.keep_draft_routes(True)
-    told = Told(lab, moe, copy, draft_types=["ngram-simple", "draft-simple"])
+    routed = Routed(lab, moe, copy, draft_types=["ngram-simple", "draft-simple"])
     with pytest.raises(InputError, match="draft-simple alone"):
-        told.session.keep_draft_routes(True)
+        routed.session.keep_draft_routes(True)
     plain = lab.session(lab.context(moe), experts=lab.experts(moe))
     plain.keep_draft_routes(False)
     with pytest.raises(InputError, match="nothing is drafted"):

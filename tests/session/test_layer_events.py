@@ -1,4 +1,4 @@
-"""The event of every MoE layer of a verification: what it tells, when, and what may go wrong in it."""
+"""The event of every MoE layer of a verification: what it reports, when, and what may go wrong in it."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ def test_an_exception_leaves_the_sequence_as_it_was(session, at):
     session.prefill(prompt(20))
     wanted = take(session, 6)
     session.prefill(prompt(20))
-    told = []
+    layers = []
 
     def fail(event):
-        told.append(event.layer)
+        layers.append(event.layer)
         if event.layer == at:
             raise RuntimeError("no")
 
     session.on("verify_layer", fail)
     before = session.tokens.tolist()
     for _ in range(2):
-        told.clear()
+        layers.clear()
         with pytest.raises(RuntimeError, match="no"):
             session.step()
         assert session.tokens.tolist() == before
-        assert told == list(range(at + 1)), "the layers after it are not told"
+        assert layers == list(range(at + 1)), "the layers after it are not reported"
     session.on("verify_layer", None)
     assert take(session, 6) == wanted
 

@@ -173,7 +173,7 @@ def test_a_grammar_holds_with_speculation(lab: Lab, target: Path, other: Path) -
     assert set(plain) - {ord(letter) for letter in "abc"} <= {268, 270}, "bytes are tokens 0 to 255"
 
 
-def test_end_of_generation_is_told(lab: Lab, target: Path, other: Path) -> None:
+def test_end_of_generation_is_reported(lab: Lab, target: Path, other: Path) -> None:
     end = 268  # <|endoftext|>
     session = lab.session(
         lab.context(target), lab.context(other), draft_max=3, temp=0.0, logit_bias={end: 1000.0}

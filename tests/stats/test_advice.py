@@ -1,4 +1,4 @@
-"""What a user is told that could be done better."""
+"""Advice to users, after a run."""
 
 from __future__ import annotations
 

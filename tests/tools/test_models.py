@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 
 from tests.conftest import TinyModel
 from tools.compare import Case, Job, Settings, run_worker
-from tools.models import FAMILIES, TOLD, Shape, write_model
+from tools.models import FAMILIES, LOADER_FAMILIES, Shape, write_model
 from tools.models.__main__ import main
-from tools.models.told import Told
+from tools.models.loader_families import LoaderFamily
 from tools.models.weights import random_weights
 
 TYPES = [
@@ -98,7 +98,9 @@ def test_every_family_decodes_on_the_stock_library(
                 name,
                 str(path),
                 Settings(embeddings=FAMILIES[name.split()[0]].embeds),
-                script="full" if FAMILIES[name.split()[0]].rewinds and name not in TOLD else "short",
+                script="full"
+                if FAMILIES[name.split()[0]].rewinds and name not in LOADER_FAMILIES
+                else "short",
             )
             for name, path in variants.items()
         )
@@ -121,6 +123,6 @@ def test_the_loader_tells_what_it_wants(tiny_model: TinyModel) -> None:
     assert "blk.2.attn_norm.weight" not in tensors
 
 
-def test_what_the_loader_refuses_is_told() -> None:
+def test_what_the_loader_refuses_is_reported() -> None:
     with pytest.raises(RuntimeError, match=r"key not found in model: deepseek4\.attention\.q_lora_rank"):
-        Told("deepseek4").tensors(Shape(), 0)
+        LoaderFamily("deepseek4").tensors(Shape(), 0)

@@ -1,6 +1,6 @@
 """The architectures: each one is metadata and a list of tensors. To add one, read its `load_arch_hparams` and
 `load_arch_tensors` in llama.cpp's src/models, put it together from `parts`, and register it at the end; or
-let the loader tell its tensors (told.py)."""
+let the loader describe its tensors (loader_families.py)."""
 
 from __future__ import annotations
 

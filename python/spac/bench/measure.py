@@ -59,7 +59,7 @@ class Measurement:
     _generation: Generation | None = None
     _at_work: bool = False
     _stopped: bool = False
-    _told: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)
 
     def run(self, pairs: Pairs) -> None:
         """Measure all candidates.
@@ -121,8 +121,8 @@ class Measurement:
 
     def _show_notes(self, engine: Engine, candidate: Candidate) -> None:
         for note in engine.notes:
-            if note not in self._told and not candidate.is_baseline:
-                self._told.add(note)
+            if note not in self._noted and not candidate.is_baseline:
+                self._noted.add(note)
                 self.talk.end_progress()
                 self.talk.note(note)
 

@@ -123,7 +123,7 @@ class App:
             try:
                 text = source.read()
                 if is_command(text):
-                    self._tell(run_command(dialogue, text))
+                    self._show(run_command(dialogue, text))
                 elif text:
                     self._answer(dialogue, text.removeprefix("/") if text.startswith("//") else text, display)
             except (EOFError, Leave):
@@ -150,9 +150,9 @@ class App:
         if dialogue.ending:
             self._talk.note(dialogue.ending)
         self._talk.show_notes(dialogue.engine)
-        self._tell(dialogue.status())
+        self._show(dialogue.status())
 
-    def _tell(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         if not self._talk.quiet:
             say(f"\033[2m{text}\033[0m" if sys.stderr.isatty() and not env.NO_COLOR.get() else text)
 

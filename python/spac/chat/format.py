@@ -165,7 +165,7 @@ class Answer:
         self._prompt, self._text = prompt, ""
         begun = _read(prompt, "", is_partial=True) if prompt is not None and prompt.goes_on else None
         self._begun = {key: str((begun or {}).get(key) or "") for key in TEXTS}  # in the last message
-        self._told: dict[str, Any] = dict(self._begun)
+        self._sent: dict[str, Any] = dict(self._begun)
         self._due = 0.0
 
     @property
@@ -179,22 +179,22 @@ class Answer:
         return self._said("content")
 
     def _said(self, key: str) -> str:
-        return str(self._told[key])[len(self._begun[key]) :]
+        return str(self._sent[key])[len(self._begun[key]) :]
 
     @property
     def tool_calls(self) -> list[dict[str, str]]:
         """The tool calls so far: `name`, and `arguments` as JSON text."""
-        return list(self._told.get("tool_calls", ()))
+        return list(self._sent.get("tool_calls", ()))
 
     def push(self, text: str) -> list[Delta]:
         """Add `text`, and return the additions to the answer in order. They may come with a later piece."""
         self._text += text
         if self._prompt is None:
-            return self._tell({"content": self._text})
+            return self._send({"content": self._text})
         started = time.perf_counter()
         if started < self._due:
             return []
-        deltas = self._tell(_read(self._prompt, self._text, is_partial=True))
+        deltas = self._send(_read(self._prompt, self._text, is_partial=True))
         now = time.perf_counter()
         self._due = now + (now - started) * (1 / READING_SHARE - 1)
         return deltas
@@ -209,9 +209,9 @@ class Answer:
         message = _read(self._prompt, self._text, is_partial=False)
         if message is None:
             message = _read(self._prompt, self._text, is_partial=True)
-            if not self._adds(self._told) and not self._adds(message):
+            if not self._adds(self._sent) and not self._adds(message):
                 message = {"content": self._begun["content"] + self._text}
-        return self._tell(message)
+        return self._send(message)
 
     def _adds(self, message: Mapping[str, Any] | None) -> bool:
         """Return True if it has tool calls, or more text than the message that the answer continues."""
@@ -221,25 +221,25 @@ class Answer:
             _gain(self._begun[key], message.get(key) or "") for key in TEXTS
         )
 
-    def _tell(self, message: dict[str, Any] | None) -> list[Delta]:
+    def _send(self, message: dict[str, Any] | None) -> list[Delta]:
         if message is None:
             return []
-        told, deltas = self._told, list[Delta]()
-        calls, now = told.setdefault("tool_calls", []), message.get("tool_calls") or []
+        sent, deltas = self._sent, list[Delta]()
+        calls, now = sent.setdefault("tool_calls", []), message.get("tool_calls") or []
         n_begun = len(calls)
         for index, call in enumerate(now[:n_begun]):  # earlier calls end before later text begins
-            deltas += self._tell_call(calls, index, call["function"])
+            deltas += self._send_call(calls, index, call["function"])
         for key in TEXTS:
-            more = _gain(told[key], message.get(key) or "")
+            more = _gain(sent[key], message.get(key) or "")
             if more:
-                told[key] += more
+                sent[key] += more
                 deltas.append(Delta(content=more) if key == "content" else Delta(reasoning=more))
         for index, call in enumerate(now[n_begun:], n_begun):
-            deltas += self._tell_call(calls, index, call["function"])
+            deltas += self._send_call(calls, index, call["function"])
         return deltas
 
     @staticmethod
-    def _tell_call(calls: list[dict[str, str]], index: int, function: Mapping[str, str]) -> list[Delta]:
+    def _send_call(calls: list[dict[str, str]], index: int, function: Mapping[str, str]) -> list[Delta]:
         if not function["name"]:  # the name has not come yet
             return []
         is_new = index == len(calls)
@@ -252,9 +252,9 @@ class Answer:
         return [Delta(index=index, name=function["name"] if is_new else "", arguments=more)]
 
 
-def _gain(told: str, now: str) -> str:
-    """Return the part of `now` after `told`; "" if `now` does not begin with `told`."""
-    return now[len(told) :] if now.startswith(told) else ""
+def _gain(sent: str, now: str) -> str:
+    """Return the part of `now` after `sent`; "" if `now` does not begin with `sent`."""
+    return now[len(sent) :] if now.startswith(sent) else ""
 
 
 def _read(prompt: _core.ChatPrompt, text: str, *, is_partial: bool) -> dict[str, Any] | None:

@@ -342,11 +342,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     limit = getattr(options, "vram_limit", None)
     return guarded(
-        parser, options, lambda: _tell(options.json, examine(options.target, limit, options.self_test))
+        parser, options, lambda: _report(options.json, examine(options.target, limit, options.self_test))
     )
 
 
-def _tell(as_json: bool, found: Iterator[Finding]) -> int:
+def _report(as_json: bool, found: Iterator[Finding]) -> int:
     findings = []
     for finding in found:
         findings.append(finding)

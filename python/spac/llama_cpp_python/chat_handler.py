@@ -152,9 +152,9 @@ def _message(made: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
         message["content"] = answer.content or None
     reason = _reason(choice["finish_reason"], answer)
     logprobs = chat_logprobs(choice["logprobs"])
-    told = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    answered = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
     kept = {name: made[name] for name in ("created", "model", "usage")}
-    return {"id": f"chat{made['id']}", "object": "chat.completion", **kept, "choices": [told]}
+    return {"id": f"chat{made['id']}", "object": "chat.completion", **kept, "choices": [answered]}
 
 
 @contextlib.contextmanager

@@ -81,13 +81,13 @@ class CompletionLogprobs(dict[str, Any]):
     content: list[dict[str, Any]]
 
 
-def chat_logprobs(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def chat_logprobs(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return a completion's log probabilities in the format of a chat, or None if it has none."""
-    if told is None:
+    if report is None:
         return None
-    if isinstance(told, CompletionLogprobs):
-        return {"content": told.content, "refusal": None}
-    rows = zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    if isinstance(report, CompletionLogprobs):
+        return {"content": report.content, "refusal": None}
+    rows = zip(report["tokens"], report["token_logprobs"], report["top_logprobs"], strict=True)
     content = [
         {
             **_entry(token.encode(), logprob),
@@ -121,11 +121,11 @@ def with_logprobs(
     A completion that is not streamed is one part. `recorded` holds the log probabilities, and `asked` the
     arguments of `create_completion`.
     """
-    telling = _Telling(llama, recorded, asked)
+    reporter = _Reporter(llama, recorded, asked)
     with contextlib.closing(made):
         for part in made:
             choice = part["choices"][0]
-            found = telling.of(choice["text"], is_end=choice["finish_reason"] is not None)
+            found = reporter.of(choice["text"], is_end=choice["finish_reason"] is not None)
             if found["tokens"] or not asked.get("stream"):
                 choice["logprobs"] = found
             yield part
@@ -138,7 +138,7 @@ class _Place(NamedTuple):
     character: int
 
 
-class _Telling:
+class _Reporter:
     """The assignment of tokens to the parts of a completion."""
 
     def __init__(self, llama: Any, recorded: Logprobs, asked: Mapping[str, Any]) -> None:
@@ -149,13 +149,13 @@ class _Telling:
         self._stops = [each.encode() for each in ([stop] if isinstance(stop, str) else stop)]
         # llama_cpp puts the beginning token before an answer to an empty prompt, and drops a space after it.
         self._tokens: list[int] = [] if len(prompt) else [llama.token_bos()]
-        self._n_seen = self._n_told = 0
+        self._n_seen = self._n_reported = 0
         self._end = self._measured()
         self._waiting: deque[tuple[_Place, TokenLogprob]] = deque()
 
     def of(self, text: str, *, is_end: bool) -> CompletionLogprobs:
         """Return the log probabilities of the next part, which has this text; `is_end` marks the last."""
-        self._n_told += len(text)
+        self._n_reported += len(text)
         self._look()
         limit = self._stopped_at() if is_end else None
         found = []
@@ -164,7 +164,7 @@ class _Telling:
             if is_end:
                 if limit is not None and place.byte >= limit:
                     break
-            elif place.character >= self._n_told:
+            elif place.character >= self._n_reported:
                 break
             found.append(self._waiting.popleft())
         return self._form(found)
@@ -188,21 +188,21 @@ class _Telling:
         return next((text.index(stop) for stop in self._stops if stop in text), None)
 
     def _form(self, found: Sequence[tuple[_Place, TokenLogprob]]) -> CompletionLogprobs:
-        told = CompletionLogprobs(tokens=[], text_offset=[], token_logprobs=[], top_logprobs=[])
-        told.content = []
+        report = CompletionLogprobs(tokens=[], text_offset=[], token_logprobs=[], top_logprobs=[])
+        report.content = []
         for place, (token, logprob, top) in found:
             own = _entry(self._piece(token), logprob)
             others = [_entry(self._piece(other), value) for other, value in top]
-            told.content.append({**own, "top_logprobs": others})
-            told["tokens"].append(own["token"])
-            told["text_offset"].append(self._offset + place.character)
-            told["token_logprobs"].append(own["logprob"])
+            report.content.append({**own, "top_logprobs": others})
+            report["tokens"].append(own["token"])
+            report["text_offset"].append(self._offset + place.character)
+            report["token_logprobs"].append(own["logprob"])
             by_text: dict[str, float] = {}
             for entry in others:
                 by_text.setdefault(entry["token"], entry["logprob"])
             by_text[own["token"]] = own["logprob"]
-            told["top_logprobs"].append(by_text)
-        return told
+            report["top_logprobs"].append(by_text)
+        return report
 
     def _piece(self, token: int) -> bytes:
         return token_piece(self._vocab, token, special=True)

@@ -171,7 +171,7 @@ def _read_bytes(
     return 0 if params.get("use_extra_bufts", True) else info.file_size  # repacked weights lie outside it
 
 
-class _Told:
+class _Report:
     """Reports a model's loaded share to `progress`: first the copying, then llama.cpp's own loading."""
 
     def __init__(self, progress: Progress | None, n_bytes: int) -> None:
@@ -192,16 +192,16 @@ class Copying:
 
     def __init__(self, info: ModelInfo, choice: Choice, progress: Progress | None = None) -> None:
         self._name, self._choice = info.path.name, choice
-        self._told = _Told(progress, info.file_size)
+        self._report = _Report(progress, info.file_size)
         self._copies: _core.HugeCopies | None = None
         if choice.copy:
             n_threads = min(_MOST_THREADS, physical_cores())
             stalls = (STALL_PAGE_NS, STALL_TOTAL_NS, STALL_COMPACTIONS)
             self._copies = _core.HugeCopies(
-                n_threads, choice.drop_cache, choice.most_seconds, *stalls, self._told.copying,
+                n_threads, choice.drop_cache, choice.most_seconds, *stalls, self._report.copying,
                 shared_nodes(read_cpus()),
             )  # fmt: skip
-        self.loading: Progress | None = self._told.loading if progress is not None else None
+        self.loading: Progress | None = self._report.loading if progress is not None else None
         """The callback for llama.cpp's own loading, which gets 0 to 1; None without `progress`."""
 
     @property

@@ -82,18 +82,18 @@ class Measurement:
     """A measurement on one engine, which does nothing else meanwhile; its slots are empty afterwards."""
 
     def __init__(
-        self, engine: Engine, pair: ModelPair, tell: Callable[[str], object] = lambda _: None
+        self, engine: Engine, pair: ModelPair, announce: Callable[[str], object] = lambda _: None
     ) -> None:
         """Make the batches that are measured.
 
-        `engine` runs on this pair with `Forced`. `tell` is called with the name of the next measurement.
+        `engine` runs on this pair with `Forced`. `announce` is called with the name of the next measurement.
         Raise InputError if the pair runs without split experts.
         """
         if pair.experts is None:
             raise InputError(
                 f"{pair.target.path.name} runs without the split here: there is nothing to measure"
             )
-        self._engine, self._pair, self._experts, self._tell = engine, pair, pair.experts, tell
+        self._engine, self._pair, self._experts, self._announce = engine, pair, pair.experts, announce
         self.layers = pair.experts.layers
         """The layers of the target's experts."""
         self._pool = np.array([layer.pool for layer in self.layers], np.int32)
@@ -112,17 +112,17 @@ class Measurement:
         guess = Costs.guessed(self.layers, self._n_tokens)
         with Probe(self._pair.target_context, self._experts, self._before, self._n_tokens) as self._probe:
             self._experts.take_demand()
-            self._tell("steps with nothing resident")
+            self._announce("steps with nothing resident")
             without = self._timed(np.zeros_like(self._exists))
             demand = self._experts.take_demand()[0]
-            self._tell("steps with what is used most resident")
+            self._announce("steps with what is used most resident")
             used = self._timed(self._hottest(demand))
             self._n_slots = self._slots_to_use()
             rows = [*without, *used]
             for share in _SHARES:
-                self._tell(f"steps with {share:.0%} resident")
+                self._announce(f"steps with {share:.0%} resident")
                 rows += self._timed(self._random(share))
-            self._tell("the device and the link")
+            self._announce("the device and the link")
             experts = tuple(
                 expert_costs(
                     guess.experts[pool],
@@ -132,7 +132,7 @@ class Measurement:
                 )
                 for pool in range(len(guess.experts))
             )
-        self._tell("drafts")
+        self._announce("drafts")
         drafts = self._drafts()
         sampling = median(step.sample_ns for step in drafts) * 1e-9
         base, token = line([(step.n_drafted, step.draft_ns * 1e-9) for step in drafts if step.n_drafted])

@@ -42,8 +42,8 @@ class Chart {
   }
 
   #summary() {
-    const told = this.spec.series.filter((s) => s.total).map((s) => `${s.name} ${s.total}`);
-    return [this.spec.title, ...told].join(", ");
+    const totals = this.spec.series.filter((s) => s.total).map((s) => `${s.name} ${s.total}`);
+    return [this.spec.title, ...totals].join(", ");
   }
 
   // Return the tops of the stacked series; a dashed series is not part of the stack.

@@ -84,9 +84,9 @@ class Charts:
 
     def _thresholds(self) -> dict[str, Chart]:
         """Return the chart of the threshold τ over time, and of every layer's τ if layers often differ."""
-        told = self._content["thresholds"]
-        steps, levels = np.array(told["steps"], float), told["levels"]
-        each = np.array(told["sums"], float) / steps[:, None]
+        part = self._content["thresholds"]
+        steps, levels = np.array(part["steps"], float), part["levels"]
+        each = np.array(part["sums"], float) / steps[:, None]
         low, high, mean = each.min(1), each.max(1), each.mean(1)
         series = [
             _series("lowest to highest layer", VIOLET, high.tolist(), style="band", low=low.tolist()),
@@ -96,7 +96,7 @@ class Charts:
         charts = {"threshold": self._over_steps("Threshold τ", "", series, **more)}
         if (low < high).mean() > 0.05:
             more = {"scale": [0, levels], "y_label": "layer", "ramp": "demand"}
-            charts["thresholds"] = self._field("Threshold τ of every layer", each.T, told, **more)
+            charts["thresholds"] = self._field("Threshold τ of every layer", each.T, part, **more)
         return charts
 
     def _layers(self) -> dict[str, Chart]:
@@ -196,13 +196,13 @@ class Charts:
         chart["series"] = [_series("asked for", RED, self._per_step("draft_length").tolist(), style="step")]
         return chart
 
-    def _field(self, title: str, values: FloatArray, told: Chart, **more: Any) -> Chart:
+    def _field(self, title: str, values: FloatArray, part: Chart, **more: Any) -> Chart:
         """Return a chart of colours over the steps.
 
-        values: float64 [y, row]; told: the part of the recording that has their steps.
+        values: float64 [y, row]; part: the part of the recording that has their steps.
         """
         field = [[round(value, 3) for value in row] for row in values.tolist()]
-        more = {"kind": "field", "per_row": told["per_row"], "from": 0.5, "field": field, **more}
+        more = {"kind": "field", "per_row": part["per_row"], "from": 0.5, "field": field, **more}
         return self._over_steps(title, "", [], **more)
 
     # Slots and memory

@@ -39,10 +39,10 @@ class Experts {
   point(at) {
     this.at = at;
     for (const map of this.maps) map.mark(at);
-    this.readout.textContent = at ? this.told(at.layer, this.expertAt(at.layer, at.column)) : this.hint;
+    this.readout.textContent = at ? this.described(at.layer, this.expertAt(at.layer, at.column)) : this.hint;
   }
 
-  told(layer, expert) {
+  described(layer, expert) {
     const i = layer * this.n_expert + expert, wanted = this.demand[i];
     const rank = this.ranks[layer].indexOf(expert) + 1;
     const share = this.looks ? this.resident[i] / this.looks : 0;

@@ -100,8 +100,8 @@ def _sections(recording: Recording, charts: Charts, drawn: dict[str, Chart]) -> 
 def _section(name: str, title: str, lead: str, body: str) -> str:
     if not body:
         return ""
-    told = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    return f'<section id="{name}"><h2>{escape(title)}</h2>{told}{body}</section>'
+    intro = f'<p class="lead">{escape(lead)}</p>' if lead else ""
+    return f'<section id="{name}"><h2>{escape(title)}</h2>{intro}{body}</section>'
 
 
 def _figures(drawn: dict[str, Chart], *names: str) -> str:

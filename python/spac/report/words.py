@@ -44,7 +44,7 @@ def cards(recording: Recording) -> str:
     n, word, figure = _numbers(recording), recording.word, recording.figure
     tokens = (figure("prompt_tokens") or 0) + (figure("generated_tokens") or 0)
     ended = end(word("reason") or "", int(tokens), int(figure("context") or 0)) or "not ended"
-    told = [
+    shown = [
         ("Speed", n("tokens_per_second"), "tokens/s", f"{n('latency_ms_per_token')} ms per token"),
         ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, {ended}"),
         (
@@ -55,7 +55,7 @@ def cards(recording: Recording) -> str:
         ),
     ]
     if recording.stats.get("draft_types"):
-        told.append(
+        shown.append(
             ("Acceptance", percent(figure("acceptance")), "", f"{n('tokens_per_step')} tokens per step")
         )
     if recording.content["experts"] is not None:
@@ -63,7 +63,7 @@ def cards(recording: Recording) -> str:
         swaps = f"{n('uploads')} uploads, {n('evictions')} evictions"
         distinct = f"{percent(figure('hit_rate_distinct'))} of distinct experts"
         host = f"and {seconds(figure('host_compute_s'))} of experts on the CPU"
-        told += [
+        shown += [
             ("Hit rate", percent(figure("hit_rate")), "", distinct),
             (
                 "Slots",
@@ -77,7 +77,7 @@ def cards(recording: Recording) -> str:
     return "\n".join(
         f'<div><dt>{name}</dt><dd class="value">{escape(value)} <small>{escape(unit)}</small></dd>'
         f'<dd class="more">{escape(more)}</dd></div>'
-        for name, value, unit, more in told
+        for name, value, unit, more in shown
     )
 
 

@@ -53,13 +53,13 @@ class Fidelity:
         they are verified.
         """
         n_expert = int(max(predicted.max(initial=0), real.max(initial=0))) + 1
-        told, used = _sets(predicted, n_expert), _sets(real, n_expert)
-        n_token = min(told.shape[2], used.shape[2])
-        of_step = told.any(axis=2), used.any(axis=2)
+        expected, used = _sets(predicted, n_expert), _sets(real, n_expert)
+        n_token = min(expected.shape[2], used.shape[2])
+        of_step = expected.any(axis=2), used.any(axis=2)
         both = (of_step[0] & of_step[1]).sum(axis=(0, 2))
-        told, used = told[:, :, :n_token], used[:, :, :n_token]
-        known: BoolArray = np.logical_and(told.any(axis=3), used.any(axis=3))
-        hits = (told & used).sum(axis=3)
+        expected, used = expected[:, :, :n_token], used[:, :, :n_token]
+        known: BoolArray = np.logical_and(expected.any(axis=3), used.any(axis=3))
+        hits = (expected & used).sum(axis=3)
         wanted = used.sum(axis=3)
         return cls(
             tokens=int(known[:, 0].sum()),

@@ -43,20 +43,24 @@ class ChatRun:
         made: dict[str, Any] = self._chat(stream=False)
         choice = made["choices"][0]
         reasoning = choice["message"].get("reasoning_content", "")
-        return {**made, "choices": [self._told(choice)], "usage": self._usage(made["usage"], reasoning)}
+        return {
+            **made,
+            "choices": [self._with_reason(choice)],
+            "usage": self._usage(made["usage"], reasoning),
+        }
 
     def chunks(self) -> Generator[dict[str, Any], None, None]:
         """Yield a chat completion's chunks; the first one has a `usage` already."""
         reasoning, is_first = "", True
         for chunk in self._chat(stream=True):
-            told = {**chunk, "choices": [self._told(choice) for choice in chunk["choices"]]}
+            made = {**chunk, "choices": [self._with_reason(choice) for choice in chunk["choices"]]}
             reasoning += "".join(each["delta"].get("reasoning_content", "") for each in chunk["choices"])
             if is_first:
-                told["usage"] = {"prompt_tokens": self._n_prompt, "completion_tokens": 0}
+                made["usage"] = {"prompt_tokens": self._n_prompt, "completion_tokens": 0}
             elif chunk.get("usage"):
-                told["usage"] = self._usage(chunk["usage"], reasoning)
+                made["usage"] = self._usage(chunk["usage"], reasoning)
             is_first = False
-            yield told
+            yield made
 
     def create_completion(
         self, *, prompt: Sequence[int], stop: Sequence[str], stream: bool, **more: Any
@@ -80,7 +84,7 @@ class ChatRun:
         # The method is called unbound, so that the chat format's handler asks this object for the completion.
         return llama_cpp.Llama.create_chat_completion(self, **{**self._arguments, "stream": stream})
 
-    def _told(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_reason(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         return {**choice, "stop_reason": self._met} if choice.get("finish_reason") else dict(choice)
 
     def _usage(self, usage: Mapping[str, Any], reasoning: str) -> dict[str, Any]:

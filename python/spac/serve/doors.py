@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spac.serve import messages, responses
-from spac.serve.pieces import Telling, encoded
+from spac.serve.pieces import Translator, encoded
 from spac.serve.refusal import Refusal
 
 CHAT = "/v1/chat/completions"
@@ -22,7 +22,7 @@ class Door:
     """Function that returns the chat request for a request. It raises Refusal."""
     answer: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
     """Function that returns the answer to a request from its chat completion."""
-    telling: Callable[[Mapping[str, Any]], Telling] | None = None
+    translator: Callable[[Mapping[str, Any]], Translator] | None = None
     """Class that turns a streamed chat into events; None if the interface has no streams."""
     ping: bytes = b": ping\n\n"
     """Bytes that keep a stream alive while it has no events."""

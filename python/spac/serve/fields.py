@@ -159,8 +159,8 @@ class Turns:
 
 def function(name_: str, description: Any, parameters: Any, where: str) -> dict[str, Any]:
     """Return a tool in the form of chat requests."""
-    told = {} if description is None else {"description": text(description, f"{where}.description")}
-    return {"type": "function", "function": {"name": name_, **told, "parameters": parameters}}
+    described = {} if description is None else {"description": text(description, f"{where}.description")}
+    return {"type": "function", "function": {"name": name_, **described, "parameters": parameters}}
 
 
 def schema_format(schema: Any, where: str) -> dict[str, Any]:

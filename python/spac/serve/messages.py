@@ -9,7 +9,7 @@ from typing import Any
 
 from spac.serve import fields
 from spac.serve.fields import Turns, refuse
-from spac.serve.pieces import End, Event, Piece, Telling, end_of, own_id, pieces_of
+from spac.serve.pieces import End, Event, Piece, Translator, end_of, own_id, pieces_of
 from spac.serve.refusal import Refusal
 
 TEXT = {"text": "text"}
@@ -223,7 +223,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-class MessageEvents(Telling):
+class MessageEvents(Translator):
     """Turns a streamed chat into the events of a message."""
 
     def __init__(self, _request: Mapping[str, Any]) -> None:

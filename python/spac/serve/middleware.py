@@ -121,9 +121,9 @@ class RequestMiddleware:
         return False
 
     async def _run(self, context: RequestContext, scope: Scope, body: bytes, answer: Answer) -> None:
-        told = {b"content-length": str(len(body)).encode(), b"content-type": b"application/json"}
-        others = [(name, value) for name, value in scope["headers"] if name not in told]
-        scope = {**scope, "headers": [*others, *told.items()]}
+        own = {b"content-length": str(len(body)).encode(), b"content-type": b"application/json"}
+        others = [(name, value) for name, value in scope["headers"] if name not in own]
+        scope = {**scope, "headers": [*others, *own.items()]}
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:

@@ -59,7 +59,7 @@ def own_id(made: Mapping[str, Any]) -> str:
     return str(made["id"]).removeprefix("chatcmpl-")
 
 
-class Telling(ABC):
+class Translator(ABC):
     """Turns a streamed chat into another interface's events.
 
     One block is open at a time, and each is closed.
@@ -135,20 +135,20 @@ class Telling(ABC):
         """Return the events that report a fault in place of the rest."""
 
 
-def told(telling: Telling, chunks: Iterable[Mapping[str, Any]]) -> Generator[bytes, None, None]:
+def events_of(translator: Translator, chunks: Iterable[Mapping[str, Any]]) -> Generator[bytes, None, None]:
     """Yield the encoded events of a chat's chunks.
 
     A fault before the first event is raised. A later fault becomes an event, unless the client has left.
     """
     try:
         for chunk in chunks:
-            yield from map(encoded, telling.push(chunk))
-        yield from map(encoded, telling.finish())
+            yield from map(encoded, translator.push(chunk))
+        yield from map(encoded, translator.finish())
     except Exception as error:
         refusal = refusal_of(error)
-        if refusal.status == GONE or not telling.begun:
+        if refusal.status == GONE or not translator.begun:
             raise
-        yield from map(encoded, telling.fail(refusal))
+        yield from map(encoded, translator.fail(refusal))
 
 
 def encoded(event: Event) -> bytes:

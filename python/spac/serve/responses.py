@@ -10,7 +10,7 @@ from typing import Any
 
 from spac.serve import fields
 from spac.serve.fields import Turns, refuse
-from spac.serve.pieces import End, Event, Piece, Telling, own_id
+from spac.serve.pieces import End, Event, Piece, Translator, own_id
 from spac.serve.refusal import Refusal
 
 INPUT = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -156,15 +156,15 @@ def answer(request: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any
     choice = made["choices"][0]
     delta = {**choice["message"]}
     chunk = {**made, "choices": [{**choice, "delta": delta}]}
-    telling = ResponseEvents(request)
+    translator = ResponseEvents(request)
     last: Event = {}
-    for event in (*telling.push(chunk), *telling.finish()):
+    for event in (*translator.push(chunk), *translator.finish()):
         last = event
     response: dict[str, Any] = last["response"]
     return response
 
 
-class ResponseEvents(Telling):
+class ResponseEvents(Translator):
     """Turns a streamed chat into the events of a response."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:

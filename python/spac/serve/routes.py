@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from spac.serve.chat_run import ChatRun
 from spac.serve.doors import DOORS, refusal_body
 from spac.serve.middleware import ServerState
-from spac.serve.pieces import Telling, told
+from spac.serve.pieces import Translator, events_of
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
@@ -68,16 +68,16 @@ async def _chat(request: Request) -> Response:
     """Answer a request of another interface; the request context has its chat request."""
     context, door = REQUEST_CONTEXT.get(), DOORS[request.url.path]
     asked = CreateChatCompletionRequest.model_validate(context.request)
-    if door.telling is not None and asked.stream:
-        events = _events(asked, context, door.telling(context.original))
+    if door.translator is not None and asked.stream:
+        events = _events(asked, context, door.translator(context.original))
         return EventSourceResponse(events, ping_message_factory=lambda: door.ping)
     run = _run(asked)
     made = await run_in_threadpool(run.count if door.counts else run.answer)
     return JSONResponse(door.answer(context.original, made))
 
 
-async def _events(asked: Any, context: RequestContext, telling: Telling) -> AsyncIterator[bytes]:
-    events = told(telling, _run(asked).chunks())
+async def _events(asked: Any, context: RequestContext, translator: Translator) -> AsyncIterator[bytes]:
+    events = events_of(translator, _run(asked).chunks())
     context.at_end(events.close)  # a client that left would keep them until they are collected
     async for event in iterate_in_threadpool(events):
         yield event

@@ -300,7 +300,7 @@ class Recorder:
         if series is None:
             return None
         sums = series.rows.astype(np.int64).tolist()
-        return {"levels": self._levels, **series.told, "sums": sums}
+        return {"levels": self._levels, **series.described, "sums": sums}
 
     def _governor_recorded(self) -> dict[str, Any] | None:
         if self._governor is None:
@@ -311,7 +311,7 @@ class Recorder:
             named = {"cycle_s": curve.cycle, "compute_s": curve.compute, "theta": curve.theta}
             named |= {"tokens": curve.tokens, "missed": curve.missed}
             recorded["curve"] = {name: _short(values) for name, values in named.items()}
-            recorded |= {**self._theta.told, "theta": [_short(row) for row in self._theta.rows]}
+            recorded |= {**self._theta.described, "theta": [_short(row) for row in self._theta.rows]}
         return recorded
 
 

@@ -35,7 +35,7 @@ class Series:
         return max(0, self._n_row - 1) * self.per_row + self._in_last
 
     @property
-    def told(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """The fields of a recording: `per_row`, and in `steps` the number of steps in each row."""
         full = [self.per_row] * max(0, self._n_row - 1)
         return {"per_row": self.per_row, "steps": [*full, self._in_last] if self._n_row else full}

@@ -1,5 +1,6 @@
-"""Architectures whose tensors llama.cpp's loader tells (loader.py); only their metadata is ours. Every file
-has the keys that most architectures read, and what is particular."""
+"""Families whose tensors llama.cpp's loader describes (loader.py); only their metadata is ours.
+
+Every file has the keys that most architectures read, and what is particular."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tools.models.values import add_values
 
 
 @dataclass(frozen=True)
-class Told:
+class LoaderFamily:
     """As `Family`. `left_out` are ends of the names of optional tensors that such files do not have (scales
     of matrices)."""
 
@@ -38,8 +39,8 @@ class Told:
 
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
         """All tensors in the loader's order."""
-        told = _ask(self.question(shape))
-        return [_tensor(name, of) for name, of in told.items() if not name.endswith(self.left_out)]
+        shapes = _ask(self.question(shape))
+        return [_tensor(name, of) for name, of in shapes.items() if not name.endswith(self.left_out)]
 
     def question(self, shape: Shape) -> Question:
         """What the loader is asked for a file of this shape."""
@@ -80,10 +81,12 @@ _answers: dict[Question, Shapes] = {}
 
 
 def _ask(question: Question) -> Shapes:
-    """What the loader tells. With the first question go those of all architectures at their default shapes:
-    it is the process that takes long, not the answer."""
+    """Return the loader's description.
+
+    With the first question go those of all architectures at their default shapes: it is the process that
+    takes long, not the answer."""
     if question not in _answers:
-        others = () if _answers else (told.question(told.default) for told in TOLD.values())
+        others = () if _answers else (family.question(family.default) for family in LOADER_FAMILIES.values())
         questions = list(dict.fromkeys((question, *others)))
         with tempfile.TemporaryDirectory() as name:
             files = [_write_metadata(Path(name) / f"{i}.gguf", q) for i, q in enumerate(questions)]
@@ -266,48 +269,48 @@ _WIDE = Shape(n_embd=128)  # heads together as wide as the model
 _FULL = Shape(n_embd=128, n_head_kv=4)
 _FOUR = Shape(n_layer=4)
 
-TOLD: dict[str, Told] = {
-    told.architecture: told
-    for told in (
-        Told("afmoe"),
-        Told("bailingmoe"),
-        Told("bailingmoe3", _linear, rewinds=False),
-        Told("cohere2moe"),
-        Told("deepseek2-ocr", default=_FULL),
-        Told("deepseek32", lambda s: {**_latent(s), **_indexer(s)}),
-        Told("deepseek4", _deepseek4, default=_FOUR),
-        Told("dots3note", _latent_windows),
-        Told("exaone-moe"),
-        Told("gemma4", _gemma4, left_out=(".input_scale",)),
-        Told("glm-dsa", lambda s: {**_latent(s), **_indexer(s)}),
-        Told("glm5-next", _glm5_next, rewinds=False),
-        Told("granite"),
-        Told("granite_swa", _windows),
-        Told("graniteswitch", _graniteswitch),
-        Told("granitehybrid", _hybrid, rewinds=False),
-        Told("hy_v3"),
-        Told("hy_v4", _hy_v4),
-        Told("jamba", _hybrid, rewinds=False, default=_WIDE),
-        Told("kimi-k3", _kimi_k3, rewinds=False),
-        Told("kimi-linear", _linear, rewinds=False),
-        Told("laguna"),
-        Told("llada-moe", rewinds=False, default=_WIDE),
-        Told("llama-embed", embeds=True),
-        Told("maple", lambda s: {**_windows(s), "swiglu_clamp_exp": 7.0}),
-        Told("mellum"),
-        Told("mimo2", _windows),
-        Told("minicpm"),
-        Told("minimax-01", rewinds=False),
-        Told("minimax-m3", _indexer),
-        Told("mistral3"),
-        Told("mistral4", _latent),
-        Told("nemotron_h", _nemotron, rewinds=False),
-        Told("nemotron_h_moe", _nemotron, rewinds=False),
-        Told("nomic-bert-moe", _bert, rewinds=False, embeds=True, default=_FULL),
-        Told("qwen35moe", rewinds=False, default=_FOUR),
-        Told("qwen3vlmoe"),
-        Told("qwen4exp", _qwen4exp, rewinds=False, default=_FOUR),
-        Told("rnd1", rewinds=False),
-        Told("step35", _windows),
+LOADER_FAMILIES: dict[str, LoaderFamily] = {
+    family.architecture: family
+    for family in (
+        LoaderFamily("afmoe"),
+        LoaderFamily("bailingmoe"),
+        LoaderFamily("bailingmoe3", _linear, rewinds=False),
+        LoaderFamily("cohere2moe"),
+        LoaderFamily("deepseek2-ocr", default=_FULL),
+        LoaderFamily("deepseek32", lambda s: {**_latent(s), **_indexer(s)}),
+        LoaderFamily("deepseek4", _deepseek4, default=_FOUR),
+        LoaderFamily("dots3note", _latent_windows),
+        LoaderFamily("exaone-moe"),
+        LoaderFamily("gemma4", _gemma4, left_out=(".input_scale",)),
+        LoaderFamily("glm-dsa", lambda s: {**_latent(s), **_indexer(s)}),
+        LoaderFamily("glm5-next", _glm5_next, rewinds=False),
+        LoaderFamily("granite"),
+        LoaderFamily("granite_swa", _windows),
+        LoaderFamily("graniteswitch", _graniteswitch),
+        LoaderFamily("granitehybrid", _hybrid, rewinds=False),
+        LoaderFamily("hy_v3"),
+        LoaderFamily("hy_v4", _hy_v4),
+        LoaderFamily("jamba", _hybrid, rewinds=False, default=_WIDE),
+        LoaderFamily("kimi-k3", _kimi_k3, rewinds=False),
+        LoaderFamily("kimi-linear", _linear, rewinds=False),
+        LoaderFamily("laguna"),
+        LoaderFamily("llada-moe", rewinds=False, default=_WIDE),
+        LoaderFamily("llama-embed", embeds=True),
+        LoaderFamily("maple", lambda s: {**_windows(s), "swiglu_clamp_exp": 7.0}),
+        LoaderFamily("mellum"),
+        LoaderFamily("mimo2", _windows),
+        LoaderFamily("minicpm"),
+        LoaderFamily("minimax-01", rewinds=False),
+        LoaderFamily("minimax-m3", _indexer),
+        LoaderFamily("mistral3"),
+        LoaderFamily("mistral4", _latent),
+        LoaderFamily("nemotron_h", _nemotron, rewinds=False),
+        LoaderFamily("nemotron_h_moe", _nemotron, rewinds=False),
+        LoaderFamily("nomic-bert-moe", _bert, rewinds=False, embeds=True, default=_FULL),
+        LoaderFamily("qwen35moe", rewinds=False, default=_FOUR),
+        LoaderFamily("qwen3vlmoe"),
+        LoaderFamily("qwen4exp", _qwen4exp, rewinds=False, default=_FOUR),
+        LoaderFamily("rnd1", rewinds=False),
+        LoaderFamily("step35", _windows),
     )
 }
