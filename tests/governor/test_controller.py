@@ -35,7 +35,7 @@ class Session:
         )  # fmt: skip
 
 
-class Told(Governor):
+class Recorded(Governor):
     name = "told"
     wants_experts = True
 
@@ -58,7 +58,7 @@ class Told(Governor):
 
 
 def test_a_step_is_as_long_as_the_governor_says():
-    governor, session = Told(6, 6, 2, 9, 0), Session()
+    governor, session = Recorded(6, 6, 2, 9, 0), Session()
     controller = DraftLengthController(governor, session)
     for room in (None, 10, 3, 1, 0):
         controller.step(room)
@@ -73,7 +73,7 @@ def test_a_step_is_as_long_as_the_governor_says():
 def test_a_length_that_does_not_change_is_left_to_others():
     """As a scheduler that sets it from an event would do."""
     session = Session()
-    controller = DraftLengthController(Told(4, 4, 4), session)
+    controller = DraftLengthController(Recorded(4, 4, 4), session)
     controller.step(None)
     session.set_draft_length(1)
     controller.step(None)
@@ -81,7 +81,7 @@ def test_a_length_that_does_not_change_is_left_to_others():
 
 
 def test_the_governor_is_told_what_came_of_it():
-    governor = Told(3)
+    governor = Recorded(3)
     DraftLengthController(governor, Session()).step(None)
     n_drafted, n_accepted, draft_s, step_s, misses, miss_s = governor.seen[0]
     assert (n_drafted, n_accepted, misses) == (3, 1, 7)
