@@ -79,8 +79,8 @@ def test_a_file_that_breaks_off(recorded, share):
     [
         ("", "is empty"),
         ("hello", "not valid JSON"),
-        ("[1, 2]", "no recording"),
-        ('{"schema": 1, "tokens_per_second": 3}', "no recording"),
+        ("[1, 2]", "not a recording"),
+        ('{"schema": 1, "tokens_per_second": 3}', "not a recording"),
         ('{"format": "spac-recording", "schema": 99}', "schema 99"),
         ('{"format": "spac-recording", "schema": 1}', "started"),
         ('{"format": "spac-recording", "schema": NaN}', "NaN"),
