@@ -1,4 +1,4 @@
-"""What every test may use: tiny models, made once a session, and the unpatched reference library."""
+"""Fixtures for every test: tiny models, written once a session, and the unpatched reference library."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Before any library starts OpenMP: its threads spin when idle, and two busy processes on two cores then slow
-# each other down a hundredfold.
+# This must come before any library starts OpenMP. Its threads spin when they are idle, and two busy processes
+# on two cores then slow each other down a hundredfold.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:  # so that `tools.models` can be imported whatever pytest's import mode is
+if str(ROOT) not in sys.path:  # tools.models must be importable in every import mode of pytest
     sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
@@ -23,15 +23,15 @@ from tools.models import FAMILIES, Shape, write_model  # noqa: E402
 
 TinyModel = Callable[..., Path]
 
-# Nothing fails for being slow.
+# No test fails because it is slow.
 settings.register_profile("spac", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("spac")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def costs_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What things cost here is learned anew: costs of a busy day, kept in the user's cache, decide draft
-    lengths. All else in the cache stays in sight."""
+    """Learn costs of computing and copying anew for this session. Costs that the user's cache holds from a
+    busy day would decide draft lengths. The cache's other entries stay visible."""
     from spac import env
 
     name, before, kept = env.CACHE_HOME.name, os.environ.get(env.CACHE_HOME.name), env.cache_folder()
@@ -50,8 +50,11 @@ def costs_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """`tiny_model("qwen3moe", Shape(...))` or `tiny_model("qwen3moe", n_expert=5, types={...})`: the path of
-    a random model, written at its first use. Tests must not change the file."""
+    """Return a function that writes a random model at its first use and returns the model's path.
+
+    Calls are `tiny_model("qwen3moe", Shape(...))` or `tiny_model("qwen3moe", n_expert=5, types={...})`. Tests
+    must not change the file.
+    """
     folder = tmp_path_factory.mktemp("models")
     made: dict[str, Path] = {}
 
@@ -69,7 +72,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture(scope="session")
 def reference_lib() -> Path:
-    """The folder of the stock library; the test is skipped when there is none."""
+    """Return the folder of the stock library. The test is skipped when there is none."""
     folder = reference_library()
     if folder is None:
         pytest.skip(
