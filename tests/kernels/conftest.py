@@ -1,4 +1,4 @@
-"""A cache folder of its own for measured times."""
+"""The fixture for a separate cache of measured times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spac.model import kept_times
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, in which every measurement is kept."""
+    """Return an empty cache folder, in which every measurement is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kept_times, "UNDISTURBED", 0)
     return tmp_path / "spac" / "kernels"

@@ -1,4 +1,4 @@
-// csrc/kernels behind a C interface, compiled by test_kernels.py for an instruction set of its choice.
+// The kernels of csrc/kernels behind a C interface. test_kernels.py compiles it for an instruction set of its choice.
 #include "kernels/dense.h"
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
@@ -8,12 +8,12 @@
 #include <memory>
 #include <random>
 
-// ggml's kernels for dense matrices are hidden in spac's library.
+// spac's library hides ggml's kernels for dense matrices.
 bool spac::kernels::multiply_dense(const Rows &, int) { return false; }
 
 extern "C" {
 
-// Names of types, separated by blanks: all kernels there are, or those that are used.
+// Returns names of types, separated by blanks: all kernels, or only those that are used.
 const char * kernel_names(int trusted) {
     static std::string names;
     names.clear();
@@ -24,16 +24,15 @@ const char * kernel_names(int trusted) {
     return names.c_str();
 }
 
-// Elements that a row has to be a multiple of; 0 where there is no kernel.
+// Returns the number of elements that a row has to be a multiple of, or 0 where there is no kernel.
 int kernel_block(int type) { return spac::kernels::trusted_kernel(type).block; }
 
-// Whether there is a way (1: 256 bits, 2: 512 bits) that is used.
+// Returns true if there is a way (1: 256 bits, 2: 512 bits) that is used.
 int kernel_has(int type, int way) {
     return spac::kernels::trusted_kernel(type).dot[static_cast<size_t>(way)] != nullptr ? 1 : 0;
 }
 
-// results [n_inputs, n_weights], inputs packed.
-// 0 where these inputs are left to ggml.
+// Writes results [n_inputs, n_weights] of packed inputs. Returns 0 where these inputs are left to ggml.
 int kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride, int64_t n_weights,
                const char * inputs, size_t input_bytes, float * results, int64_t n_inputs) {
     std::vector<const void *> input;
@@ -46,8 +45,8 @@ int kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride
     return dot({n, weights, stride, n_weights, input.data(), result.data(), n_inputs}) ? 1 : 0;
 }
 
-// How often each row of each matrix is in a run of some thread: times [n_matrices, n_rows]. Threads come in random
-// order. Returns the number of runs, or -1 where a run is none.
+// Counts how often each row of each matrix is in a run of some thread: times [n_matrices, n_rows]. Threads come in
+// random order. Returns the number of runs, or -1 if a run is invalid.
 int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed, int32_t * times) {
     std::atomic<int> counter{nth};
     const auto       inputs = [&](int64_t matrix) { return n_inputs[matrix]; };

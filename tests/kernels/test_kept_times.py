@@ -15,7 +15,7 @@ KEPT = KeptTimes("-x", lambda times: times if isinstance(times, list) else None)
 
 
 class Clock:
-    """Measures at once, and remembers what it was asked for."""
+    """A measurement that ends at once and records the types that it was asked for."""
 
     def __init__(self, running: float = 1.0) -> None:
         self.asked: list[list[str]] = []
@@ -30,7 +30,7 @@ def test_a_measurement_is_kept(cache: Path) -> None:
     clock = Clock()
     assert KEPT.measured(["a"], 1, clock) == {"a": [1]}
     assert KEPT.measured(["b", "a"], 1, clock) == {"b": [2], "a": [1]}
-    assert KEPT.measured(["a"], 2, clock) == {"a": [3]}  # of another number of threads
+    assert KEPT.measured(["a"], 2, clock) == {"a": [3]}  # the kept time is for another number of threads
     assert clock.asked == [["a"], ["b"], ["a"]]
     assert KEPT.load(Key.of(1)) == {"a": [1], "b": [2]}
     assert len(list(cache.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""csrc/kernels gives ggml's results, bit for bit, in every instruction set of its that this CPU can run."""
+"""csrc/kernels gives ggml's results, bit for bit, in each of its instruction sets that this CPU can run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ KINDS = (
     "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs",
     "mxfp4", "nvfp4", "iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_s", "iq1_s", "iq1_m",
 )  # fmt: skip
-# What the wide kernels need, as /proc/cpuinfo calls it.
+# CPU features that the wide kernels need, by their names in /proc/cpuinfo.
 WIDE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-# Instruction sets that differ in what is computed how: the compiler's flags, and what the CPU must have.
+# Instruction sets for which the kernels compute differently: compiler flags, and required CPU features.
 SETS = {
     "256 bits": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
     "256 bits, VNNI": (["-mavx2", "-mfma", "-mf16c", "-mavxvnni"], {"avx_vnni"}),
@@ -65,11 +65,11 @@ extern int64_t (*ggml_cpu_mul_mat_id)(int ith, int nth, const void * dst, const 
 extern bool (*ggml_cpu_mul_mat)(int ith, int nth, const void * dst, const void * wdata, void * counter);
 extern ggml_from_float_t ggml_cpu_quantize_q8_K;
 """)
-Q8_K = 15  # the type that k-quants are multiplied with
+Q8_K = 15  # the type of the other operand of k-quants
 
 
 def has(features: set[str]) -> bool:
-    """Whether this CPU has all of them."""
+    """Return true if this CPU has all the features."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
     return features <= set(flags)
@@ -87,7 +87,7 @@ class Kernels:
         return _ffi.string(self.c.kernel_names(trusted)).decode().split()  # type: ignore[no-any-return]
 
     def quantized(self, kind: int, inputs: Float32) -> bytes:
-        """Rows [n_inputs, n] as ggml quantizes them."""
+        """Return the rows [n_inputs, n] as ggml quantizes them."""
         n = inputs.shape[1]
         row = self.ggml.ggml_row_size(kind, n)
         out = _ffi.new("char[]", row * len(inputs))
@@ -97,7 +97,7 @@ class Kernels:
         return bytes(_ffi.buffer(out))
 
     def theirs(self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int) -> Float32:
-        """ggml's results [n_input, n_weight], of one vec_dot each."""
+        """Return ggml's results [n_input, n_weight]. Each comes from one vec_dot."""
         vec_dot, row = self.ggml.ggml_get_type_traits_cpu(self.types[kind]).vec_dot, len(inputs) // n_input
         results = np.empty((n_input, len(weights) // stride), np.float32)
         x, y = _ffi.from_buffer(weights), _ffi.from_buffer(inputs)
@@ -108,15 +108,15 @@ class Kernels:
         return results
 
     def ways(self, kind: str) -> list[int]:
-        """1 for 256 bits, 2 for 512 bits, as far as they are used."""
+        """Return the ways that are used: 1 for 256 bits, 2 for 512 bits."""
         return [way for way in (1, 2) if self.c.kernel_has(self.types[kind], way)]
 
     def ours(
         self, kind: str, way: int, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int
     ) -> Float32 | None:
-        """The same by our kernel; None where it leaves these inputs to ggml."""
+        """Return our kernel's results [n_input, n_weight], or None where it leaves these inputs to ggml."""
         n_weight = len(weights) // stride
-        results = np.full((n_input + 1, n_weight), 7, np.float32)  # a row behind, which nobody may write
+        results = np.full((n_input + 1, n_weight), 7, np.float32)  # nobody may write the last row
         out = _ffi.from_buffer("float[]", results, require_writable=True)
         done = self.c.kernel_dot(
             self.types[kind], way, n, _ffi.from_buffer(weights), stride, n_weight, _ffi.from_buffer(inputs),
@@ -138,7 +138,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The kernels for each instruction set of this CPU, compiled side by side."""
+    """Return the kernels for each instruction set of this CPU. They are compiled in parallel."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler here")
@@ -149,7 +149,7 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "repack_times.cpp",
         "thread_times.cpp",
         "trial_graphs.cpp",
-    }  # they need more of ggml
+    }  # these sources need more of ggml
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
     made = {name: folder / f"{i}.so" for i, (name, (_, needed)) in enumerate(SETS.items()) if has(needed)}
     running = [
@@ -188,7 +188,7 @@ def test_the_library_uses_them() -> None:
 @pytest.mark.parametrize("way", ["ggml", "256"])
 @pytest.mark.parametrize(("n_tokens", "limit"), [(1, 8), (5, 8), (40, 8)])
 def test_operators_ask_for_them(n_tokens: int, limit: int, way: str) -> None:
-    """mul_mat_id asks once for all experts, and computes those that have too many rows by itself."""
+    """mul_mat_id asks once for all experts. It computes the experts that have too many rows by itself."""
     if "q4_K" not in _core.trusted_cpu_kernels():
         pytest.skip("this build has no kernel for q4_K")
     shape = Shape("q4_K", n_tokens, "mul_mat_id", broadcast=True)
@@ -226,7 +226,7 @@ def test_operators_ask_for_them(n_tokens: int, limit: int, way: str) -> None:
 @given(data=st.data())
 @settings(max_examples=200)
 def test_every_row_is_shared_out_once(kernels: Kernels, data: st.DataObject) -> None:
-    """Whatever the threads' speeds: no row of a matrix that has rows of input is left out or done twice."""
+    """Each row of a matrix that has rows of input is computed exactly once, at any speed of the threads."""
     n_matrix, n_row = data.draw(st.integers(1, 20), "matrices"), data.draw(st.integers(1, 3000), "rows")
     few = st.sampled_from([0, 0, 1, 1, 2, 3, 7, 500])
     n_input = np.array(data.draw(st.lists(few, min_size=n_matrix, max_size=n_matrix), "inputs"), np.int64)
@@ -241,7 +241,7 @@ def test_every_row_is_shared_out_once(kernels: Kernels, data: st.DataObject) -> 
 
 
 def test_most_of_a_thread_s_rows_lie_together(kernels: Kernels) -> None:
-    """Two threads and six experts of 1,408 rows: three experts for each, of which a sixth goes in pieces."""
+    """Two threads share six experts of 1,408 rows, three for each. A sixth of the rows goes in pieces."""
     n_input, times = np.ones(6, np.int64), np.zeros((6, 1408), np.int32)
     n_run = kernels.c.share(
         6, 1408, _ffi.from_buffer("int64_t[]", n_input), 2, 1,
@@ -251,14 +251,14 @@ def test_most_of_a_thread_s_rows_lie_together(kernels: Kernels) -> None:
 
 
 def assert_same(ours: Float32, theirs: Float32) -> None:
-    """Bit for bit; one NaN is as good as another."""
+    """Assert that the results are equal bit for bit. Any NaN equals any other NaN."""
     number = ~np.isnan(theirs)
     assert np.array_equal(theirs[number].view(np.uint32), ours[number].view(np.uint32))
     assert np.all(np.isnan(ours[~number]))
 
 
 def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32:
-    """[n_token, 131] of a dense matrix and random inputs, the same at every call."""
+    """Return products [n_token, 131] of a dense matrix and random inputs. They are the same at every call."""
     rng, n, n_out = np.random.default_rng(kind), 512, 131
     context = ggml.context(3)
     weights = ggml.c.ggml_new_tensor_2d(context, kind, n, n_out)
@@ -274,7 +274,8 @@ def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dense_matrices(kind: str) -> None:
-    """mul_mat with the kernels and without, by one thread and by three, where llamafile has kernels too."""
+    """mul_mat gives the same with and without the kernels, with one thread and with three, for types that
+    llamafile has kernels for too."""
     ggml, ways, dense = (
         Ggml(_library.library_path()),
         _core.chosen_cpu_kernels(kind),
@@ -306,7 +307,7 @@ def test_llamafile_s_results_decide() -> None:
         _core.choose_cpu_kernels(kind, ways, [True] * 8)
         taken = _core.chosen_dense_cpu_kernels(kind)
         _core.choose_cpu_kernels(kind, ways, dense)
-        # one row is a product of pairs in any case
+        # one row is always a product of pairs
         assert left == [True] + [False] * 7
         assert taken == [True] + ["dense" in found[kind]] * 7
 
@@ -315,7 +316,7 @@ def test_llamafile_s_results_decide() -> None:
 @settings(max_examples=30)
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_ggmls(kernels: Kernels, kind: str, data: st.DataObject) -> None:
-    """Weights of any bits, some without a finite scale; odd numbers of rows; room between rows."""
+    """Weights have any bits, some no finite scale. Numbers of rows are odd, and gaps lie between rows."""
     n = kernels.c.kernel_block(kernels.types[kind]) * data.draw(st.integers(1, 5), "blocks")
     n_weight, n_input = data.draw(st.integers(1, 9), "weights"), data.draw(st.integers(1, 17), "inputs")
     room = data.draw(st.sampled_from([0, 2, 64]), "room")
@@ -337,7 +338,8 @@ def test_results_are_ggmls(kernels: Kernels, kind: str, data: st.DataObject) -> 
 @settings(max_examples=20)
 @pytest.mark.parametrize("kind", KINDS)
 def test_inputs_that_are_no_numbers(kernels: Kernels, kind: str, seed: int) -> None:
-    """NaN and infinity may be quantized to bytes that no number is: ggml's results, or left to ggml."""
+    """NaN and infinity may be quantized to bytes that no number gives. The kernel returns ggml's results, or
+    leaves the inputs to ggml."""
     n, n_input, n_weight, rng = 256, 3, 4, np.random.default_rng(seed)
     stride = kernels.ggml.ggml_row_size(kernels.types[kind], n)
     weights = rng.bytes(stride * n_weight)
@@ -358,7 +360,8 @@ ODD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38], n
 @given(data=st.data())
 @settings(max_examples=300)
 def test_quantized_inputs_are_ggmls(kernels: Kernels, data: st.DataObject) -> None:
-    """To the byte: numbers of any size, halves that round, ties for the greatest, zeros, no numbers."""
+    """Bytes are equal for numbers of any size, rounded halves, ties for the greatest, zeros, NaN,
+    infinity."""
     assert kernels.c.quantization_is_trusted()
     n_block, rng = (
         data.draw(st.integers(1, 4), "blocks"),

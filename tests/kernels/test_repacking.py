@@ -1,4 +1,4 @@
-"""Whether llama.cpp repacks weights is measured once, kept, shown, and can be left to llama.cpp."""
+"""llama.cpp's repacking of weights is measured once, kept and shown. llama.cpp can decide instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ some_bytes = st.tuples(st.floats(0, 1e10), st.floats(1e6, 1e10))
 
 @pytest.fixture
 def kind() -> str:
-    """A type that llama.cpp can repack on this CPU."""
+    """Return a type that llama.cpp can repack on this CPU."""
     if not (names := _core.repackable_cpu_types(["q4_0", "q4_K"])):
         pytest.skip("llama.cpp repacks nothing on this CPU")
     return names[0]
@@ -61,7 +61,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_k_quants_of_a_file_are_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GGUF's Q4_K is ggml's q4_K, whose case counts."""
+    """GGUF's Q4_K is ggml's q4_K. The names differ in case, and ggml's counts."""
     if "q4_K" not in _core.repackable_cpu_types(["q4_K"]):
         pytest.skip("llama.cpp does not repack q4_K on this CPU")
     monkeypatch.setattr(repacking, "SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""The number of threads for a token is measured once, kept, and can be given instead."""
+"""The number of threads for a token is measured once and kept. A user can give it instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way that the CPU computes with is measured once per machine, kept, shown, and can be fixed."""
+"""The way in which the CPU computes is measured once per machine, kept and shown. A user can fix it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ times = st.dictionaries(
 
 @pytest.fixture
 def kind() -> Iterator[str]:
-    """A type that has kernels in this build; its ways are put back."""
+    """Yield a type that has kernels in this build. Its ways are restored afterwards."""
     if not (names := _core.trusted_cpu_kernels()):
         pytest.skip("this build has no kernels")
     before = _core.chosen_cpu_kernels(names[0])
@@ -39,7 +39,7 @@ def kind() -> Iterator[str]:
 
 def test_every_way_that_is_there_is_measured(kind: str) -> None:
     found, running = _core.time_cpu_kernels([kind], 2, 0.0)
-    assert 0 < running < 1.01  # two clocks
+    assert 0 < running < 1.01  # the two times come from different clocks
     assert list(found) == [kind]
     assert next(iter(found[kind])) == "ggml"
     assert set(found[kind]) <= {*WAYS, "dense"}
@@ -51,7 +51,7 @@ def test_every_way_that_is_there_is_measured(kind: str) -> None:
 def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
     for i, way in enumerate(kernels.fastest(found)):
         best = min(row[i] for row in found.values())
-        if way == "ggml":  # which stays unless another is clearly faster
+        if way == "ggml":  # ggml stays unless another way is clearly faster
             assert found[way][i] <= best * kernels.LEAST_GAIN * (1 + 1e-9)
         else:
             assert found[way][i] == min(row[i] for name, row in found.items() if name != "ggml")
@@ -76,7 +76,7 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     stored = json.loads(file.read_text())
     assert chosen[kind] == kernels.fastest(stored["times"][kind])
     assert kernels.kept(1) == [kind]
-    assert kernels.kept(2) == []  # of another number of threads
+    assert kernels.kept(2) == []  # the kept times are for another number of threads
 
     def unwanted(*_: object) -> None:
         raise AssertionError("measured again")
@@ -109,7 +109,7 @@ def test_wrong_names_are_refused(kind: str) -> None:
 
 
 def test_names_in_gguf_files_are_ggmls() -> None:
-    """A type whose name is not found would be left out without a word."""
+    """Every kernel's type has its name in GGUF files. A type without one would be left out silently."""
     assert set(_core.cpu_kernels()) <= {kernels.ggml_name(kind.name) for kind in GGMLQuantizationType}
     assert all(kernels.ggml_name(name) == name for name in _core.cpu_kernels())
 
