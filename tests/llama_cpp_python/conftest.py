@@ -1,4 +1,4 @@
-"""What the tests of apps share: the demo pair, and models loaded once."""
+"""Fixtures for the tests of apps: the demo pair, and models that are loaded once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TARGET, DRAFT = DEMO / "target.gguf", DEMO / "draft.gguf"
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 F32 = 0  # GGML_TYPE_F32
 EXACT: dict[str, Any] = {**SMALL, "type_k": F32, "type_v": F32}
-"""For models in F32: the shapes of batches then make next to no difference."""
+"""Options for models in F32. The shapes of batches then make almost no difference."""
 
 Open = Callable[..., Llama]
 
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """`opened(path, **options)`: a small model, closed when the test ends."""
+    """Yield `opened(path, **options)`, which loads a small model. The model is closed when the test ends."""
     made: list[Llama] = []
 
     def make(path: Path = TARGET, **options: Any) -> Llama:
@@ -38,8 +38,8 @@ def opened() -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def split(tiny_model: TinyModel) -> Iterator[Llama]:
-    """A tiny model whose experts are on simulated device and CPU, with a draft that is often right: itself,
-    quantized."""
+    """Yield a tiny model whose experts are on the simulated device and the CPU. Its draft model is its own
+    quantized copy, which is often right."""
     draft = tiny_model("qwen3moe", types={"*": "Q4_0"})
     options = {"draft": draft, "draft_length": 4, "slots": "25%", "device": "simulated"}
     llm = Llama(str(tiny_model("qwen3moe")), **options, **EXACT)
@@ -49,7 +49,7 @@ def split(tiny_model: TinyModel) -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def plain(tiny_model: TinyModel) -> Iterator[Llama]:
-    """The same target by llama_cpp's own loop, without split and draft."""
+    """Yield the same target on llama_cpp's own loop, without split and draft."""
     llm = Llama(str(tiny_model("qwen3moe")), device="cpu", **EXACT)
     assert llm.engine is None
     yield llm

@@ -1,6 +1,6 @@
 """An app as in llama-cpp-python's README, which knows nothing of spac. Usage: readme_app.py MODEL
 
-Prints one line of JSON with everything that it got.
+It prints one line of JSON with everything that it got.
 """
 
 import json

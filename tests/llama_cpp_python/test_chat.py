@@ -1,4 +1,4 @@
-"""`chat_format="common"`: chats in the format of the model's family, split and plain."""
+"""`chat_format="common"` gives chats the format of the model's family, with and without the split."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def llm(path: Path, request: pytest.FixtureRequest) -> Iterator[Llama]:
 
 
 def saying(text: str) -> dict[str, Any]:
-    """Arguments that make the model say a text."""
+    """Return arguments that make the model generate this text."""
     grammar = llama_cpp.LlamaGrammar.from_string(f"root ::= {json.dumps(text)}", verbose=False)
     return {"grammar": grammar, "temperature": 0.0, "max_tokens": 200, "repeat_penalty": 1.0}
 
@@ -60,7 +60,7 @@ def test_tool_calls_at_once_and_streamed(llm: Llama) -> None:
 
 
 def test_a_schema_where_llama_cpps_own_loop_generates(path: Path) -> None:
-    """It cannot follow the chat's grammar, and gets the schema's."""
+    """llama_cpp's loop cannot follow the chat's grammar. It gets the schema's grammar."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     with closing(Llama(str(path), chat_format="common", device="cpu", **SMALL)) as llm:
         form = {"type": "json_object", "schema": schema}
@@ -79,7 +79,7 @@ def test_a_stream_that_is_left_leaves_nothing_behind(llm: Llama) -> None:
 
 
 def test_an_answer_that_has_begun(llm: Llama) -> None:
-    """What is said is what is new; a reasoning may have begun too."""
+    """The answer holds only the new text. The reasoning may have begun too."""
     for begun, said, content in (
         ({"content": "Well, "}, "met", "met"),
         ({"content": "", "reasoning_content": "Hmm"}, ", so\n</think>\n\nhi", "hi"),

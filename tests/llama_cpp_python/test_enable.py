@@ -1,4 +1,4 @@
-"""`spac.enable()` and `spac.disable()`, within one process."""
+"""`spac.enable()` and `spac.disable()` work within one process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_models_without_experts_stay_plain(tiny_model: TinyModel) -> None:
     llm = Imported(str(tiny_model("qwen3")), **SMALL)
     assert type(llm) is llama_cpp.Llama
     llm.close()
-    with pytest.raises(ValueError, match="Model path does not exist"):  # llama_cpp's own
+    with pytest.raises(ValueError, match="Model path does not exist"):  # the message is llama_cpp's own
         Imported(str(TARGET.with_name("missing.gguf")), **SMALL)
 
 

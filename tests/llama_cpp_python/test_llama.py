@@ -1,4 +1,4 @@
-"""`spac.Llama`: what llama_cpp's class promises of its state holds while the native session generates."""
+"""`spac.Llama` keeps its state as llama_cpp's class promises while the native session generates."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def tokens_of(llm: Llama, text: str = PROMPT) -> list[int]:
 
 
 def held(llm: Llama) -> list[int]:
-    """What llama_cpp believes is in the context."""
+    """Return the tokens that llama_cpp records as being in the context."""
     return llm.input_ids[: llm.n_tokens].tolist()
 
 
 def next_token(llm: Llama, token: int) -> int:
-    """What follows when `token` is evaluated by llama_cpp's own means, after what is there."""
+    """Return the next token after llama_cpp's own means evaluated `token` behind the present context."""
     llm.eval([token])
     return int(llm.sample(**GREEDY))
 
@@ -73,8 +73,8 @@ def test_the_split_and_the_draft_are_at_work(split: Llama) -> None:
 def test_bookkeeping(
     split: Llama, plain: Llama, n_first: int, n_second: int, cut: int, tail: list[int]
 ) -> None:
-    """Whatever was generated, read or not, `n_tokens` and `input_ids` are what llama_cpp's loop leaves, and
-    the context really holds that: the next call gives what it gives there."""
+    """`n_tokens` and `input_ids` are those that llama_cpp's loop leaves, after any generation, read or not.
+    The context really holds these tokens: the next call gives the same tokens as there."""
     second = [*tokens_of(plain), 100, 200][:cut] + tail
     for llm in (split, plain):
         llm.reset()
@@ -107,7 +107,7 @@ def test_state_after_native_generation(split: Llama, tiny_model: TinyModel, open
 
 
 def test_a_recurrent_state_is_not_taken_back_too_far(tiny_model: TinyModel, opened: Open) -> None:
-    """Its memory keeps its last few states to rewind to, but not in a saved state."""
+    """The memory keeps its last few states to rewind to. A saved state does not have them."""
     fresh, loaded = (opened(tiny_model("lfm2moe"), draft_type="ngram-simple", draft_length=4) for _ in "12")
     tokens = tokens_of(fresh)
     expected = take(fresh, tokens, 6)
@@ -155,16 +155,16 @@ def test_tokens_may_be_sent(split: Llama) -> None:
 
 
 def test_interrupted_by_another_generation(split: Llama, plain: Llama) -> None:
-    """Two generations on one model share its context, which is no use; but nothing breaks."""
+    """Two generations on one model share its context. The results are of no use, but nothing breaks."""
     split.reset()
     first = split.generate(tokens_of(split), **GREEDY)
     taken = [next(first), next(first)]
     second = split.generate(tokens_of(split, "Another"), **GREEDY)
     next(second)
     context = held(split)
-    follows = next(first)  # what was generated last, after what the other one left
+    follows = next(first)  # the token that was generated last, behind the tokens of the other generation
     assert held(split) == [*context, taken[-1]]
-    second.close()  # it is not its context any more
+    second.close()  # the context does not belong to it any more
     assert held(split) == [*context, taken[-1]]
     first.close()
     for llm in (split, plain):
@@ -221,7 +221,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
 def test_sampling_is_llama_cpps(split: Llama, plain: Llama, options: dict[str, Any]) -> None:
-    """The same tokens from the same seed: the same chain of samplers, drawing as often."""
+    """The same seed gives the same tokens. The chain of samplers is the same and draws as often."""
     found = []
     for llm in (split, plain):
         llm.reset()
@@ -250,7 +250,7 @@ def test_logit_bias_and_processors(split: Llama, plain: Llama, caplog: pytest.Lo
     options: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
     biased = [llm(PROMPT, logit_bias={65: 90.0}, **options)["choices"] for llm in (split, plain)]
     assert biased[0] == biased[1]
-    assert isinstance(split._run, TokenRun)  # by the native session
+    assert isinstance(split._run, TokenRun)  # the native session generates
     assert not caplog.messages
     for _ in range(2):
         forbidden = [llm(PROMPT, logits_processor=processors, **options)["choices"] for llm in (split, plain)]
@@ -271,7 +271,7 @@ def test_the_simulated_devices_former_name(opened: Open) -> None:
 
 
 def test_what_llama_cpp_evaluates_is_demand(opened: Open) -> None:
-    """Its own loop runs on the split too, and the scheduler sees what it wants."""
+    """llama_cpp's own loop runs on the split too, and the scheduler sees its demand."""
     llm = opened(device="simulated", slots="25%", logits_all=True)
     assert llm.engine is not None
     assert llm.engine.experts is not None

@@ -1,4 +1,4 @@
-"""llama.cpp's settings through `spac.Llama`: from a configuration, as `spac serve` has it, and by llama_cpp's
+"""llama.cpp's settings work through `spac.Llama`, from a configuration as in `spac serve`, and by llama_cpp's
 own names. The target computes what it computes in an engine (tests/model/test_llama_cpp_settings.py)."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_from_a_configuration(
         assert len(notes) == (name in ("two layers", "the output", "no layer"))
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no layer"])  # 0 is all there
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no layer"])  # 0 means all of them
 def test_by_the_names_of_llama_cpp(
     name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
 ) -> None:
@@ -84,13 +84,13 @@ def test_by_the_names_of_llama_cpp(
 def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
     base = {"device": "simulated", "flash_attn": "off", **SIZES}
     with opened(models["qwen3moe"], gpu_layers=3) as pair:
-        limit = bytes_of(pair) + 10_000  # a session's
+        limit = bytes_of(pair) + 10_000  # 10,000 bytes are for a session
         expected = logits(pair)
     try:
         config = EngineConfig(models["qwen3moe"], **base, threads=1, gpu_layers="auto", vram_limit=limit)
         with closing(Llama.from_config(config, verbose=False)) as llm:
             assert llm.model_params.n_gpu_layers == 3
-            _core.set_memory_limit("simulated", 0)  # for slots
+            _core.set_memory_limit("simulated", 0)  # slots need more
             assert first_difference("auto", "Llama", computed(llm), expected) is None
     finally:
         _core.set_memory_limit("simulated", 0)
@@ -110,7 +110,7 @@ def test_lora_path_is_llama_cpp_s(
 
 @pytest.mark.parametrize("family", ["qwen3moe", "qwen3"])
 def test_plain_llama_cpp_has_them_too(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
-    """Where nothing is split: on the CPU, and without experts."""
+    """Settings work where nothing is split: on the CPU, and in models without experts."""
     path = tiny_model(family)
     lora = write_adapter(tmp_path / "adapter.gguf", path, r"attn_q\.weight")
     base = {**BASE, "device": "cpu"} if family == "qwen3moe" else BASE

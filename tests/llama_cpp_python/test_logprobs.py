@@ -1,5 +1,5 @@
-"""Log probabilities of `spac.Llama`'s completions and chats: those of llama_cpp's own loop with `logits_all`,
-with the experts split, speculation on, and in streams."""
+"""Log probabilities of `spac.Llama`'s completions and chats equal those of llama_cpp's own loop with
+`logits_all`. Experts are split, speculation is on, and some answers are streams."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def demo(**options: Any) -> Llama:
 
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[Llama]:
-    """Experts on simulated device and CPU, four tokens drafted at a time."""
+    """Yield a model with experts on the simulated device and the CPU. It drafts four tokens at a time."""
     with closing(demo(draft=str(DRAFT), draft_length=4, slots="25%", device="simulated")) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[Llama]:
-    """llama_cpp's own: every token evaluated by itself, all logits kept."""
+    """Yield a model on llama_cpp's own loop, which evaluates every token by itself and keeps all logits."""
     with closing(demo(device="cpu", logits_all=True)) as llm:
         yield llm
 
@@ -51,7 +51,7 @@ def llm(request: pytest.FixtureRequest, drafting: Llama) -> Iterator[Llama]:
         "own-loop": {"slots": "25%", "device": "simulated"},
     }[request.param]
     with closing(demo(**options)) as llm:
-        if request.param == "own-loop":  # by a logits processor, which the session does not know
+        if request.param == "own-loop":  # the session cannot use a logits processor
             same = llama_cpp.LogitsProcessorList([lambda _ids, scores: scores])
             complete = llm.create_completion
             llm.create_completion = lambda *a, **k: complete(*a, logits_processor=same, **k)  # type: ignore[method-assign]
@@ -63,7 +63,7 @@ def choice_of(llm: Llama, prompt: str = PROMPT, **asked: Any) -> dict[str, Any]:
 
 
 def streamed(llm: Llama, prompt: str = PROMPT, **asked: Any) -> tuple[str, dict[str, list[Any]]]:
-    """The text and the log probabilities of a stream, joined."""
+    """Return the joined text and log probabilities of a stream."""
     chunks = llm.create_completion(prompt, stream=True, **{**ASKED, **asked})
     choices = [chunk["choices"][0] for chunk in chunks]
     joined = {
@@ -120,7 +120,7 @@ def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
 
 
 def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
-    """Those that begin before it stay, with what of their text is beyond."""
+    """Tokens that begin before the stop text stay, with the part of their text that lies behind its begin."""
     whole = choice_of(drafting)
     at = whole["logprobs"]["tokens"].index(" list")
     cut = choice_of(drafting, stop=" list")
@@ -131,7 +131,7 @@ def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
 
 
 def test_a_part_of_a_character(drafting: Llama) -> None:
-    """Its bytes are written down; all tokens' bytes are the text."""
+    """The bytes of a part are written as escapes. The bytes of all tokens together are the text."""
     text = "é→😀ü"
     grammar = llama_cpp.LlamaGrammar.from_string(f'root ::= "{text}"', verbose=False)
     asked: dict[str, Any] = {"grammar": grammar, "max_tokens": 40}
@@ -146,8 +146,8 @@ def test_a_part_of_a_character(drafting: Llama) -> None:
 
 
 def test_another_call_within_a_stream(drafting: Llama) -> None:
-    """What had been drafted and accepted, but not handed out, is nobody's: every token is still the most
-    probable of its own place."""
+    """Accepted drafted tokens that were not handed out yet are dropped. Every token is still the most
+    probable one of its own place."""
     stream = drafting.create_completion(PROMPT, stream=True, **ASKED)
     parts = [next(stream)]
     drafting.create_completion("x = ", max_tokens=2)

@@ -1,4 +1,4 @@
-"""Tokens to text, at once and as they come, as llama_cpp makes it."""
+"""Tokens become the text that llama_cpp makes of them, all at once and one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spac.llama_cpp_python.detokenizer import GROWING, Detokenizer
 
 @given(st.lists(st.integers(0, 260), max_size=3 * GROWING), st.integers(0, 3 * GROWING))
 def test_the_text_is_llama_cpps(split, tokens, cut):
-    """In one go, in two, and after another list that begins alike."""
+    """The text is the same for one call, for two calls, and after another list that begins alike."""
     expected = llama_cpp.Llama.detokenize(split, tokens)
     assert split.detokenize(tokens) == expected
     assert split.detokenize(tokens[:cut]) + split.detokenize(tokens[cut:]) == expected
@@ -32,7 +32,7 @@ def test_control_tokens_that_are_preserved(split):
 
 
 def test_long_pieces_are_whole():
-    """Where llama_cpp's buffer has 32 bytes."""
+    """Pieces may be longer than the 32 bytes of llama_cpp's buffer."""
     assert Detokenizer(lambda token, _special: b"x" * token, -1).text([40, 100]) == b"x" * 140
 
 

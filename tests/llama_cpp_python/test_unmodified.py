@@ -44,7 +44,7 @@ def run(*command: str, **environment: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def stock(reference_lib: Path) -> Answers:
-    """What the app gets on the unpatched library, in a process that has never heard of spac."""
+    """Return the app's answers on the unpatched library, from a process that does not import spac."""
     answers = run(str(APP), str(TARGET), LLAMA_CPP_LIB_PATH=str(reference_lib))
     assert answers["kind"] == "llama_cpp.llama"
     return answers
@@ -79,7 +79,7 @@ def test_the_answers_are_not_empty(stock: Answers) -> None:
 
 
 def test_the_app_had_the_class_already() -> None:
-    """`from llama_cpp import Llama` executed before `enable()`, on spac's library."""
+    """The app may execute `from llama_cpp import Llama` before `enable()`, on spac's library."""
     options = OPTIONS["no speculation"]
     answers = enabled(options, first="import spac; from llama_cpp import Llama")
     assert answers == enabled(options)

@@ -15,7 +15,7 @@ from tests.llama_cpp_python.conftest import TARGET
 from tests.session.recurrent import write_mamba
 from tools.models import FAMILIES, write_model
 
-# These compare with the text that one certain model writes, or with its vocabulary's numbers.
+# These tests compare with the text that one certain model writes, or with numbers of its vocabulary.
 NEED_THE_DOWNLOAD = ("test_real_model", "test_real_llama", "test_real_llama_repeated_prompt_cache")
 N_TESTS = 23
 
@@ -31,7 +31,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_embedding_model(path: Path) -> Path:
-    """A model with experts that pools what it finds into one vector, the mean."""
+    """Write a model with experts that pools its outputs into one vector, their mean. Return its path."""
     family = FAMILIES["qwen3moe"]
     pooled = replace(family, metadata=lambda shape: {**family.metadata(shape), "pooling_type": 1})
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +41,7 @@ def write_embedding_model(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> str:
-    """JSON: for the files that its tests would download, ours of the same kind."""
+    """Return JSON that maps each file that the tests would download to one of our files of the same kind."""
     folder = tmp_path_factory.mktemp("models")
     ours = {
         "Qwen3.5-0.8B-Q8_0.gguf": TARGET,

@@ -1,4 +1,4 @@
-"""llama-cpp-python's own tests, unpacked from the pinned sdist, and models to take the place of downloads."""
+"""llama-cpp-python's own tests, unpacked from the pinned sdist, and models that replace downloads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"  # what its tests read beside downloads
+# The tests read this file beside the downloads.
+VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"
 
-# What its tests import and we need not install: the hub's function answers with a file of ours; SciPy's is
-# imported there and not called.
+# Modules that the tests import and that need not be installed. The hub's function returns one of our files.
+# SciPy's function is imported there and not called.
 STUBS = {
     "huggingface_hub.py": """
 import json, os
@@ -27,7 +28,7 @@ def hf_hub_download(repo_id, filename):
     "scipy/special.py": "def log_softmax(x):\n    raise NotImplementedError\n",
 }
 
-# Its arguments: the mode, names of tests to leave out, and pytest's.
+# The launcher's arguments are the mode, names of tests to leave out, and pytest's arguments.
 LAUNCHER = """
 import multiprocessing, sys, pytest, spac
 
@@ -46,7 +47,7 @@ sys.exit(pytest.main(sys.argv[3:], plugins=[Deselect()]))
 
 
 def llama_source() -> ModuleType:
-    """The module of the build that has the sdist."""
+    """Import and return the build's module that fetches the sdist."""
     sys.path.insert(0, str(ROOT / "cmake"))
     try:
         return importlib.import_module("llama_source")
@@ -55,7 +56,8 @@ def llama_source() -> ModuleType:
 
 
 def unpack_tests(folder: Path) -> None:
-    """Its tests and what they read, in `folder`. Raises llama_source().SourceError, or what pip ran into."""
+    """Unpack the tests and the files that they read into `folder`. Raise llama_source().SourceError, or the
+    error that pip met."""
     source = llama_source()
     version, sha256 = source.read_pin(ROOT / "LLAMA_CPP_VERSION")
     sdist = source.fetch_sdist(version, sha256, source.cache_folder(folder))
@@ -76,9 +78,9 @@ def unpack_tests(folder: Path) -> None:
 def run_tests(
     folder: Path, mode: str, models: str, deselect: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
-    """Runs what `unpack_tests` made on spac's library, as `mode` says ("plain" or "enable").
+    """Run the tests of `unpack_tests` on spac's library in a mode, "plain" or "enable".
 
-    models: JSON, a file of ours for each file that the tests would download.
+    `models` is JSON. It maps each file that the tests would download to one of our files.
     """
     python_path = [str(folder / "stubs"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     options = ["tests", "-q", "-ra", "--noconftest", "-p", "no:cacheprovider"]
