@@ -1,4 +1,4 @@
-"""What the machine lacks is said in one line."""
+"""One line names everything that the machine lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory: what fits becomes slots, and holds; a limit makes a large device a small one."""
+"""Free device memory becomes slots, and suffices for all steps. A limit makes a large device a small one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 
 MIB = 1 << 20
-PROMPT = list(range(5, 205)) * 2  # more than an ubatch
+PROMPT = list(range(5, 205)) * 2  # more tokens than a ubatch has
 
 
 def memory():
@@ -76,14 +76,15 @@ def test_limits_that_cannot_be_are_refused(text):
 
 
 def run(engine):
-    """A prompt of more than an ubatch, steps, and the longest verification; the text."""
+    """Evaluate a prompt of more than a ubatch, run steps and the longest verification. Return the text."""
     if engine.config.draft_types:
         engine.fix_draft_length(engine.config.longest_draft)
     return "".join(engine.generate(PROMPT, 24))
 
 
 def attempt(settings):
-    """The text and the slots, or what does not fit; nothing of it is left."""
+    """Return the text and the number of slots, or the error and None where memory does not suffice. Assert
+    that all memory is free again afterwards."""
     try:
         with Engine(settings) as engine:
             text = run(engine)
@@ -110,7 +111,7 @@ def test_what_fits_is_used_and_holds(target, draft, mtp, kind):
     fits = [(text, n) for text, n in outcomes if n is not None]
     assert refused
     assert all("--vram-limit allows" in line and "\n" not in line for line in refused)
-    assert len({text for text, _ in fits}) == 1  # whatever is resident
+    assert len({text for text, _ in fits}) == 1  # the text does not depend on what is resident
     slots = [n for _, n in fits]
     assert slots == sorted(set(slots))
     assert slots[-1] == (15 if kind == "mtp" else 36)
@@ -151,7 +152,7 @@ def test_a_fixed_number_of_slots_beyond_the_limit_says_what_fits(target):
 
 
 def test_without_room_for_streaming_prompts_slots_take_it(target):
-    """Two regions would leave nothing for slots: the prompt is split instead."""
+    """Two regions would leave no memory for slots. The prompt is split instead of streamed."""
     text, slots = attempt(config(target, vram_limit="3M", stream_batch=16))
     assert slots > 0
     assert text == attempt(config(target))[0]
@@ -203,17 +204,17 @@ def test_llama_fits_too(target):
         assert llm.stats.vram_limit == 5 * MIB
         assert llm.stats.slot_bytes < llm.stats.vram_bytes <= 5 * MIB
         assert llm.engine.experts.stats["blocks_streamed"] > 0
-        assert memory().n_device_buffers - made <= 1  # the ids masks
+        assert memory().n_device_buffers - made <= 1  # only the masks of ids
     finally:
         llm.close()
     assert memory().used == 0
 
 
-# No allocation while it decodes
+# No allocation while the engine decodes
 
 
 def steps(engine, session, lengths):
-    """The buffers, device and host, that these steps allocated."""
+    """Return the numbers of device buffers and host buffers that these steps allocated."""
     before = memory()
     for length in lengths:
         if engine.config.draft_types:
@@ -237,17 +238,18 @@ def test_nothing_is_allocated_between_steps(target, draft, mtp, kind):
         session = engine.session_with(temp=0.0, ignore_eos=True)
         made = memory().n_device_buffers
         session.prefill(PROMPT)
-        steps(engine, session, [longest] * 8)  # the longest verification's, of every context
+        # The longest verification determines the buffers of every context.
+        steps(engine, session, [longest] * 8)
         assert engine.experts.settle(10)
         steps(engine, session, [longest])
-        if kind != "mtp":  # common asks llama.cpp to plan anew at every sequence
-            assert memory().n_device_buffers - made <= 1  # the ids masks
+        if kind != "mtp":  # common makes llama.cpp plan anew at every sequence
+            assert memory().n_device_buffers - made <= 1  # only the masks of ids
         assert steps(engine, session, [longest] * 10) == (0, 0)
         assert steps(engine, session, [0, longest, 1, 2, 5, 3, longest, 0] * 3) == (0, 0)
         session.prefill(PROMPT[::-1])
         session.step()
         assert steps(engine, session, [longest, 2] * 5) == (0, 0)
-        assert engine.experts.stats["uploads"] > engine.experts.slots.n_slots  # plans have changed
+        assert engine.experts.stats["uploads"] > engine.experts.slots.n_slots  # plans have changed meanwhile
         assert (engine.experts.stats["blocks_streamed"] > 0) == (kind == "stream")
         engine.experts.attach_slots(3)
-        assert memory().n_device_buffers > made  # it does count
+        assert memory().n_device_buffers > made  # the counter works

@@ -1,4 +1,4 @@
-"""What memory there is: the machine's, and what control groups of both versions leave of it."""
+"""The available memory is the machine's, less what control groups of either version take away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of control groups of a process that is in none yet."""
+    """Return the folder of control groups. The process is in no group yet."""
     monkeypatch.setattr(host_memory, "_GROUPS", tmp_path)
     monkeypatch.setattr(host_memory, "_OWN", tmp_path / "own")
     monkeypatch.setattr(host_memory, "sizes", lambda: (8 << 30, 16 << 30))
@@ -21,7 +21,11 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(groups: Path, own: str, **files: dict[str, object]) -> None:
-    """`own`: what the system says of the process; files: folder (with _ for /) to names and contents."""
+    """Write the files of control groups.
+
+    `own` is the system's list of the process's groups. `files` maps folders (with _ for /) to names and
+    contents.
+    """
     (groups / "own").write_text(own)
     for name, contents in files.items():
         folder = groups / name.replace("_", "/")
@@ -61,7 +65,7 @@ def test_version_1(groups: Path) -> None:
     put(groups, own, memory_box=limits, memory={"memory.limit_in_bytes": 2**63 - 4096})
     assert host_memory.group_limit() == 100 * MIB
     assert host_memory.available() == 50 * MIB
-    # a container shows its own group as the outermost
+    # A container shows its own group as the outermost one.
     put(groups, "4:memory:/docker/1234\n", memory=limits)
     assert host_memory.group_limit() == 100 * MIB
 
@@ -80,4 +84,4 @@ def test_a_system_that_tells_nothing(groups: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(host_memory, "sizes", nothing)
     assert host_memory.available() == host_memory.most() == 0
-    assert host_memory.group_limit() is None  # nor a file that names its groups
+    assert host_memory.group_limit() is None  # there is no file that names the groups either

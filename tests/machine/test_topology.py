@@ -1,4 +1,4 @@
-"""Which CPUs threads get, on machines that are made of files."""
+"""Threads get the right CPUs on machines that are made of files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def machine(
     speeds: Mapping[int, int] | None = None,
     speed_file: str = "cpu_capacity",
 ) -> Path:
-    """Write a machine's /sys/devices: a list of CPUs for each core and each node."""
+    """Write the /sys/devices of a machine: a list of CPUs for each core and each node."""
     pages = dict(files or {})
     for siblings in cores:
         for cpu in siblings.split(","):
@@ -42,7 +42,7 @@ HYBRID = [*P_CORES, *map(str, range(16, 24))]
 
 @pytest.mark.parametrize("source", ["types", "capacity", "frequency"])
 def test_a_hybrid(tmp_path: Path, source: str) -> None:
-    """8 performance cores of two threads each, and 8 efficiency cores."""
+    """The machine has 8 performance cores of two threads each, and 8 efficiency cores."""
     if source == "types":
         root = machine(tmp_path, HYBRID, files={"cpu_core/cpus": "0-15", "cpu_atom/cpus": "16-23"})
     else:
@@ -59,7 +59,7 @@ def test_a_hybrid(tmp_path: Path, source: str) -> None:
 
 
 def test_two_sockets(tmp_path: Path) -> None:
-    """Second threads have the higher numbers, as is usual."""
+    """The second threads of cores have the higher numbers, as is usual."""
     cores = [f"{i},{i + 8}" for i in range(8)]
     cpus = read_cpus(range(16), machine(tmp_path, cores, nodes=["0-3,8-11", "4-7,12-15"]))
     assert n_cores(cpus) == 8
@@ -86,7 +86,7 @@ def test_equal_cores_are_left_to_the_system(tmp_path: Path, has_smt: bool) -> No
 
 
 def test_a_container_with_some_of_the_cpus(tmp_path: Path) -> None:
-    """It has one thread of some cores, the other's or both of others."""
+    """The container has one thread of some cores, and both threads of other cores."""
     root = machine(tmp_path, HYBRID, files={"cpu_core/cpus": "0-15", "cpu_atom/cpus": "16-23"})
     cpus = read_cpus([1, 4, 5, 20], root)
     assert n_cores(cpus) == 3
