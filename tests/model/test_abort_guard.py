@@ -1,4 +1,4 @@
-"""Files that pass the check of the header, and at which llama.cpp would end the process, are one line."""
+"""A file that passes the check of the header, but would make llama.cpp end the process, gets one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import TinyModel
 from tests.model.gguf.files import rewritten
 from tools.models import Shape
 
-# The first is met while a context is made.
+# The first error occurs when a context is made.
 METADATA = {"rope narrower than a head": {".rope.dimension_count": 2}}
 
 

@@ -1,4 +1,4 @@
-"""Models on pages of 2 MB: what is copied and when, that results stay, and what users are shown."""
+"""Models on pages of 2 MB: which parts are copied and when, that results stay, and what users see."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = ("target.gguf", "draft.gguf")
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system with transparent huge pages; without, the regions are the same on small pages."""
+    """Pretend that the system has huge pages. Without them, the regions are the same on small pages."""
     monkeypatch.setattr(huge_pages, "missing", lambda: "")
 
 
@@ -49,7 +49,7 @@ def mapped(name: str) -> bool:
 
 
 def copied_regions() -> set[str]:
-    """Addresses of anonymous memory that is read-only, of more than 1 MiB."""
+    """Return the addresses of anonymous, read-only memory regions of more than 1 MiB."""
     found = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         match = re.fullmatch(r"(\w+)-(\w+) r--p \w+ 00:00 0 *(\[anon.*\])?", line.strip())
@@ -195,7 +195,7 @@ def test_prompts_have_what_the_copy_leaves(monkeypatch: pytest.MonkeyPatch) -> N
         assert found == (1000 if wanted == "off" else 1000 + needed // 2)
 
 
-# What is decided
+# Decisions
 
 
 Decide = Callable[..., Choice]
@@ -203,7 +203,7 @@ Decide = Callable[..., Choice]
 
 @pytest.fixture
 def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
-    """Decide for a model of 4 GiB, 3 of them experts, on a machine whose figures the arguments are."""
+    """Decide for a model of 4 GiB, 3 of them experts. The arguments are the machine's figures."""
 
     def call(
         *,
@@ -234,7 +234,7 @@ def test_auto_copies_what_pays(decide: Decide) -> None:
     assert decide() == Choice(True, gain=1.5, most_seconds=pytest.approx(40.0))
     assert decide(device="cpu", params={"use_extra_bufts": False}).copy
     for silent in (
-        {"device": "cpu"},  # repacked
+        {"device": "cpu"},  # the CPU has repacked experts
         {"is_draft": True},
         {"paged": True},
         {"params": {"load_mode": LOAD_MODES["none"]}},
@@ -269,7 +269,7 @@ def test_on_copies_what_it_can(decide: Decide) -> None:
 
 
 def test_the_cache_goes_where_memory_does_not_hold_both(decide: Decide) -> None:
-    assert not decide(available=11 * GIB).drop_cache  # twice 4 and a dense part of 1 are 9
+    assert not decide(available=11 * GIB).drop_cache  # twice 4 GiB and a dense part of 1 GiB are 9 GiB
     assert decide(available=10 * GIB).drop_cache
     assert decide(available=6 * GIB).copy
     assert not decide(available=5 * GIB).copy

@@ -1,5 +1,5 @@
-"""llama.cpp's settings of models and contexts mean what they mean there: with each of them, an engine's
-contexts compute what an unpatched llama.cpp computes with it, bit for bit, and not what they do without."""
+"""llama.cpp's settings of models and contexts have llama.cpp's meaning. With each of them, an engine's
+contexts compute bit for bit what an unpatched llama.cpp computes. Without the setting, results differ."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SCRIPT = "short"
 
 @dataclass(frozen=True)
 class Setting:
-    """What the engine is given, and the same in the reference library's terms."""
+    """A setting of the engine, and the same setting in the reference library's terms."""
 
     ours: dict[str, Any]
     context: dict[str, float] = field(default_factory=dict)
     case: dict[str, Any] = field(default_factory=dict)
-    changes: bool = True  # whether a logit differs from those without it
+    changes: bool = True  # true if some logit differs from those without the setting
     family: str = "qwen3moe"
 
 
@@ -98,7 +98,7 @@ SETTINGS = {
 }  # fmt: skip
 CONTEXT = {item.name for item in dataclasses.fields(EngineConfig) if item.metadata.get("group")}
 ELSEWHERE = {"ctx", "batch", "ubatch", "threads", "cache_ram", "ctx_checkpoints", "checkpoint_min_step"}
-"""Of the same group, and tested for long."""
+"""Settings of the same group that other tests cover."""
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ class Lent(decoder.Context):
 
 
 def logits(pair: ModelPair) -> dict[str, Logits]:
-    """With half of the experts that are on the device resident."""
+    """Return the logits with half of the experts that are on the device resident."""
     if pair.experts is not None:
         experts = pair.experts
         shape = (experts.n_layer, experts.n_expert)
@@ -201,7 +201,7 @@ def test_every_setting_is_compared() -> None:
     assert {each.field for each in SPELLINGS} - {"samplers"} <= compared
 
 
-# Where things are
+# Placement
 
 
 def used_now() -> int:
@@ -219,7 +219,7 @@ def test_a_quantized_cache_is_smaller(models: dict[str, Path]) -> None:
         options = {"cache_type_k": kind, "cache_type_v": kind, "flash_attn": "on", "ctx": 4096}
         with opened(models["qwen3moe"], **options) as pair:
             used[kind] = bytes_of(pair)
-    cells = 4096 * 3 * 2 * 2 * 32  # tokens, layers, K and V, heads, their size
+    cells = 4096 * 3 * 2 * 2 * 32  # tokens, layers, K and V, heads, head size
     assert used["f16"] - used["q8_0"] == pytest.approx(cells * (2 - 34 / 32), rel=0.02)
     assert used["f16"] - used["q4_0"] == pytest.approx(cells * (2 - 18 / 32), rel=0.02)
 
@@ -254,7 +254,7 @@ def test_layers_on_the_device_are_those_that_are_split(
 
 
 def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
-    """With auto; and all else is refused."""
+    """The value "auto" puts as many layers on the device as fit. Numbers that do not fit are refused."""
     needed = {}
     for n in range(5):
         with opened(models["qwen3moe"], gpu_layers=n) as pair:
@@ -294,7 +294,7 @@ def test_the_draft_s_are_the_draft_s(models: dict[str, Path], tiny_model: TinyMo
     assert used["no layer"] < used["draft's V"]
 
 
-# What cannot be
+# Settings that are refused
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_what_llama_cpp_refuses_is_one_line(
 
 
 def test_a_k_type_that_does_not_fit_without_flash_attention(tiny_model: TinyModel) -> None:
-    """llama.cpp checks it with flash attention only, and asserts it else."""
+    """llama.cpp checks the type only with flash attention. Without it, an assertion fails."""
     target = tiny_model("qwen3moe", head_dim=40, n_head_kv=1)
     with (
         pytest.raises(InputError, match=r"blocks of a K cache of type q8_0: give another type$"),

@@ -1,4 +1,5 @@
-"""An engine's contexts have rows of logits for what a session reads: the memory of the others holds slots."""
+"""An engine's contexts have rows of logits only for tokens that a session reads. Slots use the
+saved memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.conftest import TinyModel
 import llama_cpp.llama_cpp as api  # after spac, which decides on the library
 
 VOCAB, UBATCH, LONGEST = 16384, 256, 6
-PROMPT = list(range(5, 205)) * 2  # more than a ubatch
+PROMPT = list(range(5, 205)) * 2  # more tokens than a ubatch has
 AS_LLAMA_CPP = {"n_outputs_max": 0}
 
 
@@ -60,7 +61,7 @@ def config(target: Path, **options: Any) -> EngineConfig:
 
 
 def outcome(settings: EngineConfig) -> tuple[int, int, list[Any]]:
-    """Return what is on the device beside slots, the slots, and text and probabilities of a generation."""
+    """Return the bytes on the device beside slots, the number of slots, and tokens with probabilities."""
     with Engine(settings) as engine:
         begun = memory().used
         seen: list[Any] = []
@@ -72,8 +73,8 @@ def outcome(settings: EngineConfig) -> tuple[int, int, list[Any]]:
             seen += [step.tokens.tolist(), chosen.tolist(), ids.tolist(), top.tolist()]
         slots = engine.experts.slots if engine.experts is not None else None
         n_slots, slot_bytes = (slots.n_slots, slots.bytes) if slots is not None else (0, 0)
-        # What a step needs was there before. llama.cpp's MTP context makes a second such buffer when it first
-        # drafts, with rows for every token unless it is told otherwise.
+        # A step's buffers exist before the step. llama.cpp's MTP context makes a second such buffer when it
+        # first drafts. The buffer has rows for every token unless a setting says otherwise.
         assert settings.context_params or memory().used <= begun + (1 << 16)
         return begun - slot_bytes, n_slots, seen
 
@@ -146,11 +147,11 @@ def test_who_gets_how_many(options: dict[str, Any], of_target: int | None, of_dr
     assert draft_rows(settings).get("n_outputs_max") == of_draft
 
 
-# llama_cpp's own contexts
+# Contexts of llama_cpp
 
 
 def decode_all(llm: Llama, n_tokens: int) -> None:
-    """Decode as some apps do: with llama_cpp's low-level functions, and logits for every token."""
+    """Decode as some apps do, with llama_cpp's low-level functions and logits for every token."""
     llm.reset()
     api.llama_memory_clear(api.llama_get_memory(llm.ctx), True)
     batch = api.llama_batch_init(n_tokens, 0, 1)

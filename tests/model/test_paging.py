@@ -1,4 +1,4 @@
-"""Models whose experts are more than memory holds: when that is so, what is read, and what is said."""
+"""Models whose experts exceed the memory: the decision, the parts that are read, and the messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def target(tiny_model: TinyModel) -> Path:
-    """24 MiB of experts, of 384 KiB each."""
+    """Return a model with 24 MiB of experts, of 384 KiB each."""
     return tiny_model("qwen3moe", n_layer=8, n_embd=256, n_head=8, n_expert=8, n_ff_exp=128)
 
 
@@ -36,7 +36,7 @@ def config(target: Path, **options: Any) -> EngineConfig:
 
 
 def mapped(path: Path) -> int:
-    """Bytes of the file that this process has touched, and that are in memory."""
+    """Return the bytes of the file that this process has touched and that are in memory."""
     n_bytes, inside, inode = 0, False, path.stat().st_ino
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
@@ -48,7 +48,8 @@ def mapped(path: Path) -> int:
 
 
 def forget(path: Path) -> None:
-    """What was just written, or read without a word, lies in large pieces that are mapped as a whole."""
+    """Drop the file from the page cache. After a write, or a read without advice, the cache holds it in large
+    pieces, and these are mapped as a whole."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -72,7 +73,7 @@ def test_nothing_is_read_before_it_is_needed(target: Path) -> None:
     with Engine(config(target, paging="on")) as engine:
         assert engine.experts is not None
         assert engine.experts.host_memory == "paged"
-        assert mapped(target) < 16 * MIB  # dense parts, and what lies in one piece with them
+        assert mapped(target) < 16 * MIB  # dense parts, and experts in the same pieces
         generation = engine.generate([5, 6, 7], 32)
         assert "".join(generation) == expected
         assert mapped(target) > 20 * MIB
@@ -132,7 +133,7 @@ def decide(target: Path, device: str = "simulated", **options: Any) -> bool:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What there is of memory."""
+    """Return the machine's sizes of memory, which a test may change."""
     found = {"available": 0, "most": 64 * MIB, "swap": 0}
     for name in found:
         monkeypatch.setattr(host_memory, name, lambda name=name: found[name])
@@ -146,7 +147,7 @@ def test_when_experts_do_not_fit(target: Path, tiny_model: TinyModel, room: dict
     assert not decide(target), "a system that reports nothing"
     room["available"] = fits
     assert not decide(target)
-    assert decide(target, slots="25%")  # the simulated device's memory is the machine's
+    assert decide(target, slots="25%")  # the simulated device uses the machine's memory
     assert decide(target, slots="auto")
     draft = tiny_model("qwen3")
     assert decide(target, draft=draft, draft_length=2)

@@ -1,4 +1,4 @@
-"""Experts that the device's driver pins: all, a part or none of them; what is said, and that results stay."""
+"""The device's driver pins all, a part or none of the experts. Notes tell how many. Results stay the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cli.conftest import environment
 from tests.conftest import TinyModel
 
 PAGES = 3 * 4096
-"""At the ends of a mapping, pages stay pageable that hold something else too."""
+"""Bytes at the ends of a mapping. These pages hold other data too and stay pageable."""
 PROMPT = "Once upon a time there was a small fox who lived in the wood. " * 8
 
 
@@ -41,7 +41,7 @@ def config(target: Path = demo.TARGET, **options: Any) -> EngineConfig:
 
 
 def pinnable(monkeypatch: pytest.MonkeyPatch, n_mib: int, **settings: float) -> None:
-    """A driver that registers so much of host memory."""
+    """Set a driver that registers up to `n_mib` MiB of host memory."""
     pairs = {"pin_limit_mb": n_mib, **settings}
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", ",".join(f"{name}={value}" for name, value in pairs.items()))
 
@@ -51,7 +51,7 @@ def notes(engine: Engine) -> list[str]:
 
 
 class Run:
-    """What one generation with the demo pair found; a long prompt is streamed."""
+    """The results of one generation with the demo pair. Its long prompt is streamed."""
 
     def __init__(self, **options: Any) -> None:
         with Engine(config(draft=demo.DRAFT, stream_batch=32, **{"draft_length": 4, **options})) as engine:
@@ -71,7 +71,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def staged() -> Run:
-    """On the simulated device as it is by default: its driver registers nothing, and nobody misses it."""
+    """Return a run on the default simulated device. Its driver registers no memory, and no note says so."""
     run = Run()
     assert (run.memory, run.bytes.pinned, run.bytes.why, run.notes) == ("staged", 0, "", [])
     return run
@@ -101,7 +101,7 @@ def test_a_driver_that_refuses(staged: Run, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_driver_that_stops_in_the_middle(
     staged: Run, late: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some copies come from pinned memory, some from the ring, some from both."""
+    """Some copies come from pinned memory, some from the ring, and some from both."""
     pinnable(monkeypatch, 6, **late)
     run = Run()
     assert (run.memory, run.bytes.why) == ("partly pinned", "refused")
@@ -146,7 +146,7 @@ def test_without_a_mapping(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_models_share_what_there_is(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leave it when they are freed."""
+    """Models share the limit of pinned memory. A freed model returns its share."""
     target = tiny_model("qwen3moe", n_layer=8, n_embd=256, n_head=8, n_expert=8, n_ff_exp=128)  # 28 MiB
     pinnable(monkeypatch, 64)
     monkeypatch.setenv("SPAC_PIN_LIMIT", "36M")
@@ -190,7 +190,7 @@ check({begin}, 0x1000)
 
 @pytest.mark.parametrize("begin", [0xF800, 0x10800, 0x11800], ids=["before", "between", "behind"])
 def test_the_simulated_notices_copies_across_a_border(begin: int) -> None:
-    """It ends the process, as with CUDA; so the tests above show that there are none."""
+    """The simulated device ends the process at such a copy, as CUDA does. The tests above make none."""
     code = ACROSS.format(begin=begin)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stdout.startswith("so far\n"), done.stderr

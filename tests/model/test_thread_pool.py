@@ -1,4 +1,4 @@
-"""Threads that compute stay from graph to graph, run where they should, and spare the application's own."""
+"""Computing threads outlive graphs, run where they should, and leave the application's threads alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(target: Path, **options: Any) -> EngineConfig:
 
 
 def latest_thread() -> int:
-    """Return the number of a thread that is made now: Linux counts up."""
+    """Return the number of a thread that is made now. Linux counts up."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.write(write, str(os.getpid()).encode())
@@ -62,7 +62,7 @@ def test_threads_stay(target: Path, draft: Path, options: dict[str, Any]) -> Non
     with Engine(config(target, draft=draft, **options)) as engine:
         "".join(engine.generate("x" * 20, 4))
         there = threads_by_number()
-        for _ in range(20):  # a thread that is made and ended within a graph would be seen in some of them
+        for _ in range(20):  # some of these sets would show a thread that lives only within a graph
             seen = [threads_by_number() for _ in engine.generate("y" * 20, 8)]
             assert set.union(there, *seen) == there
 
@@ -76,14 +76,14 @@ def test_no_thread_is_made_while_decoding(target: Path, draft: Path) -> None:
             before = latest_thread()
             "".join(engine.generate("x", 60))
             made.append((latest_thread() - before) % 2**22 - 1)
-        assert min(made) < 20  # one a graph would be 60
+        assert min(made) < 20  # one for each graph would be 60
 
 
 def test_one_pool_for_both_and_none_left(target: Path, draft: Path) -> None:
     before = n_threads()
     with Engine(config(target, draft=draft, threads=3)) as engine:
         "".join(engine.generate("x", 4))
-        assert n_threads() == before + 2  # beside the one that decodes
+        assert n_threads() == before + 2  # the thread that decodes is not counted
     assert n_threads() <= before
 
 
@@ -112,7 +112,7 @@ def test_llama_has_one(target: Path, draft: Path, options: dict[str, Any]) -> No
     with closing(llm):
         llm("x", max_tokens=4)
         there = threads_by_number()
-        assert len(there) >= before + 2  # a device that is there, though nothing is on it, may have others
+        assert len(there) >= before + 2  # a device without layers may have threads too
         for _ in range(10):
             llm("y", max_tokens=8)
             assert threads_by_number() == there

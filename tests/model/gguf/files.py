@@ -1,4 +1,4 @@
-"""Bad files, each made from a good one: what a user may give, and what a library must never see."""
+"""Bad files, each made from a good one. Users may give such files, and a library must never see them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Edit = Callable[[dict[str, object]], None]
 
 
 def patched(source: Path, target: Path, offset: int, data: bytes) -> Path:
-    """A copy with the bytes at `offset` replaced."""
+    """Write a copy with the bytes at `offset` replaced. Return its path."""
     content = bytearray(source.read_bytes())
     content[offset : offset + len(data)] = data
     target.write_bytes(content)
@@ -29,8 +29,8 @@ def rewritten(
     drop: str = "",
     rename: dict[str, str] | None = None,
 ) -> Path:
-    """A copy with metadata replaced or added (None: removed), tensors dropped by pattern, tensors renamed.
-    Keys may leave out the architecture's prefix: ".expert_count"."""
+    """Write a copy and return its path. Metadata is replaced or added (None: removed), tensors are dropped by
+    pattern, and tensors are renamed. Keys may leave out the architecture's prefix: ".expert_count"."""
     reader = GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     changes = {architecture + k if k.startswith(".") else k: v for k, v in (metadata or {}).items()}
@@ -69,7 +69,7 @@ def _add(writer: GGUFWriter, key: str, value: object) -> None:
 
 
 def split(source: Path, folder: Path, stem: str, n_parts: int = 3) -> list[Path]:
-    """The model in parts, as llama-gguf-split writes them."""
+    """Write the model in parts, as llama-gguf-split does. Return their paths."""
     reader = GGUFReader(source)
     paths = [folder / f"{stem}-{i + 1:05}-of-{n_parts:05}.gguf" for i in range(n_parts)]
     for i, path in enumerate(paths):
@@ -92,28 +92,29 @@ def split(source: Path, folder: Path, stem: str, n_parts: int = 3) -> list[Path]
 
 
 def raw(*entries: bytes, n_tensors: int = 0, n_entries: int | None = None, version: int = 3) -> bytes:
-    """A file by hand: a header with the given metadata entries and whatever follows them."""
+    """Return a file's content: a header with the given metadata entries, and all bytes that follow them."""
     count = len(entries) if n_entries is None else n_entries
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, count) + b"".join(entries)
 
 
 def text(value: str) -> bytes:
-    """A GGUF string."""
+    """Return the bytes of a GGUF string."""
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def entry(key: str, kind: int, payload: bytes) -> bytes:
-    """A metadata entry."""
+    """Return the bytes of a metadata entry."""
     return text(key) + struct.pack("<I", kind) + payload
 
 
 def tensor_entry(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
-    """A tensor's entry in the header."""
+    """Return the bytes of a tensor's entry in the header."""
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
 def offset_of(path: Path, name: str) -> int:
-    """Where the header's entry of a tensor begins: its name's length; then name, dimensions, type, offset."""
+    """Return the offset of a tensor's entry in the header. The entry begins with the length of the tensor's
+    name. Name, dimensions, type and offset follow."""
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name == name:
             return int(tensor.field.offset)

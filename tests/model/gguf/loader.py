@@ -1,7 +1,7 @@
 """``python -m tests.model.gguf.loader < PATHS``: loads every file with spac's library, decodes a few tokens.
 
-Each file in a process of its own, forked before the library has started anything. One line for each on
-stdout: "ok", "refused" (by the library, with an error), or "signal N".
+Each file is loaded in its own process, which is forked before the library has started anything. The program
+prints one line for each file: "ok", "refused" (the library returned an error), or "signal N".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SECONDS = 30
 
 
 def load(path: str) -> str:
-    """What the library does with a file; does not return when it ends the process."""
+    """Return the library's outcome for a file. If the library ends the process, this does not return."""
     ll = importlib.import_module("llama_cpp")
     _core.set_default_device("simulated")
     ll.llama_backend_init()
@@ -38,7 +38,7 @@ def load(path: str) -> str:
 
 
 def main() -> None:
-    """Answers every line of stdin."""
+    """Answer every line of stdin."""
     for line in sys.stdin:
         read_end, write_end = os.pipe()
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Every file that is not a model of use gets one line that says what is wrong and what to do."""
+"""One line tells what is wrong with a file that is no usable model, and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def good(tiny_model: TinyModel) -> Path:
 
 
 def fault(path: Path, role: str = "target") -> str:
-    """The line that checking the file gives, which names the file and has a remedy."""
+    """Return the error line of checking the file. The line names the file and has a remedy."""
     with pytest.raises(InputError) as caught:
         check_model(path, role)
     line = str(caught.value)
@@ -49,7 +49,7 @@ def test_every_family_passes(family: str, tiny_model: TinyModel) -> None:
     assert info.is_moe == (family not in ("llama", "qwen3", "graniteswitch"))
 
 
-# What is at the path
+# Paths
 
 
 def test_no_such_file(tmp_path: Path, good: Path) -> None:
@@ -151,7 +151,7 @@ def test_contents_that_are_no_model(name: str, tmp_path: Path) -> None:
     assert time.perf_counter() - started < 2
 
 
-# A model that is not whole
+# Incomplete models
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
@@ -186,7 +186,7 @@ def test_parts(good: Path, tmp_path: Path) -> None:
     assert f"1 of its 3 parts are missing, {parts[2].name} first" in fault(parts[0])
 
 
-# Files that are not the model that was meant
+# Files other than the intended model
 
 
 def test_an_adapter(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_other_kinds_of_file(good: Path, tmp_path: Path) -> None:
     )
 
 
-# Models that the library would abort on
+# Models that would make the library abort
 
 METADATA: dict[str, tuple[dict[str, object], str]] = {
     "no layers": ({".block_count": 0}, "block_count is 0"),
@@ -311,7 +311,8 @@ def test_data_at_another_place(good: Path, tmp_path: Path) -> None:
 
 
 def test_a_large_vocabulary_is_not_read(tmp_path: Path) -> None:
-    """152,000 tokens and merges, as Qwen has: well under a second (the gguf package's reader takes ten)."""
+    """A header with 152,000 tokens and merges, as Qwen has them, is checked in well under a second. The gguf
+    package's reader takes ten."""
     path = tmp_path / "large.gguf"
     n = 151_936
     tokens = b"".join(text(f"token {i}") for i in range(n))
@@ -331,7 +332,7 @@ def test_a_large_vocabulary_is_not_read(tmp_path: Path) -> None:
 
 
 def test_constants_are_those_of_the_format() -> None:
-    """The parser's table covers every scalar type that the gguf package knows."""
+    """The parser's table has every scalar type that the gguf package has."""
     from spac.model.gguf.header import _SCALARS
 
     assert set(_SCALARS) == set(GGUFValueType) - {GGUFValueType.ARRAY, GGUFValueType.STRING}

@@ -1,5 +1,4 @@
-"""Whatever bytes a file has, checking it ends with a description or with one line, soon and in little
-memory."""
+"""The check of a file with any bytes ends with a description or with one line, soon and in little memory."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ FUZZ = settings(
     deadline=2000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# What lengths, counts and types look like when they go wrong.
+# Values of lengths, counts and types that often cause errors.
 EVIL = st.sampled_from(
     [b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f" + b"\0" * 4, b"\1" + b"\0" * 7, b"\0" * 7 + b"\x40"]
 )
@@ -30,7 +29,7 @@ EDIT = st.tuples(st.integers(0, 1 << 30), st.one_of(st.binary(min_size=1, max_si
 
 @pytest.fixture(scope="module")
 def headers(tiny_model: TinyModel) -> list[tuple[bytes, int]]:
-    """Header and file size of a few models; the data need not be there to be checked."""
+    """Return header and file size of a few models. The check does not need the data."""
     paths = [tiny_model(family, n_layer=2) for family in ("qwen3moe", "deepseek2", "gpt-oss")]
     return [(path.read_bytes()[: read_header(path).data_offset], path.stat().st_size) for path in paths]
 
@@ -47,7 +46,7 @@ def outcome(path: Path) -> ModelInfo | str:
 def write(path: Path, header: bytes, size: int) -> Path:
     with path.open("wb") as file:
         file.write(header)
-        file.truncate(size)  # a hole instead of data
+        file.truncate(size)  # a hole takes the place of the data
     return path
 
 
@@ -91,7 +90,7 @@ def test_anything_after_the_magic(data: bytes, tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_by_the_file(headers: list[tuple[bytes, int]], tmp_path: Path) -> None:
-    """Every 8 bytes in turn become a huge number: nothing is allocated on a file's word."""
+    """Every 8 bytes in turn become a huge number. No memory is allocated only because a file says so."""
     header, size = headers[0]
     tracemalloc.start()
     for at in range(0, len(header) - 8, 97):

@@ -1,4 +1,4 @@
-"""What the check lets through, the library loads or refuses: it does not end the process."""
+"""The library loads or refuses each file that passes the check. It does not end the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
 
 
 def changed_files(model: Path, folder: Path, seed: int) -> list[Path]:
-    """Copies with one or two bytes of the header changed, those that pass the check."""
+    """Write copies with one or two bytes of the header changed. Return those that pass the check."""
     rng = random.Random(seed)
     content = model.read_bytes()
     end = read_header(model).data_offset
@@ -48,7 +48,7 @@ def test_what_passes_does_not_end_the_process(tiny_model: TinyModel, tmp_path: P
         [sys.executable, "-m", "tests.model.gguf.loader"],
         input="".join(f"{path}\n" for path in paths),
         cwd=ROOT,
-        # Without the last one, an aborting process runs a debugger on itself.
+        # Without the last variable, an aborting process runs a debugger on itself.
         env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
         capture_output=True,
         text=True,
