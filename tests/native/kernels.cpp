@@ -1,5 +1,5 @@
-// Every kernel of csrc/kernels on rows whose memory ends with their last byte: the address sanitizer sees what is read
-// or written behind it. Their results are tests/kernels' matter.
+// Runs every kernel of csrc/kernels on rows whose memory ends with their last byte. The address sanitizer detects reads
+// and writes behind it. tests/kernels checks the results.
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
 

@@ -19,7 +19,7 @@ void check(bool ok, const char * what) {
     }
 }
 
-// BF16 experts of 7168 x 2048: 146 are the most that one tensor can stack.
+// Layers of BF16 experts of 7168 x 2048. One tensor can stack at most 146 of them.
 class Layers {
   public:
     explicit Layers(const std::vector<int> & n_experts) : experts(std::make_shared<spac::ModelExperts>()) {

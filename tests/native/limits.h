@@ -1,5 +1,5 @@
-// Layers whose experts are too large for one tensor's 32-bit index; returns how many checks failed. It needs no memory
-// for them.
+// Checks layers whose experts are too large for one tensor's 32-bit index. Returns the number of failed checks. It
+// needs no memory for the experts.
 #pragma once
 
 int check_slot_limits();

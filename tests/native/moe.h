@@ -1,5 +1,5 @@
-// A small MoE network on ggml alone, to drive the SPAC device without llama.cpp: its weights once on the device
-// (experts in the store) and once in plain host memory, where the CPU backend gives the expected result.
+// A small MoE network on ggml alone. It drives the SPAC device without llama.cpp. Its weights are once on the device
+// (experts in the store) and once in plain host memory, where the CPU backend computes the expected result.
 #pragma once
 
 #include "backend/device/ggml_internals.h"
@@ -14,14 +14,14 @@ struct MoeShape {
     int       n_used   = 2;
     int       width    = 64;
     int       hidden   = 32;
-    bool      biases   = false; // of the experts, as gpt-oss has them
+    bool      biases   = false; // true if the experts have biases, as in gpt-oss
     ggml_type type     = GGML_TYPE_Q8_0;
 };
 
-// Weights of one copy of the network.
+// The weights of one copy of the network.
 class MoeWeights {
   public:
-    // Expert weights go to `experts_in`, others to `rest_in`; equal seeds give equal weights.
+    // Expert weights go to `experts_in`, others to `rest_in`. Equal seeds give equal weights.
     MoeWeights(const MoeShape & shape, unsigned seed, ggml_backend_buffer_type_t experts_in,
                ggml_backend_buffer_type_t rest_in);
 
@@ -40,14 +40,14 @@ class MoeWeights {
     ggml_backend_buffer_ptr experts_, rest_;
 };
 
-// Runs the network for one stream of calls, as a llama.cpp context does: backends, a scheduler, graphs of several
-// sizes.
+// Runs the network for one stream of calls, as a llama.cpp context does. It has backends, a scheduler, and graphs of
+// several sizes.
 class MoeRunner {
   public:
-    // `device` null: the CPU backend alone.
+    // If `device` is null, only the CPU backend computes.
     MoeRunner(const MoeWeights & weights, ggml_backend_dev_t device);
 
-    // input[width * n_tokens] -> output of the same size; empty when the backend failed.
+    // Maps input[width * n_tokens] to an output of the same size. The output is empty if the backend failed.
     std::vector<float> run(const std::vector<float> & input);
 
   private:

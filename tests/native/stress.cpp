@@ -1,6 +1,6 @@
-// Everything at once on the simulated device, made to be run under a sanitizer: two streams on one model and a second
-// model beside them, plans that change under way, slots attached anew, large batches streamed, delays, copies that
-// fail. Every result must equal the CPU backend's, bit for bit, whatever the interleaving. usage: stress [rounds]
+// Runs everything at once on the simulated device, under a sanitizer. Two streams use one model, and a second model
+// runs beside them. Plans change meanwhile, slots are attached anew, large batches are streamed, copies are late, and
+// copies fail. Every result must equal the CPU backend's, bit for bit, in any interleaving. usage: stress [rounds]
 // [seed]
 #include "backend/device/settings.h"
 #include "backend/experts/experts.h"
@@ -25,19 +25,19 @@ ggml_backend_buffer_type_t store_of(ggml_backend_dev_t device) {
     return *extra(device);
 }
 
-// One model: its weights on the device, and the same for reference.
+// One model: its weights on the device, and the same weights for reference.
 struct Model {
     Model(const MoeShape & shape, unsigned seed, ggml_backend_dev_t device)
         : ours(shape, seed, store_of(device), ggml_backend_dev_buffer_type(device)),
           plain(shape, seed, ggml_backend_cpu_buffer_type(), ggml_backend_cpu_buffer_type()), experts(scope.experts()) {
     }
 
-    spac::LoadScope                scope; // first: it is open while the weights are made
+    spac::LoadScope                scope; // the first member, because it must be open while the weights are made
     MoeWeights                     ours, plain;
     std::shared_ptr<spac::Experts> experts;
 };
 
-// A stream of calls of several sizes, every result checked.
+// Runs a stream of calls of several sizes and checks every result.
 void use(const Model & model, ggml_backend_dev_t device, int rounds, unsigned seed) {
     MoeRunner                       ours(model.ours, device), expected(model.plain, nullptr);
     std::mt19937                    random(seed);
@@ -57,9 +57,9 @@ void use(const Model & model, ggml_backend_dev_t device, int rounds, unsigned se
     }
 }
 
-std::atomic<uint64_t> n_spans{0}, n_reported{0}; // recorded, and reported to a layer listener
+std::atomic<uint64_t> n_spans{0}, n_reported{0}; // recorded spans, and calls of a layer listener
 
-// A policy that never rests, and somebody who watches.
+// Changes plans, slots, faults and listeners without a pause, and reads the statistics.
 void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned seed) {
     std::mt19937 random(seed);
     const auto   n_layer = static_cast<size_t>(experts.n_layer()), n_expert = static_cast<size_t>(experts.n_expert());
@@ -114,7 +114,7 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
     }
 }
 
-// Whether both sides computed, experts came and went, prompts streamed, and somebody saw it.
+// Returns true if both sides computed, experts came and went, prompts were streamed, and events were seen.
 bool has_met_all(const spac::Experts & experts) {
     const spac::ExpertStats stats = experts.stats();
     return stats.uploads > 0 && stats.blocks_streamed > 0 && stats.activations_hit > 0 &&
@@ -128,9 +128,9 @@ void stress(int rounds, unsigned seed, bool masked) {
     other.n_layer = 2, other.n_expert = 5, other.n_used = 3, other.biases = true, other.type = GGML_TYPE_F32;
     Model a(small, seed, device);
     Model b(other, seed + 1, device);
-    use(a, device, 1, seed); // makes the layers known
+    use(a, device, 1, seed); // this makes the layers known
     use(b, device, 1, seed);
-    a.experts->set_step_tokens(8); // more are a prompt
+    a.experts->set_step_tokens(8); // larger batches are prompts
     b.experts->set_step_tokens(8);
     a.experts->set_lookahead(1);
     a.experts->attach_slots(9);
@@ -146,7 +146,7 @@ void stress(int rounds, unsigned seed, bool masked) {
     for (std::thread & thread : streams) {
         thread.join();
     }
-    // What meets what is a matter of luck: on a slow machine slots may have been moved on before anything read them.
+    // The interleaving is random. On a slow machine, slots may have changed before any step read them.
     for (unsigned more = 0; !has_met_all(*a.experts) && more < 50; ++more) {
         use(a, device, rounds, seed + 7 + more);
     }
