@@ -1,4 +1,4 @@
-"""The folders of csrc include each other in one direction, and tests stand in folders of what they test."""
+"""The folders of csrc include each other in one direction. Tests stand in folders of the same names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 
 FOLDERS = ("core", "kernels", "backend", "session", "bindings")
-"""Low to high. A folder includes itself and lower ones."""
+"""The folders of csrc, low to high. A folder includes itself and lower ones."""
 BACKEND = (
     "device", "simulated_device", "experts", "graph", "stream", "prefill", "hidden_states", "split",
     "wrapper",
@@ -23,7 +23,7 @@ BACKEND = (
 OF_THE_WHOLE = (
     "architectures", "cuda_host", "examples", "fuzz", "native", "package", "patches", "together", "tools",
 )  # fmt: skip
-"""Folders of tests that are no folder's own."""
+"""Folders of tests that belong to no single folder of the code."""
 
 INCLUDE = re.compile(r'^#include "([a-z_]+)/(?:([a-z_]+)/)?[\w.]+"', re.MULTILINE)
 
@@ -41,7 +41,7 @@ def test_csrc_includes_one_way():
     found = [(path, to) for path, to, _ in includes(CSRC)]
     assert {path.parts[0] for path, _ in found} == set(FOLDERS)
     assert not [f"{path}: {to}" for path, to in found if rank[to] > rank[path.parts[0]]]
-    # ggml asks the kernels, the backend does not
+    # ggml asks the kernels for products. The backend does not.
     assert not [
         path for path, to in found if (path.parts[0], to) in {("backend", "kernels"), ("kernels", "backend")}
     ]
@@ -56,7 +56,7 @@ def test_backend_includes_one_way():
 
 
 def test_the_mechanism_knows_no_device_by_name():
-    """Only the wrapper, which registers it, includes the simulated device's header."""
+    """Only the wrapper, which registers the simulated device, includes its header."""
     named = {path.parts[1] for path, to, room in includes(CSRC / "backend") if room == "simulated_device"}
     assert named == {"simulated_device", "wrapper"}
 
@@ -78,7 +78,7 @@ def test_tests_mirror_the_folders(folder):
 
 
 def test_no_import_between_tests_and_benchmarks():
-    """Tests of benchmarks import these; benchmarks and tools import no tests, and tools no benchmarks."""
+    """Tests of benchmarks import these. Benchmarks import no tests. Tools import neither."""
     wrong = {"bench": "tests", "tools": r"tests|bench"}
     found = [
         f"{path.relative_to(ROOT)}: {line}"

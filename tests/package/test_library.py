@@ -1,4 +1,4 @@
-"""Everybody in a process means the same llama.cpp, whatever else is loaded; else there is one line."""
+"""All modules of a process use one llama.cpp, even if others are loaded, or there is a one-line error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spac.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The addresses of llama_decode that llama_cpp's handle and spac._core know, and the files called
-# libllama.so in the process, printed one a line.
+# This prints, one a line, the addresses of llama_decode that llama_cpp's handle and spac._core have, and the
+# files called libllama.so in the process.
 REPORT = """
 import ctypes
 import spac._core, llama_cpp
@@ -29,7 +29,7 @@ for path in sorted({line.split()[-1] for line in open("/proc/self/maps") if "/li
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own, which sees the spac that this one sees."""
+    """Run Python code in a separate process, which sees the spac that this one sees."""
     env = {name: value for name, value in os.environ.items() if name != "LLAMA_CPP_LIB_PATH"}
     return subprocess.run(
         [sys.executable, "-c", code], env={**env, **variables}, capture_output=True, text=True, timeout=120
@@ -37,7 +37,7 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def import_error(code: str, **variables: str) -> str:
-    """The one line of the ImportError that the code ends with."""
+    """Return the one line of the ImportError that the code ends with."""
     done = run(code, **variables)
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stderr.rstrip("\n").split("\n")[-1]
@@ -60,7 +60,7 @@ def test_another_libllama_loaded_globally_changes_nothing(reference_lib):
     assert done.returncode == 0, done.stderr
     from_llama_cpp, from_core, *files = done.stdout.splitlines()
     assert from_llama_cpp == from_core
-    assert len(files) == 2  # the other one is there, and not where anybody looks
+    assert len(files) == 2  # the other library is loaded, but no module uses it
 
 
 def test_llama_cpp_on_another_library_is_refused(reference_lib):
@@ -140,7 +140,7 @@ def test_errors_of_the_library_arrive_as_ours():
 
 
 def test_the_library_takes_its_own_functions():
-    """A call inside the library reaches the library: dlsym on our handle and the library's own view agree."""
+    """A call inside the library reaches the library. dlsym on our handle and the library's own view agree."""
     from spac import _core
 
     handle = ctypes.CDLL(str(_library.library_path()))

@@ -1,4 +1,4 @@
-"""Patches are applied strictly; one that does not fit fails the configuration by its name."""
+"""Patches are applied strictly. A patch that does not fit fails the configuration and is named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unified_diff(llama_source):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A source tree of one file, a folder for patches, the pin."""
+    """Write a source tree of one file, a folder for patches, and the pin."""
     for name, content in (
         ("local/ggml/CMakeLists.txt", ""),
         ("local/src/a.c", SOURCE),
@@ -118,7 +118,7 @@ def test_new_files_and_several_hunks(unified_diff):
 
 
 def test_our_patches_keep_to_the_limit():
-    """At most 5 patches, 250 lines together: patches hold call sites and checks, never features."""
+    """At most 5 patches have 250 lines together. They hold call sites and checks, never features."""
     patches = sorted((ROOT / "patches").glob("*.patch"))
     changed = [
         line

@@ -1,4 +1,4 @@
-"""The rooms of python/spac: few, imported in one direction, and with the entry points that users know."""
+"""The rooms of python/spac are few, import one way, and have the entry points that users know."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOMS = (
     "model", "engine", "cli", "run", "chat", "llama_cpp_python", "doctor", "bench", "profile", "report",
     "serve",
 )  # fmt: skip
-"""Low to high. A room imports itself and lower ones, be it in a function or for types alone.
+"""The rooms, low to high. A room imports itself and lower ones, even in a function or for types alone.
 
 `spac.cli` finds a program's module by the name that a user gave.
 """
@@ -53,11 +53,11 @@ SURFACE = {
 AT_FIRST = {
     "spac", "spac._library", "spac.env", "spac.errors", "spac.machine", "spac.machine.device_memory",
 }  # fmt: skip
-"""All that `import spac` loads of it."""
+"""All modules of the package that `import spac` loads."""
 
 
 def entries() -> set[str]:
-    """Return what stands at the top of the package, without what a build and Python put there."""
+    """Return the names at the top of the package, without those that a build and Python put there."""
     built = re.compile(r"__pycache__|lib|_core\..*\.so|\..*")
     return {path.name for path in PACKAGE.iterdir() if not built.fullmatch(path.name)}
 
@@ -80,7 +80,7 @@ MODULES = modules()
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and full name of all that a file imports, wherever in it."""
+    """Yield line and full name of each import in a file, at any place in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -90,7 +90,7 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def imported_room(name: str) -> str | None:
-    """Return the room that an import leads to; None for other packages, the mechanism and the version.
+    """Return the room that an import leads to, or None for other packages, the mechanism and the version.
 
     Python imports the package itself before any module in it, and the version is there from the start.
     """
@@ -124,7 +124,7 @@ def test_arrows_go_down():
 
 
 DECLARED = {"spac.errors", "spac.machine.device_memory", "spac.scheduler.choice"}
-"""What a configuration may import: errors, texts of sizes, and the declared options of schedulers."""
+"""Modules that a configuration may import: errors, texts of sizes, and the declared options of schedulers."""
 
 
 def test_a_configuration_needs_no_engine():
@@ -135,7 +135,7 @@ def test_a_configuration_needs_no_engine():
         for _, name in imported(path)
         if imported_room(name) not in (None, "config")
     }
-    assert found <= DECLARED | {"spac.scheduler.base"}, found  # the contract, for types alone
+    assert found <= DECLARED | {"spac.scheduler.base"}, found  # the contract is imported only for types
 
 
 def test_the_contract_of_schedulers_reads_no_text():

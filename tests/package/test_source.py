@@ -1,4 +1,4 @@
-"""How the build gets llama.cpp's source: the cache, the hash, and what is said when it cannot be had."""
+"""The build gets llama.cpp's source through a cache and checks its hash. Errors tell why it cannot be had."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def llama_source(monkeypatch):
 
 @pytest.fixture
 def pip(llama_source, monkeypatch):
-    """Replaces pip: writes CONTENT as the sdist. Returns the list of its calls."""
+    """Replace pip by a function that writes CONTENT as the sdist. Return the list of its calls."""
     calls = []
 
     def run(command, **options):
@@ -45,7 +45,7 @@ def test_the_sdist_is_fetched_once(llama_source, pip, tmp_path):
     for _ in range(2):
         assert llama_source.fetch_sdist("1.0", sha256, tmp_path).read_bytes() == CONTENT
     assert len(pip) == 1
-    # A damaged one is fetched again.
+    # A damaged sdist is fetched again.
     (tmp_path / "llama_cpp_python-1.0.tar.gz").write_bytes(b"half")
     assert llama_source.fetch_sdist("1.0", sha256, tmp_path).read_bytes() == CONTENT
     assert len(pip) == 2
@@ -80,7 +80,7 @@ def test_a_local_tree_that_is_none(llama_source, tmp_path):
 
 
 def test_the_version_is_written_once(monkeypatch):
-    """The dependency on llama-cpp-python comes from the pin, our version from the package."""
+    """The dependency on llama-cpp-python comes from the pin. Our version comes from the package."""
     monkeypatch.syspath_prepend(str(ROOT / "cmake"))
     import project_metadata
 

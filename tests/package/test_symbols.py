@@ -1,4 +1,4 @@
-"""What the shared library and the module show to the dynamic loader."""
+"""The shared library and the module show only their own symbols to the dynamic loader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def tool(*command: str | Path) -> str:
 
 
 def symbols(path: Path, kind: str) -> set[str]:
-    """Names in the dynamic symbol table, without versions: kind is "--defined-only" or "--undefined-only"."""
+    """Return a dynamic symbol table's names without versions. `kind`: "--defined-only",
+    "--undefined-only"."""
     return {line.split()[-1].split("@")[0] for line in tool("nm", "-D", kind, path).splitlines()}
 
 
@@ -48,7 +49,7 @@ def test_common_is_inside_the_library_and_nowhere_else():
 
 
 def test_the_module_uses_spac_only():
-    """The module reaches llama.cpp through spac's C++ alone: a C name could be another library's."""
+    """The module reaches llama.cpp through spac's C++ alone. A C name could be another library's."""
     names = symbols(core_path(), "--undefined-only")
     assert any("4spac" in name for name in names)
     assert not {name for name in names if re.match(r"(llama|ggml|gguf)_", name)}
