@@ -1,6 +1,6 @@
-"""The CUDA kernels that sort rows by expert, and add_id, under masks: run on the CPU by warp.h, as published
-and as patched. (What runs on no CPU is compiled by compile_cuda.py, and proven by bench/gpu_suite where there
-is a GPU.)"""
+"""The CUDA kernels that sort rows by expert, and add_id, work under masks. warp.h runs them on the CPU, as
+published and as patched. compile_cuda.py compiles the kernels that cannot run on a CPU, and bench/gpu_suite
+tests them where there is a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ void zero_masked_rows_of(int32_t * ids, float * out, int n, int n_used, int n_to
 
 
 def compile_kernels(folder: Path, texts: dict[str, str], *options: str) -> Any:
-    """The kernels of these source texts as a library; launches become calls of warp::launch."""
+    """Return the kernels of these source texts as a library. Launches become calls of warp::launch."""
     for name, text in texts.items():
         text = re.sub(
             r"([\w:]+(?:<\w+>)?)<<<(.+?)>>>\s*\(", r"warp::launch(\2, [&](auto... a) { \1(a...); })(", text
@@ -77,16 +77,19 @@ def pointer(array: npt.NDArray[Any], kind: str) -> Any:
 
 @dataclass
 class Sorted:
-    """What the helper writes: for every row sorted by expert its place in src1 and dst, and where the rows of
-    the places of a grid begin, with the places' experts behind; `src1` holds the row of every (token, place)
-    instead when it is the inverse map."""
+    """The helper's output.
+
+    For rows sorted by expert, `src1` and `dst` hold each row's place in these tensors. In the inverse map,
+    `src1` holds the row of every (token, place) instead. `bounds` holds the first rows of a grid's places,
+    followed by the places' experts.
+    """
 
     src1: Ids
     dst: Ids
     bounds: Ids
 
     def walked(self) -> tuple[Ids, Ids, Ids]:
-        """What mmq does work for: expert, first row and end of every place that is not empty."""
+        """Return mmq's work: expert, first row and end of every place that has rows."""
         n = len(self.bounds) // 2
         begin, end, experts = self.bounds[:n], self.bounds[1 : n + 1], self.bounds[n + 1 :]
         assert self.bounds[0] == 0
@@ -95,7 +98,7 @@ class Sorted:
 
 
 def table(shape: Shape, ids: Ids) -> Ids:
-    """ids as the kernel sees them: rows of a wider table."""
+    """Return ids as the kernel sees them: rows of a wider table."""
     wide = np.full((shape.n_tokens, shape.n_used + 2), POISON, np.int32)
     wide[:, : shape.n_used] = ids
     return wide
@@ -104,7 +107,7 @@ def table(shape: Shape, ids: Ids) -> Ids:
 def sort_rows(
     kernels: Any, shape: Shape, ids: Ids, n_rows: int, inverse: bool, by_id: bool = False
 ) -> Sorted:
-    """With a place for every expert, or for every id."""
+    """Sort rows with a place for every expert, or for every id."""
     wide, n = table(shape, ids), ids.size
     n_places = n if by_id else shape.n_expert
     out = Sorted(*(np.full(k, POISON, np.int32) for k in (n, n, 2 * n_places + 1)))
@@ -118,9 +121,8 @@ def sort_rows(
 
 def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sorted) -> None:
     flat = ids.ravel()
-    order = np.argsort(flat, kind="stable")[
-        int((flat < 0).sum()) :
-    ]  # the kept rows, by expert, then by token
+    # These are the kept rows, by expert, then by token.
+    order = np.argsort(flat, kind="stable")[int((flat < 0).sum()) :]
     n_kept = len(order)
     experts, counts = np.unique(flat[order], return_counts=True)
     np.testing.assert_array_equal(found.walked(), (experts, np.cumsum(counts) - counts, np.cumsum(counts)))
@@ -128,7 +130,7 @@ def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sort
     if inverse:
         expected = np.full(flat.size, flat.size - 1)
         expected[order] = np.arange(n_kept)
-        # Masked rows are quantized too, to the last place: it is nobody's when any row is masked.
+        # Masked rows are quantized too, into the last place. This place is unused when any row is masked.
         np.testing.assert_array_equal(found.src1, expected)
         return
     token, place = np.divmod(order, shape.n_used)
@@ -136,8 +138,7 @@ def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sort
     assert ((found.src1[n_kept:] >= 0) & (found.src1[n_kept:] < shape.n_tokens * n_rows)).all()
 
 
-# The helper has a kernel of its own for 2, 4, 6, 8, 10, 16 and 32 experts per token; 3 and 40 take the
-# general one.
+# The helper has separate kernels for 2, 4, 6, 8, 10, 16 and 32 experts per token. 3 and 40 use a general one.
 @pytest.mark.parametrize("n_used", [2, 3, 4, 6, 8, 10, 16, 32, 40])
 def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
     for n_tokens in (1, 9, 64):
@@ -156,7 +157,7 @@ def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
                     assert (before.src1 == found.src1).all()
                     assert (before.dst == found.dst).all()
                     assert (before.bounds[: len(bounds)] == bounds).all()
-                if n_tokens < 64:  # a block for every id: slow here
+                if n_tokens < 64:  # a block for every id is slow here
                     by_id = sort_rows(kernels["patched"], shape, ids, n_rows, inverse, by_id=True)
                     check_sorted(shape, ids, n_rows, inverse, by_id)
                     assert (by_id.dst == found.dst)[: len(kept)].all()
@@ -175,8 +176,11 @@ def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
 def test_places_by_id(
     kernels: dict[str, Any], n_used: int, n_tokens: int, n_expert: int, share: float, n_near: int, seed: int
 ) -> None:
-    """A pool: many experts, of which ids name some, `share` of the ids masked, the others among the last
-    `n_near` experts. No more places than ids, each expert at one of them, none that is not named."""
+    """A pool has many experts, and ids name some of them. `share` of the ids are masked, and the others name
+    experts among the last `n_near`.
+
+    There are no more places than ids. Each named expert has one of them, and other experts have none.
+    """
     rng = np.random.default_rng(seed)
     shape = Shape("f32", n_tokens, n_used=n_used, n_expert=n_expert)
     near = np.arange(max(n_expert - n_near, 0), n_expert)
@@ -189,7 +193,7 @@ def test_places_by_id(
 
 
 def test_bounds_of_an_expert_that_a_token_names_twice(kernels: dict[str, Any]) -> None:
-    """Such rows are left out by the published helper too; bounds stay bounds."""
+    """The published helper leaves such rows out too. Bounds stay valid."""
     shape = Shape("f32", 9, n_expert=300)
     ids = shape.ids()
     ids[2], ids[0, 1] = ids[0], ids[0, 0]
@@ -202,7 +206,7 @@ def test_bounds_of_an_expert_that_a_token_names_twice(kernels: dict[str, Any]) -
 
 
 def test_the_published_helper_leaves_holes(kernels: dict[str, Any]) -> None:
-    """Why it is patched: masked rows come first, and their places in src1 are never written."""
+    """The published helper puts masked rows first and leaves their places in src1 unwritten, unlike ours."""
     shape = Shape("f32", 9)
     found = sort_rows(kernels["published"], shape, masked(shape, "half"), shape.n_used, False)
     assert found.bounds[0] > 0

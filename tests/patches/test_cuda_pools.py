@@ -1,9 +1,12 @@
-"""CUDA's mul_mat_id of more than 8 tokens on tensors that stack many more experts than ids name, as pools of
-slots do: the unpatched library's bits, whether all experts are walked or only those that are named, on cards
-whose multiprocessors the tiles fill well or badly. Executed on the CPU (tools/cuda_host/README.md).
+"""CUDA's mul_mat_id of more than 8 tokens works where tensors stack many more experts than ids name,
+as in pools of slots.
 
-Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA whose kernels can be executed, with the
-reference library.
+The results are the unpatched library's bits, both if all experts are walked and if only the named ones are.
+The cards have multiprocessors that the tiles fill well or badly. The kernels are executed on the CPU
+(tools/cuda_host/README.md).
+
+The tests are skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA whose kernels can be
+executed, with the reference library.
 """
 
 from __future__ import annotations
@@ -27,17 +30,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 N = 300
-# 1,024 inputs are four steps of a kernel: a tile can be cut. The published mmq reads some kilobytes behind
-# the last row, which the card bears only in the slack of a large buffer: so many rows, each shape by itself.
+# 1,024 inputs are four steps of a kernel, so a tile can be cut. The published mmq reads some kilobytes behind
+# the last row. The card tolerates this only in the slack of a large buffer. Therefore there are so many rows,
+# and each shape runs by itself.
 SHAPES = (
     Shape("q4_0", 12, "mul_mat_id", False, False, n_used=7, n_expert=N, n_in=1024, n_out=64),
     Shape("q4_0", 33, "mul_mat_id", True, True, n_used=8, n_expert=N, n_in=1024, n_out=256),
     Shape("q4_K", 12, "mul_mat_id", True, False, n_used=8, n_expert=N, n_in=1024, n_out=128),
     Shape("q6_K", 9, "mul_mat_id", False, True, n_used=10, n_expert=N, n_in=1024, n_out=64),
     Shape("mxfp4", 11, "mul_mat_id", True, True, n_used=8, n_expert=N, n_in=1024, n_out=64),
-    Shape("f16", 20, "mul_mat_id", False, True, n_used=3, n_expert=N, n_in=1024, n_out=64),  # mmf
+    Shape("f16", 20, "mul_mat_id", False, True, n_used=3, n_expert=N, n_in=1024, n_out=64),  # by mmf
 )
-# With the last, tiles of the smaller shapes are too few: they are cut, and all experts walked.
+# On the last number, tiles of the smaller shapes are too few. They are cut, and all experts are walked.
 MULTIPROCESSORS = (1, 20, 132)
 
 

@@ -1,4 +1,4 @@
-"""bench/gpu_suite itself works: a tiny run with the CPU as the device."""
+"""A tiny run of bench/gpu_suite works with the CPU as the device."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def test_a_quick_run_on_the_cpu(tmp_path: Path) -> None:
     assert counts["n_kept"] > 0
     assert counts["n_skipped"] > 0
     assert (counts["n_unequal"], counts["n_nonzero"], counts["failures"]) == (0, 0, [])
-    again = run(tmp_path, "--seconds", "5")  # from what the run before has kept
+    again = run(tmp_path, "--seconds", "5")  # this run uses the files that the first run kept
     assert again.returncode == 0, again.stdout + again.stderr

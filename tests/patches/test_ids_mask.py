@@ -1,7 +1,7 @@
 """On the CPU, mul_mat_id and add_id skip negative ids, zero their rows, and change no bit of any other row.
 
-Every weight type, 1 to 64 tokens, masks from none to all, against the unpatched library: plain, tiled and
-repacked kernels.
+The tests compare with the unpatched library for every weight type, 1 to 64 tokens, and masks from none to
+all. They cover plain, tiled and repacked kernels.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tools.patches.operators import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 N_TOKENS = range(1, 65)
-# Every type that llama.cpp can hold weights in.
+# All types that llama.cpp can hold weights in.
 KINDS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
     "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
     "mxfp4", "nvfp4", "q1_0", "q2_0",
 )  # fmt: skip
-# Kinds that the CPU has tiled kernels for; they take over from 8 rows per expert on, or always when forced.
+# Types for which the CPU has tiled kernels. These run from 8 rows per expert on, or always when forced.
 TILED = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs", "iq2_xxs", "iq3_s", "iq1_m")
-# Repacked on x86 or ARM, depending on the instruction set.
+# Types that are repacked on x86 or ARM, depending on the instruction set.
 REPACKED = ("q4_0", "q4_K", "q5_K", "q6_K", "q8_0", "q2_K", "iq4_nl", "mxfp4", "q1_0")
 
 Counts = dict[str, dict[str, int]]
 
 
 def layouts(kind: str, n_tokens: Iterable[int]) -> list[Shape]:
-    """All four layouts of input and ids for 1 and 9 tokens, one for each other number."""
+    """Return all four layouts of input and ids for 1 and 9 tokens, and one for each other number."""
     shapes = []
     for i, n in enumerate(n_tokens):
         for j in range(4):
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, reference_lib: Path):
         extra: bool = False,
         environment: dict[str, str] | None = None,
     ) -> Counts:
-        """The counts of the patched library against the unpatched one, by buffer type, shape and mask."""
+        """Return counts of the patched library against the unpatched one, by buffer type, shape and mask."""
         folder = tmp_path_factory.mktemp("patches")
         job, results, counts = folder / "job.json", folder / "results.npz", folder / "counts.json"
         job.write_text(
@@ -81,7 +81,7 @@ def plain(run) -> Counts:
 
 
 def check(counts: Counts, wanted: str = "") -> None:
-    """All rows as they have to be, and all of `wanted` seen."""
+    """Assert that all rows are right and that all of `wanted` was computed."""
     chosen = {key: count for key, count in counts.items() if wanted in key}
     assert chosen, f"nothing was computed for {wanted}"
     assert {key.split("|")[2] for key in chosen} == set(MASKS)
@@ -111,7 +111,7 @@ def test_plain(plain: Counts, kind: str) -> None:
 
 
 def test_tiled(run) -> None:
-    """The tiled kernels for experts with few rows too; forced, they need not wait for eight."""
+    """The tiled kernels are right for experts with few rows too. When forced, they run below eight rows."""
     shapes = [s for kind in TILED for s in layouts(kind, (1, 9, 64))]
     check(run(shapes, environment={"GGML_CPU_TILED_MM_FORCE": "1"}))
 
@@ -124,7 +124,7 @@ def test_repacked(run) -> None:
 
 
 def test_threads(run) -> None:
-    """Rows are zeroed by one thread while others compute; chunks of an expert are drawn by all."""
+    """One thread zeroes rows while others compute. All threads draw chunks of an expert."""
     shapes = [
         Shape(kind, n, n_out=160, n_used=4) for kind in ("f16", "q4_0", "q4_K", "q8_0") for n in (1, 33)
     ]
@@ -132,7 +132,7 @@ def test_threads(run) -> None:
 
 
 def test_a_wrong_result_would_be_noticed() -> None:
-    """The comparison itself: a changed bit, and a masked row that is not zero."""
+    """The comparison notices a changed bit, and a masked row that is not zero."""
     import numpy as np
 
     from tools.patches.masks import Count, masked

@@ -1,6 +1,6 @@
 """Upstream's own operator tests, compiled from the pinned source, pass on the patched library.
 
-A part of them by default; all of mul_mat_id's and add_id's (minutes) with SPAC_UPSTREAM_TESTS=all.
+Only a part of them runs by default. SPAC_UPSTREAM_TESTS=all runs all of mul_mat_id's and add_id's (minutes).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ static ggml_tensor tensor(void * data, ggml_type type, int64_t ne0, int64_t ne1,
 
 extern "C" {
 
-void ggml_abort(const char * file, int line, const char *, ...) { // what GGML_ASSERT calls
+void ggml_abort(const char * file, int line, const char *, ...) { // GGML_ASSERT calls this
     fprintf(stderr, "%s:%d: assertion failed\n", file, line);
     abort();
 }

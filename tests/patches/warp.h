@@ -1,6 +1,6 @@
-// Runs CUDA kernels on the CPU, a block after the other, the threads of a block as coroutines that meet at every
-// exchange between lanes. It stands in for ggml-cuda's common.cuh, as far as mmid.cu and add-id.cu read it. Threads
-// that do not meet at the same exchange, which a GPU leaves undefined, stop the process.
+// Runs CUDA kernels on the CPU, one block after another. A block's threads are coroutines that meet at every exchange
+// between lanes. This header takes the place of ggml-cuda's common.cuh, as far as mmid.cu and add-id.cu read it.
+// Threads that do not meet at the same exchange stop the process. A GPU leaves this undefined.
 #pragma once
 
 #include "ggml.h"
@@ -55,8 +55,8 @@ char data_mm_ids_helper[48 * 1024]; // the shared memory that mmid.cu declares
 
 namespace warp {
 
-inline std::vector<int>        values[2]; // what the lanes gave at this exchange and at the one before
-inline std::vector<int>        meetings;  // how many exchanges each thread has been at
+inline std::vector<int>        values[2]; // the lanes' values at this exchange and at the one before
+inline std::vector<int>        meetings;  // the number of exchanges of each thread
 inline ucontext_t              scheduler;
 inline std::vector<ucontext_t> threads;
 inline std::vector<char>       finished;
@@ -67,7 +67,7 @@ inline void run(int i) {
     finished[i] = 1;
 }
 
-// Gives `value` to all threads of the block and returns what all gave. Valid until the next exchange.
+// Gives `value` to all threads of the block. Returns the values of all threads, valid until the next exchange.
 inline const std::vector<int> & exchange(int value) {
     const unsigned me  = threadIdx.x;
     auto &         all = values[meetings[me]++ % 2];
@@ -103,7 +103,7 @@ inline void run_block(unsigned n_threads) {
     }
 }
 
-// kernel<<<grid, block, shared, stream>>>(arguments) is rewritten to launch(grid, block, shared, stream,
+// The test rewrites kernel<<<grid, block, shared, stream>>>(arguments) to launch(grid, block, shared, stream,
 // kernel)(arguments).
 template <typename Kernel> auto launch(dim3 grid, dim3 block, size_t, cudaStream_t, Kernel kernel) {
     return [=](auto... arguments) {
