@@ -1,4 +1,4 @@
-"""`python -m spac.profile` as a user starts it."""
+"""`python -m spac.profile` works as a user starts it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spac.costs import Costs
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache folder of these tests."""
+    """Return the cache folder of these tests."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_measured_is_one_line(home, arguments, said):
 
 
 def test_fewer_layers_on_the_device_are_measured_anew(home, tiny_model):
-    """What is known of the whole file may be of more pools than they have."""
+    """Stored costs of the whole file may be of more pools than fewer layers have."""
     types = {"*": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16"}
     given = ("--target", tiny_model("qwen3moe", types=types), "--device", "simulated", "--draft-max", 1)
     for layers, n_pools in (("all", 3), (2, 1)):
