@@ -1,4 +1,4 @@
-"""A headless browser, spoken to over a pipe in the DevTools protocol: no driver, no port, no package."""
+"""A headless browser over a pipe in the DevTools protocol. It needs no driver, port or package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = (
 
 
 def find() -> str | None:
-    """The browser's program, or None where there is none."""
+    """Return the browser's program, or None if there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -31,7 +31,7 @@ class Browser:
     """One page of one browser."""
 
     def __init__(self, program: str, profile: Path) -> None:
-        """profile: an empty folder for what the browser writes."""
+        """Start the browser. `profile` is an empty folder for the files that it writes."""
         read_here, write_there = os.pipe()
         read_there, write_here = os.pipe()
         shell = f'exec "$@" 3<&{read_there} 4>&{write_there}'
@@ -73,7 +73,7 @@ class Browser:
         os.close(self._out)
 
     def send(self, method: str, **parameters: Any) -> Mapping[str, Any]:
-        """The answer to a command; what happens meanwhile goes to `events`."""
+        """Send a command and return its answer. Events that arrive meanwhile go to `events`."""
         self._n_sent += 1
         message: dict[str, Any] = {"id": self._n_sent, "method": method, "params": parameters}
         if self._session:
@@ -101,7 +101,7 @@ class Browser:
         return json.loads(message)
 
     def view(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
-        """Size and kind of the screen."""
+        """Set size and kind of the screen."""
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=phone,
             deviceScaleFactor=2 if phone else 1,
@@ -110,7 +110,7 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path) -> None:
-        """Show a file, once its own script has run and its charts have been drawn."""
+        """Show a file. Return once its own script has run and its charts have been drawn."""
         self.events.clear()
         self.send("Page.navigate", url=path.resolve().as_uri())
         end = time.monotonic() + TIMEOUT_S
@@ -123,13 +123,13 @@ class Browser:
         self.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def value(self, expression: str) -> Any:
-        """What an expression (or what it promises) comes to in the page."""
+        """Return the value of an expression in the page. If it is a promise, return the promise's result."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def move(self, x: float, y: float) -> None:
-        """The mouse, in pixels of the window."""
+        """Move the mouse to a point, in pixels of the window."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def key(self, name: str) -> None:
@@ -137,13 +137,13 @@ class Browser:
             self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name)
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
-        """A PNG of the page."""
+        """Write a PNG of the page."""
         data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 
     @property
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console and the log, since the page was opened."""
+        """Return errors and warnings of the console and the log since the page was opened."""
         found = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})
@@ -157,7 +157,7 @@ class Browser:
 
     @property
     def requests(self) -> list[str]:
-        """What the page asked for, by address."""
+        """Return the addresses that the page requested."""
         sent = (
             event["params"] for event in self.events if event.get("method") == "Network.requestWillBeSent"
         )

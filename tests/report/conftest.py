@@ -1,4 +1,4 @@
-"""A recording of the demo pair, made once, and the browser, where there is one."""
+"""Fixtures: a recording of the demo pair, made once, and the browser, where there is one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program left behind."""
+    """The output and exit code of a program."""
 
     code: int
     out: bytes
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def spac(*arguments: object, cwd: Path, stdin: bytes | None = None) -> Outcome:
-    """A program of spac as a user starts it: `spac("run", "--temp", 0, cwd=folder)`."""
+    """Run a program of spac as a user starts it: `spac("run", "--temp", 0, cwd=folder)`."""
     name, *options = map(str, arguments)
     done = subprocess.run(
         [sys.executable, "-m", f"spac.{name}", *options], cwd=cwd, input=stdin or b"", capture_output=True,
@@ -39,7 +39,7 @@ def spac(*arguments: object, cwd: Path, stdin: bytes | None = None) -> Outcome:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of the demo pair: 5 layers of 32 experts, drafts, thresholds, a governor."""
+    """Return a recording of the demo pair. It has 5 layers of 32 experts, drafts, thresholds, a governor."""
     folder = tmp_path_factory.mktemp("recorded")
     done = spac(
         "run", "--scheduler", "moe-spac", "--device", "simulated", "--threads", 1, "-n", 150, "--temp", 0,
@@ -51,7 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def content(recorded: Path) -> dict[str, Any]:
-    """A copy of that recording's content, to be changed at will."""
+    """Return a copy of that recording's content, which a test may change."""
     return json.loads(recorded.read_text())
 
 
@@ -66,7 +66,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Callable[..., Browser]:
-    """`show(content, width=390)`: the browser with the page of a recording."""
+    """Return `show(content, width=390)`, which opens the page of a recording in the browser."""
     from spac.report.page import page
     from spac.report.reading import parse
 

@@ -1,4 +1,5 @@
-"""The page in a real browser: it comes up clean, every expert has a cell, pointing shows what it is."""
+"""The page loads in a real browser without complaints. Every expert has a cell, and pointing shows its
+data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as a file: complete, self-contained, escaped, written whole."""
+"""The page's file is complete, self-contained, escaped, and written as a whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_everything_is_inside(content):
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=(?!\"data:)", text)
     for shown in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "simulated"):
         assert shown in text
-    assert content["stats"]["target"] not in text  # the folder is nobody's business
+    assert content["stats"]["target"] not in text  # the folder is private
 
 
 def test_the_tables_have_the_key_figures_without_any_script(content):

@@ -1,4 +1,4 @@
-"""What is no recording is refused in one line; what is accepted makes a page."""
+"""A file that is no recording is refused in one line. An accepted one makes a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON = st.recursive(
 
 
 def places(value, path=()):
-    """The way to every part, down to the first few of every list."""
+    """Yield the path to every part, down to the first two items of every list."""
     yield path
     if isinstance(value, dict):
         for key in value:

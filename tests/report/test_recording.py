@@ -1,4 +1,4 @@
-"""What a recording holds is what the run did."""
+"""A recording agrees with its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of sums: bounded, and nothing lost."""
+"""Rows of sums are bounded in number and lose nothing."""
 
 import numpy as np
 from hypothesis import given
@@ -19,6 +19,6 @@ def test_rows_are_sums_of_consecutive_steps(values, capacity):
     ends = np.cumsum([0, *described["steps"]])
     for row, start, end in zip(rows, ends, ends[1:], strict=False):
         assert row[1] == sum(values[start:end])
-    # No more is merged than has to be: the next finer rows would not have fitted.
+    # Values are merged no more than needed. The next finer rows would not have fitted.
     if described["per_row"] > 1:
         assert len(values) > capacity * described["per_row"] / 2
