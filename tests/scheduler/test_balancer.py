@@ -1,4 +1,4 @@
-"""The balancer against thresholds tried one by one, and Eq. 39 against all of them where it holds."""
+"""The balancer agrees with a trial of every threshold, and Eq. 39 agrees with it where Eq. 39 holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = st.floats(0, 10)
 
 @st.composite
 def problems(draw: st.DrawFn, *, paper: bool = False) -> Problem:
-    """Any problem; `paper`: T_cpu rises with τ, T_gpu falls, the feasible thresholds are a range."""
+    """Draw any problem. With `paper`, T_cpu rises with τ, T_gpu falls, feasible thresholds are a range."""
     shape = (draw(st.integers(1, 5)), draw(st.integers(1, 8)))
     t_cpu = draw(arrays(np.float64, shape, elements=SECONDS))
     t_gpu = draw(arrays(np.float64, shape, elements=SECONDS))
@@ -78,7 +78,7 @@ def test_the_papers_example_of_ratios():
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Utility, demand, resident [L, N], pools [L], pool_slots that hold the residents, and K."""
+    """Draw utility, demand, resident [L, N], pools [L], pool_slots that hold the residents, and K."""
     shape, n_level = (draw(st.integers(1, 4)), draw(st.integers(1, 6))), draw(st.integers(1, 5))
     utility = draw(arrays(np.int32, shape, elements=st.integers(0, n_level)))
     demand = draw(arrays(np.int32, shape, elements=st.integers(0, 9)))

@@ -1,4 +1,4 @@
-"""The contract: malformed plans are refused, partial plans leave the other rows alone, shares add up."""
+"""The contract refuses malformed plans. Partial plans leave the other rows alone, and shares add up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_shares_use_every_slot_that_can_be_used(model):
         assert sum(shares[i] for i in members) == min(n_slots, capacity)
         unfilled = [shares[i] for i in members if shares[i] < n_experts[i]]
         assert all(shares[i] <= n_experts[i] for i in members)
-        if unfilled:  # even: whoever has room is at most one behind the largest share
+        if unfilled:  # a layer that could hold more is at most one behind the largest share
             assert max(shares[i] for i in members) - min(unfilled) <= 1
 
 

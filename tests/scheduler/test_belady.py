@@ -1,4 +1,4 @@
-"""The bounds against every possible history of slots, on instances small enough to try them all."""
+"""The bounds equal the best of all histories of slots, on instances that are small enough to try them all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def subsets(items: set[int], most: int) -> list[frozenset[int]]:
 
 
 def best_by_trial(counts: np.ndarray, n_slots: int, *, prefetch: bool) -> int:
-    """The most hits over all residencies; without `prefetch` an expert enters only in a step that uses it."""
+    """Return the most hits over all residencies. Without `prefetch`, experts enter only in steps that use
+    them."""
     flat = counts.reshape(len(counts), -1) > 0
     experts = set(range(flat.shape[1]))
     start = subsets(experts, n_slots) if prefetch else [frozenset()]
@@ -77,5 +78,5 @@ def test_no_scheduler_exceeds_its_bound(counts, n_slots, name):
     counts[:, :, 0] += 1
     result = replay(scheduler.make(name), Demand.of(counts, n_used=1), n_slots)
     assert result.distinct_hit <= clairvoyant(counts, [0] * 3, [n_slots]).distinct_hit
-    if name == "lru":  # loads only what was just used
+    if name == "lru":  # it loads only experts that were just used
         assert result.distinct_hit <= belady(counts, [0] * 3, [n_slots]).distinct_hit

@@ -1,4 +1,4 @@
-"""Cost models: what is fitted is what was measured, in either form, and outliers do not carry it."""
+"""Cost models fit the measured costs in either form, and outliers have little effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: events in, complete plans out."""
+"""The driver turns events into complete plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scheduler.views import make_view
 
 @dataclass
 class FakeExperts:
-    """3 layers of 5 experts that notes what is submitted."""
+    """A model with 3 layers of 5 experts that records the submitted plans."""
 
     pool_slots: list[int] = field(default_factory=lambda: [6])
     submitted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class FakeExperts:
 
 
 class Scripted(Scheduler):
-    """Answers with prepared plans, one after another."""
+    """A scheduler that returns prepared plans, one after another."""
 
     name = "scripted"
 

@@ -1,4 +1,4 @@
-"""Decayed counts: every pool wants its best, and no more than it holds but for ties."""
+"""With decayed counts, every pool wants its best experts. It wants more than it holds only at ties."""
 
 from __future__ import annotations
 

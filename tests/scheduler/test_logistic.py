@@ -1,4 +1,4 @@
-"""The learned scheduler: what it predicts and learns, what it moves; its fast form beside the reference."""
+"""The learned scheduler: its predictions, its learning, its moves, and its fast form beside the reference."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ONE = 1 << 20
 
 
 class Reference(LogisticScheduler):
-    """All in numpy."""
+    """The scheduler computed in numpy alone."""
 
     allow_fast = False
 
 
 def demand_of(routes: np.ndarray, n_expert: int, accepted: np.ndarray) -> Demand:
-    """Demand of layers that are alike, of steps of equal length: routes int32 [T, L, tokens, U]."""
+    """Return the demand of equal layers in steps of equal length. `routes` is int32 [T, L, tokens, U]."""
     n_step, n_layer, n_token, n_used = routes.shape
     counts = np.zeros((n_step, n_layer, n_expert), np.int32)
     at = np.indices(routes.shape)
@@ -41,9 +41,9 @@ def demand_of(routes: np.ndarray, n_expert: int, accepted: np.ndarray) -> Demand
 def chains(
     n_step: int, n_token: int, move: float, n_accepted: int, n_layer: int = 2, n_used: int = 2
 ) -> Demand:
-    """Every layer's tokens use neighbours on a ring of 24 experts, each moving on with probability `move`.
-    What was drafted and rejected is routed as the tokens that the next step has in its place.
-    """
+    """Return a demand whose layers' tokens use neighbours on a ring of 24 experts. Each token moves on with
+    probability `move`. Rejected tokens have the routes of the tokens that the next step has in their
+    places."""
     rng = np.random.default_rng(3)
     n_expert, advance = 24, n_accepted + 1
     steps = rng.random((n_step * advance + n_token, n_layer)) < move
@@ -56,7 +56,8 @@ def chains(
 
 
 def views(model: tuple[list[int], list[int], list[int]], seed: int, n_step: int) -> Iterator[View]:
-    """Steps of random routes and lengths over a model, sometimes without routes; residents are drawn anew."""
+    """Yield steps of random lengths and routes over a model, some without routes, and with new
+    residents in each."""
     n_experts, pools, slots = model
     rng = np.random.default_rng(seed)
     start = make_view(n_experts, slots, pools)
@@ -86,13 +87,12 @@ def test_the_fast_step_is_the_reference(model, seed, n_step, margin):
     for number, view in enumerate(views(model, seed, n_step)):
         fast, plain = (subject.on(Event.VERIFY_END, view) for subject in subjects)
         np.testing.assert_allclose(subjects[0].probability, subjects[1].probability, rtol=1e-7)
-        assert (
-            np.abs(fast.priority - plain.priority).max() <= 1
-        )  # rounded from what may differ in the last bit
+        # The rounded values may differ in the last bit.
+        assert np.abs(fast.priority - plain.priority).max() <= 1
         limited = plain.threshold < np.iinfo(np.int32).max
         assert (limited == (fast.threshold < np.iinfo(np.int32).max)).all()
         assert np.abs(fast.threshold - plain.threshold)[limited].max(initial=0) <= 1
-        if number == 5:  # what was learned moves from one form to the other
+        if number == 5:  # the learned state moves from one form to the other
             for subject, state in zip(subjects, [each.state() for each in subjects[::-1]], strict=True):
                 subject.restore(state)
     for name, value in subjects[0].state().items():
@@ -118,7 +118,7 @@ def test_plans_want_what_exists_and_what_fits(model, seed, n_step, kind):
             members = np.array(pools) == pool
             wanted, values = plan.wanted[members], plan.priority[members]
             n_real = int(view.exists[members].sum())
-            assert wanted.sum() >= min(n_slots, n_real)  # more only where the last ones tie
+            assert wanted.sum() >= min(n_slots, n_real)  # there are more only if the last ones tie
             if wanted.any():
                 assert (values > values[wanted].min()).sum() < n_slots
 
@@ -146,18 +146,18 @@ def test_features_are_what_the_tokens_showed():
 
 
 def test_it_learns_that_rejected_tokens_tell_the_next_step():
-    """Counts cannot tell the end of the last step, where the next one goes on, from its beginning."""
+    """Counts do not tell the end of the last step from its beginning. The next step continues at the end."""
     demand = chains(300, n_token=9, move=0.9, n_accepted=2)
     names = ("lru", "ewma", "logistic", "moe-spac", "moe-spac:ties=count")
     rate = {name: replay(scheduler.make(name), demand, 12).hit_rate_distinct for name in names}
     blind = replay(LogisticScheduler(), replace(demand, routes=None), 12).hit_rate_distinct
     by_counts = max(rate["lru"], rate["ewma"], rate["moe-spac:ties=count"], blind)
     assert rate["logistic"] > by_counts + 0.1
-    assert rate["moe-spac"] > by_counts + 0.1  # it orders its levels so
+    assert rate["moe-spac"] > by_counts + 0.1  # it orders experts of a level by this
 
 
 def test_single_tokens_teach_it_too():
-    """Without drafts it is a predictor by recency and frequency: no worse than either alone."""
+    """Without drafts, it predicts by recency and frequency, at most 0.02 below the better of both alone."""
     demand = chains(600, n_token=1, move=0.1, n_accepted=0)
     names = ("logistic", "lru", "ewma", "static")
     rate = {name: replay(scheduler.make(name), demand, 12).hit_rate_distinct for name in names}
@@ -180,7 +180,7 @@ def test_random_routes_leave_it_calm():
 
 
 def test_a_change_of_regime_is_followed_after_a_long_quiet():
-    """Weights of what has been silent for long stay finite, and move again."""
+    """Weights of experts that were silent for long stay finite and change again."""
     quiet, lively = (chains(100, n_token=9, move=move, n_accepted=2) for move in (0.0, 0.5))
     subject, fresh = LogisticScheduler(), LogisticScheduler()
     view = make_view([24, 24], [12])
@@ -189,7 +189,7 @@ def test_a_change_of_regime_is_followed_after_a_long_quiet():
     step = replace(
         view, demand=quiet.counts[0], routes=quiet.routes[0], n_verified=9, n_drafted=8, n_accepted=8
     )
-    for _ in range(40000):  # until G of what never differed would be 0 in double precision
+    for _ in range(40000):  # afterwards, a G without changes would be 0 in double precision
         subject.on(Event.VERIFY_END, step)
     losses = []
     for each in (subject, fresh):
@@ -204,7 +204,7 @@ def test_a_change_of_regime_is_followed_after_a_long_quiet():
 
 
 class Watched(LogisticScheduler):
-    """Notes for every step what was resident, what was probable, and which experts came and went after it."""
+    """A scheduler that records every step's residents and probabilities, and which experts came and went."""
 
     def __init__(self, margin: float) -> None:
         super().__init__(margin=margin)
@@ -286,7 +286,7 @@ def test_routes_of_an_expert_that_there_is_not_are_refused():
 
 
 class Seen(LogisticScheduler):
-    """Keeps the views of its steps."""
+    """A scheduler that keeps the views of its steps."""
 
     def __init__(self) -> None:
         super().__init__()

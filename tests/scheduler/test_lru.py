@@ -1,4 +1,4 @@
-"""LRU against the obvious reference: one ordered dictionary per layer."""
+"""LRU agrees with a simple reference: one ordered dictionary per layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.scheduler.views import demands, make_view, models
 
 
 class ReferenceLru:
-    """Most recently used last; a step's experts are touched from the least to the most demanded."""
+    """The reference keeps the most recently used expert last. It touches a step's experts from the least to
+    the most demanded."""
 
     def __init__(self, n_layer: int) -> None:
         self.used: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(n_layer)]
@@ -26,7 +27,7 @@ class ReferenceLru:
                 used.move_to_end(int(expert))
 
     def wanted(self, layer: int, share: int) -> list[int]:
-        """Most recent first."""
+        """Return the experts of a layer, the most recent first."""
         return list(reversed(self.used[layer]))[:share]
 
 

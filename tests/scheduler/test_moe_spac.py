@@ -1,4 +1,4 @@
-"""The system's plans: what is wanted and in which order, and what every part does that can be left out."""
+"""The system's plans: the wanted experts, their order, and the effect of every optional part."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ABLATIONS = [
 
 
 def local_demand(n_step: int = 60, n_layer: int = 3, n_expert: int = 16, n_token: int = 9) -> Demand:
-    """Routing with locality: few experts are liked at a time, and the liking moves on slowly."""
+    """Return a demand with locality. Few experts are liked at a time, and the liking moves on slowly."""
     rng = np.random.default_rng(5)
     counts = np.zeros((n_step, n_layer, n_expert), np.int32)
     liking = rng.standard_normal((n_layer, n_expert)) * 2
@@ -58,7 +58,7 @@ def local_demand(n_step: int = 60, n_layer: int = 3, n_expert: int = 16, n_token
 
 
 def steps(subject: MoeSpacScheduler, demand: Demand, n_slots: int) -> Iterator[tuple[View, Plan]]:
-    """Every step's view and plan; residents are what the plan before wanted, as much as fits."""
+    """Yield every step's view and plan. Residents are the last plan's wanted experts, as many as fit."""
     n_layer, n_expert = demand.counts.shape[1:]
     view = make_view([n_expert] * n_layer, [n_slots])
     plan = subject.on(Event.START, view)
@@ -117,7 +117,7 @@ def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
             inside = subject.utility == level
             ranks = np.argsort(learned.probability[inside] + 0.2 * resident[inside])
             assert (np.diff(order[inside][ranks]) >= 0).all()
-            # A missing expert overtakes a resident of its level only for more than the margin.
+            # A missing expert overtakes a resident of its level only if it gains more than the margin.
             absent, held = learned.probability[inside & ~resident], learned.probability[inside & resident]
             gain = absent[:, None] - held[None]
             above = order[inside & ~resident][:, None] > order[inside & resident][None]
@@ -223,7 +223,7 @@ def test_options_are_read_from_a_name():
 
 
 def test_a_prefix_of_short_steps_counts_as_many_tokens():
-    """Without speculation, utilities are of about as many tokens as with it: one token moves them little."""
+    """Without speculation, utilities are of about as many tokens as with it. One token changes little."""
     subject = MoeSpacScheduler(levels=4)
     view = make_view([4], [2], demand=[[1, 0, 0, 0]], n_verified=1)
     subject.on(Event.START, view)
@@ -235,7 +235,7 @@ def test_a_prefix_of_short_steps_counts_as_many_tokens():
 
 
 class Plain(MoeSpacScheduler):
-    """All in numpy: the reference."""
+    """The reference, computed in numpy alone."""
 
     allow_fast = False
 
@@ -268,7 +268,7 @@ def test_the_fast_step_plans_what_the_reference_plans(model, data, options):
         ]
         np.testing.assert_array_equal(plans[0].priority, plans[1].priority)
         np.testing.assert_array_equal(plans[0].threshold, plans[1].threshold)
-        if number == 5:  # what was learned moves from one form to the other
+        if number == 5:  # the learned state moves from one form to the other
             for subject, state in zip(subjects, [each.state() for each in subjects[::-1]], strict=True):
                 subject.restore(state)
     states = [subject.state() for subject in subjects]

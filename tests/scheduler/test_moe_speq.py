@@ -1,4 +1,4 @@
-"""MoE-SpeQ's scheduler: what is predicted comes first, and foresight is worth what it can be."""
+"""MoE-SpeQ's scheduler puts predicted experts first, and perfect foresight gives the most hits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.scheduler.views import make_view, models
 
 
 def routes_of(rng: np.random.Generator, shape: tuple[int, ...], n_expert: int, n_used: int) -> np.ndarray:
-    """int32 [*shape, U]: distinct experts of every token."""
+    """Return the distinct experts of every token, int32 [*shape, U]."""
     order = np.argsort(rng.random((*shape, n_expert)), axis=-1)
     return order[..., :n_used].astype(np.int32)
 
 
 def recorded(routes: np.ndarray, predicted: np.ndarray, n_expert: int, pools: list[int]) -> Demand:
-    """Demand of steps with these routes, int32 [steps, L, tokens, U]."""
+    """Return the demand of steps with these routes, int32 [steps, L, tokens, U]."""
     n_step, n_layer, n_token, n_used = routes.shape
     counts = np.stack([predicted_uses(each, n_expert) for each in routes])
     layers = tuple(Layer(f"layer {i}", n_expert, n_used, 1, pool) for i, pool in enumerate(pools))
@@ -37,7 +37,7 @@ def recorded(routes: np.ndarray, predicted: np.ndarray, n_expert: int, pools: li
 
 @st.composite
 def decodings(draw: st.DrawFn) -> tuple[np.ndarray, int, list[int], list[int]]:
-    """Routes [steps, L, tokens, U], experts of a layer, pool of every layer, slots of every pool."""
+    """Draw routes [steps, L, tokens, U], experts of a layer, pool of every layer, and slots of every pool."""
     n_expert = draw(st.integers(1, 8))
     n_used = draw(st.integers(1, n_expert))
     n_layer, n_token = draw(st.integers(1, 4)), draw(st.integers(2, 5))
@@ -60,7 +60,7 @@ def test_perfect_foresight_hits_all_that_can_be_hit(decoding):
 @given(decodings())
 def test_nothing_predicted_is_missed_where_it_fits(decoding):
     routes, n_expert, pools, slots = decoding
-    predicted = routes[:, :, :-1]  # as it is with a draft model: the last token's are not known
+    predicted = routes[:, :, :-1]  # as with a draft model, the last token's routes are not predicted
     demand = recorded(routes, predicted, n_expert, pools)
     result = replay(MoeSpeqScheduler(), demand, slots)
     for routes, resident in zip(predicted, result.resident, strict=True):
@@ -69,13 +69,13 @@ def test_nothing_predicted_is_missed_where_it_fits(decoding):
             members = [i for i, each in enumerate(pools) if each == pool]
             missed = (uses[members] > 0) & ~resident[members]
             assert missed.sum() == max(0, np.count_nonzero(uses[members]) - n_slots)
-            if missed.any():  # those of the fewest tokens
+            if missed.any():  # missed experts have the fewest tokens
                 assert uses[members][missed].max() <= uses[members][resident[members]].min(initial=99)
 
 
 @given(models(), st.integers(0, 999), st.integers(0, 4))
 def test_eviction_is_beladys_within_the_window(model, seed, n_token):
-    """Residents without a use in the window go first; of the others, none gives way to fewer uses."""
+    """Residents without a use in the window go first. No other one gives way to an expert of fewer uses."""
     n_experts, pools, slots = model
     rng = np.random.default_rng(seed)
     view = make_view(n_experts, slots, pools)
@@ -124,13 +124,13 @@ def test_the_plan_follows_the_draft_token_by_token():
         shown = replace(view, draft_routes=np.array(routes, np.int32))
         wanted.append(np.flatnonzero(subject.on(Event.DRAFT_TOKEN, shown).wanted).tolist())
     assert wanted == [[5], [1, 5], [1, 5], [0, 1]]
-    # the verification ends the window: what it used is all that is known now
+    # The verification ends the window. Its demand is then the only knowledge.
     plan = subject.on(Event.VERIFY_END, replace(view, demand=np.array([[0, 0, 2, 1, 0, 0]]), n_verified=3))
     assert np.flatnonzero(plan.wanted).tolist() == [2, 3]
 
 
 def test_history_counts_for_the_tokens_to_come():
-    """Early on an expert that most tokens use stays against one that a token wants; not at the end."""
+    """Early in a draft, an expert that most tokens use stays, though a token wants another. Later it goes."""
     subject = MoeSpeqScheduler()
     view = make_view([4], [1])
     subject.on(Event.START, view)
@@ -154,7 +154,7 @@ def test_without_a_draft_the_plan_in_force_holds():
 
 
 def test_where_entropy_is_low_more_is_kept_unpredicted():
-    """Two layers of a pool: in one, three of four tokens go to its first 4 experts, in the other to any."""
+    """Two layers share a pool. Three of four tokens go to the first 4 experts in one, to any in the other."""
     rng = np.random.default_rng(1)
     subject = MoeSpeqScheduler()
     view = make_view([16, 16], [8])

@@ -1,4 +1,4 @@
-"""The replayer against a slow, obvious mechanism of its own, and against the engine's counters."""
+"""The replayer agrees with a slow, simple mechanism of the tests, and with the engine's counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.scheduler.views import make_view
 
 
 class Scripted(Scheduler):
-    """Wants what a script says, step by step."""
+    """A scheduler that follows a script, step by step."""
 
     name = "scripted"
 
@@ -33,7 +33,7 @@ class Scripted(Scheduler):
 
 @st.composite
 def scripts(draw: st.DrawFn) -> tuple[np.ndarray, list[Plan]]:
-    """Counts [T, 2, 4] and plans whose priorities are total orders: there is one way to reach them."""
+    """Draw counts [T, 2, 4] and plans. Priorities are total orders: there is one way to reach them."""
     n_step = draw(st.integers(1, 8))
     counts = draw(arrays(np.int32, (n_step, 2, 4), elements=st.integers(0, 3)))
     counts[:, :, 0] = np.maximum(counts[:, :, 0], 1)
@@ -54,7 +54,7 @@ def test_a_settled_plan_holds_the_best_of_wanted_and_resident(script, n_slots):
         plan = plans[step]
         priority, wanted = plan.priority.ravel(), set(np.flatnonzero(plan.wanted).tolist())
         best = sorted(resident | wanted, key=lambda e, p=priority: -p[e])[:n_slots]
-        # A resident that nothing better displaces stays, wanted or not.
+        # A resident stays unless a better expert displaces it, even if it is not wanted.
         uploads += len(set(best) - resident)
         evictions += len(resident - set(best))
         resident = set(best)
@@ -107,7 +107,7 @@ def test_demand_is_saved_and_loaded(tmp_path):
 
 
 class Routed(Scheduler):
-    """Keeps the routes that it is shown."""
+    """A scheduler that keeps the routes it sees."""
 
     name = "routed"
     wants_routes = True
@@ -160,7 +160,7 @@ def test_recordings_made_before_routes_were_kept_load(tmp_path):
 
 
 class Settled(Recorder):
-    """Records, and has every plan carried out before the target sees the draft."""
+    """A recorder that has every plan carried out before the target sees the draft."""
 
     engine: Engine | None = None
 
@@ -192,14 +192,14 @@ def test_the_replay_of_a_run_counts_what_the_engine_counted(tiny_model, name, fa
         threads=1,
         ctx=256,
         scheduler=recorder,
-        deterministic=True,  # measured costs would decide too
+        deterministic=True,  # measured costs would have an effect too
         sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
     )
     with Engine(config) as engine:
         recorder.engine = engine
         before = engine.experts.stats
-        # one token: a prompt's graph, without outputs, ends before the last layer, from where on the equals
-        # of the first plan would be loaded
+        # The prompt is one token. A prompt's graph has no outputs and ends before the last layer. From there
+        # on, experts of equal priority in the first plan would be loaded.
         "".join(engine.generate([5], 40))
         assert engine.experts.settle(20)
         counted = {key: value - before[key] for key, value in engine.experts.stats.items()}

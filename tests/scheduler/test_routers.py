@@ -1,4 +1,4 @@
-"""Routers read from a model's file choose, for what entered the model's own FFNs, exactly what it chose."""
+"""Routers that are read from a model's file choose exactly the model's experts for the inputs of its FFNs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CASES = {
     "mixtral": {"n_expert": 8},
     "qwen3moe": {"n_expert": 13, "n_used": 4, "types": {"ffn_gate_inp": "F16"}},
     "phimoe": {},
-    "gpt-oss": SEVERAL,  # a bias
+    "gpt-oss": SEVERAL,  # with a bias
     "deepseek2": {**SEVERAL, "n_dense": 1},  # the first layer has no experts
     "deepseek2-v3": {**SEVERAL, "n_group": 4, "n_group_used": 2, "options": {"sigmoid": 1}},
-    "glm4moe": SEVERAL,  # a selection bias, and no word of the gating function
+    "glm4moe": SEVERAL,  # with a selection bias and no metadata of the gating function
 }
 
 
@@ -53,8 +53,8 @@ def test_a_models_own_states_give_its_own_routes(tiny_model: TinyModel, case: st
     model.close()
 
 
-# Other than one FFN a layer, which an engine refuses; or (the last two) routers that do not go by what enters
-# the FFN, so that predictions are as good as they happen to be.
+# An engine refuses models with other than one FFN a layer. The last two have routers with another input than
+# the FFN, so their predictions may be wrong.
 OTHERS = {
     "arctic": "a dense FFN beside the experts, from another input",
     "gemma4": "two FFNs",

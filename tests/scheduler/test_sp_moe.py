@@ -1,4 +1,4 @@
-"""SP-MoE's scheduler: what is predicted comes first, up to the cutoff layer, and the rest is an LRU's."""
+"""SP-MoE's scheduler puts predicted experts first, up to the cutoff layer. For the rest it is an LRU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.scheduler.views import demands, make_view, models
 
 
 class Spelled:
-    """Routers for states that are the numbers of the experts, best first: float32 [L, T, N]."""
+    """Routers for states that are expert numbers, the best first: float32 [L, T, N]."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []  # layers and tokens
@@ -38,7 +38,7 @@ class Known:
 
 
 class Bench:
-    """A scheduler and its reference, shown the same."""
+    """A scheduler and its reference, which see the same steps."""
 
     def __init__(self, model, **options) -> None:
         self.n_experts, self.pools, self.slots = model
@@ -50,7 +50,7 @@ class Bench:
         self.reference = ReferenceLru(len(self.n_experts))
 
     def draft(self, states, n):
-        """The plan behind the n-th token."""
+        """Return the plan after the n-th token."""
         event = replace(self.view, draft_states=states[:, :n], n_drafted=n)
         return self.subject.on(Event.DRAFT_TOKEN, event)
 
@@ -60,7 +60,7 @@ class Bench:
 
 @st.composite
 def drafts(draw, n_experts, n_token):
-    """States for `Spelled`: an order of each layer's experts for every token."""
+    """Draw states for `Spelled`: an order of each layer's experts for every token."""
     states = np.full((len(n_experts), n_token, max(n_experts)), -1, np.float32)
     for layer, n in enumerate(n_experts):
         for token in range(n_token):

@@ -1,4 +1,4 @@
-"""The fixed set: spread evenly, or as given."""
+"""The fixed set is spread evenly, or as given."""
 
 from __future__ import annotations
 

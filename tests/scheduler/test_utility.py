@@ -1,4 +1,4 @@
-"""The estimator against Algorithm 1, transcribed line by line, one expert at a time, in exact arithmetic."""
+"""The estimator equals Algorithm 1, transcribed line by line, one expert at a time, in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spac.scheduler.utility import FIXED, UtilityEstimator, UtilityOptions
 
 @dataclass
 class Algorithm1:
-    """One expert. Numbers in the comments are the printed algorithm's lines."""
+    """One expert of Algorithm 1. The numbers in comments are the printed algorithm's lines."""
 
     K: int
     λ: Fraction
@@ -46,7 +46,7 @@ class Algorithm1:
 
 
 def run(options: UtilityOptions, demand: np.ndarray, tokens: list[int] | None = None) -> np.ndarray:
-    """int32 [T, L, N]: the utilities after every step of demand [T, L, N]."""
+    """Return the utilities after every step of demand [T, L, N]: int32 [T, L, N]."""
     estimator = UtilityEstimator(np.ones(demand.shape[1:], np.bool_), options)
     tokens = tokens or [options.draft_length + 1] * len(demand)
     return np.array([estimator.observe(f, n).copy() for f, n in zip(demand, tokens, strict=True)])
@@ -54,7 +54,8 @@ def run(options: UtilityOptions, demand: np.ndarray, tokens: list[int] | None = 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, np.ndarray]:
-    """γ and demand int32 [T, 1, N]: random, or adversarial: jumps of all, sawteeth, one-sided ramps."""
+    """Draw γ and demand int32 [T, 1, N]. The demand is random or adversarial: jumps of all, sawteeth, or
+    one-sided ramps."""
     γ, n_step, n_expert = draw(st.integers(0, 12)), draw(st.integers(1, 30)), draw(st.integers(1, 4))
     columns = []
     for _ in range(n_expert):
@@ -73,7 +74,7 @@ def histories(draw: st.DrawFn) -> tuple[int, np.ndarray]:
     return γ, np.array(columns, np.int32).T[:, None, :].copy()
 
 
-# Decimal fractions that doubles do not have, so that floors of whole results are put to the test.
+# Doubles do not have these decimal fractions, so floors of whole results are tested.
 FORGETTING = st.integers(0, 20).map(lambda n: Fraction(n, 20))
 
 
@@ -108,7 +109,7 @@ def test_the_corners_of_the_printed_algorithm():
     assert run(UtilityOptions(form="literal", draft_length=1), resting).ravel().tolist() == [1, 2, 3, 4, 4, 4]
     for form in ("real", "level"):
         assert not run(UtilityOptions(form=form, draft_length=1), resting).any()
-    # A demand that falls slowly never reaches the boundary: the utility stays behind.
+    # A demand that falls slowly never reaches the boundary. The utility stays too high.
     slow = np.array([9, 9, *range(8, -1, -1), 0, 0, 0, 0], np.int32).reshape(-1, 1, 1)
     assert run(UtilityOptions(form="real"), slow)[-3:].ravel().tolist() == [1, 1, 1]
     assert run(UtilityOptions(form="level"), slow)[-1].item() == 0

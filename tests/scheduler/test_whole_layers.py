@@ -1,4 +1,4 @@
-"""Whole layers: only where they pay, all of their experts, never more than there are slots, and they stay."""
+"""Layers become whole only where that pays, with all of their experts, within the slots, and stay whole."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ EXPERT = ExpertCosts(
 
 
 class ReferenceLogistic(LogisticScheduler):
-    """All in numpy."""
+    """The scheduler computed in numpy alone."""
 
     allow_fast = False
 
 
 class ReferenceMoeSpac(MoeSpacScheduler):
-    """All in numpy."""
+    """The scheduler computed in numpy alone."""
 
     allow_fast = False
 
@@ -57,7 +57,7 @@ def costs(hand_off_s: float, n_pool: int = 1, **expert: float) -> Known:
 
 
 def flat(n_step: int, n_token: int = 1, seed: int = 1) -> np.ndarray:
-    """int32 [T, L, N]: every expert as likely as any other."""
+    """Return int32 [T, L, N]: every expert is as likely as any other."""
     rng = np.random.default_rng(seed)
     scores = rng.random((n_step, n_token, N_LAYER, N_EXPERT))
     chosen = np.argsort(scores, axis=3)[..., :N_USED]
@@ -68,7 +68,7 @@ def flat(n_step: int, n_token: int = 1, seed: int = 1) -> np.ndarray:
 
 
 def local(n_step: int, seed: int = 1) -> np.ndarray:
-    """int32 [T, L, N]: the same few experts for long, then others, in every layer at its own time."""
+    """Return int32 [T, L, N]: the same few experts for long, then others, in every layer at its own time."""
     rng = np.random.default_rng(seed)
     moved = np.cumsum(rng.random((n_step, N_LAYER)) < 0.02, axis=0)
     counts = np.zeros((n_step, N_LAYER, N_EXPERT), np.int32)
@@ -81,7 +81,7 @@ def local(n_step: int, seed: int = 1) -> np.ndarray:
 def run(
     subject: Scheduler, demand: np.ndarray, n_slots: int, known: Known | None, *, start: bool = True
 ) -> Iterator[tuple[View, Plan]]:
-    """Every step's view and plan; resident is what the plan before wanted, best first, as much as fits."""
+    """Yield every step's view and plan. Residents are the last plan's best wanted experts that fit."""
     view = make_view([N_EXPERT] * N_LAYER, [n_slots])
     plan = Plan.nothing(N_LAYER, N_EXPERT)
     if start:
@@ -99,7 +99,7 @@ def run(
 
 
 def seconds(view: View, known: Known) -> float:
-    """What the step took: on the CPU what was missing, and the hand-off of every layer that is not whole."""
+    """Return the step's time: missing experts on the CPU, and one hand-off per layer that is not whole."""
     missing = (view.slot_of < 0) & view.exists
     cpu = (view.demand > 0) & missing
     return 22e-6 * int(cpu.sum()) + known.costs.hand_off_s * int(missing.any(axis=1).sum())
@@ -119,7 +119,7 @@ def test_on_flat_routing_slots_become_whole_layers_and_stay(kind):
             assert subject._whole.whole.sum() == 3
         else:
             assert not subject._whole.whole.any()
-    # Three hand-offs of eight are spared, and for good: nothing that was whole is taken apart.
+    # Three hand-offs of eight are saved permanently. A whole layer stays whole.
     assert spent[True] < spent[False] - 250 * 2.5 * 60e-6
     assert all((before <= after).all() for before, after in pairwise(sides[100:]))
 
@@ -128,11 +128,11 @@ def test_on_flat_routing_slots_become_whole_layers_and_stay(kind):
 @pytest.mark.parametrize(
     ("demand", "known"),
     [
-        (local(400), costs(15e-6)),  # what is wanted fits: every slot is worth more where it is
+        (local(400), costs(15e-6)),  # wanted experts fit, so slots are worth more where they are
         (flat(200), costs(0.0)),
         (flat(200), None),
-        (flat(200, n_token=9), costs(20e-6, device_expert_s=15e-6)),  # the device would take what it spares
-        (flat(200), costs(20e-6, upload_busy_s=0.1)),  # the copies would never be repaid
+        (flat(200, n_token=9), costs(20e-6, device_expert_s=15e-6)),  # the device would take the saved time
+        (flat(200), costs(20e-6, upload_busy_s=0.1)),  # the saved time would never repay the copies
     ],
     ids=["local", "no hand-off", "no costs", "slow device", "slow link"],
 )
@@ -154,7 +154,7 @@ def test_when_routing_becomes_local_whole_layers_are_given_up():
 def random_steps(
     model: tuple[list[int], list[int], list[int]], seed: int, n_step: int, known: Known | None
 ) -> Iterator[View]:
-    """Random demand over any model; what is resident is drawn anew, all of it at times."""
+    """Yield random demand over any model. Each step has other residents, sometimes all experts."""
     n_experts, pools, slots = model
     rng = np.random.default_rng(seed)
     start = make_view(n_experts, slots, pools)
@@ -216,7 +216,7 @@ def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
         np.testing.assert_array_equal(first._whole.whole, second._whole.whole)
         np.testing.assert_array_equal(first._whole.slots_left, second._whole.slots_left)
         for view in views[12:]:
-            if view.demand.any():  # without costs there are no looks
+            if view.demand.any():  # a look at layers needs costs
                 now = replace(view, costs=None)
                 plans = [subject.on(Event.VERIFY_END, now) for subject in (first, second)]
                 np.testing.assert_array_equal(plans[0].priority, plans[1].priority)

@@ -1,4 +1,4 @@
-"""Models made of numbers: what a scheduler sees, without a device."""
+"""Models made of numbers. They give the views of a scheduler without a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_view(
     *,
     n_verified: int = 0,
 ) -> View:
-    """A view of layers with these numbers of experts; all in pool 0 unless `pools` says otherwise."""
+    """Return a view of layers with these numbers of experts. They are in pool 0, or where `pools` says."""
     pools = pools or [0] * len(n_experts)
     layers = tuple(
         Layer(f"blk.{i}.ffn_down_exps.weight", n, 2, 1024, pool)
@@ -36,7 +36,7 @@ def make_view(
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
-    """Experts per layer, pool of every layer, slots of every pool; odd shapes, 3 layers of 5 among them."""
+    """Draw odd shapes: experts per layer, pool of every layer, slots of every pool. One is 3 layers of 5."""
     n_experts = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6) | st.just([5, 5, 5]))
     n_pool = draw(st.integers(1, 3))
     pools = draw(st.lists(st.integers(0, n_pool - 1), min_size=len(n_experts), max_size=len(n_experts)))
@@ -46,7 +46,7 @@ def models(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 @st.composite
 def demands(draw: st.DrawFn, n_experts: Sequence[int]) -> np.ndarray:
-    """int32 [L, N]: what one step could have asked for; zeros in the padding."""
+    """Draw int32 [L, N]: a possible demand of one step, with zeros in the padding."""
     demand = np.zeros((len(n_experts), max(n_experts)), np.int32)
     for layer, n in enumerate(n_experts):
         demand[layer, :n] = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
