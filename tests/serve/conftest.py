@@ -1,4 +1,4 @@
-"""A server as a user starts it, with the demo pair; one for all tests, for it has a model to load."""
+"""A server as a user starts it, with the demo pair. All tests share one, because it loads a model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.cli.conftest import ONE_THREAD, environment
 
 KEY = "a key"
 QUEUE = 6
-FIXED = (*ONE_THREAD, "--draft-length", "8")  # no text depends on how long things take
+FIXED = (*ONE_THREAD, "--draft-length", "8")  # no text depends on times
 
 
 class Server:
-    """The running process, seen from outside."""
+    """The running process, as its clients see it."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._err = folder / "stderr"
@@ -62,14 +62,14 @@ class Server:
         return client
 
     def kill(self) -> None:
-        """Whatever state it is in."""
+        """End the process in any state."""
         self.process.kill()
         self.process.wait()
         for client in self._clients:
             client.close()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send the signal, unless it has ended; returns the exit code."""
+        """Send the signal unless the process has ended. Return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(30)
@@ -84,7 +84,7 @@ class Server:
     def ask(
         self, method: str, path: str, body: bytes | str | dict | None = None, key: str = KEY
     ) -> tuple[int, bytes]:
-        """Status and body of a request made by hand."""
+        """Send a request by hand. Return its status and body."""
         connection = self.connection()
         try:
             data = json.dumps(body) if isinstance(body, dict) else body
@@ -104,14 +104,14 @@ class Server:
         return json.loads(self.ask("GET", "/health")[1])
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples that have these labels."""
+        """Return the sum of the samples that have these labels."""
         families = text_string_to_metric_families(self.ask("GET", "/metrics")[1].decode())
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    """For what another thread or process does."""
+    """Wait for an event of another thread or process."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -120,7 +120,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo pair as "demo", with a key, a queue of QUEUE places and a context of 2048."""
+    """Yield the demo pair as "demo", with a key, a queue of QUEUE places and a context of 2048."""
     server = Server(tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048")
     yield server
     assert server.stop() == 0
@@ -128,8 +128,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo pair with a chat template that knows reasoning and tools. A grammar makes it say a given text:
-    what it is understood to have said can be known beforehand."""
+    """Yield the demo pair with a chat template that knows reasoning and tools. A grammar makes the model
+    generate a given text. So its parsed form is known beforehand."""
     folder = tmp_path_factory.mktemp("thinking")
     template = folder / "template.jinja"
     template.write_text(THINKING)
@@ -139,7 +139,7 @@ def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 class Long:
-    """A stream that keeps the model busy for some seconds, until it is left."""
+    """A stream that keeps the model busy for some seconds, until the client leaves it."""
 
     TOKENS = 1900
 
@@ -156,7 +156,7 @@ class Long:
 
 
 def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Start `call` in a thread; its result, or what it raised, is appended to the list."""
+    """Start `call` in a thread. Its result, or the exception that it raised, is appended to the list."""
     results: list[object] = []
 
     def work() -> None:

@@ -1,6 +1,6 @@
-"""Chat requests through OpenAI's own client: reasoning, tools, schemas, and what is refused.
+"""Chat requests work through OpenAI's own client: reasoning, tools, schemas, and refusals.
 
-A grammar makes the model say a given text, so that its understood form can be known beforehand.
+A grammar makes the model generate a given text, so that its parsed form is known beforehand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CALLED = '<think>x</think><tool_call>\n{"name": "add", "arguments": {"a": 1, "b"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory):
-    """Of a server of the demo pair with a chat template that knows reasoning and tools."""
+    """Yield a client of a server of the demo pair with a chat template that knows reasoning and tools."""
     folder = tmp_path_factory.mktemp("chat")
     template = folder / "template.jinja"
     template.write_text(THINKING)
@@ -41,7 +41,7 @@ def chat(client: openai.OpenAI, messages=USER, **more):
 
 
 def streamed(client: openai.OpenAI, **more):
-    """All chunks, and the deltas' texts joined by field."""
+    """Return all chunks, and the deltas' texts joined by field."""
     chunks = list(chat(client, stream=True, **more))
     texts: dict[str, str] = {}
     for chunk in chunks:
@@ -95,7 +95,7 @@ def test_streamed_tool_calls(client):
 
 
 def test_a_call_and_its_result_are_read_back(client):
-    """By the count of the prompt's tokens, which the template makes of all of them."""
+    """The count of the prompt's tokens shows it. The template makes these tokens of all messages."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     history = [
         *USER,
@@ -123,7 +123,7 @@ def test_a_schema(client):
 
 
 def test_reasoning_is_turned_off_by_request(client):
-    """The template then opens and closes it in the prompt."""
+    """The template then opens and closes the reasoning in the prompt."""
     usual = chat(client, max_tokens=2).usage.prompt_tokens
     kwargs = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
     assert chat(client, max_tokens=2, **kwargs).usage.prompt_tokens > usual
@@ -137,7 +137,7 @@ def begun(content: str, **more: str) -> list[dict]:
 
 @pytest.mark.parametrize("kind", ["whole", "streamed"])
 def test_an_answer_that_has_begun_goes_on(client, kind):
-    """By its text, and by the count of the prompt's tokens."""
+    """The answer's texts show it."""
 
     def said(messages, text: str) -> tuple[str, str]:
         if kind == "streamed":
@@ -176,7 +176,7 @@ def test_without_prefill(tmp_path: Path):
 
 
 def test_log_probabilities_of_reasoning_and_calls(client):
-    """All tokens, whatever they mean."""
+    """All tokens have log probabilities, in every part of an answer."""
     for text, more in ((REASONED, {}), (CALLED, {"tools": [ADD]})):
         asked = {**more, **saying(text), "logprobs": True, "top_logprobs": 1}
         found = chat(client, **asked).choices[0].logprobs.content
@@ -187,7 +187,7 @@ def test_log_probabilities_of_reasoning_and_calls(client):
 
 
 def test_completions_are_not_touched(client):
-    """What a chat has set is gone with it."""
+    """A completion after a chat has none of the chat's settings."""
     bare = {"model": "demo", "prompt": "def add(a, b):\n", "temperature": 0, "max_tokens": 16}
     before = client.completions.create(**bare).choices[0].text
     chat(client, tools=[ADD], **saying(CALLED))
@@ -235,7 +235,7 @@ def test_what_is_refused(client, asked, named, stream):
 
 
 def test_a_template_that_refuses(client):
-    """Its own words, and the next request is served."""
+    """The error has the template's own words, and the next request is served."""
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     with pytest.raises(openai.BadRequestError, match="only text"):
         chat(client, messages)

@@ -1,4 +1,4 @@
-"""Starting and stopping: bad input is one line with exit code 2, a stop is exit code 0."""
+"""Starting and stopping: bad input gives one line and exit code 2, and a stop gives exit code 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.serve.conftest import KEY, Long, Server, in_thread, wait_until
 
 
 def refused(capfd, *arguments):
-    """The one line that a refused start writes."""
+    """Return the one line that a refused start writes."""
     try:
         code = main(list(arguments))
     except SystemExit as end:
@@ -44,7 +44,7 @@ def test_a_port_that_is_taken(capfd):
         (["--queue", "-1"], "0 to"),
         (["--target", "no.gguf"], "no.gguf"),
         (["--draft", "no.gguf"], "--target"),
-        (["--grammar", "root ::= x"], "--grammar"),  # a request's own
+        (["--grammar", "root ::= x"], "--grammar"),  # a grammar is an option of requests
         (["--temp", "hot"], "--temp"),
     ],
 )
@@ -61,7 +61,7 @@ def test_without_its_packages(capfd, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_it_serves(tmp_path, number):
-    """What runs and what waits ends at once."""
+    """The running request and the waiting ones end at once."""
     server = Server(tmp_path, "--alias", "demo", "--ctx", "2048")
     try:
         long = Long(server)
@@ -79,7 +79,7 @@ def test_a_stop_while_it_serves(tmp_path, number):
     ("more", "key", "said"), [(["-q"], KEY, ""), (["-q"], "", ""), ([], "", "set --api-key")]
 )
 def test_an_open_door_is_spoken_of(tmp_path, more, key, said):
-    """And with --quiet, there is nothing but the address."""
+    """A server without a key on an open address warns. With --quiet, it writes only the address."""
     command = [sys.executable, "-m", "spac.serve", "--port", "0", "--host", "0.0.0.0", "--threads", "1"]
     process = subprocess.Popen(
         [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

@@ -20,7 +20,7 @@ from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 from spac.serve.request_queue import RequestQueue
 from spac.serve.served_model import ServedModel
 
-pytestmark = [  # of streams that end early, sse-starlette leaves the channel open
+pytestmark = [  # sse-starlette leaves the channel of a stream open if the stream ends early
     pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -28,7 +28,7 @@ pytestmark = [  # of streams that end early, sse-starlette leaves the channel op
 
 @pytest.fixture(autouse=True)
 def _collect():
-    """Those channels are collected here, where that is no error."""
+    """Collect those channels here, where an open one is no error."""
     yield
     gc.collect()
 
@@ -37,7 +37,7 @@ REQUEST = {"prompt": "x", "stream": True}
 
 
 class Failing:
-    """Yields some chunks, then raises."""
+    """A model that yields some chunks, then raises."""
 
     stats = engine = None
     chat_handler = None
@@ -63,7 +63,7 @@ class Failing:
 
 
 class Chatting(Failing):
-    """The same, in chats."""
+    """The same model in chats."""
 
     def __init__(self, n_chunks: int, error: Exception | None, wait_s: float = 0) -> None:
         super().__init__(n_chunks, error)
@@ -122,7 +122,7 @@ def test_a_fault_after_the_beginning_is_an_event():
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
     assert response.status_code == 200
     texts = [event["choices"][0]["text"] for event in events[:-1]]
-    assert texts  # what was still on its way inside the app may be missing
+    assert texts  # chunks on their way inside the app may be missing
     assert texts == [str(at) for at in range(len(texts))]
     assert events[-1]["error"]["message"] == "RuntimeError: the device is gone"
     assert "[DONE]" not in response.text
@@ -201,7 +201,7 @@ def test_pages_of_others_are_refused_without_a_key(origin, status):
 
 
 def test_a_client_that_leaves_stops_what_the_library_does():
-    """Also the prompt's evaluation, during which no stopping criterion is asked."""
+    """The prompt's evaluation stops too. During it, no stopping criterion is asked."""
     context = RequestContext({})
 
     class Session:
@@ -224,7 +224,7 @@ def test_a_client_that_leaves_stops_what_the_library_does():
     token = REQUEST_CONTEXT.set(context)
     try:
         model = ServedModel(Evaluating(), "name", Metrics(RequestQueue(1)))
-        for _ in range(2):  # the second time, it is not even begun
+        for _ in range(2):  # the second call ends before it begins
             with pytest.raises(Refusal) as refusal:
                 model.create_completion()
             assert refusal.value.status == GONE

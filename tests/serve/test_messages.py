@@ -1,4 +1,4 @@
-"""Anthropic's Messages through its own client: blocks, events, tools, reasoning, and what is refused."""
+"""Anthropic's Messages work through its own client: blocks, events, tools, reasoning, and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask(client, **more):
 
 
 def streamed(client, **more):
-    """The events, and the message that the client makes of them."""
+    """Return the events, and the message that the client makes of them."""
     with client.messages.stream(**{**GREEDY, **more}) as stream:
         events = [event for event in stream if event.type in EVENTS]
         return events, stream.get_final_message()
@@ -90,7 +90,7 @@ def test_tools(client):
     assert made.stop_reason == "tool_use"
     use = made.content[-1]
     assert (use.type, use.name, use.input) == ("tool_use", "add", {"a": 1, "b": 22})
-    # And back: the prompt's length tells what was read of it.
+    # The server reads its own answer back. The prompt's length shows how much it read.
     answer = {"role": "assistant", "content": [block.to_dict() for block in made.content]}
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "23"}
     history = [*USER, answer, {"role": "user", "content": [result]}]
@@ -108,7 +108,7 @@ def test_two_calls(client):
 
 
 def test_the_choice_of_tools(client):
-    """One that is named is the only one that is offered."""
+    """If a request names a tool, only this tool is offered."""
 
     def size(**more):
         return client.messages.count_tokens(model="demo", messages=USER, **more).input_tokens
@@ -155,7 +155,8 @@ def test_stop_sequences(client, stops):
 def test_reasoning_is_turned_off_and_limited(client):
     usual = client.messages.count_tokens(model="demo", messages=USER).input_tokens
     off = {"model": "demo", "messages": USER, "thinking": {"type": "disabled"}}
-    assert client.messages.count_tokens(**off).input_tokens > usual  # the template opens and closes it
+    # The template opens and closes the reasoning.
+    assert client.messages.count_tokens(**off).input_tokens > usual
     made = ask(client, thinking={"type": "enabled", "budget_tokens": 1024}, **saying(REASONED))
     assert made.content[0].type == "thinking"
     limited = ask(client, thinking={"type": "enabled", "budget_tokens": 1})

@@ -1,4 +1,4 @@
-"""The server through OpenAI's own client: answers, streams, many clients at once, clients that leave."""
+"""The server works with OpenAI's client: answers, streams, many clients at once, clients that leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def alone(client):
-    """What every prompt's request gives when nobody else is there."""
+    """Return the answer to every prompt when no other client is there."""
     return {prompt: complete(client, prompt) for prompt in PROMPTS}
 
 
@@ -58,7 +58,7 @@ def test_a_stream_is_the_same_text(client, alone):
 
 
 def test_a_conversation_that_comes_back_is_not_read_again(client):
-    """In turns with another one, as an assistant's own small requests come between."""
+    """Another conversation comes in between, as an assistant's own small requests do."""
     long = "".join(f"def f{i}(x):\n    return x + {i}\n\n" for i in range(12))
     other = "".join(f"class C{i}:\n    name = 'c{i}'\n\n" for i in range(14))
 
@@ -158,7 +158,7 @@ def test_the_list_of_models(client):
 
 
 def test_many_clients_at_once(server, alone):
-    """Nothing mixed up, nothing lost: each gets what it would get alone."""
+    """Answers are neither mixed up nor lost. Each client gets what it would get alone."""
 
     def work(turn):
         client = server.client()
@@ -176,7 +176,7 @@ def test_many_clients_at_once(server, alone):
 
 
 def test_a_full_queue(server, client, alone):
-    """One more than may wait is asked to come back; those that wait are served in the end."""
+    """A client beyond the limit is asked to come back later. The waiting ones are served in the end."""
     long = Long(server)
     waiting = [in_thread(lambda: complete(server.client(), PROMPTS[0])) for _ in range(QUEUE)]
     wait_until(lambda: server.health()["queue"] == QUEUE)

@@ -1,4 +1,4 @@
-"""What cannot be served is refused with a 4xx status and one clear line, never with a 500."""
+"""A request that cannot be served is refused with a 4xx status and one clear line, never with a 500."""
 
 from __future__ import annotations
 

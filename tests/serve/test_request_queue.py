@@ -1,4 +1,4 @@
-"""The queue: order, limit, leaving; whatever happens at once."""
+"""The request queue keeps order and limit, and requests may leave it, in any sequence of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses through its own client: items, events, tools, reasoning, schemas."""
+"""OpenAI's Responses work through its own client: items, events, tools, reasoning, schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats in other interfaces: a stream tells the same as a whole answer, block by block, in order."""
+"""Chats in other interfaces: a stream has the same content as a whole answer, block by block, in order."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MESSAGE_EVENT, RESPONSE_EVENT = TypeAdapter(RawMessageStreamEvent), TypeAdapter(
 
 
 def cut(text, at):
-    """The text in pieces."""
+    """Return the text in pieces."""
     ends = [0, *sorted({min(end, len(text)) for end in at}), len(text)]
     return [text[a:b] for a, b in pairwise(ends) if a < b]
 
 
 @st.composite
 def chats(draw):
-    """A chat completion, and the deltas that make it up."""
+    """Draw a chat completion, and the deltas that make it up."""
     message, deltas = {"role": "assistant", "content": ""}, [{"role": "assistant", "content": ""}]
     cuts = st.lists(st.integers(0, 30), max_size=3)
     for kind in KINDS:
@@ -78,7 +78,7 @@ def events_of(translator, chunks):
 
 
 def message_of(events):
-    """What a client makes of a message's events; checks their order."""
+    """Return the message that a client makes of the events. Assert their order."""
     first, *blocks, delta, last = events
     assert (first["type"], delta["type"], last["type"]) == ("message_start", "message_delta", "message_stop")
     message = {**first["message"], "content": []}
@@ -144,13 +144,13 @@ def test_in_whatever_order_it_comes_each_block_ends(parts):
 
 
 def test_a_call_that_was_cut_is_left_out():
-    """Rather than made without what is missing."""
+    """A call without all of its arguments is not made."""
     function = {"name": "f", "arguments": '{"a": '}
     choice = {"message": {"tool_calls": [{"id": "1", "function": function}]}, "finish_reason": "length"}
     made = {**HEAD, "choices": [choice], "usage": USAGE}
     assert messages.answer({}, made)["content"] == []
     assert responses.answer(ASKED, made)["output"][0]["status"] == "incomplete"
-    choice["finish_reason"] = "tool_calls"  # and what a model says on its own is kept
+    choice["finish_reason"] = "tool_calls"  # a call that the model ended by itself is kept
     assert messages.answer({}, made)["content"][0]["input"] == {}
 
 
@@ -169,7 +169,7 @@ def test_faults_in_anthropics_words(status, kind):
 
 
 def output_of(events):
-    """The output items that a client makes of a response's events; checks their order."""
+    """Return the output items that a client makes of a response's events. Assert their order."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     items, open_item, part = [], None, None
@@ -224,7 +224,7 @@ def test_a_streamed_response_is_the_whole_one(chat):
 
 
 def test_functions_of_namespaces():
-    """They are called by both names, and kept apart."""
+    """Functions are called by both names, and kept apart."""
     inner = [
         {"type": "function", "name": "f", "parameters": {"type": "object"}},
         {"type": "custom", "name": "g"},
@@ -272,7 +272,7 @@ def test_a_fault_after_the_beginning_is_reported(translator, error, codes):
 def test_a_fault_before_it_is_raised(translator):
     with pytest.raises(SpacError, match="gone"):
         events_of(translator(), broken(0, SpacError("gone")))
-    with pytest.raises(Refusal) as refusal:  # and what nobody hears
+    with pytest.raises(Refusal) as refusal:  # a fault without a client to report to
         events_of(translator(), broken(1, Refusal(GONE, "left")))
     assert refusal.value.status == GONE
 

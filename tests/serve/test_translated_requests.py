@@ -1,4 +1,4 @@
-"""Chats in other interfaces: the chat request that a request is, and what is refused wherever it is."""
+"""Chats in other interfaces: a request becomes the right chat request, and bad values are refused."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_a_response_is_asked_with(asked, expected):
     assert set(made) - usual == set(expected) - usual
 
 
-# Whatever comes
+# Arbitrary values
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "x", "text", "function", "user"]),
@@ -198,12 +198,12 @@ FULL = {
         "max_output_tokens": 3,
     },
 }  # fmt: skip
-"""Requests that say all that there is to say."""
+"""Requests that use every field."""
 PATHS = {messages.chat: "/v1/messages", responses.chat: "/v1/responses"}
 
 
 def places(value, at=()):
-    """Of every value inside."""
+    """Yield the place of every value inside."""
     yield at
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inner:
