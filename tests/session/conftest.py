@@ -1,4 +1,4 @@
-"""What the session's tests share: a laboratory, and the paths of a target and its drafts."""
+"""Fixtures for the tests of the session: a laboratory, and the paths of a target and its drafts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def target(tiny_model: TinyModel) -> Path:
-    """A small dense model. As a draft of itself it is always right."""
+    """Return a small dense model. As a draft of itself, it is always right."""
     return tiny_model("qwen3")
 
 
 @pytest.fixture
 def other(tiny_model: TinyModel) -> Path:
-    """A model of the same vocabulary and other weights: as a draft nearly always wrong."""
+    """Return a model of the same vocabulary and other weights. As a draft, it is nearly always wrong."""
     return tiny_model("llama", n_layer=2, seed=7)
 
 
 @pytest.fixture
 def moe(tiny_model: TinyModel) -> Path:
-    """A small model with experts."""
+    """Return a small model with experts."""
     return tiny_model("qwen3moe")

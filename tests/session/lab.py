@@ -18,7 +18,7 @@ from spac.errors import Cancelled
 from spac.model import c_api
 
 # isort: split
-import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 Tokens = npt.NDArray[np.int32]
 GREEDY: dict[str, Any] = {"temp": 0.0}
@@ -26,17 +26,17 @@ GREEDY: dict[str, Any] = {"temp": 0.0}
 
 @api.llama_log_callback
 def _silent(_level: int, _text: bytes, _data: object) -> None:
-    """The library's chatter is no part of a test's output."""
+    """Drop the library's log lines. They would disturb a test's output."""
 
 
 class Lab:
-    """Owns models, contexts and sessions; frees them last to first."""
+    """The owner of models, contexts and sessions. It frees them last to first."""
 
     def __init__(self) -> None:
         self._closing = ExitStack()
         self._models: dict[Path, int] = {}
         self.handles: dict[Path, _core.Experts | None] = {}
-        # Others in this process hear the library again afterwards: it tells them why something failed.
+        # Other tests in this process need the library's log afterwards. It tells why something failed.
         self._closing.callback(api.llama_log_set, c_api._on_log, ctypes.c_void_p(0))
         api.llama_log_set(_silent, ctypes.c_void_p(0))
         api.llama_backend_init()
@@ -50,7 +50,7 @@ class Lab:
         self._closing.close()
 
     def model(self, path: Path) -> int:
-        """The llama_model of this file, loaded once, its experts on the CPU until slots are attached."""
+        """Return the llama_model of this file, loaded once. Its experts are on the CPU until it has slots."""
         if path not in self._models:
             params = api.llama_model_default_params()
             params.load_mtp = True
@@ -63,7 +63,7 @@ class Lab:
         return self._models[path]
 
     def context(self, path: Path, **params: Any) -> int:
-        """A new llama_context of this file's model, with small defaults."""
+        """Return a new llama_context of this file's model, with small defaults."""
         model = self.model(path)
         values = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "no_perf": True} | params
         settings = api.llama_context_default_params()
@@ -75,13 +75,13 @@ class Lab:
         return context
 
     def experts(self, path: Path) -> _core.Experts | None:
-        """The handle on the experts of a model that is loaded."""
+        """Return the handle on the experts of a model that is loaded."""
         return self.handles[path]
 
     def session(
         self, target: int, draft: int | None = None, experts: _core.Experts | None = None, **params: Any
     ) -> _core.Session:
-        """A session, closed before its contexts are. A draft context means "draft-simple" by default."""
+        """Return a session that closes before its contexts. A draft context means "draft-simple"."""
         if draft is not None:
             params.setdefault("draft_types", ["draft-simple"])
         session = _core.Session(target, draft, experts, **params)
@@ -89,17 +89,17 @@ class Lab:
         return session
 
     def plain(self, path: Path, **params: Any) -> _core.Session:
-        """A session without speculation on a context of its own."""
+        """Return a session without speculation, on its own context."""
         return self.session(self.context(path), **params)
 
 
 def prompt(n: int, seed: int = 0) -> Tokens:
-    """`n` random ordinary tokens of the tests' tokenizer."""
+    """Return `n` random ordinary tokens of the tests' tokenizer."""
     return np.random.default_rng(seed).integers(0, 256, n).astype(np.int32)
 
 
 def take(session: _core.Session, n: int) -> list[int]:
-    """`n` more tokens; fewer when the context is full. End-of-generation tokens do not end it."""
+    """Return `n` more tokens, or fewer if the context is full. They go on after end-of-generation tokens."""
     tokens: list[int] = []
     while len(tokens) < n:
         step = session.step()
@@ -110,15 +110,15 @@ def take(session: _core.Session, n: int) -> list[int]:
 
 
 def generate(session: _core.Session, tokens: Tokens, n: int) -> list[int]:
-    """`n` tokens that follow a new prompt."""
+    """Return `n` tokens that follow a new prompt."""
     session.prefill(tokens)
     return take(session, n)
 
 
 @contextmanager
 def disturbed(session: _core.Session) -> Iterator[None]:
-    """Another thread calls cancel() again and again meanwhile, ever more seldom: the work must end on a slow
-    machine too. The first one comes before anything runs."""
+    """Call cancel() again and again in another thread, at growing intervals, so that work ends on a slow
+    machine too. The first call comes before anything runs."""
     done = threading.Event()
     session.cancel()
 
@@ -138,7 +138,7 @@ def disturbed(session: _core.Session) -> Iterator[None]:
 
 
 def persist(session: _core.Session, tokens: Tokens, n: int) -> tuple[list[int], int]:
-    """`n` tokens that follow a new prompt, whatever is cancelled on the way, and how often something was."""
+    """Return `n` tokens that follow a new prompt, in spite of cancelled calls, and the number of these."""
     made: list[int] = []
     n_cancelled = 0
     prefilled = False
@@ -154,8 +154,8 @@ def persist(session: _core.Session, tokens: Tokens, n: int) -> tuple[list[int], 
 
 
 def logits_after(lab: Lab, path: Path, tokens: Tokens, **params: Any) -> npt.NDArray[np.float32]:
-    """The model's logits for what follows `tokens`, by llama.cpp's C interface alone: float32[n_vocab].
-    `params` are the context's."""
+    """Return the model's logits for the token after `tokens`, by llama.cpp's C interface alone:
+    float32[n_vocab]. `params` are the context's."""
     context = lab.context(path, **params)
     data = (ctypes.c_int32 * len(tokens))(*tokens.tolist())  # the batch points into it
     batch = api.llama_batch_get_one(data, len(tokens))

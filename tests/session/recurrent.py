@@ -1,5 +1,5 @@
-"""Tiny random models whose memory is a state: Mamba, from which no token can be taken back, and LFM2, which
-keeps the states of the last few tokens where its context is set to."""
+"""Tiny random models whose memory is a state. From Mamba's, no token can be taken back. LFM2 keeps the states
+of the last few tokens if its context is set to."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gguf import GGUFWriter
 from tools.models.tokenizer import write_tokenizer
 
 N_LAYER, N_EMBD, N_FF = 2, 32, 48
-N_INNER, N_STATE, N_CONV, N_DT = 64, 8, 4, 4  # Mamba's
-N_HEAD, N_HEAD_KV, L_CACHE = 4, 2, 3  # LFM2's
+N_INNER, N_STATE, N_CONV, N_DT = 64, 8, 4, 4  # sizes of Mamba
+N_HEAD, N_HEAD_KV, L_CACHE = 4, 2, 3  # sizes of LFM2
 
 
 class _Model:
-    """A file in the making: what both models have, and the means to add the rest."""
+    """A file in the making. It has the parts that both models share, and methods that add the rest."""
 
     def __init__(self, path: Path, architecture: str) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class _Model:
 
 
 def write_mamba(path: Path) -> Path:
-    """Writes the model and returns its path."""
+    """Write the model and return its path."""
     model = _Model(path, "mamba")
     model.writer.add_feed_forward_length(0)
     model.writer.add_head_count(0)
@@ -70,7 +70,7 @@ def write_mamba(path: Path) -> Path:
 
 
 def write_lfm2(path: Path) -> Path:
-    """Writes the model (a convolution layer, an attention layer) and returns its path."""
+    """Write the model (a convolution layer, an attention layer) and return its path."""
     model = _Model(path, "lfm2")
     head_dim = N_EMBD // N_HEAD
     model.writer.add_feed_forward_length(N_FF)

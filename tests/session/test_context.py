@@ -1,4 +1,4 @@
-"""What the memory keeps from prompt to prompt, and what happens at its end."""
+"""The memory keeps tokens from prompt to prompt, and a full context ends the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def evaluated(session: _core.Session, tokens: Tokens) -> int:
-    """How many tokens a prefill evaluates."""
+    """Return the number of batches that a prefill evaluates."""
     done: list[int] = []
     session.prefill(tokens, lambda n_done, n_total: done.append(n_done))
     before = session.n_past if not done else done[-1]
@@ -76,7 +76,7 @@ def test_a_full_context_ends_with_all_its_tokens(lab: Lab, target: Path, specula
         tokens += step.tokens.tolist()
         if step.reason == "length":
             break
-    # Every place of the context holds a token that was evaluated; one more was sampled from the last.
+    # Every place of the context holds an evaluated token. One more token was sampled from the last.
     assert len(start) + len(tokens) == session.n_ctx + 1
     assert session.n_past == session.n_ctx
     again = session.step()

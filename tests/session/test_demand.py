@@ -1,4 +1,4 @@
-"""The demand of a step: what its verification wanted of the target's experts, and nothing else."""
+"""The demand of a step holds the target's experts of its verification, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def counted(lab: Lab, path: Path) -> _core.Experts:
-    """The experts of a model, once a context has shown its layers; skips where no device holds them."""
+    """Return the experts of a model after a context has shown its layers. Skip if no device holds them."""
     lab.context(path)
     experts = lab.experts(path)
     if experts is None or experts.n_layer == 0:
@@ -26,7 +26,7 @@ def counted(lab: Lab, path: Path) -> _core.Experts:
 
 
 def check(step: _core.Step, experts: _core.Experts) -> None:
-    """Every verified token wants n_used experts of every layer."""
+    """Assert that every verified token wants n_used experts of every layer."""
     layers = experts.layers
     assert step.demand.shape == (experts.n_layer, experts.n_expert)
     assert step.demand.sum(axis=1).tolist() == [step.n_verified * layer.n_used for layer in layers]
@@ -69,7 +69,7 @@ def test_routes_are_the_demand_by_token(lab: Lab, moe: Path, other: Path, share:
 
 
 def test_neither_prompts_nor_drafts_count(lab: Lab, moe: Path) -> None:
-    """Also when the draft model is the target itself, with the same experts."""
+    """The draft model may be the target itself, with the same experts."""
     experts = counted(lab, moe)
     experts.take_demand()
     session = lab.session(lab.context(moe), lab.context(moe), experts, draft_max=4, **GREEDY)
@@ -141,12 +141,13 @@ def test_residency_does_not_change_the_text(lab: Lab, moe: Path, other: Path, sh
     session = lab.session(lab.context(moe), lab.context(other), experts, draft_max=4, **GREEDY)
     session.prefill(prompt(40))
     tokens = take(session, 20)
-    experts.submit(priority[:, ::-1].copy(), np.zeros(shape[0], np.int32))  # and while it moves
+    # The text stays the same while slots move.
+    experts.submit(priority[:, ::-1].copy(), np.zeros(shape[0], np.int32))
     assert tokens + take(session, 20) == expected
 
 
 def test_cancelling_while_slots_move_changes_nothing(lab: Lab, moe: Path, other: Path) -> None:
-    """Graphs that stop half-way on the device, over and over, with the plan changing at every step."""
+    """Graphs stop half-way on the device, again and again, and the plan changes at every step."""
     experts = counted(lab, moe)
     expected = generate(
         lab.session(lab.context(moe), lab.context(other), draft_max=4, **GREEDY), prompt(150), 60
@@ -164,6 +165,6 @@ def test_cancelling_while_slots_move_changes_nothing(lab: Lab, moe: Path, other:
         tokens, n_cancelled = persist(session, prompt(150), 60)
     assert n_cancelled > 0
     assert tokens == expected
-    session.reset()  # a late cancel() may be left over
+    session.reset()  # a late cancel() may still be pending
     session.prefill(prompt(20))
     check(session.step(), experts)

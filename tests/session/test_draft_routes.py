@@ -1,4 +1,4 @@
-"""What the draft's routers chose: which tokens' routes are known when, and that they are the tokens'."""
+"""The draft's routes: which tokens' routes each event has, and that they are these tokens' routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.session.lab import GREEDY, Lab, prompt
 
 
 class Routed:
-    """A target and a copy of it as the draft, and what its events say."""
+    """A target and a copy of it as the draft, with the content of the session's events."""
 
     def __init__(self, lab: Lab, moe: Path, copy: Path, share: float = 0.0, **params: object) -> None:
         contexts = lab.context(moe), lab.context(copy)
@@ -42,7 +42,7 @@ class Routed:
 
 @pytest.fixture
 def copy(moe: Path, tmp_path: Path) -> Path:
-    """The same model, loaded once more: what it chooses is what the target will choose."""
+    """Return a second file of the same model. Its routers choose the same experts as the target's."""
     return Path(shutil.copy(moe, tmp_path / "copy.gguf"))
 
 
@@ -63,7 +63,7 @@ def test_a_copy_foretells_what_the_target_chooses(lab: Lab, moe: Path, copy: Pat
         assert routed.end is not None
         assert routed.end.shape[:2] == (routed.experts.n_layer, length)
         real = routed.experts.routes()[:, :length]
-        # batches of one and of several tokens are rounded differently: near-ties may fall otherwise
+        # Batches of one and of several tokens are rounded differently. Near-ties may turn out otherwise.
         assert (np.sort(routed.end, axis=2) == np.sort(real, axis=2)).mean() > 0.97 if length else True
         for i, each in enumerate(routed.tokens):
             np.testing.assert_array_equal(each, routed.end[:, : i + 1])

@@ -1,4 +1,4 @@
-"""Stopping a session, from wherever: nothing is lost, and it goes on where it was."""
+"""A session that is stopped at any point loses nothing and goes on where it was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N_NEW = 40
 
 @pytest.fixture
 def expected(lab: Lab, target: Path) -> list[int]:
-    """The undisturbed text after prompt(30)."""
+    """Return the undisturbed text after prompt(30)."""
     return generate(speculative(lab, target), prompt(30), N_NEW)
 
 
@@ -49,7 +49,7 @@ def test_reset_takes_a_cancel_back(lab: Lab, target: Path) -> None:
 
 
 def test_cancel_from_another_thread(lab: Lab, target: Path, expected: list[int]) -> None:
-    """Over and over, at whatever moment: the text is the undisturbed one."""
+    """Another thread cancels again and again at any moment. The text is the undisturbed one."""
     session = speculative(lab, target)
     with disturbed(session):
         tokens, n_cancelled = persist(session, prompt(30), N_NEW)
@@ -203,7 +203,7 @@ def prefill_for_ever(session: _core.Session) -> None:
 
 
 def test_a_signal_handler_that_raises_stops_a_prefill(lab: Lab, target: Path) -> None:
-    """Ctrl-C while the library works, without the GIL, in the main thread."""
+    """Ctrl-C arrives in the main thread while the library works without the GIL."""
     session = lab.session(lab.context(target, n_ctx=4096, n_batch=4096, n_ubatch=512), **GREEDY)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What every layer of a verification took and computed, against demand, residency and the counters."""
+"""The times and work of every layer of a verification agree with demand, residency and the counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event of every MoE layer of a verification: what it reports, when, and what may go wrong in it."""
+"""Every MoE layer of a verification has an event: its content, its time, and faults in its callback."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_exception_leaves_the_sequence_as_it_was(session, at):
 
 
 class Recycler(Scheduler):
-    """Wants the experts of the layers to come, and gives a layer's slots away as soon as it has run."""
+    """A scheduler that wants the next layers' experts, and gives away a layer's slots after it has run."""
 
     name = "recycler"
     events = frozenset({Event.START, Event.VERIFY_LAYER, Event.VERIFY_END})
@@ -93,13 +93,13 @@ class Recycler(Scheduler):
     def on(self, event, view):
         if event == Event.VERIFY_LAYER:
             self.layers.append(view.layer)
-            time.sleep(0.002)  # a layer that takes its time: copies run beside it
+            time.sleep(0.002)  # copies run beside a layer that takes this time
             others = np.arange(view.n_layer) != view.layer
             assert not view.demand[others].any()
             assert view.demand[view.layer].sum() > 0
         elif event == Event.VERIFY_END:
             self.steps += 1
-        # the layer that runs next comes first, the one that has run comes last
+        # The layer that runs next comes first. The one that has run comes last.
         n = view.n_layer
         distance = (np.arange(n) - (view.layer + 1)) % n
         priority = np.repeat((n - distance)[:, None], view.n_expert, 1).astype(np.int32)
@@ -118,14 +118,14 @@ def run(target, scheduler, **options):
 
 
 def test_slots_are_recycled_within_a_step(moe):
-    """A third of the slots for three layers: each in turn has them, and the text stays the same."""
+    """There are slots for one of three layers. Each in turn has them, and the text stays the same."""
     recycler = Recycler()
     text, stats = run(moe, recycler)
     assert recycler.steps == stats.steps
     assert recycler.layers == list(range(3)) * stats.steps
     plain, _ = run(moe, "none")
     assert text == plain
-    # more than one set of slots per step on average: they moved on while the step ran
+    # There is more than one set of slots per step on average, so they moved while the step ran.
     assert stats.uploads > stats.slots
     assert stats.prediction is not None
 

@@ -1,4 +1,4 @@
-"""A session whose target context is used otherwise between its calls, and one that changes its sampling."""
+"""A session whose target context has other users between calls, and one that changes its sampling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.conftest import TinyModel
 from tests.session.lab import GREEDY, Lab, Tokens, generate, prompt, take
 
 # isort: split
-import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 MTP_CONTEXT = 1  # LLAMA_CONTEXT_TYPE_MTP
 
 
 def evaluate(context: int, tokens: Tokens) -> None:
-    """By llama.cpp's C interface, at the end of what is there."""
+    """Evaluate tokens by llama.cpp's C interface, behind the present ones."""
     for start in range(0, len(tokens), 64):
         piece = tokens[start : start + 64]
         data = (ctypes.c_int32 * len(piece))(*piece.tolist())  # the batch points into it
@@ -70,7 +70,7 @@ def test_what_is_not_there_is_evaluated(lab: Lab, target: Path) -> None:
 
 
 def test_a_draft_that_reads_states_sees_everything(lab: Lab, tiny_model: TinyModel) -> None:
-    """It has not seen what others evaluated: the target evaluates that anew."""
+    """The draft has not seen tokens that others evaluated. The target evaluates them anew."""
     mtp = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
     context = lab.context(mtp)
     draft = lab.context(mtp, ctx_type=MTP_CONTEXT, ctx_other=context)

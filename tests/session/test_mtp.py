@@ -16,7 +16,7 @@ MTP_CONTEXT = 1  # LLAMA_CONTEXT_TYPE_MTP
 
 @pytest.fixture
 def mtp(tiny_model: TinyModel) -> Path:
-    """A tiny GLM-4 MoE whose last layer predicts the token after the next."""
+    """Return a tiny GLM-4 MoE whose last layer predicts the token after the next."""
     return tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
 
 

@@ -1,4 +1,4 @@
-"""How probable the target held the tokens of a step: by its own logits at each place, before any sampler."""
+"""A step's probabilities are those of the target's own logits at each place, before any sampler."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.session.lab import GREEDY, Lab, Tokens, logits_after, prompt
 
 N_STEPS = 8
 CLOSE = 3e-3
-"""Batches of different sizes round differently; the wrong place is off by far more."""
+"""Tolerance. Batches of different sizes round differently, but another place differs by far more."""
 F32: dict[str, Any] = {"type_k": 0, "type_v": 0}  # GGML_TYPE_F32
 LETTERS = 'root ::= [a-z ]+ "."'
 
 
 def expected(lab: Lab, path: Path, tokens: Tokens) -> npt.NDArray[np.float64]:
-    """Of what follows `tokens`, which a context of their own evaluates."""
+    """Return the log probabilities of the token after `tokens`, which a separate context evaluates."""
     logits = logits_after(lab, path, tokens, **F32).astype(np.float64)
     return np.asarray(logits - np.logaddexp.reduce(logits))
 
 
 def check(lab: Lab, path: Path, session: _core.Session, start: Tokens, n_top: int = 3) -> int:
-    """Every token of some steps; returns how many of them were not the most probable ones."""
+    """Check every token of some steps. Return the number of tokens that were not the most probable ones."""
     session.prefill(start)
     tokens, n_others = start, 0
     for _ in range(N_STEPS):
@@ -50,7 +50,7 @@ def check(lab: Lab, path: Path, session: _core.Session, start: Tokens, n_top: in
 def test_they_are_those_of_the_model(
     lab: Lab, target: Path, other: Path, draft: str, sampling: dict[str, Any]
 ) -> None:
-    """Also of the first token behind a prompt, and behind drafts that were refused."""
+    """They are right for the first token behind a prompt too, and behind drafts that were refused."""
     drafts = {} if draft == "none" else {"draft": lab.context(target if draft == "right" else other, **F32)}
     session = lab.session(lab.context(target, **F32), **drafts, draft_max=4, **sampling)
     n_others = check(lab, target, session, prompt(20))
@@ -65,7 +65,7 @@ def test_a_length_of_0_between_drafts(lab: Lab, target: Path) -> None:
 
 
 def test_what_samplers_do_does_not_count(lab: Lab, target: Path) -> None:
-    """A grammar that refuses what comes first, and biases: the tokens are others, the model is the same."""
+    """A grammar refuses probable tokens, and there are biases. The tokens differ, the model is the same."""
     session = lab.session(
         lab.context(target, **F32), lab.context(target, **F32), draft_max=4, grammar=LETTERS,
         logit_bias={97: 5.0}, **GREEDY,

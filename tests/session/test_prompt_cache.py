@@ -1,6 +1,7 @@
-"""Sequences that a session has left and comes back to, and memories that cannot go back as they like.
+"""Sequences that a session leaves and returns to, and memories that can go back only in part.
 
-Whatever is kept, what comes next is what a new context would say."""
+The next tokens are always those of a new context.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.session.recurrent import write_lfm2, write_mamba
 from tests.session.test_mtp import MTP_CONTEXT
 
 # isort: split
-import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 CACHE: dict[str, Any] = {"prompt_cache_bytes": 1 << 30}
 CHECKPOINTS: dict[str, Any] = {"n_checkpoints": 4, "checkpoint_step": 100}
@@ -31,11 +32,12 @@ LONG: dict[str, Any] = {"n_ctx": 1024, "n_batch": 64, "n_ubatch": 64}
 
 
 def conversation(*parts: tuple[int, int]) -> Tokens:
-    """Of pieces (tokens, seed)."""
+    """Return the tokens of pieces (tokens, seed)."""
     return np.concatenate([prompt(n, seed) for n, seed in parts])
 
 
-# Memories of every kind: the session, its target's context, and a context that is made alike for plain text.
+# Memories of every kind. Each has the session, its target's context, a function that makes an equal context
+# for plain text, and the model's path.
 
 Made = tuple[_core.Session, int, Callable[[], int], Path]
 Kind = Callable[[Lab, TinyModel, Path], Made]
@@ -81,13 +83,13 @@ def hidden_states(lab: Lab, make: TinyModel, _folder: Path) -> Made:
 
 
 def _looking_up(lab: Lab, path: Path, size: dict[str, Any], **params: Any) -> Made:
-    """Drafts of n-grams, which are mostly wrong."""
+    """Return a memory with drafts of n-grams, which are mostly wrong."""
     values = {**CACHE, **CHECKPOINTS, **GREEDY, "draft_types": ["ngram-map-k"], "draft_max": 4}
     context = lab.context(path, **size, **params)
     return lab.session(context, ngram_size_n=1, **values), context, lambda: lab.context(path, **size), path
 
 
-# `compressed` is not among them: its indexer and routers turn with the last bit, however its batches are cut.
+# `compressed` is not among them. Its indexer and routers depend on the last bit, however batches are cut.
 KINDS = [dense, rolls_back, a_state, delta_rule, a_window, hidden_states]
 
 
@@ -96,10 +98,10 @@ KINDS = [dense, rolls_back, a_state, delta_rule, a_window, hidden_states]
 def test_whatever_comes_next_the_memory_is_a_new_contexts(
     lab: Lab, tiny_model: TinyModel, tmp_path: Path, kind: Kind, seed: int
 ) -> None:
-    """Random conversations in turns: gone on with, cut, changed near their end, interrupted.
+    """Random conversations alternate. They are continued, cut, changed near their end, and interrupted.
 
-    Logits are compared, not texts: keys lie elsewhere in the memory, and sums of another order part at
-    near-ties.
+    Logits are compared instead of texts. Keys have other places in the memory, so sums have another order,
+    and texts differ at near-ties.
     """
     session, context, make, path = kind(lab, tiny_model, tmp_path)
     alike = make()
@@ -139,12 +141,12 @@ def test_whatever_comes_next_the_memory_is_a_new_contexts(
 
 
 def first_logits(lab: Lab, context: int, path: Path) -> npt.NDArray[np.float32]:
-    """Of the last verification's first token."""
+    """Return the logits of the last verification's first token."""
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(lab.model(path)))
     return np.ctypeslib.as_array(api.llama_get_logits_ith(context, 0), (n_vocab,)).copy()
 
 
-# Sequences that are left
+# Sequences that a session leaves
 
 
 def test_who_comes_back_goes_on(lab: Lab, target: Path, other: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_conversation_that_goes_on_copies_nothing(lab: Lab, target: Path) -> N
     text = prompt(200)
     for turn in range(5):
         generate(session, text, 40)
-        text = np.concatenate([text, prompt(60, turn)])  # without the answer, as where it was all reasoning
+        text = np.concatenate([text, prompt(60, turn)])  # the answer is left out, as if all reasoning
     assert session.cached["n_stored"] == 0
 
 
@@ -247,7 +249,7 @@ def test_without_checkpoints_it_begins_anew(lab: Lab, tmp_path: Path) -> None:
 def test_a_state_takes_back_only_what_it_has_versions_of(
     lab: Lab, tmp_path: Path, n_back: int, n_made: int
 ) -> None:
-    """llama.cpp would go back to versions that are of earlier batches, and say nothing."""
+    """llama.cpp would silently go back to versions of earlier batches."""
     path = write_lfm2(tmp_path / "lfm2.gguf")
     session = lab.session(lab.context(path, n_rs_seq=4), draft_types=["ngram-simple"], draft_max=4, **GREEDY)
     session.set_draft_length(0)
@@ -283,7 +285,7 @@ def test_what_a_listener_throws_leaves_the_sequence_as_it_was(
 
 @pytest.mark.parametrize("delay", [0.2, 0.35, 0.5, 0.65, 0.8])
 def test_a_window_that_was_stopped_in_a_prompt(lab: Lab, tiny_model: TinyModel, delay: float) -> None:
-    """Parts of the batch that were evaluated have overwritten what was before it."""
+    """Evaluated parts of the batch have overwritten the tokens before it."""
     path, text = tiny_model("step35", n_swa=16), prompt(1300)
     size = {"n_ctx": 2048, "n_batch": 1024, "n_ubatch": 64, "swa_full": False}
     whole = _timed(lab.session(lab.context(path, **size), **GREEDY), text)
@@ -295,7 +297,7 @@ def test_a_window_that_was_stopped_in_a_prompt(lab: Lab, tiny_model: TinyModel, 
     with contextlib.suppress(Cancelled):
         session.prefill(text)
     timer.join()
-    with contextlib.suppress(Cancelled):  # it came late
+    with contextlib.suppress(Cancelled):  # the cancellation came late
         session.prefill(text[:301])
     check(lab, session, context, path, text[:301], lab.context(path, **size))
 
@@ -314,7 +316,7 @@ def test_a_window_that_is_left_behind(lab: Lab, tiny_model: TinyModel) -> None:
 def test_who_comes_back_to_a_window_does_not_lose_what_is_there(
     lab: Lab, tiny_model: TinyModel, full: bool
 ) -> None:
-    """A state holds what the next token sees of a window, and no more."""
+    """A state holds only the part of a window that the next token sees."""
     path = tiny_model("step35", n_swa=16)
     size = {**LONG, "swa_full": full}
     session = lab.session(lab.context(path, **size), **CACHE, **CHECKPOINTS, **GREEDY)
@@ -335,7 +337,7 @@ def _timed(session: _core.Session, text: Tokens) -> float:
 
 
 def check(lab: Lab, session: _core.Session, context: int, path: Path, text: Tokens, alike: int) -> None:
-    """What comes after `text` is what a new context says."""
+    """Assert that the first logits after `text` are a new context's."""
     session.prefill(text)
     session.step()
     found = first_logits(lab, context, path)

@@ -1,4 +1,4 @@
-"""Targets whose memory is a state: they decode; they speculate only where the state can be rolled back."""
+"""Targets whose memory is a state can decode. They speculate only if the state can be rolled back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_cancelled_state_is_made_anew(lab: Lab, tmp_path: Path) -> None:
 def test_a_state_with_snapshots_speculates(
     lab: Lab, tmp_path: Path, other: Path, sampling: dict[str, float]
 ) -> None:
-    """With llama.cpp's n_rs_seq at least the draft length."""
+    """Speculation needs llama.cpp's n_rs_seq of at least the draft length."""
     path = write_lfm2(tmp_path / "lfm2.gguf")
     with pytest.raises(InputError, match="cannot take back rejected tokens"):
         lab.session(lab.context(path), lab.context(other), draft_max=4)

@@ -1,4 +1,4 @@
-"""Whatever cannot work is refused with one line, before llama.cpp could abort on it."""
+"""Invalid combinations are refused with one line, before llama.cpp could abort on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spac.errors import InputError, SpacError
 from tests.session.lab import GREEDY, Lab, generate, prompt
 
 # isort: split
-import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
@@ -95,7 +95,7 @@ def test_contexts_with_too_few_rows_of_logits(
 
 
 def test_rows_that_suffice(lab: Lab, target: Path, other: Path) -> None:
-    """A prompt of several batches, and the longest verifications."""
+    """Few rows are enough for a prompt of several batches, and for the longest verifications."""
     expected = generate(lab.plain(target, **GREEDY), prompt(150), 30)
     context = lab.context(target, n_outputs_max=9)
     for draft in (target, other):
@@ -105,7 +105,7 @@ def test_rows_that_suffice(lab: Lab, target: Path, other: Path) -> None:
 
 
 def test_embeddings_that_come_later(lab: Lab, target: Path) -> None:
-    """They have a row for every token, which the context was not made for."""
+    """Embeddings need a row for every token, and the context was made without these rows."""
     context = lab.context(target, n_outputs_max=1)
     session = lab.session(context, **GREEDY)
     expected = generate(session, prompt(20), 10)
@@ -132,7 +132,7 @@ def test_a_refused_session_leaves_the_contexts_usable(lab: Lab, target: Path) ->
 
 @pytest.mark.parametrize("kind", ["draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"])
 def test_draft_types_that_need_a_special_model(lab: Lab, target: Path, other: Path, kind: str) -> None:
-    """An ordinary model as such a draft: an error, never an abort."""
+    """An ordinary model as such a draft gives an error, never an abort."""
     with pytest.raises(SpacError):
         lab.session(lab.context(target), lab.context(other), draft_types=[kind])
 

@@ -1,4 +1,4 @@
-"""Speculation is lossless: it changes how many tokens a step gives, never which."""
+"""Speculation is lossless. It changes the number of tokens in a step, but not the text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ N_NEW = 64
 def same_up_to_ties(
     lab: Lab, path: Path, start: Tokens, a: list[int], b: list[int], margin: float = 1e-3
 ) -> bool:
-    """Whether two greedy texts are equal, or part where the model itself holds both tokens (nearly) equally
-    likely: batches of different sizes round differently."""
+    """Return true if two greedy texts are equal, or differ first where the model holds both tokens (nearly)
+    equally likely. Batches of different sizes round differently."""
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         if x != y:
             logits = logits_after(lab, path, np.concatenate([start, np.array(a[:i], np.int32)]))
@@ -57,7 +57,7 @@ def test_a_draft_of_other_weights_is_mostly_refused(lab: Lab, target: Path, othe
 def test_sampled_text_is_that_of_plain_sampling_with_the_same_seed(
     lab: Lab, target: Path, other: Path
 ) -> None:
-    """One random number per token, whatever was drafted: so the very text is the same."""
+    """Each token takes one random number, with any draft. Therefore the text is exactly the same."""
     sampling: dict[str, Any] = {"temp": 1.0, "top_k": 40, "seed": 42, "repeat_penalty": 1.1}
     plain = generate(lab.plain(target, **sampling), prompt(20), N_NEW)
     for draft in (target, other):
@@ -78,7 +78,7 @@ def test_a_seed_decides_the_text(lab: Lab, target: Path) -> None:
 
 
 def test_sampling_keeps_the_distribution(lab: Lab, target: Path, other: Path) -> None:
-    """Two tokens after a prompt, speculated, of 4 candidates each, against the exact probabilities."""
+    """Two speculated tokens after a prompt, of 4 candidates each, follow the exact probabilities."""
     n_samples, n_candidates = 1200, 4
     start = prompt(6, seed=3)
 
@@ -106,7 +106,8 @@ def test_sampling_keeps_the_distribution(lab: Lab, target: Path, other: Path) ->
             first, second = generate(session, start, 2)
             counts[first, second] += 1
     chi_square = sum((counts[key] - n_samples * p) ** 2 / (n_samples * p) for key, p in expected.items())
-    # 15 degrees of freedom: above 37.7 in one of a thousand runs; one preferred by a tenth gives hundreds.
+    # With 15 degrees of freedom, one in a thousand runs is above 37.7. If one candidate is preferred by a
+    # tenth, the value is in the hundreds.
     assert chi_square < 37.7, counts
 
 

@@ -1,4 +1,4 @@
-"""The stub _core.pyi says what the module has."""
+"""The stub _core.pyi agrees with the module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUB = ast.parse((Path(spac.__file__).parent / "_core.pyi").read_text(encoding="
 
 
 def names(body: list[ast.stmt]) -> set[str]:
-    """What the statements define, without private names."""
+    """Return the names that the statements define, without private ones."""
     found: set[str] = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
