@@ -1,4 +1,4 @@
-"""Advice to users, after a run."""
+"""A run's statistics lead to advice for the user."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_a_draft_that_is_never_asked():
 @pytest.mark.parametrize(
     ("lengths", "slots"),
     [
-        ({"0": ENOUGH_STEPS - 1}, 1000),  # too early to tell
-        ({"0": 89, "4": 11}, 1000),  # it is asked
+        ({"0": ENOUGH_STEPS - 1}, 1000),  # this is too early for advice
+        ({"0": 89, "4": 11}, 1000),  # the draft model is used in some steps
         ({"4": 200}, 1000),
         ({}, 1000),
         ({"0": 200}, 6144),  # all experts have a slot

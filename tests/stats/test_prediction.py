@@ -1,4 +1,4 @@
-"""Predictions, shares by threshold and reuse: on numbers by hand, and on what an engine counts."""
+"""Predictions, shares by threshold and reuse are right, by hand and for an engine's counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_by_hand():
         "recall": 1 / 3,
         "activated": 0.5,
     }
-    # utilities of what was used: 0 four times, 2 once, 0 three times
+    # Utilities of the used experts are 0 four times, 2 once, 0 three times.
     assert stats.shares_by_threshold == {"r_c": [7 / 8, 7 / 8], "r_g": [1 / 3, 1 / 3]}
     assert stats.reuse_by_tokens == {"4": 8 / 3}
 
@@ -145,7 +145,7 @@ def test_an_engine_counts_them(scheduler):
     else:
         assert data["r_c"] is data["r_g"] is None
     if scheduler == "static":
-        # the set is resident from the start: what was called hot and used is what hit
+        # The set is resident from the start. So its used experts are both the true predictions and the hits.
         assert prediction["recall"] == pytest.approx(stats.hit_rate_distinct, abs=0.05)
         assert data["uploads_wasted"] == data["evictions_early"] == 0
     else:

@@ -1,4 +1,4 @@
-"""The figures: derived as documented, and stable as JSON."""
+"""The figures are derived as documented and have a stable JSON form."""
 
 from __future__ import annotations
 

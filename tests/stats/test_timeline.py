@@ -1,4 +1,4 @@
-"""A timeline's file: valid, nested, and in agreement with the counters."""
+"""A timeline's file is valid, nested, and agrees with the counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.stats.timeline import TRACKS, Timeline
 
-TOLERANCE_US = 1e-3  # what a nanosecond is, in the file's unit
+TOLERANCE_US = 1e-3  # a nanosecond in the file's unit
 PHASES = {"X", "M", "i", "b", "e"}
 
 
@@ -104,7 +104,7 @@ def test_what_the_counters_say_is_what_is_drawn(drawn):
     assert sum(len(args["experts"]) for args in copies if not args["failed"]) == counts["uploads"]
     on_host = [event["args"]["activations"] for event in drawn.of("host_experts")]
     decoded = counts["activations"] - counts["activations_hit"]
-    assert sum(on_host) >= decoded > 0  # the prompt's are not in the counter
+    assert sum(on_host) >= decoded > 0  # the counter does not include the prompt
     assert len(drawn.of("scheduler")) == stats.steps
 
 
@@ -113,7 +113,7 @@ def test_what_the_counters_say_is_what_is_drawn(drawn):
     [("host_wait", "host_wait_ns"), ("host_experts", "host_compute_ns"), ("copy", "upload_ns")],
 )
 def test_drawn_times_are_those_of_the_counters(drawn, category, counter):
-    """A span holds what its counter measures, and little more."""
+    """A span covers the time that its counter measures, and little more."""
     events = drawn.of(category)
     drawn_us, counted_us = sum(event["dur"] for event in events), drawn.counts[counter] / 1e3
     assert drawn_us >= counted_us - len(events) * TOLERANCE_US
@@ -125,7 +125,8 @@ def test_layers_lie_in_their_verification_or_prompt(drawn):
         (e["ts"] - TOLERANCE_US, e["ts"] + e["dur"] + TOLERANCE_US)
         for e in drawn.of("verify") + drawn.of("prefill")
     ]
-    begin = min(start for start, _ in passes)  # before it, the session tries out what the contexts can do
+    # Before this, the session tries out the abilities of the contexts.
+    begin = min(start for start, _ in passes)
     work = [e for name in ("layer", "host_wait", "host_experts") for e in drawn.of(name) if e["ts"] >= begin]
     assert len(work) > drawn.stats.steps
     for event in work:
@@ -145,7 +146,7 @@ def test_a_failed_copy_is_drawn_as_one(tmp_path):
 
 
 def test_a_streamed_prompt_shows_copies_beside_computing(tmp_path):
-    """Two regions take turns: one is filled when what read it is over, and read when it is full."""
+    """Two regions take turns. A region is filled after its last reader ends, and read when it is full."""
     _core.set_simulated_device(upload_gb_s=0.2)
     try:
         drawn = Drawn(tmp_path / "run.json", stream_batch=16)
