@@ -1,6 +1,6 @@
 """``python -m tests.together.forking CASE MODEL``: forks while an engine is loaded, with its threads at work.
 
-Prints what the child said, one line each, then the parent's verdict. The child ends as CASE says.
+The program prints the child's output, one line each, then the parent's verdict. The child ends as CASE says.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def text_of(engine: Engine) -> str:
 
 
 def attempts(engine: Engine) -> dict[str, Callable[[], object]]:
-    """Ways to use what the parent has loaded."""
+    """Return calls that use objects that the parent has loaded, by name."""
     session, experts = engine.session, engine.experts
     assert session is not None
     assert experts is not None
@@ -56,7 +56,7 @@ def attempts(engine: Engine) -> dict[str, Callable[[], object]]:
 
 
 def use(engine: Engine, _path: str) -> None:
-    """Everything is refused, and ending is possible all the same."""
+    """Make every call and print its refusal. The child can end all the same."""
     for name, attempt in attempts(engine).items():
         try:
             attempt()
@@ -64,21 +64,21 @@ def use(engine: Engine, _path: str) -> None:
             print(f"{name}: {type(error).__name__}: {error}")
         else:
             print(f"{name}: done")
-    sys.exit(0)  # through `with Engine`, which closes it
+    sys.exit(0)  # `with Engine` closes the engine on the way
 
 
 def leave(_engine: Engine, _path: str) -> None:
-    """The interpreter's own way out, with the engine still in memory."""
+    """Leave by the interpreter's own way, with the engine still in memory."""
     sys.exit(0)
 
 
 def execute(_engine: Engine, _path: str) -> None:
-    """Another program."""
+    """Replace the process by another program."""
     os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
 
 
 def anew(_engine: Engine, path: str) -> None:
-    """An engine of the child's own."""
+    """Use an engine of the child's own."""
     with load(path) as engine:
         print(text_of(engine))
     sys.exit(0)

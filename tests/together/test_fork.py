@@ -1,4 +1,4 @@
-"""After fork(), a child has none of the threads that work for a loaded engine: using it is refused in one
+"""A child of fork() has none of the threads that work for a loaded engine. Using the engine is refused in one
 line, and leaving it alone does no harm."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.conftest import ROOT, TinyModel
 
 
 def run(case: str, path: Path) -> list[str]:
-    """What the case printed; it must not hang."""
+    """Return the lines that the case printed. It must end in time."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.together.forking", case, str(path)],
         cwd=ROOT,

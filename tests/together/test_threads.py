@@ -1,5 +1,5 @@
-"""Several engines and contexts in one process: each gives the text that it gives alone, whatever the others
-do and in whatever order they end."""
+"""Several engines and contexts in one process each give the text that they give alone. The others' work and
+the order in which they end have no effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ TARGETS = {
 
 @pytest.fixture
 def simulated_device() -> Iterator[Callable[..., None]]:
-    """`simulated_device(upload_gb_s=…)` until the test ends."""
+    """Yield a function that sets the simulated device until the test ends:
+    `simulated_device(upload_gb_s=…)`."""
     yield _core.set_simulated_device
     _core.set_simulated_device()
 
@@ -56,7 +57,7 @@ def paths(tiny_model: TinyModel) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def alone(paths: dict[str, Path]) -> dict[str, str]:
-    """Every target's text without company, without slots."""
+    """Return every target's text without other engines and without slots."""
     texts = {}
     for name in TARGETS:
         with load(paths[name], paths["draft"] if name == "a" else None, slots=0) as engine:
@@ -68,8 +69,8 @@ def alone(paths: dict[str, Path]) -> dict[str, str]:
 def test_side_by_side_and_freed_in_any_order(
     paths: dict[str, Path], alone: dict[str, str], order: tuple[str, ...]
 ) -> None:
-    """Targets of different shapes, one with a draft that has experts of its own; loaded and run at the same
-    time. Those that remain go on."""
+    """Targets of different shapes are loaded and run at the same time. One has a draft with experts. When one
+    is freed, the others go on."""
 
     def start(name: str) -> Engine:
         return load(paths[name], paths["draft"] if name == "a" else None)
@@ -92,7 +93,7 @@ def test_one_is_freed_while_another_generates(paths: dict[str, Path], alone: dic
 
 
 def test_two_contexts_of_one_model(lab: Lab, paths: dict[str, Path]) -> None:
-    """They share slots and plan, which changes all the time, and nothing else."""
+    """They share only slots and the plan, which changes all the time."""
     path = paths["a"]
     plain = [take(prefilled(lab.plain(path, **GREEDY), seed), 40) for seed in (1, 2)]
     sessions = [lab.plain(path, **GREEDY) for _ in range(2)]
@@ -113,7 +114,7 @@ def test_two_contexts_of_one_model(lab: Lab, paths: dict[str, Path]) -> None:
     with ThreadPoolExecutor(3) as threads:
         threads.submit(disturb)
         try:
-            for _ in range(100):  # the machine decides how much the plan moves in one
+            for _ in range(100):  # the number of changes of the plan in a round depends on the machine
                 assert round_() == plain
                 if experts.stats["evictions"] > 20:
                     break
@@ -160,7 +161,7 @@ def test_cancelling_one_does_not_stop_another(paths: dict[str, Path], alone: dic
 
 
 def wanted(engine: Engine) -> None:
-    """A plan with every expert in it, of which a slow device has copied little when this returns."""
+    """Submit a plan with every expert in it. Return when a slow device has copied few of them."""
     experts = engine.experts
     assert experts is not None
     shape = (experts.n_layer, experts.n_expert)
@@ -174,10 +175,10 @@ def wanted(engine: Engine) -> None:
 def test_closed_while_a_copy_is_under_way(
     paths: dict[str, Path], alone: dict[str, str], simulated_device: Callable[..., None]
 ) -> None:
-    """It ends with the copies of one batch, not with the plan."""
+    """Closing waits for the copies of one batch, but not for the plan."""
     for _ in range(3):
         engine = load(paths["a"], paths["draft"], slots=1.0)
-        simulated_device(upload_gb_s=0.002)  # some 10 ms for an expert
+        simulated_device(upload_gb_s=0.002)  # an expert takes about 10 ms
         wanted(engine)
         assert engine.experts is not None
         assert engine.experts.stats["uploads"] < engine.n_experts
@@ -210,7 +211,7 @@ def test_slots_replaced_while_a_copy_is_under_way(
 def test_loads_that_fail_while_another_generates(
     paths: dict[str, Path], alone: dict[str, str], tiny_model: TinyModel
 ) -> None:
-    """After both models were loaded."""
+    """The loads fail after both models were loaded."""
     unfit = tiny_model("qwen3", n_vocab=900)
     with load(paths["b"]) as engine, ThreadPoolExecutor(1) as threads:
         running = threads.submit(lambda: [text_of(engine) for _ in range(6)])
