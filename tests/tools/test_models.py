@@ -1,4 +1,4 @@
-"""The makers of tiny models: what tests build on must itself hold."""
+"""The makers of tiny models make correct files, because other tests rely on them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_weights_have_the_spread_asked_for(name: str) -> None:
     numbers = quants.dequantize(data, kind)
     assert numbers.shape == (64, 512)
     assert np.isfinite(numbers).all()
-    # Three values a weight are not much to be near a normal distribution with.
+    # With three values a weight, the distribution is only roughly normal.
     low = 0.5 if name in ("TQ1_0", "TQ2_0") else 0.85
     assert low < float(np.sqrt(np.mean(np.square(numbers)))) / 0.05 < 2 - low
     assert abs(float(numbers.mean())) < 0.02
@@ -87,7 +87,7 @@ def test_the_program_writes_what_it_is_asked(tmp_path: Path) -> None:
 def test_every_family_decodes_on_the_stock_library(
     tiny_model: TinyModel, reference_lib: Path, tmp_path: Path
 ) -> None:
-    """Loads, decodes, and gives logits that are finite, spread out, and not the same for every token."""
+    """Each model loads, decodes, and gives logits that are finite, spread out, and not all alike."""
     variants = {name: tiny_model(name) for name in FAMILIES}
     v3 = {"merged": 1, "sigmoid": 1, "q_rank": 32}
     variants["deepseek2 v3"] = tiny_model("deepseek2", n_expert=8, n_group=4, n_group_used=2, options=v3)
@@ -114,7 +114,7 @@ def test_every_family_decodes_on_the_stock_library(
 
 
 def test_the_loader_tells_what_it_wants(tiny_model: TinyModel) -> None:
-    """Whatever the shape: other sizes are another question."""
+    """The loader reports its tensors for any shape. A model of other sizes needs another query."""
     path = tiny_model("qwen35moe", n_layer=2, n_expert=7, n_ff_exp=160)
     tensors = {t.name: t.shape.tolist() for t in GGUFReader(path).tensors}
     assert tensors["blk.1.ffn_down_exps.weight"] == [160, 64, 7]

@@ -1,4 +1,4 @@
-"""Twins: what is written is what was asked for, and the model does what its weights promise."""
+"""A twin has the requested contents, and the model does what its weights promise."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_computed_weights_survive_quantization(kind: Type, bound: float) -> None
     back = quants.dequantize(quantize(numbers, kind), kind)
     assert np.sqrt(np.mean(np.square(back - numbers))) < bound * np.sqrt(np.mean(np.square(numbers)))
     assert not back[3].any()
-    # Row by row too: a block's scale must not be another's.
+    # Each row is right by itself too, so no block has the scale of another.
     errors = np.sqrt(np.square(back - numbers).sum(1) / np.maximum(np.square(numbers).sum(1), 1e-9))
     assert errors.max() < 1.6 * bound
 
@@ -101,7 +101,7 @@ def test_twins_have_the_named_models_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.shape.n_expert and n != "tiny"])
 def test_every_family_writes_its_chain(name: str, tmp_path: Path) -> None:
-    """Narrow, and with few layers: the file passes the check, runs, and its chain is what it writes."""
+    """The files are narrow and have few layers. Each passes the check and runs, and writes its chain."""
     model = MODELS[name].narrow(128, LEAST)
     model = replace(model, shape=replace(model.shape, n_layer=3))
     path = write_twin(tmp_path / "twin.gguf", Twin(name, model, model.mix, Drift(0.7, 0.95)))
@@ -155,8 +155,8 @@ def test_impossible_localities_are_refused() -> None:
 def test_locality_of_a_known_routing() -> None:
     active = np.zeros((40, 2, 6), np.bool_)
     for token, row in enumerate(active):
-        row[0, [0, 1]] = True  # always the same two
-        row[1, [token % 2, 4]] = True  # one stays, one takes turns
+        row[0, [0, 1]] = True  # the same two experts each time
+        row[1, [token % 2, 4]] = True  # one expert stays, two others take turns
     found = Locality.of(active)
     assert found.kept == pytest.approx((1 + 0.5) / 2)
     assert found.near == 1
@@ -173,8 +173,8 @@ def test_rows_of_the_chain_drift_and_close() -> None:
     for lag in (1, 2, 4):
         places = np.mean(around[: len(words)] * around[lag : len(words) + lag], axis=1)
         assert places.mean() == pytest.approx(0.7 * 0.9**lag, abs=0.03)
-        assert abs(places[-lag:].mean() - 0.7 * 0.9**lag) < 0.25  # across the end as well
-    # The head is the embedding, one token on.
+        assert abs(places[-lag:].mean() - 0.7 * 0.9**lag) < 0.25  # this holds across the end too
+    # The head's rows are the embedding's, moved by one token.
     head = np.concatenate(list(chain.head(100)))[: vocabulary.n_chain]
     logits = words @ head.T
     assert np.array_equal(logits.argmax(1), (np.arange(len(words)) + 1) % len(words))
@@ -244,7 +244,7 @@ def test_locality_is_the_published_one(measured: Measured) -> None:
 
 
 def test_the_draft_is_right_as_often_as_chosen(measured: Measured, twin: tuple[Path, Path]) -> None:
-    """Within the band of a binomial count of about 150 steps; accepted of 8 follows from it."""
+    """The share is within the band of a binomial count of about 150 steps. Accepted of 8 follows from it."""
     assert measured.agreement == pytest.approx(AGREEMENT, abs=0.12)
     expected = sum(AGREEMENT**n for n in range(1, 9)) / 8
     assert measured.acceptance == pytest.approx(expected, abs=0.1)
