@@ -65,7 +65,7 @@ extern int64_t (*ggml_cpu_mul_mat_id)(int ith, int nth, const void * dst, const 
 extern bool (*ggml_cpu_mul_mat)(int ith, int nth, const void * dst, const void * wdata, void * counter);
 extern ggml_from_float_t ggml_cpu_quantize_q8_K;
 """)
-Q8_K = 15  # the type of the other operand of k-quants
+Q8_K = 15  # k-quants are multiplied with this type
 
 
 def has(features: set[str]) -> bool:
@@ -116,7 +116,7 @@ class Kernels:
     ) -> Float32 | None:
         """Return our kernel's results [n_input, n_weight], or None where it leaves these inputs to ggml."""
         n_weight = len(weights) // stride
-        results = np.full((n_input + 1, n_weight), 7, np.float32)  # nobody may write the last row
+        results = np.full((n_input + 1, n_weight), 7, np.float32)  # no kernel may write the last row
         out = _ffi.from_buffer("float[]", results, require_writable=True)
         done = self.c.kernel_dot(
             self.types[kind], way, n, _ffi.from_buffer(weights), stride, n_weight, _ffi.from_buffer(inputs),

@@ -162,7 +162,7 @@ def test_interrupted_by_another_generation(split: Llama, plain: Llama) -> None:
     second = split.generate(tokens_of(split, "Another"), **GREEDY)
     next(second)
     context = held(split)
-    follows = next(first)  # the token that was generated last, behind the tokens of the other generation
+    follows = next(first)  # its last token is evaluated behind the tokens of the other one
     assert held(split) == [*context, taken[-1]]
     second.close()  # the context does not belong to it any more
     assert held(split) == [*context, taken[-1]]

@@ -120,7 +120,7 @@ def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
 
 
 def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
-    """Tokens that begin before the stop text stay, with the part of their text that lies behind its begin."""
+    """Tokens that begin before the stop text stay, with all of their text."""
     whole = choice_of(drafting)
     at = whole["logprobs"]["tokens"].index(" list")
     cut = choice_of(drafting, stop=" list")

@@ -1,4 +1,4 @@
-"""One line names everything that the machine lacks."""
+"""The CPU's features, cores and quota are found, and one line notes each lack."""
 
 from __future__ import annotations
 

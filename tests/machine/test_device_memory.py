@@ -204,7 +204,7 @@ def test_llama_fits_too(target):
         assert llm.stats.vram_limit == 5 * MIB
         assert llm.stats.slot_bytes < llm.stats.vram_bytes <= 5 * MIB
         assert llm.engine.experts.stats["blocks_streamed"] > 0
-        assert memory().n_device_buffers - made <= 1  # only the masks of ids
+        assert memory().n_device_buffers - made <= 1  # the masks of ids need one
     finally:
         llm.close()
     assert memory().used == 0
@@ -243,7 +243,7 @@ def test_nothing_is_allocated_between_steps(target, draft, mtp, kind):
         assert engine.experts.settle(10)
         steps(engine, session, [longest])
         if kind != "mtp":  # common makes llama.cpp plan anew at every sequence
-            assert memory().n_device_buffers - made <= 1  # only the masks of ids
+            assert memory().n_device_buffers - made <= 1  # the masks of ids need one
         assert steps(engine, session, [longest] * 10) == (0, 0)
         assert steps(engine, session, [0, longest, 1, 2, 5, 3, longest, 0] * 3) == (0, 0)
         session.prefill(PROMPT[::-1])

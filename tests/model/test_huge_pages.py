@@ -34,7 +34,7 @@ NAMES = ("target.gguf", "draft.gguf")
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the system has huge pages. Without them, the regions are the same on small pages."""
+    """Pretend that the system has transparent huge pages. Without, regions are the same on small pages."""
     monkeypatch.setattr(huge_pages, "missing", lambda: "")
 
 

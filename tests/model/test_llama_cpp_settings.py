@@ -25,7 +25,7 @@ from tools.compare.script import SCRIPTS, Logits
 from tools.models import write_adapter
 
 # isort: split
-from tools.compare import decoder  # after spac, which decides on the library
+from tools.compare import decoder  # this import must follow spac's, because spac decides on the library
 
 PLAIN = Settings(n_ctx=256, n_batch=64, n_ubatch=64)
 SCRIPT = "short"
@@ -254,7 +254,7 @@ def test_layers_on_the_device_are_those_that_are_split(
 
 
 def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
-    """The value "auto" puts as many layers on the device as fit. Numbers that do not fit are refused."""
+    """The value "auto" puts as many layers on the device as fit. Larger values are refused."""
     needed = {}
     for n in range(5):
         with opened(models["qwen3moe"], gpu_layers=n) as pair:

@@ -22,7 +22,7 @@ from spac.model.params import draft_rows, target_rows
 from tests.conftest import TinyModel
 
 # isort: split
-import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 VOCAB, UBATCH, LONGEST = 16384, 256, 6
 PROMPT = list(range(5, 205)) * 2  # more tokens than a ubatch has

@@ -1,4 +1,4 @@
-"""The folders of csrc include each other in one direction. Tests stand in folders of the same names."""
+"""The folders of csrc include each other in one direction. Tests stand in folders named after the code."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_new_files_and_several_hunks(unified_diff):
 
 
 def test_our_patches_keep_to_the_limit():
-    """At most 5 patches have 250 lines together. They hold call sites and checks, never features."""
+    """There are at most 5 patches, of 250 lines together. They hold call sites and checks, never features."""
     patches = sorted((ROOT / "patches").glob("*.patch"))
     changed = [
         line

@@ -41,7 +41,7 @@ SHAPES = (
     Shape("mxfp4", 11, "mul_mat_id", True, True, n_used=8, n_expert=N, n_in=1024, n_out=64),
     Shape("f16", 20, "mul_mat_id", False, True, n_used=3, n_expert=N, n_in=1024, n_out=64),  # by mmf
 )
-# On the last number, tiles of the smaller shapes are too few. They are cut, and all experts are walked.
+# With the last number, tiles of the smaller shapes are too few. They are cut, and all experts are walked.
 MULTIPROCESSORS = (1, 20, 132)
 
 

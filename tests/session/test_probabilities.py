@@ -50,7 +50,7 @@ def check(lab: Lab, path: Path, session: _core.Session, start: Tokens, n_top: in
 def test_they_are_those_of_the_model(
     lab: Lab, target: Path, other: Path, draft: str, sampling: dict[str, Any]
 ) -> None:
-    """They are right for the first token behind a prompt too, and behind drafts that were refused."""
+    """They are right for the first token behind a prompt too, and behind drafts that were rejected."""
     drafts = {} if draft == "none" else {"draft": lab.context(target if draft == "right" else other, **F32)}
     session = lab.session(lab.context(target, **F32), **drafts, draft_max=4, **sampling)
     n_others = check(lab, target, session, prompt(20))
