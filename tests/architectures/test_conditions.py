@@ -1,7 +1,7 @@
-"""Shapes that no real model has, and everything that a context can be asked for, on one architecture or more:
-bit for bit the reference, with a plan that changes before every step.
+"""These tests compare odd shapes and all settings of a context with the reference, bit for bit.
 
-tests/backend has every architecture at its default shape. One worker process for each library runs all cases.
+No real model has these shapes. The plan changes before every step. tests/backend has every architecture at
+its default shape. One worker process for each library runs all cases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIXED = {
     "blk.2.ffn_up_exps": "BF16",
     "blk.2.ffn_down_exps": "F16",
 }
-"""Another type in every layer, and several in one."""
+"""Types of tensors: each layer has other types, and some layers have several."""
 
 
 def shape(family: str, **changes: Any) -> tuple[str, Shape]:
@@ -70,7 +70,7 @@ CONDITIONS: dict[str, tuple[tuple[str, Shape], dict[str, Any]]] = {
     "flash attention, input weighted first": (shape("llama4"), {"settings": FLASH}),
     "ubatch of 1": (shape("qwen3moe"), {"settings": replace(SMALL, n_ubatch=1)}),
     "ubatch of 7": (shape("glm4moe"), {"settings": replace(SMALL, n_ubatch=7)}),
-    # Pieces of the prompt of which nobody wants logits have no row in the last layer.
+    # Pieces of the prompt whose logits are not requested have no row in the last layer.
     "experts in the last layer only": (
         shape("deepseek2", n_layer=2),
         {"settings": replace(SMALL, n_batch=13)},
@@ -148,7 +148,7 @@ def test_device_and_cpu_had_both_work(case: str, ours: Result) -> None:
 
 @pytest.mark.parametrize("case", ["a scale for every expert", "scales, quantized"])
 def test_scales_make_no_layers_of_their_own(case: str, ours: Result) -> None:
-    """Nor do they make demand of their own: it is that of the model without them."""
+    """Scales do not add demand either: it equals the demand of the model without scales."""
     for run in RUNS:
         scaled, plain = ours.meta[f"{case}|{run.name}"], ours.meta[f"no scales|{run.name}"]
         assert scaled["n_layer"] == plain["n_layer"] == 3
@@ -158,7 +158,7 @@ def test_scales_make_no_layers_of_their_own(case: str, ours: Result) -> None:
 
 @pytest.mark.parametrize("case", PARTIAL)
 def test_layers_that_stay_on_the_cpu_have_no_slots(case: str, ours: Result) -> None:
-    """The output counts as a layer, and the last layers come first."""
+    """llama.cpp counts the output as a layer, and puts the last layers on the device first."""
     (family, shape_), n_gpu_layers = PARTIAL[case]
     first = max(shape_.n_layer + 1 - n_gpu_layers, shape_.n_dense if family == "deepseek2" else 0)
     meta: Any = ours.meta[f"{case}|half"]
@@ -168,7 +168,7 @@ def test_layers_that_stay_on_the_cpu_have_no_slots(case: str, ours: Result) -> N
 
 @pytest.mark.parametrize("case", [name for name in CONDITIONS if name.startswith("state")])
 def test_a_restored_state_goes_on_as_before(case: str, reference: Result, ours: Result) -> None:
-    """So the comparison above was one of restored states."""
+    """The comparison above really compares restored states."""
     for steps in (reference.logits[case, "reference"], *(ours.logits[case, run.name] for run in RUNS)):
         for i in range(6):
             assert (steps[f"before {i}"] == steps[f"after {i}"]).all()

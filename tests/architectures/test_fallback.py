@@ -1,5 +1,7 @@
-"""What cannot be split runs as llama.cpp would run it, and says so in one line; what is not decoding moves no
-expert and counts for nothing."""
+"""A block that cannot be split runs as llama.cpp would run it, and one line says so.
+
+Graphs that do not decode load and evict no expert, and do not count as demand.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from tests.session.lab import GREEDY, Lab, generate, prompt, take
 from tools.models import write_adapter
 
 # isort: split
-import llama_cpp.llama_cpp as api  # after spac, which decides on the library
+import llama_cpp.llama_cpp as api  # Imported after spac, which chooses the library.
 
 TEXT = "def fibonacci(n):"
 
 
 @pytest.fixture
 def log() -> None:
-    """The engine's log, wherever another test has sent it."""
+    """Restore the engine's log callback, which another test may have replaced."""
     api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
     c_api.take_notices()
 
@@ -38,7 +40,7 @@ def load(path: Path, **options: Any) -> Engine:
 
 
 def adapt(engine: Engine, adapter: Path) -> None:
-    """Applies a LoRA adapter to the target's context."""
+    """Apply a LoRA adapter to the target's context."""
     pair = engine._pair
     loaded = api.llama_adapter_lora_init(pair.target.pointer, str(adapter).encode())
     assert loaded
@@ -49,7 +51,7 @@ def adapt(engine: Engine, adapter: Path) -> None:
 
 
 def adapted_text(path: Path, adapter: Path, **options: Any) -> tuple[str, list[str], list[str]]:
-    """The text with an adapter, the engine's notes before it, and those that came with it."""
+    """Return the text with an adapter, the engine's notes before it, and the notes that it added."""
     with load(path, **options) as engine:
         adapt(engine, adapter)
         before = list(engine.notes)
@@ -103,7 +105,7 @@ def test_a_device_without_kernels_is_noted_once(tiny_model: TinyModel) -> None:
 
 
 def test_experts_met_after_the_layers_were_counted_are_noted_once(lab: Lab, tiny_model: TinyModel) -> None:
-    """As those of a prediction layer, whose context comes later."""
+    """A prediction layer has such experts: its context is created later."""
     path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
     expected = generate(lab.plain(path, **GREEDY), prompt(40), 24)
     target = lab.context(path)
@@ -142,7 +144,7 @@ def lab() -> Iterator[Lab]:
 
 
 def settled(lab: Lab, path: Path, n_slots: int = 8) -> tuple[_core.Experts, np.ndarray[Any, Any]]:
-    """Experts of a model with slots filled by a plan, and which are resident."""
+    """Return a model's experts after a plan has filled their slots, and the residency."""
     lab.context(path)
     experts = lab.experts(path)
     assert experts is not None
@@ -158,7 +160,7 @@ def settled(lab: Lab, path: Path, n_slots: int = 8) -> tuple[_core.Experts, np.n
 def test_a_prompt_leaves_the_slots_and_the_demand_alone(
     lab: Lab, tiny_model: TinyModel, n_ubatch: int
 ) -> None:
-    """Also one whose pieces are no longer than a step's batch could be."""
+    """This also holds for a prompt whose pieces are as short as a step's batch."""
     path = tiny_model("qwen3moe")
     experts, resident = settled(lab, path)
     session = lab.session(
@@ -174,13 +176,14 @@ def test_a_prompt_leaves_the_slots_and_the_demand_alone(
     assert (demand.sum(), n_steps) == (0, 0)
     assert after["blocks"] > before["blocks"]
     take(session, 4)
-    assert experts.take_demand()[0].sum() == 0  # the session's steps have taken theirs
+    assert experts.take_demand()[0].sum() == 0  # The session's steps have taken their demand.
     assert experts.stats["activations"] > 0
 
 
 @pytest.mark.parametrize("scheduler", ["lru", "moe-spac", "ewma"])
 def test_prompts_between_steps_leave_what_decoding_earned(tiny_model: TinyModel, scheduler: str) -> None:
-    """Under every scheduler that follows the demand of decoding; long prompts, and as short as a step."""
+    """This holds under every scheduler that follows demand, for long prompts and for prompts as short as a
+    step."""
     with load(tiny_model("qwen3moe"), ctx=2048, slots=6, scheduler=scheduler) as engine:
         "".join(engine.generate(TEXT, 30))
         experts, session = engine.experts, engine.session
@@ -220,13 +223,13 @@ def test_a_warm_up_is_no_demand(lab: Lab, tiny_model: TinyModel, n_tokens: int) 
     api.llama_set_warmup(context, False)
     assert (experts.residency() == resident).all()
     assert [layer.n_used for layer in experts.layers] == [2] * 3
-    # llama.cpp would use the warm-up's graph again for as many tokens.
-    # In the last layer only the token whose logits are wanted.
+    # For as many tokens, llama.cpp would use the warm-up's graph again. The last layer computes only the
+    # token whose logits are requested.
     assert decode(n_tokens + 1) == (n_tokens + 1) * 2 * 2 + 2
 
 
 def test_demand_of_blocks_that_ran_wholly_on_the_device(lab: Lab, tiny_model: TinyModel) -> None:
-    """It is counted later, when llama.cpp has built its next graph where the last one was."""
+    """The demand is counted later, when llama.cpp builds its next graph where the last one was."""
     path = tiny_model("qwen3moe")
     experts, resident = settled(lab, path, n_slots=15)
     assert (resident >= 0).all()
@@ -236,7 +239,7 @@ def test_demand_of_blocks_that_ran_wholly_on_the_device(lab: Lab, tiny_model: Ti
     for n in (24, 3, 16, 1, 1, 40, 2):
         tokens = (api.llama_token * n)(*range(n))
         assert api.llama_decode(context, api.llama_batch_get_one(tokens, n)) == 0
-        expected += n * 2 * 2 + 2  # in the last layer only the token whose logits are wanted
+        expected += n * 2 * 2 + 2  # The last layer computes only one token.
     api.llama_synchronize(context)
     demand, n_steps = experts.take_demand()
     assert (demand.sum(), n_steps) == (expected, 7)

@@ -1,5 +1,8 @@
-"""Every architecture with experts that the tests can make, against the unpatched library: each logit, at
-several residencies, and that its experts really are split. README.md lists them, and what has no maker."""
+"""These tests compare every architecture with experts that the tests can make with the unpatched library.
+
+They compare each logit at several residencies, and check that the experts are split. README.md lists the
+architectures, and those that have no maker.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +62,15 @@ def test_every_logit_equals_the_reference(family: str, ours: Result, reference: 
 
 
 def moe_blocks(path: str) -> int:
-    """MoE blocks of a file: a layer may have a second one (chunk experts); adapters that tokens choose are
-    such."""
+    """Return the number of MoE blocks in a file. A layer may have a second block (chunk experts). Adapters
+    that tokens choose are blocks too."""
     ends = ("ffn_down_exps.weight", "ffn_down_chexps.weight", ".lora_b")
     return sum(tensor.name.endswith(ends) for tensor in GGUFReader(path).tensors)
 
 
 @pytest.mark.parametrize("family", NAMES)
 def test_its_experts_are_split(family: str, cases: dict[str, Case], ours: Result) -> None:
-    """Every MoE layer is one of ours, whatever it is made of, and nothing of it is left to the CPU."""
+    """spac splits every MoE block of the file, and the CPU alone computes no part of it."""
     stats: dict[str, Any] = {run.name: ours.meta[f"{family}|{run.name}"]["stats"] for run in RUNS}
     n_layer = moe_blocks(cases[family].model)
     assert {ours.meta[f"{family}|{run.name}"]["n_layer"] for run in RUNS} == {n_layer}

@@ -1,4 +1,4 @@
-"""What llama.cpp's eval callback sees of a context's nodes, and decoding by hand."""
+"""Helpers that decode by hand and read a context's nodes through llama.cpp's eval callback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from spac.model.c_api import Context
 
-api = importlib.import_module("llama_cpp.llama_cpp")  # after spac, which decides on the library
+api = importlib.import_module("llama_cpp.llama_cpp")  # Imported after spac, which chooses the library.
 
 FloatArray = npt.NDArray[np.float32]
 CONTEXT: dict[str, Any] = {"n_ctx": 64, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1}
-"""Of contexts whose values are compared."""
+"""Parameters of contexts whose values are compared."""
 FFN_INPUTS = {
     "llama": "ffn_norm",
     "qwen3": "ffn_norm",
@@ -27,11 +27,12 @@ FFN_INPUTS = {
     "gpt-oss": "attn_post_norm",
     "glm4moe": "post_attn_norm",
 }
-"""By family of tools.models: what llama.cpp calls the tensor that enters a layer's FFN."""
+"""llama.cpp's name of the tensor that enters a layer's FFN, by family of tools.models."""
 
 
 class Callback:
-    """An eval callback that keeps the nodes of some names, flat: by name and layer, the last one seen."""
+    """Eval callback that keeps the values of the named nodes, flat, by name and layer. It keeps the last
+    value."""
 
     def __init__(self, *names: str) -> None:
         self.seen: dict[tuple[str, int], npt.NDArray[Any]] = {}
@@ -55,7 +56,7 @@ class Callback:
 
 
 def decode(context: Context, tokens: list[int], position: int) -> FloatArray:
-    """Evaluates tokens; the logits behind the last one, float32 [n_vocab]."""
+    """Evaluate tokens. Return the logits behind the last one, float32 [n_vocab]."""
     batch = api.llama_batch_init(len(tokens), 0, 1)
     for i, token in enumerate(tokens):
         batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, position + i, 1, 0

@@ -1,8 +1,7 @@
-"""Splitting experts over device and CPU changes no bit of any logit, whatever is resident and while it
-changes.
+"""Splitting experts over device and CPU changes no bit of any logit, at any residency and while it changes.
 
-One worker process runs all cases on the stock library, one on spac's; every test looks at one run of the
-results. tools/compare/README.md says what the reference is.
+One worker process runs all cases on the stock library, and one runs them on spac's. Each test looks at one
+run of the results. tools/compare/README.md describes the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ MODELS: dict[str, tuple[str, Shape]] = {
         Shape(n_layer=5, n_expert=7, n_used=4, types={"*": "Q8_0", "*_exps": "MXFP4"}),
     ),
 }
-# The same model under other settings of the context.
+# These cases run the same models with other settings of the context.
 SETTINGS: dict[str, tuple[str, Settings]] = {
     "flash attention": ("qwen3moe Q4_0", Settings(flash_attn=True)),
     "flash attention, biases": ("gpt-oss", Settings(flash_attn=True)),
@@ -83,12 +82,12 @@ CONTROLS = (
     Run("exchanged, prompts streamed", 0.5, seed=14, stream_tokens=17),
     Run("exchanged, in place", 0.25, seed=32, in_place=True),
 )
-"""Of a copy of the model in which two experts are exchanged."""
+"""Runs of a copy of the model in which two experts are exchanged."""
 CASES = [*MODELS, *SETTINGS]
 OTHERS = sorted(
     set(FAMILIES) - set(LOADER_FAMILIES) - {"llama", "qwen3"} - {family for family, _ in MODELS.values()}
 )
-"""The other families at their default shapes; tests/architectures has those that the loader describes."""
+"""The other families at their default shapes. tests/architectures has those that the loader describes."""
 BRIEF = RUNS[1], RUNS[4]
 ADAPTED = ("qwen3moe Q4_0", "deepseek2 merged", "gpt-oss")
 """Models that also run with a LoRA adapter on experts and attention."""
@@ -170,7 +169,7 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
     else:
         assert 0 < stats["activations_hit"] < stats["activations"]
     if not run.masked:
-        assert stats["ahead_ns"] == 0  # what is queued ahead needs the masks
+        assert stats["ahead_ns"] == 0  # Queueing ahead needs the masks.
     if run.lookahead:
         assert stats["foreseen"] > 0
         assert stats["foreseen_right"] <= stats["foreseen"]
@@ -203,14 +202,14 @@ def test_an_adapter_on_experts(name: str, ours: Result, reference: Result) -> No
     case = f"{name} LoRA"
     expected = reference.logits[case, "reference"]
     plain = reference.logits[name, "reference"]
-    assert not np.array_equal(expected["prompt"], plain["prompt"])  # the adapter has an effect
+    assert not np.array_equal(expected["prompt"], plain["prompt"])  # The adapter has an effect.
     for run in RUNS[:4]:
         difference = first_difference(case, run.name, ours.logits[case, run.name], expected)
         assert difference is None, str(difference)
 
 
 def n_experts_of(case: str) -> int:
-    """Experts of a case's model over all its MoE layers."""
+    """Return the number of experts of a case's model over all its MoE layers."""
     family, shape = MODELS[SETTINGS[case][0] if case in SETTINGS else case]
     return (shape.n_layer - (shape.n_dense if family == "deepseek2" else 0)) * shape.n_expert
 
@@ -218,12 +217,13 @@ def n_experts_of(case: str) -> int:
 def test_a_slow_device_changes_nothing(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Random delays before every queued operation shake out what only holds when copies and launches are
+    """Random delays before every queued operation reveal code that is right only when copies and launches are
     instant."""
     runs = (
         Run("moving", 0.5, seed=8, moving=True),
         Run("a quarter", 0.25, seed=9),
-        Run("streamed", 0.5, seed=15, stream_tokens=17),  # copies have a price: small ones are put together
+        # Copies have a price here, so small ones are put together.
+        Run("streamed", 0.5, seed=15, stream_tokens=17),
     )
     chosen = [replace(cases[name], runs=runs) for name in ("qwen3moe Q4_0", "gpt-oss")]
     job = Job(tuple(chosen), simulated_device={"delay_us": 20, "latency_us": 5, "upload_gb_s": 0.5})
@@ -253,7 +253,7 @@ def test_graphs_of_changing_lengths_are_prepared_once(
 def test_streamed_prompts_wait_for_their_experts(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """On a slow link, with the negative control whose streams do not wait for each other."""
+    """This holds on a slow link. The negative control has streams that do not wait for each other."""
     runs = (
         Run("streamed", 0.0, stream_tokens=17),
         Run("in motion", 0.5, seed=13, moving=True, stream_tokens=17),
@@ -271,7 +271,7 @@ def test_streamed_prompts_wait_for_their_experts(
 def test_streamed_prompts_hold_the_slots_that_they_are_copied_from(
     cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Residents are evicted while they are yet to be copied."""
+    """Residents are evicted before they are copied."""
     run = Run("held", 0.6, seed=16, midway=True, stream_tokens=17)
     case = replace(cases["qwen3moe Q4_K M"], runs=(run,), script="prompts")
     folder = tmp_path_factory.mktemp("held")
@@ -287,7 +287,7 @@ def test_streamed_prompts_hold_the_slots_that_they_are_copied_from(
 def test_partly_pinned_experts(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Copies from pinned memory, through the ring, and of experts that lie across a border, read late."""
+    """Copies come from pinned memory and through the ring. Experts that lie across a border are read late."""
     runs = (
         Run("moving", 0.5, seed=22, moving=True),
         Run("streamed", 0.5, seed=23, moving=True, stream_tokens=17),
@@ -308,7 +308,7 @@ def test_partly_pinned_experts(
 def test_hand_overs_in_place(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Without copies, in every order of things."""
+    """The hand-off without copies gives the same logits, however it is combined with other settings."""
     runs = (
         Run("in place", 0.25, seed=26, in_place=True),
         Run("in place, moving, looking ahead", 0.5, seed=27, in_place=True, moving=True, lookahead=1),
@@ -325,7 +325,7 @@ def test_hand_overs_in_place(
     result = run_worker("spac", job, tmp_path_factory.mktemp("in-place"))
     for case in chosen:
         assert [str(d) for d in compare(case, result, reference)] == []
-        # graphs are prepared anew where the way changes: so both ways were taken
+        # Graphs are prepared anew where the way of the hand-off changes, so both ways were taken.
         stats = result.meta[f"{case.name}|by copies"]["stats"]
         assert isinstance(stats, dict)
         assert stats["graphs_prepared"] > 0
@@ -334,7 +334,7 @@ def test_hand_overs_in_place(
 def test_models_side_by_side(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Three models with different numbers of layers and experts, decoding at the same time on one device."""
+    """Three models with different numbers of layers and experts decode at the same time on one device."""
     runs = (Run("moving", 0.5, seed=10, moving=True), Run("all", 1.0, seed=11))
     names = ("qwen3moe Q4_0", "deepseek2 groups", "gpt-oss odd")
     chosen = [replace(cases[name], runs=runs) for name in names]

@@ -1,4 +1,5 @@
-"""A gate that the device does not reach: one line, a failed graph, and then the plain order of launches."""
+"""A stream gate that the device does not reach gives one line and a failed graph. Later launches have the
+plain order."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def switches() -> Iterator[None]:
 
 @contextmanager
 def contexts(path: Path, share: float, n: int, lookahead: int = 0) -> Iterator[list[Context]]:
-    """`n` contexts of one model, of whose experts a share is on the simulated device."""
+    """Yield `n` contexts of one model, with this share of its experts on the simulated device."""
     with _core.LoadScope() as scope:
         model = Model(path, (_core.device_handle("simulated"),), {})
     experts = scope.experts
@@ -71,7 +72,7 @@ def decode_all(context: Context) -> list[FloatArray]:
 
 
 def fails(context: Context, tokens: list[int], position: int) -> float:
-    """Decodes what has to fail; returns how long that took."""
+    """Decode tokens, which has to fail. Return how many seconds that took."""
     start = monotonic()
     with pytest.raises(AssertionError):
         decode(context, tokens, position)
@@ -96,19 +97,19 @@ def test_one_line_and_the_plain_order(
         assert len(lines) == 1
         assert LINE.fullmatch(lines[0])
 
-        # The fault stays: what does not use gates does not meet it, in this context and in another.
+        # The fault stays. Graphs without gates do not meet it, in this context and in another.
         steps += [decode(stuck, [token], len(PROMPT) + i) for i, token in enumerate(TOKENS)]
         assert np.array_equal(steps, expected)
         assert np.array_equal(decode_all(other), expected)
 
-        # This context is done with gates; another one goes ahead again when that is switched on.
+        # This context uses no more gates. Another one queues ahead again when that is switched on.
         _core.set_launch_ahead(True)
         decode(stuck, TOKENS[:1], len(PROMPT) + len(TOKENS))
         fails(other, TOKENS[:1], len(PROMPT) + len(TOKENS))
 
 
 def hang(path: str) -> None:
-    """What the process of the next test does."""
+    """Run the hanging device in the process of the next test."""
     with contexts(Path(path), 0.5, 1) as (context,):
         _core.set_launch_ahead(True)
         decode(context, PROMPT, 0)
@@ -151,7 +152,7 @@ def test_an_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     greedy = SamplingConfig(temp=0, ignore_eos=True)
     prompt = "Once upon a time there was a small fox who lived in the wood. "
-    take_notices()  # other tests'
+    take_notices()  # Remove the notices of other tests.
     with Engine(config) as engine:
         expected = "".join(engine.generate(prompt, 20, sampling=greedy))
         _core.set_simulated_device(fault="no-signal")

@@ -1,4 +1,5 @@
-"""The tap shows what enters every FFN of a context, bit for bit as llama.cpp's own eval callback sees it."""
+"""The tap gives the inputs of every FFN of a context, bit for bit as llama.cpp's own eval callback reads
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.conftest import TinyModel
 from tools.models import FAMILIES
 
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]
-# From where a prompt's piece begins to where it ends; a token follows, decoded alone.
+# Each pair is the begin and the end of a prompt's piece. A token follows, which is decoded alone.
 LENGTHS = [(0, 3), (4, 300), (301, 600), (601, 900), (901, 1200), (1201, 1500), (0, 3), (4, 300)]
 
 
@@ -36,7 +37,8 @@ def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap
 
 @contextmanager
 def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Callable[[], FloatArray]]]:
-    """A context, and what its callback saw enter the FFNs of the last token: float32 [D, E]."""
+    """Yield a context, and a function that returns the inputs of the FFNs for the last token: float32 [D,
+    E]."""
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family])
     context = Context(model, {**CONTEXT, "cb_eval": callback.function, **params})
@@ -73,7 +75,8 @@ def test_what_the_eval_callback_sees(tiny_model: TinyModel, family: str) -> None
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3moe"])
 def test_a_context_that_grows_and_a_device_that_is_late(tiny_model: TinyModel, family: str) -> None:
-    """Graphs change with the memory's length: more of them than the tap keeps, then the first ones again."""
+    """Graphs change with the length of the context's memory. There are more of them than the tap keeps, and
+    then the first ones come again."""
     path, size = tiny_model(family), {"n_ctx": 2048, "n_batch": 512}
     with on_cpu(path, family, **size) as (stock, seen), on_simulated(path, **size) as (context, tap, experts):
         if experts is not None and experts.n_layer:
