@@ -1,4 +1,4 @@
-"""The comparison: that it runs where there is no GPU, goes on where it stopped, and how it reckons."""
+"""The comparison runs without a GPU, continues where it stopped, and computes its figures correctly."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_side_by_side_on_the_simulated(twin: tuple[Path, Path], reference_lib: P
         assert min(row["decode"], row["decode_cold"], row["prefill"], row["first_token_s"], row["ram"]) > 0
     assert rows["llama.cpp --n-cpu-moe"]["n_cpu_moe"] == 3  # one of the 4 layers fits
     assert 0 < rows["spac moe-spac, draft"]["hit_rate"] < 1
-    # Both draft from the same model on the same text.
+    # Both draft with the same model for the same text.
     drafting = [rows["spac moe-spac, draft"], rows["llama.cpp, experts on CPU, draft"]]
     assert drafting[0]["tokens_per_step"] == pytest.approx(drafting[1]["tokens_per_step"], rel=0.15)
     ours, plain = found["perplexity"]["spac"], found["perplexity"]["llama.cpp"]
     assert ours == pytest.approx(plain, rel=0.01)
     assert 2 < plain < 30
     assert found["wrong"] == []
-    # What is done is not done again, and what is out of time is named.
+    # Finished cells do not run again, and cells that are out of time are named.
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     later = compare(tmp_path, *arguments[:-3], "spac", "--seconds", "5")
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
@@ -108,14 +108,15 @@ def test_bad_input_is_one_line(
 def test_llama_cpp_gets_the_vram_that_spac_took(
     twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a GPU played by a formula: what runs needs some MB, layers of experts on it, spac's slots."""
-    sizes = [4 << 30] * 4  # as large as experts are: what measuring is off by is small beside them
+    """A formula replaces the GPU. Every run needs some MB, and in addition the expert layers on the GPU or
+    spac's slots."""
+    sizes = [4 << 30] * 4  # as large as real experts, so that the error of measuring is small beside them
     seen: list[tuple[str, int | None, int]] = []
 
     def run_cell(job: Job, work: Path, key: str, _reference: Path | None, _seconds: float) -> Result:
         job.write(work / f"{key}.job.json")
         on_device = sum(sizes[job.n_cpu_moe or 0 :]) if job.kind != "spac" else 9 << 30
-        # All layers but one on the device need a little more than the sum says.
+        # With two layers' experts on the CPU, a run needs a little more memory than the sum.
         more = (200 << 20) if job.n_cpu_moe == 2 else 0
         vram = (1 << 30) + bool(job.draft) * (1 << 29) + on_device + more
         seen.append((key, job.n_cpu_moe, vram))
@@ -133,7 +134,8 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     assert found.not_run == []
     limit = max(vram for key, _, vram in seen if key.startswith("spac"))
     tuned = {key: n for key, n in found.n_cpu_moe.items() if "--n-cpu-moe" in key}
-    # 9.5 GB beyond what is bare without a draft, 9 with one: two layers, but for the 200 MB.
+    # 9.5 GB are left beside a bare run without a draft, and 9 GB with one. Two layers fit, even with the 200
+    # MB.
     assert tuned == {
         "llama.cpp_--n-cpu-moe-50%-64": 2, "llama.cpp_--n-cpu-moe__draft-50%-64": 2,
         "llama.cpp_--n-cpu-moe__draft_of_3-50%-64": 2, "llama.cpp_--n-cpu-moe_--no-host-50%-64": 2,
@@ -142,7 +144,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     }  # fmt: skip
     assert found.n_cpu_moe["peer-50%-64"] == 2
     assert all(vram <= limit + comparison.VRAM_NOISE for key, n, vram in seen if n == tuned.get(key))
-    # With less to spare the first try is over, and the next one is not.
+    # With less memory left, the first try exceeds the limit, and the next one does not.
     again = comparison.Comparison(parser().parse_args(arguments))
     again.sizes = [int(4.45 * 2**30)] * 4
     sizes[:] = again.sizes
@@ -154,7 +156,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
 def test_what_hangs_is_tried_last_and_what_lacks_time_again(
     twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell that hangs would else take every call's time."""
+    """Otherwise a cell that hangs would take the time of every call."""
     hanging, seen = "spac_lru__draft-50%-64", []
 
     def run_cell(job: Job, work: Path, key: str, _reference: Path | None, _seconds: float) -> Result:
@@ -184,7 +186,7 @@ def test_what_hangs_is_tried_last_and_what_lacks_time_again(
     assert run("64", "96") == [f"{hanging}: not done within 9 s"]
     assert len(seen) > 1
     assert seen[-1] == hanging
-    # Where the call's own end was near, it is no fault of the cell's.
+    # Here the call itself has little time left, so the cell is not at fault.
     assert run("64", seconds=60) == [f"{hanging}: out of time"]
     assert not (tmp_path / "cells" / f"{hanging}.json").exists()
 
@@ -287,7 +289,8 @@ def test_the_page_shows_warm_medians() -> None:
 
 
 def test_what_a_repair_is_worth() -> None:
-    """Steps of 100 ms: 20 drafting 4 tokens, 10 waiting, 40 on 8 missing experts, 5 queueing, 15 dense."""
+    """Each step takes 100 ms: drafting 4 tokens 20, waiting 10, 8 missing experts 40, queueing 5, dense
+    layers 15."""
     figures = {
         "draft_s": 0.2, "verify_s": 0.7, "host_wait_s": 0.1, "host_compute_s": 0.4, "queue_s": 0.05,
         "scheduler_s": 0.03, "distinct": 200, "distinct_hit": 120, "uploads": 30, "upload_s": 0.5,
@@ -302,21 +305,21 @@ def test_what_a_repair_is_worth() -> None:
     assert parts.counts["copying"] == pytest.approx(0.5)
     assert parts.counts["link"] == pytest.approx(1e7)
     widths, target = Bandwidths(dram=1e6, link=2e7, device=1e5), Weights(0, 2500.0)
-    assert cpu_rate(parts, target) == pytest.approx(5e5)  # 8 experts of 2500 bytes in 40 ms
+    assert cpu_rate(parts, target) == pytest.approx(5e5)  # 8 experts of 2500 bytes are read in 40 ms
     found = repairs(Result(bound=0.8), parts, widths, target, Weights(dense=250, expert=0))
     assert found["no waits"] == pytest.approx(3 / 0.09)
     assert found["all resident"] == pytest.approx(3 / 0.06)
-    assert found["Belady's hits"] == pytest.approx(3 / 0.08)  # 4 missing experts for 8
+    assert found["Belady's hits"] == pytest.approx(3 / 0.08)  # 4 experts are missing instead of 8
     assert found["experts at DRAM's speed"] == pytest.approx(3 / 0.08)
-    assert found["drafts at full speed"] == pytest.approx(3 / 0.09)  # 4 × 250 bytes: 10 ms
+    assert found["drafts at full speed"] == pytest.approx(3 / 0.09)  # 4 × 250 bytes take 10 ms
     assert breakdown_of([run_of({})]) is None
-    # What it is beside is the speed of the same steps, not the median of runs that differ.
+    # Repairs are compared with the speed of the same steps, not with the median of runs that differ.
     assert parts.speed == pytest.approx(30)
     assert min(found.values()) > 30
     runs = [replace(run, decode_s=seconds) for seconds in (9.0, 1.0, 3.0)]
     result = Result(runs=[asdict(each) for each in runs])
     row = row_of(grid_cell(), result, None, None, None, lambda _: {"no waits": 16})
-    assert row.decode == pytest.approx(20)  # of 30 and 10; the cold one is not in it
+    assert row.decode == pytest.approx(20)  # the median of 30 and 10; the cold run does not count
     assert row.decode_range == pytest.approx((10, 30))
     assert "| spac lru, draft | 15.0 | 16.0 |" in breakdowns([row], None, target)
 
@@ -328,7 +331,8 @@ def test_what_was_not_run_is_a_line_per_reason() -> None:
 
 
 def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
-    """Two experts of every layer exchanged: perplexity hardly moves, a token's likelihood does."""
+    """Two experts of every layer are exchanged. The perplexity hardly changes, but the likelihood of a token
+    does."""
     args = parser().parse_args(
         [str(tmp_path), "--target", str(twin[0]), "--device", "simulated", "--reference", str(reference_lib),
          "--budgets", "50%", "--threads", "1", "--contexts", "64", "--texts", "1"]
@@ -348,7 +352,7 @@ def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tm
 
 
 def test_a_wrong_text_is_seen(tmp_path: Path) -> None:
-    """The bundled target, and a copy in which two experts of every layer are exchanged."""
+    """The bundled target is compared with a copy in which two experts of every layer are exchanged."""
     demo = ROOT / "python" / "spac" / "demo" / "target.gguf"
     job = Job(
         kind="spac", target=str(demo), prompts=[[5, 6, 7, 8]], n_predict=12, ctx=64, threads=1,
@@ -371,11 +375,11 @@ def test_surprise_is_the_negative_log_likelihood() -> None:
     found = surprises(logits, following)
     assert found == pytest.approx(-np.log(p[np.arange(5), following]))
     assert perplexity(found) == pytest.approx(np.exp(np.mean(found)))
-    assert apart([1.0, 2.0], [2.0, 1.0]) == 1  # though their perplexities are equal
+    assert apart([1.0, 2.0], [2.0, 1.0]) == 1  # although their perplexities are equal
 
 
 def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -> None:
-    """Its cells are among the whole grid's, and the engines that decide are in it."""
+    """The grid of stage 3 has all cells of stage 2, and stage 2 has the engines that decide."""
     base = ["--target", str(twin[0]), "--draft", str(twin[1]), "--reference", str(tmp_path)]
     keys = []
     for stage in (2, 3):
@@ -387,7 +391,8 @@ def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -
 
 
 def test_what_decides_comes_first() -> None:
-    """Each tuned engine after those that it is tuned to, 17 % and the short context before all else."""
+    """17 % of the experts and the short context come before all else. Each tuned engine follows those that it
+    is tuned to."""
     cells = list(grid(engines(["logistic", "moe-spac", "lru"]), ["17%", "50%"], [512, 4096]))
     names = [cell.engine.name for cell in cells[:7]]
     assert names == [
@@ -395,7 +400,7 @@ def test_what_decides_comes_first() -> None:
         "spac logistic, governor", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe",
         "spac moe-spac, governor",
     ]  # fmt: skip
-    # On every other place both kinds of either side, before anything else of it.
+    # For every other budget and context, both kinds of each side come first.
     others = [cell for cell in cells if (cell.budget, cell.context) == ("50%", 512)]
     assert [cell.engine.name for cell in others[:4]] == [names[i] for i in (0, 2, 3, 5)]
     n_first = len({cell.engine for cell in cells})

@@ -1,4 +1,4 @@
-"""The comparison's course: threads are chosen first, and the first pair is run again at the end."""
+"""The comparison chooses threads first, and runs the first pair again at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def comparison_of(twin: tuple[Path, Path], out: Path, *more: str) -> comparison.
 
 
 class Played:
-    """Plays cells instead of running them; sweeps find `speeds`, and what is run again is half as fast."""
+    """Replacement for running cells. Sweeps find `speeds`, and cells that run again are half as fast."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: dict[str, Job] = {}
@@ -71,7 +71,7 @@ def test_each_side_gets_its_best_number_of_threads(
         if job.kind != "threads":
             assert job.threads == (2 if job.kind == "spac" else 3), key
     assert "spac 2 (3: 5.0, 2: 7.0, 1: 6.0 tok/s); llama.cpp 3" in subject.threads.text
-    # A later call knows them. Other numbers are tried anew; one number is not tried.
+    # A later call knows the chosen numbers. Other numbers are tried anew, and a single number is not tried.
     for numbers, chosen in ((["3", "2", "1"], 2), (["2", "1"], 2), (["4"], 4)):
         played.jobs.clear()
         later = comparison_of(twin, tmp_path, "--threads", *numbers)
@@ -96,7 +96,7 @@ def test_a_sweep_that_fails_is_named(twin: tuple[Path, Path], tmp_path: Path, pl
     subject.run()
     assert subject.not_run == ["threads-spac: failed: badly"]
     assert played.jobs[PAIR[0]].threads == 3
-    assert "threads-llama.cpp" not in played.jobs  # none of its rows is wanted
+    assert "threads-llama.cpp" not in played.jobs  # none of its rows is requested
     late = comparison_of(twin, tmp_path / "late", "--threads", "3", "2", "--seconds", "5")
     late.run()
     assert f"threads-spac: {OUT_OF_TIME}" in late.not_run
@@ -120,7 +120,7 @@ def test_a_sweep_tries_all_numbers(
 
 
 def test_spac_changes_threads_in_place(twin: tuple[Path, Path]) -> None:
-    """The second thread is one more of the process."""
+    """The second thread adds one thread to the process."""
     job = Job("spac", str(twin[0]), [], 4, 256, 1, "simulated", slots="25%")
     config = config_of(job)
     pair, found = ModelPair(config, None), []
@@ -146,7 +146,7 @@ def test_threads_are_chosen_by_speed() -> None:
 def test_tuned_rows_wait_for_what_they_are_tuned_to(
     twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever rows are chosen, llama.cpp's tuned one runs behind spac's, whose VRAM it gets."""
+    """Whatever rows are chosen, llama.cpp's tuned row runs after spac's row and gets its VRAM."""
     ran: list[str] = []
 
     def run(self: comparison.Comparison, cell: Cell) -> None:
@@ -191,7 +191,7 @@ def test_the_first_pair_is_run_again_at_the_end(
 def test_the_first_pair_is_run_again_before_time_is_out(
     twin: tuple[Path, Path], tmp_path: Path, played: Played
 ) -> None:
-    """A grid that takes several calls would else show its noise in the last one alone."""
+    """Otherwise a grid that takes several calls would show its noise in the last call alone."""
     comparison_of(twin, tmp_path, "--seconds", "59").run()
     order = list(played.jobs)
     assert order.index(f"{PAIR[1]}-again") == order.index(f"{PAIR[0]}-again") + 1 < len(order) - 1

@@ -1,4 +1,4 @@
-"""That each side of the comparison runs at its best."""
+"""Each side of the comparison runs at its best."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bench.compare.ours import paging_of
 from spac import env
 from spac.errors import InputError
 
-# Disposable threads begin and end within one decode, so a look at /proc would miss them. Every creation is
-# counted instead, by a function that stands before the C library's.
+# Disposable threads begin and end within one decode, so a look at /proc would miss them. Instead, a function
+# that stands before the C library's counts every creation.
 COUNTER = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -61,7 +61,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="session")
 def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that counts the threads that a process creates."""
+    """Build a library that counts the threads that a process creates."""
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("no C compiler")
     source = tmp_path_factory.mktemp("counter") / "counter.c"
@@ -74,7 +74,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_llama_cpp_creates_no_thread_while_it_decodes(
     twin: tuple[Path, Path], reference_lib: Path, counter: Path
 ) -> None:
-    """The same count without the attached pool shows that it counts."""
+    """The same count without the attached pool shows that the counter works."""
     done = subprocess.run(
         [sys.executable, "-c", DECODES, str(counter), *map(str, twin)],
         cwd=ROOT, env={**environment(reference_lib), "LD_PRELOAD": str(counter)},
@@ -93,7 +93,7 @@ def spac_job(target: Path, **values: Any) -> Job:
 
 
 def test_nothing_is_paged_beside_a_gpu() -> None:
-    """But where the job asks for it."""
+    """Beside a GPU, weights are paged only if the job asks for it."""
     demo = Path("target.gguf")
     assert paging_of(spac_job(demo, device="CUDA0")) == "off"
     assert paging_of(spac_job(demo, device="CUDA0", paging="on")) == "on"
@@ -136,7 +136,7 @@ def test_the_first_prompt_is_in_no_figure(twin: tuple[Path, Path], tmp_path: Pat
 
 
 def test_cells_keep_what_things_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Unit costs of the cell before are those that the next one begins with."""
+    """A cell begins with the unit costs that the cell before it kept."""
     monkeypatch.setenv(env.CACHE_HOME.name, str(tmp_path))
     assert environment(None)[env.CACHE_HOME.name] == str(tmp_path)
     assert environment(None)["HOME"] == os.environ["HOME"]
@@ -145,7 +145,7 @@ def test_cells_keep_what_things_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_llama_cpp_without_pinned_buffers_is_a_row_beside_a_gpu(
     twin: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """After those that decide; on the CPU alone weights are repacked anyway."""
+    """These rows come after those that decide. On the CPU alone, weights are repacked anyway."""
     rows = {}
     for device in ("CUDA0", "simulated"):
         subject = comparison_of(twin, tmp_path, device=device)
@@ -163,7 +163,7 @@ def test_llama_cpp_without_pinned_buffers_is_a_row_beside_a_gpu(
 def test_llama_cpp_loads_without_pinned_buffers(
     twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path
 ) -> None:
-    """Without a GPU the text is the same, for weights are repacked in either case."""
+    """Without a GPU the text is the same, because weights are repacked in either case."""
     job = spac_job(twin[0], kind="llama.cpp", device="cpu", n_cpu_moe=4)
     jobs = {"pinned": job, "no-host": replace(job, no_host=True)}
     texts = [run_cell(each, tmp_path, key, reference_lib, 60).each[0].tokens for key, each in jobs.items()]

@@ -1,4 +1,5 @@
-"""Peers of the comparison: any server of OpenAI's completions, and all ways in which one can fail."""
+"""A peer of the comparison is any server of OpenAI's completions. These tests cover all ways in which one can
+fail."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the script of a server; return its path."""
-    path = tmp_path_factory.mktemp("a folder") / "fake.py"  # with a blank in its name
+    """Write the script of a server. Return its path."""
+    path = tmp_path_factory.mktemp("a folder") / "fake.py"  # the path has a blank
     path.write_text(FAKE)
     return path
 
@@ -117,7 +118,8 @@ def test_a_server_is_started_asked_measured_and_stopped(fake: Path, tmp_path: Pa
     first, second = result.each
     assert (first.text, second.text) == (" 5" * 6, " 8" * 6)  # the tokens were sent
     assert (first.n_tokens, first.prompt_tokens, second.prompt_tokens) == (6, 2, 3)
-    assert first.decode_speed == pytest.approx(50, rel=0.3)  # 20 ms each, the first token's not among them
+    # each token takes 20 ms, and the first one does not count
+    assert first.decode_speed == pytest.approx(50, rel=0.3)
     assert 0 < first.first_token_s < 0.5
     assert 64 << 20 < result.peak_ram < 1 << 30
     assert result.load_s > 0
@@ -164,7 +166,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 def test_nobody_else_answers_for_a_server(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its port is taken by another server, which says that it is well."""
+    """Another server listens at its port, and reports that it is ready."""
 
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -177,7 +179,7 @@ def test_nobody_else_answers_for_a_server(
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         monkeypatch.setattr(peer, "free_port", lambda: other.server_address[1])
-        monkeypatch.setattr(peer, "ENDING_S", 10)  # longer than a Python takes to begin
+        monkeypatch.setattr(peer, "ENDING_S", 10)  # longer than Python takes to start
         result = peer.run(job_of(fake, "good"), tmp_path / "log", 30)
         other.shutdown()
     assert result.error.startswith("ended with status 1: ")
@@ -185,7 +187,7 @@ def test_nobody_else_answers_for_a_server(
 
 
 def test_all_processes_of_a_server_end(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those behind a shell too, and those that do not want to."""
+    """Processes behind a shell end too, and so do those that ignore the request to stop."""
     monkeypatch.setattr(server, "STOP_S", 0.3)
     inner = f"{sys.executable} {shlex.quote(str(fake))} stays $0 1 & wait"
     with socket.socket() as bound:
@@ -194,7 +196,7 @@ def test_all_processes_of_a_server_end(fake: Path, tmp_path: Path, monkeypatch: 
     with Server(["sh", "-c", inner, str(port)], tmp_path / "log") as subject:
         Client(subject, port, time.monotonic() + 30).wait()
         assert len(running(fake)) == 2
-        assert subject.peak_ram > 64 << 20  # the shell's child has it
+        assert subject.peak_ram > 64 << 20  # the shell's child holds this memory
     assert running(fake) == []
 
 
@@ -207,7 +209,7 @@ def test_threads_are_tried_one_by_one(fake: Path, tmp_path: Path) -> None:
 
 
 def run_of(texts: list[tuple[float, str]], end: dict[str, object], tmp_path: Path) -> tuple[Run, list[str]]:
-    """Return what a client makes of an answer whose chunks came at these times, asked at 0."""
+    """Return a client's result for an answer whose chunks came at these times. The request was sent at 0."""
     with Server(["true"], tmp_path / "log") as subject:
         client = Client(subject, 0, 0.0)
     empty: dict[str, object] = {"usage": {}, "timings": {}, "reason": None}
@@ -217,7 +219,8 @@ def run_of(texts: list[tuple[float, str]], end: dict[str, object], tmp_path: Pat
 
 
 def test_the_first_step_is_not_in_the_decoding_speed(tmp_path: Path) -> None:
-    """It gives three tokens, and takes as long as the prompt; the next two steps take a second each."""
+    """The first step gives three tokens and takes as long as the prompt. The next two steps take a second
+    each."""
     texts = [(2.0, "a"), (2.0, "b"), (2.001, "c"), (3.0, "d"), (3.0, "e"), (4.0, "f")]
     timings = {"predicted_n": 6, "draft_n": 8, "draft_n_accepted": 3, "predicted_ms": 4000}
     run, notes = run_of(texts, {"timings": timings}, tmp_path)
@@ -225,7 +228,7 @@ def test_the_first_step_is_not_in_the_decoding_speed(tmp_path: Path) -> None:
     assert run.decode_speed == pytest.approx(3 / 1.999)
     assert (run.steps, run.drafted, run.accepted) == (3, 8, 3)
     assert notes == ["tokens counted by its timings", "6 tokens in place of 8"]
-    # Two tokens to a chunk, and nothing said of steps.
+    # A chunk has two tokens, and the server does not report steps.
     run, notes = run_of(texts[2:], {"usage": {"completion_tokens": 8, "prompt_tokens": 11}}, tmp_path)
     assert run.decode_speed == pytest.approx(6 / 1.999)
     assert run.steps == 0
@@ -295,7 +298,7 @@ def test_peers_are_rows_with_threads_of_their_own(
     assert [bool(job.draft) for job in jobs.values()] == [True, False, True]
     assert jobs["threads-peer_both__draft"].thread_counts == [3, 2]
     assert all(job.texts == [subject.text_of(prompt) for prompt in job.prompts] for job in jobs.values())
-    # What is done is not done again, but for another command.
+    # A finished cell runs again only with another command.
     jobs.clear()
     comparison_of(twin, tmp_path, plain, "both=walk {target} {draft} {port} -t {threads}").run()
     assert list(jobs) == ["threads-peer_both__draft", "both__draft-any-64"]
@@ -306,7 +309,7 @@ def test_peers_are_rows_with_threads_of_their_own(
 def test_spacs_own_server_is_a_peer(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the bundled pair; what fails beside it is named, and the rest goes on."""
+    """The server runs with the bundled pair. A peer that fails is named, and the other rows still run."""
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
     )

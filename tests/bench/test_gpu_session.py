@@ -1,4 +1,4 @@
-"""What a session on a machine with a GPU rests on, as far as no GPU is needed."""
+"""These tests cover the parts of a session on a machine with a GPU that can be tested without one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def binary(*entries: tuple[int, bytes]) -> bytes:
-    """A fat binary with entries of (kind, content)."""
+    """Return a fat binary with entries of (kind, content)."""
     body = b"".join(struct.pack("<HHIQ", kind, 0x101, 24, len(content)) + b"headmore" + content
                     for kind, content in entries)  # fmt: skip
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
@@ -75,7 +75,8 @@ def test_missing_modules_come_from_wheels(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_session_goes_on_from_its_archive(tmp_path: Path) -> None:
-    """What one call found is there for the next one, on another machine; an older archive changes nothing."""
+    """The next call finds the results of the last one, also on another machine. An older archive changes
+    nothing."""
     archive = tmp_path / "out" / "state.tar.gz"
     with Keeper(tmp_path / "one", archive, tmp_path / "none") as first:
         (first.work / "compare-H100" / "cells").mkdir(parents=True)
@@ -84,7 +85,7 @@ def test_a_session_goes_on_from_its_archive(tmp_path: Path) -> None:
         (first.work / "build" / "large.o").write_text("not kept")
         first.note("smoke", code=1)
         first.note("patches", code=3)
-        first.note("timeline", code=-11)  # a crash: again it would be one, too
+        first.note("timeline", code=-11)  # a crash counts as run, because it would crash again
     with tarfile.open(archive) as content:
         assert set(content.getnames()) == {"done.json", "compare-H100/cells/a.json"}
     second = Keeper(tmp_path / "two", tmp_path / "out2" / "state.tar.gz", archive)
@@ -114,14 +115,15 @@ def test_parts_keep_their_time_and_their_results(tmp_path: Path) -> None:
     assert "ill" in (tmp_path / "out" / "session.txt").read_text()
     later = course(tmp_path)
     (tmp_path / "bad.py").write_text("")
-    assert later.command("bad", 30, "bad", keep=True) == 1  # not run again
+    assert later.command("bad", 30, "bad", keep=True) == 1  # it does not run again
     late = course(tmp_path, seconds=3.0)
     assert late.command("good now", 30, "good") == 3
     assert late.unfinished == ["good now"]
 
 
 def test_what_is_cut_off_does_not_outlive_its_session(tmp_path: Path) -> None:
-    """A group of its own, so that its time can end it; not a session, which nobody would clean up."""
+    """A command has a process group of its own, so that its time limit can end it. It has no session of its
+    own, because nobody would clean that up."""
     subject = course(tmp_path)
     subject.environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "who.py").write_text("import os; print(os.getpid(), os.getpgid(0), os.getsid(0))")
@@ -138,7 +140,7 @@ def test_what_raises_keeps_nothing_else_from_being_tried(tmp_path: Path) -> None
     assert "ZeroDivisionError" in said
     assert "and then" in said
     assert len(subject.failed) == 1
-    # Objects that came broken: they are compiled there.
+    # The carried objects are damaged, so they are compiled on the machine.
     (tmp_path / "carry").mkdir()
     (tmp_path / "carry" / "cuda.tar.xz").write_bytes(b"\xfd7zXZ\0cut off")
     assert subject.objects() is None
@@ -146,7 +148,7 @@ def test_what_raises_keeps_nothing_else_from_being_tried(tmp_path: Path) -> None
 
 
 class Ready:
-    """Twins that are there."""
+    """Twins that are already written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, (self.target, self.draft), self.said = folder, twins.files("tiny", folder), ""
@@ -156,7 +158,7 @@ class Ready:
 
 
 def recorded(subject: Course, folder: Path, code: int) -> list[tuple[str, float, list[str]]]:
-    """The commands of the comparison's part of a course, (name, seconds, words), none of which runs."""
+    """Return the commands of the comparison's part of a course, (name, seconds, words). None of them runs."""
     found: list[tuple[str, float, list[str]]] = []
 
     def command(name: str, seconds: float, *words: object, keep: bool = False) -> int:
@@ -170,7 +172,7 @@ def recorded(subject: Course, folder: Path, code: int) -> list[tuple[str, float,
 
 
 def test_the_late_parts_have_their_time(tmp_path: Path) -> None:
-    """From the second call on, the comparison leaves as much as those need that did not run yet."""
+    """From the second call on, the comparison leaves enough time for the late parts that have not run yet."""
     subject = course(tmp_path, seconds=500.0)
     subject.keeper.note("calls", number=1)
     found = recorded(subject, tmp_path, 3)
@@ -179,12 +181,13 @@ def test_the_late_parts_have_their_time(tmp_path: Path) -> None:
     subject.keeper.note("calls", number=2)
     subject.keeper.note("timeline", code=0)
     found = recorded(subject, tmp_path, 0)
-    assert [name for name, *_ in found] == ["compare", *LATE]  # it is done: not again
+    # the comparison is done, so it does not run again
+    assert [name for name, *_ in found] == ["compare", *LATE]
     assert found[0][1] == pytest.approx(490 - sum(LATE.values()) + LATE["timeline"], abs=3)
 
 
 def test_other_types_have_no_say_in_what_twins_run_on(tmp_path: Path) -> None:
-    """Not in a later call either, which finds the results of all types that the one before began."""
+    """This also holds in a later call. It finds the results of all types, which the call before it began."""
 
     def command(name: str, _seconds: float, *words: object, keep: bool = False) -> int:
         if keep and not subject.keeper.ran(name):
@@ -226,7 +229,8 @@ def test_cells_of_another_machine_are_kept_apart(tmp_path: Path, monkeypatch: py
     assert words[words.index("--budgets") + 1] == "17%"
     said = (tmp_path / "out" / "session.txt").read_text()
     assert said.count("the comparison begins anew, beside compare-NVIDIA-H100") == 1
-    # Nor are those of another form, such as a call chooses that lacked the time to check the kernels.
+    # Cells of another form are kept apart too. A call that has no time to check the kernels chooses such a
+    # form.
     subject.environment |= {"SPAC_DEVICE_MASKS": "0", "SPAC_LAUNCH_AHEAD": "1"}
     words = recorded(subject, tmp_path, 0)[0][2]
     assert Path(words[1]).name == "compare-NVIDIA-H200-a-CPU-16-cores-without-spac-device-masks"
@@ -243,7 +247,7 @@ def test_twins_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: py
     assert twins.place(name, memory, disk) == disk
     assert twins.place("tiny", memory, disk) == memory / "spac-twins"
     assert twins.place(name, tmp_path / "none", disk) == disk
-    # They take room themselves: the next call finds them all the same.
+    # The twins take memory themselves, but the next call still finds them.
     (memory / "spac-twins").mkdir()
     twins.files(name, memory / "spac-twins")[0].write_text("")
     assert twins.place(name, memory, disk) == memory / "spac-twins"
@@ -252,11 +256,11 @@ def test_twins_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: py
 def test_two_writers_never_write_the_same_twin(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with (tmp_path / "tiny.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the writer of a call that was cut off
+        fcntl.flock(lock, fcntl.LOCK_EX)  # stands for the writer of a call that was cut off
         waiting = twins.Twins("tiny", tmp_path, tmp_path / "log.txt", environment)
         while waiting.wait(0.1) is None and "at work" not in waiting.said:
             pass
-        assert waiting.wait(4) is None  # time enough to write it
+        assert waiting.wait(4) is None  # long enough to write the twin
         assert not list(tmp_path.glob("*.part"))
         waiting.end()
         assert waiting.wait(10) == -9
@@ -287,7 +291,7 @@ def test_the_limit_on_device_memory_holds(
     found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
     assert (found["limit"], found["card"], found["tokens"]) == (9 << 20, None, 8)
     assert 0 < found["account"] <= found["limit"]
-    assert 0 < found["slots"] < 4 * 128  # not all fit
+    assert 0 < found["slots"] < 4 * 128  # not all experts fit
     assert "not measured" in done.stdout
     over = {**found, "account": found["limit"] + 1}
     monkeypatch.setattr(limit, "measure", lambda _: over)
@@ -337,7 +341,7 @@ def test_only_what_was_right_is_used(
     subject.choose_form()
     names = "SPAC_DEVICE_MASKS", "SPAC_LAUNCH_AHEAD", "SPAC_LOOKAHEAD"
     assert tuple(subject.environment[name] for name in names) == chosen
-    found["unfinished"] = ["q6_K"]  # what was not checked was not right
+    found["unfinished"] = ["q6_K"]  # a type that was not checked does not count as right
     (subject.work / "patches-twins" / "patches.json").write_text(json.dumps(found))
     subject.choose_form()
     assert subject.environment["SPAC_DEVICE_MASKS"] == "0"
@@ -351,7 +355,8 @@ def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_smoke_sees_a_wrong_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The split equals llama.cpp on the simulated device; exchanged experts are far beyond the bound."""
+    """The split equals llama.cpp on the simulated device. The error of exchanged experts is far above the
+    bound."""
     forms = {form.name: form for form in smoke.FORMS}
     wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
     split = smoke.compute(forms["split, 25 %, masks"], "simulated", 1)

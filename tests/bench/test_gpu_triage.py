@@ -1,4 +1,5 @@
-"""What a first visit to a GPU rests on: crashes and hangs explain themselves, the driver is asked safely."""
+"""These tests cover the tools for a first visit to a GPU. Crashes and hangs explain themselves, and queries
+of the driver are safe."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_a_crash_tells_where_python_was(tmp_path: Path) -> None:
 
 
 def test_a_hang_ends_and_tells_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no debugger
+    monkeypatch.setenv("PATH", str(tmp_path))  # no debugger is found
     ended = run("import time; print('begun', flush=True); time.sleep(60)", tmp_path, 1.5)
     assert (ended.code, ended.fault) == (None, "not done within 2 s")
     assert ended.output.startswith("begun")
@@ -69,7 +70,7 @@ def test_a_question_that_hangs_costs_its_own_line(tmp_path: Path, monkeypatch: p
 
 def test_a_profile_says_where_the_time_goes() -> None:
     events = [("kernel", 7, 0, 40), ("Memcpy HtoD", 7, 50, 10), ("other", 9, 55, 20), ("kernel", 7, 90, 10)]
-    assert step_profile.union(events) == 75  # overlaps once
+    assert step_profile.union(events) == 75  # overlapping time counts once
     text = step_profile.table(events, 1, 1e-3)
     assert "1.00 ms a step without the profiler" in text
     assert "the card is busy 75% of that" in text
@@ -78,7 +79,8 @@ def test_a_profile_says_where_the_time_goes() -> None:
 
 
 def test_a_layer_is_taken_apart_by_its_kernels() -> None:
-    """One layer by copies and one in place, on one stream; the copies of experts are on another."""
+    """One layer runs by copies and one in place, both on one stream. The copies of experts are on another
+    stream."""
     names_and_times = (
         ("dense", 0, 10), ("Memcpy DtoH", 12, 2), ("Memcpy DtoH", 16, 2), ("Memcpy HtoD", 20, 1),
         ("k_get_rows_float<int, int>", 22, 1), ("quantize", 23, 1), ("mul", 24, 6), ("Memcpy HtoD", 130, 5),

@@ -1,4 +1,4 @@
-"""The schedulers' table over twins: what it records, and how it judges."""
+"""These tests cover the table of schedulers over twins: the recordings that it makes, and how it judges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ NOTE = {"name": "x", "kept": 0.4, "near": 0.8, "growth": {"8": 3.5}, "accepted":
 
 
 def recording(path: Path, drift: Drift) -> Path:
-    """What 200 single tokens of that drift want of 6 layers with 32 experts, 4 used."""
+    """Write the demand of 200 single tokens with that drift, on 6 layers with 32 experts, 4 of them used.
+    Return the path."""
     counts = simulate(drift, 32, 4, n_token=200, n_row=6).astype(np.int32)
     Demand.of(counts, 4).save(path)
     path.with_suffix(".json").write_text(json.dumps(NOTE))
@@ -30,7 +31,7 @@ def test_every_scheduler_is_held_against_the_bounds(tmp_path: Path) -> None:
     assert found["steps"] == 100
     assert found["clairvoyant"]["distinct"] >= found["belady"]["distinct"]
     assert 0.3 < found["lru"]["distinct"] <= found["belady"]["distinct"]
-    # With topics that pass, what was wanted before is no guide; with skew it is the best there is.
+    # With topics that pass, earlier demand is no guide. With skew, it is the best guide.
     assert found["profiled"]["distinct"] < found["lru"]["distinct"] - 0.2
     skewed = locality.judge(recording(tmp_path / "skew.npz", Drift(0.0, 0.0, 0.9)), "25%", ["lru"], None)
     assert skewed["profiled"]["distinct"] > 0.7

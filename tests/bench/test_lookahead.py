@@ -1,4 +1,7 @@
-"""Fetching inside a step: predictions as good as asked for, urgent copies that overtake, honest times."""
+"""These tests cover fetching inside a step.
+
+Predictions are as good as requested, urgent copies overtake others, and all times count.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ DESKTOP = MACHINES["rtx4090"]
 
 
 def local(n_step: int, n_token: int) -> Demand:
-    """Steps of drifting routes, all drafts accepted."""
+    """Return the demand of steps with drifting routes. All drafts are accepted."""
     taken = simulate(Drift(0.8, 0.97), N_EXPERT, N_USED, n_token=n_step * n_token, n_row=N_LAYER) > 0
     routes = np.argsort(~taken, axis=-1, kind="stable")[..., :N_USED]
     routes = routes.reshape(n_step, n_token, N_LAYER, N_USED).transpose(0, 2, 1, 3).astype(np.int32)
@@ -55,7 +58,7 @@ def test_predictions_are_as_good_as_asked_for(recall, near):
 @pytest.mark.parametrize("rule", ["all", "timely", "cut"])
 @pytest.mark.parametrize("demand", [SINGLE, SEVERAL], ids=["single", "several"])
 def test_predictions_by_chance_bring_nothing(demand, rule):
-    """Nothing of what is to be predicted leaks into them: the control of all gains."""
+    """Predictions by chance contain nothing of the true demand. They are the control of all gains."""
     guessed = predict(demand, N_USED / N_EXPERT, 0.0)
     how = Lookahead(2, rule, dense_s=0.0)
     plain = LookaheadSimulation(DESKTOP, MODEL, demand, 60, None, how).run(scheduler.make("logistic"), 0)
@@ -105,7 +108,7 @@ def test_urgent_copies_take_the_link(rule):
 
 
 def test_looking_ahead_by_nothing_is_the_plain_simulation():
-    """But for the masks, which are fixed a dense part earlier."""
+    """Only the masks differ. They are fixed a dense part earlier."""
     how = Lookahead(dense_s=0.0)
     found = LookaheadSimulation(DESKTOP, MODEL, SEVERAL, 60, None, how).run(scheduler.make("lru"), 0)
     plain = Simulation(DESKTOP, MODEL, SEVERAL, 60).run(scheduler.make("lru"), 0)
@@ -125,7 +128,7 @@ def test_urgent_copies_overtake_and_spare_what_is_kept():
     link.urge([(1, 2)])
     assert link.ahead == 200
     link.run(0.5, 100)
-    assert link.slot_of[0, 0] == -1  # the higher priority, for the other one is kept
+    assert link.slot_of[0, 0] == -1  # (0, 0) has the higher priority, but (0, 1) is kept
     link.relax(1)
     link.run(5.0, 100)
     assert sorted(map(tuple, np.argwhere(link.slot_of >= 0))) == [(0, 1), (1, 2)]

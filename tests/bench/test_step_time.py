@@ -1,4 +1,5 @@
-"""The model of a step's time: its limits, what it never exceeds, what it has in common with the replay."""
+"""These tests cover the model of a step's time: its limits, what it never exceeds, what it has in common with
+the replay."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ DESKTOP = MACHINES["rtx4090"]
 
 
 def local(n_step: int, n_token: int) -> Demand:
-    """Steps of drifting routes."""
+    """Return the demand of steps with drifting routes."""
     single = simulate(Drift(0.8, 0.97), N_EXPERT, N_USED, n_token=n_step * n_token, n_row=N_LAYER)
     counts = single.reshape(n_step, n_token, N_LAYER, N_EXPERT).sum(1)
     return Demand.of(counts.astype(np.int32), N_USED)
@@ -60,7 +61,7 @@ def test_with_none_resident_the_cpu_decides():
 
 
 def test_a_layer_with_one_expert_missing_waits_for_the_cpu():
-    """Also where nobody wants that expert."""
+    """This also holds if no token wants that expert."""
     resident = np.ones((N_LAYER, N_EXPERT), np.bool_)
     counts = DEMAND.counts.copy()
     counts[:, 1, 7] = 0
@@ -71,10 +72,11 @@ def test_a_layer_with_one_expert_missing_waits_for_the_cpu():
 
 
 def test_on_flat_routing_whole_layers_are_as_fast_as_llama_cpps():
-    """Where all experts are alike, slots that spare hand-offs are the best there are, and found out."""
+    """Where all experts are alike, the best slots are those that spare hand-offs. The schedulers find
+    them."""
     single = simulate(Drift(0.0, 0.97), N_EXPERT, N_USED, n_token=900, n_row=N_LAYER)
     demand = Demand.of(single.reshape(900, N_LAYER, N_EXPERT).astype(np.int32), N_USED)
-    machine = replace(MACHINES["h200"], dense_s=0.3e-3)  # of so few layers
+    machine = replace(MACHINES["h200"], dense_s=0.3e-3)  # the dense time of so few layers
     subject = Simulation(machine, MODEL, demand, 3 * N_EXPERT)
     rival = subject.whole_layers(600).rate
     for name in ("logistic", "moe-spac"):
@@ -95,9 +97,10 @@ def test_more_residents_are_never_slower(seed, name):
     assert times[-1] < times[0]
 
 
-@pytest.mark.parametrize("name", ["lru", "ewma", "logistic"])  # not by costs, which the replay has none of
+# schedulers that use costs are left out, because the replay has no costs
+@pytest.mark.parametrize("name", ["lru", "ewma", "logistic"])
 def test_a_link_without_limit_is_the_replay(name):
-    """Where copies take no time, all are done before the first layer: the replay's clock."""
+    """Where copies take no time, all of them finish before the first layer, as in the replay."""
     quick = replace(DESKTOP, link=1e18, dram=2e18, link_busy=1e18)
     found = Simulation(quick, MODEL, DEMAND, 40).run(scheduler.make(name), 0)
     known = replay(scheduler.make(name), DEMAND, 40)
@@ -108,7 +111,7 @@ def test_a_link_without_limit_is_the_replay(name):
 @pytest.mark.parametrize("name", ["lru", "moe-spac", "logistic"])
 @pytest.mark.parametrize("link", [1e9, 5e9, 25e9])
 def test_uploads_take_the_link_and_slow_the_cpu(name, link):
-    # Nothing but experts: uploads have no time of their own.
+    # Only experts take time, so no upload runs without them.
     machine = replace(DESKTOP, link=link, link_busy=0.8 * link, dense_s=0, dense_token_s=0, hand_off_s=0)
     spent = Simulation(machine, MODEL, local(300, 1), 40).run(scheduler.make(name), 0)
     assert 0 < spent.uploads * MODEL.expert_bytes <= link * spent.seconds
@@ -141,7 +144,7 @@ def test_costs_that_are_learned_come_to_the_same_as_known_ones():
     learned = Learned(subject.layers, 5, noise=0.1, stalls=0.03, stall_s=1e-3)
     rates = [subject.run(scheduler.make("moe-spac"), 100, costs).rate for costs in (None, learned)]
     found, real = learned.costs.experts[0], DESKTOP.experts(MODEL)
-    # Learned while uploads slow it: a little more than with nothing else going on.
+    # The time is learned while uploads slow the CPU, so it is a little longer than without them.
     assert found.cpu_s(10, 6) == pytest.approx(real.cpu_s(10, 6), rel=0.35)
     assert found.device_expert_s < 3 * real.device_expert_s
     assert rates[1] == pytest.approx(rates[0], rel=0.03)
@@ -162,7 +165,7 @@ def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.Captu
     assert printed.count("25% published") == 2 + 2 + 1
     rows = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert [row["gamma"] for row in rows] == [0, 4]
-    # Without a draft its memory holds experts: here more than there are.
+    # Without a draft, its memory holds experts. Here all experts fit.
     assert rows[0]["n_slots"] == N_LAYER * N_EXPERT
     assert rows[1]["n_slots"] == N_LAYER * N_EXPERT // 4
     assert rows[1]["foreseen"]["hits"] >= rows[1]["lru"]["hits"]
