@@ -22,7 +22,7 @@ from tests.session.lab import GREEDY, Lab, generate, prompt, take
 from tools.models import write_adapter
 
 # isort: split
-import llama_cpp.llama_cpp as api  # Imported after spac, which chooses the library.
+import llama_cpp.llama_cpp as api  # imported after spac, which chooses the library
 
 TEXT = "def fibonacci(n):"
 
@@ -176,7 +176,7 @@ def test_a_prompt_leaves_the_slots_and_the_demand_alone(
     assert (demand.sum(), n_steps) == (0, 0)
     assert after["blocks"] > before["blocks"]
     take(session, 4)
-    assert experts.take_demand()[0].sum() == 0  # The session's steps have taken their demand.
+    assert experts.take_demand()[0].sum() == 0  # the session's steps have taken their demand
     assert experts.stats["activations"] > 0
 
 
@@ -239,7 +239,7 @@ def test_demand_of_blocks_that_ran_wholly_on_the_device(lab: Lab, tiny_model: Ti
     for n in (24, 3, 16, 1, 1, 40, 2):
         tokens = (api.llama_token * n)(*range(n))
         assert api.llama_decode(context, api.llama_batch_get_one(tokens, n)) == 0
-        expected += n * 2 * 2 + 2  # The last layer computes only one token.
+        expected += n * 2 * 2 + 2  # the last layer computes only one token
     api.llama_synchronize(context)
     demand, n_steps = experts.take_demand()
     assert (demand.sum(), n_steps) == (expected, 7)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from spac.model.c_api import Context
 
-api = importlib.import_module("llama_cpp.llama_cpp")  # Imported after spac, which chooses the library.
+api = importlib.import_module("llama_cpp.llama_cpp")  # imported after spac, which chooses the library
 
 FloatArray = npt.NDArray[np.float32]
 CONTEXT: dict[str, Any] = {"n_ctx": 64, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1}

@@ -169,7 +169,7 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
     else:
         assert 0 < stats["activations_hit"] < stats["activations"]
     if not run.masked:
-        assert stats["ahead_ns"] == 0  # Queueing ahead needs the masks.
+        assert stats["ahead_ns"] == 0  # queueing ahead needs the masks
     if run.lookahead:
         assert stats["foreseen"] > 0
         assert stats["foreseen_right"] <= stats["foreseen"]
@@ -202,7 +202,7 @@ def test_an_adapter_on_experts(name: str, ours: Result, reference: Result) -> No
     case = f"{name} LoRA"
     expected = reference.logits[case, "reference"]
     plain = reference.logits[name, "reference"]
-    assert not np.array_equal(expected["prompt"], plain["prompt"])  # The adapter has an effect.
+    assert not np.array_equal(expected["prompt"], plain["prompt"])  # the adapter has an effect
     for run in RUNS[:4]:
         difference = first_difference(case, run.name, ours.logits[case, run.name], expected)
         assert difference is None, str(difference)

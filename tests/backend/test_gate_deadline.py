@@ -152,7 +152,7 @@ def test_an_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     greedy = SamplingConfig(temp=0, ignore_eos=True)
     prompt = "Once upon a time there was a small fox who lived in the wood. "
-    take_notices()  # Remove the notices of other tests.
+    take_notices()  # remove the notices of other tests
     with Engine(config) as engine:
         expected = "".join(engine.generate(prompt, 20, sampling=greedy))
         _core.set_simulated_device(fault="no-signal")

@@ -34,7 +34,7 @@ def test_the_mapping_is_kept_where_there_is_one(
     try:
         assert scope.experts.host_memory == memory
         assert is_mapped(path) is mapped
-        scope.experts.attach_slots(4)  # Copies go through the staging ring, or straight from pinned memory.
+        scope.experts.attach_slots(4)  # copies go through the staging ring, or straight from pinned memory
     finally:
         context.close()
         model.close()
