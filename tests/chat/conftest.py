@@ -1,4 +1,4 @@
-"""Tiny models that have a chat template, and chats run as a user starts them."""
+"""Fixtures that make tiny models with a chat template, and run chats as a user starts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
-# Of reasoning, THINKING renders none of old turns and KEEPS all; OPENS begins it in the prompt.
+# THINKING does not render the reasoning of old turns, and KEEPS renders all reasoning. OPENS begins the
+# reasoning in the prompt.
 KEEPS = THINKING.replace(" and loop.last", "")
 OPENS = THINKING.removesuffix("{% endif %}{% endif %}") + "{% else %}<think>\n{% endif %}{% endif %}"
 MARKS = (*CHANNEL_TOKENS, *END_TOKENS, *THINKING_TOKENS)
@@ -32,7 +33,8 @@ GREEDY = (*ONE_THREAD, "--temp", "0", "--draft-length", "8")
 def templated(
     tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """`templated("{{ … }}")`: a tiny target with that template; `family="qwen3"` makes its draft."""
+    """Return `templated("{{ … }}")`, which makes a tiny target with that template. `family="qwen3"` makes its
+    draft."""
     made: dict[tuple[str, str], Path] = {}
 
     def make(template: str = TEMPLATE, family: str = "qwen3moe") -> Path:
@@ -46,14 +48,15 @@ def templated(
 
 
 def says(text: str) -> str:
-    """The grammar by which any model says `text`, and nothing else. MARKS are said as their tokens."""
+    """Return a grammar by which any model says `text` and nothing else. MARKS become their tokens."""
     parts = [part for part in re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text) if part]
     return "root ::= " + " ".join(part if part in MARKS else json.dumps(part) for part in parts)
 
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Callable[..., Outcome]:
-    """`chat("hello", "/stats", options=["-n", "8"])`: the demo pair, greedily, with these lines on stdin."""
+    """Return `chat("hello", "/stats", options=["-n", "8"])`, which runs the demo pair greedily with these
+    lines on stdin."""
 
     def run(*lines: str, options: tuple[object, ...] = ("-n", 8)) -> Outcome:
         done = subprocess.run(

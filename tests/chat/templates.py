@@ -1,4 +1,4 @@
-"""Chat templates in the manner of the families, written for the tests, and models that have them."""
+"""Chat templates in the style of model families, written for the tests, and models that have them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHANNELS = """\
 """Channels, as gpt-oss has them."""
 CHANNEL_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
 END_TOKENS = ("<|return|>", "<|call|>")
-"""With these in a vocabulary, <|end|> ends a message and not the answer, as llama.cpp reads it."""
+"""If these are in a vocabulary, llama.cpp takes <|end|> as the end of a message, not of the answer."""
 THINKING_TOKENS = ("<think>", "</think>")
 
 ADD = {
@@ -67,11 +67,12 @@ ADD = {
         },
     },
 }
-"""A tool."""
+"""A tool for requests with tools."""
 
 
 def with_template(source: Path, target: Path, template: str, control: Sequence[str] = ()) -> Path:
-    """A copy of a model with a chat template, and with `control` tokens in place of unused ones."""
+    """Write a copy of a model with a chat template, and with `control` tokens in place of unused ones. Return
+    its path."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     changed = {"tokenizer.chat_template": MetadataDetails(gguf.GGUFValueType.STRING, template)}

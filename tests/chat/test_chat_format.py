@@ -1,4 +1,4 @@
-"""Messages to prompts, and answers back to messages."""
+"""The chat format makes prompts of messages, and messages of answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 22}}\n</tool_cal
 
 @pytest.fixture(scope="module")
 def engine(tiny_model, tmp_path_factory):
-    """A model whose vocabulary has the channels' control tokens, and that template."""
+    """Yield the engine of a model with the channels' template and their control tokens in its vocabulary."""
     path = tmp_path_factory.mktemp("formats") / "model.gguf"
     with_template(
         tiny_model("qwen3moe", n_vocab=288), path, CHANNELS, (*CHANNEL_TOKENS, *END_TOKENS, *THINKING_TOKENS)
@@ -41,12 +41,12 @@ def engine(tiny_model, tmp_path_factory):
 
 @pytest.fixture
 def every_piece_is_read(monkeypatch):
-    """Else what comes when is a matter of time."""
+    """Read every piece. Otherwise the pieces that are read depend on time."""
     monkeypatch.setattr(chat_format, "READING_SHARE", 1.0)
 
 
 def read(form, prompt, text, size=1):
-    """The answer, read in pieces of `size` characters, and its deltas."""
+    """Return the answer, read in pieces of `size` characters, and its deltas."""
     answer = form.answer(prompt)
     deltas = []
     for start in range(0, len(text), size):
@@ -84,7 +84,7 @@ def test_tool_calls_come_as_they_are_written(engine, size, every_piece_is_read):
 
 @given(st.text(alphabet="<think>/ \n{}a\"'é|", max_size=60), st.integers(1, 9))
 def test_deltas_add_up_to_the_answer(engine, text, size):
-    """Whatever a model writes, nothing that was sent is taken back."""
+    """Whatever a model writes, no text that was sent is taken back."""
     form = ChatFormat(engine.target, THINKING)
     answer, deltas = read(form, form.prompt([USER], tools=[ADD]), text, size)
     assert "".join(delta.reasoning for delta in deltas) == answer.reasoning
@@ -165,7 +165,7 @@ def test_the_beginning_token_comes_once(engine, tiny_model, tmp_path):
         assert other.tokenize(text).tolist().count(begin) == 1
 
 
-# With a model that generates
+# These tests need a model that generates.
 
 
 def test_control_tokens_are_text_for_their_own_format_alone(engine):
@@ -175,7 +175,7 @@ def test_control_tokens_are_text_for_their_own_format_alone(engine):
     assert {start, end} <= set(prompt.preserved_tokens)
     greedy = SamplingConfig(
         temp=0, grammar=f'root ::= <[{start}]> "hm" <[{end}]> "Hi"'
-    )  # they can be spelled too
+    )  # the grammar could also spell them
     answer = form.answer(prompt)
     for piece in engine.generate(prompt.text, 200, sampling=greedy, chat=prompt):
         answer.push(piece)
@@ -199,7 +199,7 @@ def test_the_reasoning_budget_ends_it(engine):
         end = int(engine.tokenize("</think>")[0])
         return generation.tokens.index(end) if "</think>" in text else None
 
-    assert reasoned(-1) is None  # it does not end by itself
+    assert reasoned(-1) is None  # the reasoning does not end by itself
     assert [reasoned(budget) for budget in (0, 1, 5)] == [0, 1, 5]
 
 
@@ -218,7 +218,7 @@ def test_a_schema_holds_from_the_first_token(engine):
 
 
 def test_tools_leave_what_is_no_call_alone(engine):
-    """The grammar of calls waits for one to begin: until then, the text is that without tools."""
+    """The grammar of calls waits until one begins. Until then, the text is the same as without tools."""
     form = ChatFormat(engine.target, THINKING)
     prompt = form.prompt([USER], tools=[ADD])
     greedy = SamplingConfig(temp=0)

@@ -1,4 +1,5 @@
-"""Answers in one context: what is kept, what is forgotten, what a fault or a stop leaves."""
+"""A dialogue has its answers in one context. These tests cover what it keeps, what it forgets, and what a
+fault or a stop leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_what_has_been_evaluated_is_kept(dialogue):
     said(dialogue, "more")
     stats = dialogue.generation.stats
     assert stats.prompt_tokens > 30
-    assert stats.prefilled_tokens < 20  # the new message, and what tokenizes otherwise at the joints
+    assert stats.prefilled_tokens < 20  # the new message, and the text at the joints that tokenizes otherwise
 
 
 def test_the_plain_template_ends_where_the_user_would_speak(dialogue):
@@ -76,7 +77,7 @@ def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
 
 
 def test_what_is_forgotten_makes_room_for_more_than_one_answer(dialogue):
-    """Each time, all that is left is read again."""
+    """The rest of the conversation is read again each time."""
     read_again = 0
     for turn in range(24):
         before = dialogue.n_forgotten
@@ -137,7 +138,7 @@ def test_a_stop_keeps_what_came(dialogue):
     assert dialogue.generation.reason == "cancelled"
     assert dialogue.conversation.exchanges == [Exchange("class A:", first + rest)]
     pieces = dialogue.answer("class B:")
-    dialogue.generation.cancel()  # before it began
+    dialogue.generation.cancel()  # before the answer began
     assert list(pieces) == []
     assert not dialogue.answered
     assert len(dialogue.conversation.exchanges) == 1

@@ -1,4 +1,5 @@
-"""The model's own chat template, and what takes its place."""
+"""The chat uses the model's own template. These tests also cover what replaces a template that cannot be
+used."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def test_the_template_of_the_file(templated, adds_begin):
         begin = engine.target.begin_text
         assert text.startswith("<system>" if adds_begin else begin + "<system>")
         tokens = engine.tokenize(text).tolist()
-        assert tokens.count(engine.tokenize(begin)[-1]) == 1  # once, whoever adds it
+        # it comes once, whether the template or the tokenizer adds it
+        assert tokens.count(engine.tokenize(begin)[-1]) == 1
 
 
 FAULTY = {
@@ -67,7 +69,7 @@ def test_a_template_that_cannot_be_used(templated, target, faulty, fault):
     [
         WITHOUT_SYSTEM,
         "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}" + WITHOUT_SYSTEM,
-        # This one looks at what it leaves out.
+        # This template reads the message that it leaves out.
         "{% for m in messages %}{% set text = m.content | trim %}"
         "{% if m.role != 'system' %}[{{ text }}]{% endif %}{% endfor %}",
     ],
@@ -111,7 +113,7 @@ def test_the_template_decides_whether_old_reasoning_is_seen(target, source, kept
     assert "yes?<|im_end|>" in text
 
 
-# Answers, as they come and whole
+# Answers are read as they come, and whole.
 
 REASONED = "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
 READ = [
@@ -124,18 +126,18 @@ READ = [
     (CHANNELS, "<|channel|>analysis<|message|>A greet", "A greet", ""),
     (CHANNELS, "<|channel|>anal", "", ""),
     (CHANNELS, "Hi without a channel", "", "Hi without a channel"),
-    (TEMPLATE, "<think>Hi</think>", "", "<think>Hi</think>"),  # not known to this template
+    (TEMPLATE, "<think>Hi</think>", "", "<think>Hi</think>"),  # this template does not know the tag
 ]
 
 
 @pytest.mark.parametrize(("source", "text", "reasoning", "content"), READ)
 def test_an_answer_is_read(target, source, text, reasoning, content):
-    """By characters or at once: the same in the end, and what was sent is never taken back."""
+    """Reading by characters and reading at once give the same answer. No text that was sent is taken back."""
     chat = ChatFormat(target, source)
     for pieces in (list(text), [text]):
         answer, sent = chat.answer(chat.prompt([USER])), []
         for piece in pieces:
-            answer._due = 0  # read each time, however fast they come
+            answer._due = 0  # read each time, however fast the pieces come
             sent += answer.push(piece)
         sent += answer.finish()
         assert (

@@ -1,4 +1,4 @@
-"""The parts of the chat that need no model: conversations, input, Markdown."""
+"""These tests cover the parts of the chat that need no model: conversations, input, Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_was_saved_is_loaded(tmp_path_factory, conversation):
     conversation.save(path)
     assert Conversation.load(path) == conversation
     assert list(path.parent.iterdir()) == [path]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # what was said is the user's alone
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # only the user may read the conversation
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
@@ -58,7 +58,7 @@ def test_reasoning_is_saved_apart(tmp_path):
     messages = json.loads(path.read_text())["messages"]
     assert messages[1] == {"role": "assistant", "content": "b", "reasoning_content": "hm"}
     assert messages[3] == {"role": "assistant", "content": "d"}
-    messages[3]["reasoning_content"] = None  # as some write it
+    messages[3]["reasoning_content"] = None  # some programs write it so
     path.write_text(json.dumps(messages))
     assert Conversation.load(path).exchanges == [Exchange("a", "b", "hm"), Exchange("c", "d")]
 
@@ -116,7 +116,7 @@ def test_messages_of_several_lines(monkeypatch, typed, meant):
 
 @given(st.text(st.sampled_from('ab"\\\n ')))
 def test_whatever_is_typed_can_be_ended(text):
-    """A message that is not complete is so after one more line."""
+    """One more line completes every message that is not complete."""
     if not is_complete(text):
         assert is_complete(text + "\n") or is_complete(text + '\n"""')
     unfold(text)
@@ -129,7 +129,7 @@ def test_whatever_is_typed_can_be_ended(text):
     st.lists(st.sampled_from(["# h", "text", "- a", "  b", "```", "1. x", "", "> q", "| a |", "---", "\r"]))
 )
 def test_blocks_are_split_where_they_end(lines):
-    """Piece by piece or at once: the same blocks in the end, and every character kept."""
+    """Reading piece by piece and reading at once give the same blocks, and every character is kept."""
     text = "\n".join(lines)
     done, tail = "", ""
     for character in text:
@@ -143,7 +143,7 @@ def test_blocks_are_split_where_they_end(lines):
 
 
 def drawn(text, monkeypatch, pieces=7, columns=60):
-    """What a terminal shows of an answer, without colors."""
+    """Return the text that a terminal shows for an answer, without colors."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -260,7 +260,7 @@ def test_reasoning_stands_above_the_markdown(monkeypatch):
         display.show(iter(THOUGHT), str)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
         text = "\n".join(lines)
-        for part in ("So *be* it.", "No\ufffd[2J"):  # as it was written
+        for part in ("So *be* it.", "No\ufffd[2J"):  # as the model wrote it
             assert dim + part in text
         assert "*Hi*" not in text
         if not color:

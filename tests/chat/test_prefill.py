@@ -1,5 +1,5 @@
-"""An assistant's message at the end is the beginning of the answer: the prompt ends with it, and the answer
-is what is new."""
+"""An assistant's message at the end is the beginning of the answer. The prompt ends with it, and the answer
+is the text that follows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required
 BEGUN = ("Well, ", "one\n\ntwo", " - a\n", "```py\n", "{")
 NEW = ("met", " in deed\n\nyes", "\n- b")
 WITHOUT = "command-r7b"
-"""Its answers stand between tags that the library's own continuation leaves out."""
+"""The template whose answers stand between tags. The library's own continuation leaves these tags out."""
 OPENED = ("<think>", "<seed:think>", "<mm:think>", "<|START_THINKING|>", "my reasoning steps:")
-"""Where a template begins the reasoning itself, an answer that has begun ends it."""
+"""Tags with which templates begin the reasoning themselves. An answer that has begun ends the reasoning."""
 NO_REASONING = ("LFM2-8B-A1B", "Kimi-K2-Instruct", "Devstral", "Phi-3.5", "Qwen3-Coder", "Hermes", "Llama-3")
 REASONING = {
     "GLM-4.6",
@@ -48,7 +48,7 @@ def begun(content: Any = "", **more: Any) -> dict[str, Any]:
 
 
 def read(form: ChatFormat, prompt: Any, text: str) -> tuple[str, str]:
-    """Content and reasoning of the answer, and of its deltas."""
+    """Return content and reasoning of the answer. Check that they equal those of its deltas."""
     answer, deltas = form.answer(prompt), []
     for character in text:
         deltas += answer.push(character)

@@ -1,4 +1,5 @@
-"""The chat templates that llama.cpp tests with, out of the source that the build has fetched."""
+"""These tests use the chat templates with which llama.cpp tests, from the source that the build has
+fetched."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ WITHOUT_TOOLS = ("rwkv", "Phi-3.5")
 
 
 def templates() -> dict[str, str]:
-    """By name; none where the source is not in the cache."""
+    """Return the templates by name. There are none if the source is not in the cache."""
     archive = sdist()
     if archive is None:
         return {}
@@ -65,7 +66,7 @@ def test_a_chat_is_written_and_its_answer_read(engine: Engine, name: str) -> Non
     for character in "plain text":
         answer.push(character)
     answer.finish()
-    # Where the prompt begins the reasoning, this is reasoning.
+    # If the prompt begins the reasoning, this text is reasoning.
     assert (answer.content + answer.reasoning).strip().endswith("plain text")
     assert answer.content == "" or answer.reasoning == ""
     engine.session_with(temp=0.0, chat=prompt, reasoning_budget=5)
@@ -76,7 +77,7 @@ def test_tools_are_described_or_refused(engine: Engine, name: str) -> None:
     form = ChatFormat(engine.target, TEMPLATES[name])
     for choice in ("auto", "required"):
         prompt = form.prompt([USER], tools=[ADD], tool_choice=choice)
-        engine.session_with(temp=0.0, chat=prompt)  # its grammar is one
+        engine.session_with(temp=0.0, chat=prompt)  # raises if its grammar is not valid
     if "gemma-2-" in name:
         with pytest.raises(InputError, match="refuses these messages: Conversation roles must alternate"):
             form.prompt(CALLED, tools=[ADD])
@@ -94,7 +95,7 @@ def test_a_schema_is_followed(engine: Engine, name: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 9, 20, 37, 1000])
 def test_text_behind_a_call(engine: Engine, size: int) -> None:
-    """A call that is sent in parts ends before what comes behind it."""
+    """A call that is sent in parts ends before the text behind it."""
     name = "inclusionai-ling-3.0-flash"
     if name not in TEMPLATES:
         pytest.skip("llama.cpp's sdist is not in the cache, or does not have it")

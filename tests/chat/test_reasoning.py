@@ -1,4 +1,7 @@
-"""Models that reason before they answer: kept apart, limited, turned off, remembered; also with drafts."""
+"""These tests cover models that reason before they answer, with and without drafts.
+
+The chat keeps the reasoning apart, limits it, turns it off and remembers it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from spac.errors import InputError
 from tests.chat.conftest import KEEPS, OPENS, TEMPLATE, says
 from tests.chat.templates import CHANNELS, THINKING
 
-# What no merge of the tokenizer shortens: a model says it in the tokens that it is read in.
+# No merge of the tokenizer shortens these texts, so a model says them in the tokens in which they are read.
 REASONED = {
     THINKING: "<think>\nIs it so?\n</think>\n\nYup, it is",
     CHANNELS: "<|channel|>analysis<|message|>Is it so?<|end|>"
@@ -25,7 +28,7 @@ REASONED = {
 
 @pytest.fixture(scope="module")
 def engine(templated):
-    """`engine(THINKING)`, or with `drafts=("ngram-simple",)`; each is made once."""
+    """Yield `engine(THINKING)`, which takes `drafts=("ngram-simple",)` too. Each engine is made once."""
     made = {}
 
     def make(template=THINKING, drafts=()):
@@ -44,7 +47,7 @@ def engine(templated):
 
 
 def dialogue(engine, grammar=None, *, n=200, options=DEFAULTS, bias=()):
-    """A dialogue in which the model says what the grammar allows."""
+    """Return a dialogue in which the model says what the grammar allows."""
     made = Dialogue(engine, ChatFormat(engine.target), Conversation(), n, options)
     made._sampling = SamplingConfig(temp=0, grammar=grammar or "", logit_bias=dict(bias))
     return made
@@ -55,7 +58,7 @@ def options(**given):
 
 
 def said(dialogue, text="hello"):
-    """What is shown of an answer: its reasoning, and the answer itself."""
+    """Return the reasoning and the text that an answer shows."""
     pieces = list(dialogue.answer(text))
     assert all(piece.text for piece in pieces)
     return tuple(
@@ -83,7 +86,8 @@ def test_an_answer_without_reasoning(engine):
 
 
 def test_a_text_that_ends_answers_of_the_format(engine):
-    """The library knows some families by their source; this one may spell the end of its answers."""
+    """The library recognizes some families by their template's source. A model of this family may spell the
+    end of its answers."""
     talk = dialogue(engine(THINKING + "{# laguna_glm_thinking #}"), says("Hi</assistant> more"))
     assert said(talk) == ("", "Hi")
 
@@ -97,7 +101,7 @@ def test_pieces_come_as_they_are_said(engine, monkeypatch):
         states.append(talk.status().startswith("reasoning · "))
     assert kinds == sorted(kinds, reverse=True)
     assert len(kinds) > 10
-    assert states == kinds  # the status says what is going on
+    assert states == kinds  # the status shows the current part
     assert not talk.status().startswith("reasoning")
 
 
@@ -109,7 +113,8 @@ ENDLESS = 'root ::= <think> "a"{0,400} </think> "Hi"'
 @pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_a_budget_ends_reasoning(engine, budget, drafts):
-    """The model would go on for long; what ends its reasoning is not part of it."""
+    """Without a budget the model would reason for long. The text that ends its reasoning is not part of the
+    reasoning."""
     at = engine(THINKING, drafts)
     bias = [(int(at.tokenize("</think>")[-1]), -50.0)]
     assert said(dialogue(at, ENDLESS, n=100, bias=bias)) == ("a" * 99, "")
@@ -146,7 +151,7 @@ def test_reasoning_off(engine):
         assert said(talk) == ("", "Hi")
         assert talk.notes == []
         prompts.append(talk.generation.stats.prompt_tokens)
-    assert prompts[0] < prompts[1] == prompts[2]  # an empty block of reasoning stands in the prompt
+    assert prompts[0] < prompts[1] == prompts[2]  # the prompt has an empty block of reasoning
     assert "reasoning on" in run_command(talk, "/reasoning on")
     said(talk)
     assert len(talk.conversation.exchanges) == 2
@@ -165,7 +170,7 @@ def test_a_template_that_cannot_do_without(engine):
     assert note in answered
     assert said(talk) == ("Is it so?", "Yup, it is")
     [note] = dialogue(engine(TEMPLATE), options=options(reasoning=False)).notes
-    assert "budget" not in note  # what is not known to reason has none
+    assert "budget" not in note  # a model that is not known to reason has no budget
 
 
 @pytest.mark.parametrize("line", ["/reasoning maybe", "/reasoning On"])
@@ -177,7 +182,8 @@ def test_what_is_neither_on_nor_off(engine, line):
 
 
 def test_a_grammar_of_the_user_goes_first(engine):
-    """It holds from the first token on, also where the template's own format would begin otherwise."""
+    """The user's grammar holds from the first token on, also where the template's own format begins
+    otherwise."""
     assert said(dialogue(engine(CHANNELS), says("plain words"))) == ("", "plain words")
 
 
@@ -200,7 +206,7 @@ def test_the_template_decides_what_the_model_sees_again(engine, template, kept):
     assert prompt.count("Yup, it is") == 1
     stats = talk.generation.stats
     assert stats.prefilled_tokens < stats.prompt_tokens - len(tokenize("<|im_start|>user\nhello"))
-    if kept:  # of the answer, too, nothing is read anew
+    if kept:  # the answer is not read again either
         added = len(tokenize("<|im_end|>\n<|im_start|>user\nand now<|im_end|>\n<|im_start|>assistant\n"))
         assert stats.prefilled_tokens <= added
 
@@ -236,7 +242,7 @@ def test_a_stop_while_it_reasons(engine):
     assert talk.ending == "stopped while it reasoned: not kept"
     assert not talk.status().startswith("reasoning")
     assert talk.conversation.exchanges == []
-    assert said(talk)[1] == "Yup, it is"  # and it goes on
+    assert said(talk)[1] == "Yup, it is"  # the dialogue continues
 
 
 def test_a_stop_in_the_answer_keeps_both(engine, monkeypatch):
@@ -255,7 +261,7 @@ def test_a_stop_in_the_answer_keeps_both(engine, monkeypatch):
 
 def test_reasoning_and_no_answer(engine):
     talk = dialogue(engine(), says("<think>So.</think>"))
-    assert talk.ending == ""  # nothing was asked yet
+    assert talk.ending == ""  # no question was asked yet
     assert said(talk) == ("So.", "")
     assert talk.ending == "the model reasoned and did not answer: not kept"
     assert talk.conversation.exchanges == []

@@ -1,4 +1,5 @@
-"""Chats from a script: answers on stdout, everything else on stderr, exit codes."""
+"""Chats from a script write answers to stdout and everything else to stderr, and end with the right exit
+code."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_commands_that_cannot_be(chat):
     for line, words in zip(lines, bad.values(), strict=True):
         assert line.startswith("spac.chat: error: ")
         assert words in line
-    assert done.out.count("\n") == 1  # and the chat went on
+    assert done.out.count("\n") == 1  # the chat continued
 
 
 @pytest.mark.parametrize("errors", [(InputError("x"), SpacError("y")), (SpacError("y"), InputError("x"))])
@@ -171,7 +172,7 @@ def test_options_of_reasoning(chat, templated):
     ]
     thinking, *others = sizes
     assert others == [thinking] + [others[1]] * 3 + [thinking]
-    assert others[1] > thinking  # an empty block of reasoning stands in the prompt
+    assert others[1] > thinking  # the prompt has an empty block of reasoning
 
 
 def test_a_template_on_the_command_line(chat, templated):
@@ -226,7 +227,7 @@ def test_options_that_cannot_be(chat, arguments, said):
 
 @pytest.mark.parametrize(("module", "stdin"), [("prompt_toolkit", True), ("rich", False)])
 def test_without_its_packages(capfd, monkeypatch, module, stdin):
-    """They are needed on a terminal only, and asked for in one line."""
+    """The packages are needed on a terminal only, and one line asks for them."""
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)

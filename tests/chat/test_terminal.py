@@ -1,4 +1,5 @@
-"""The chat in a real pseudo-terminal: editing, several lines, Ctrl-C, Ctrl-D, commands, Markdown."""
+"""These tests run the chat in a real pseudo-terminal: editing, several lines, Ctrl-C, Ctrl-D, commands,
+Markdown."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Terminal:
         self.ready()
 
     def ready(self):
-        """Wait for the prompt; returns what was shown before it, without colors and movements."""
+        """Wait for the prompt. Return the text that was shown before it, without colors and movements."""
         self.child.expect_exact(READY)
         return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])", "", self.child.before)
 
@@ -45,7 +46,7 @@ class Terminal:
         return self.ready()
 
     def messages(self):
-        """What was said, by way of /save."""
+        """Return the messages so far, which /save writes."""
         shown = self.type("/save said.json")
         assert "saved" in shown
         return [
@@ -87,7 +88,7 @@ def test_editing_and_history(terminal):
     assert chat.leave() == 0
     assert chat.history.stat().st_mode & 0o777 == 0o600
     again = terminal("-n", "4")
-    again.type(UP + UP + UP)  # over the command, and the pasted text's lines are one entry
+    again.type(UP + UP + UP)  # goes back over the command; the pasted lines are one entry
     assert again.messages()[0] in ('"""\nfive\n\nsix\n"""', "five\n\nsix", "seven\neight")
 
 
@@ -140,7 +141,7 @@ def test_commands_and_completion(terminal):
     assert chat.child.exitstatus == 0
 
 
-# Whatever is asked, the demo goes on with reStructuredText, whose code is Markdown's too.
+# For any question, the demo continues with reStructuredText, whose code looks like Markdown's.
 TEMPLATE = r"""{{ '\"\"\"\n- one\n- two\n- three\n- four\n' if messages }}"""
 
 
@@ -177,7 +178,7 @@ def test_ctrl_c_while_it_reasons(terminal, templated):
     grammar = 'root ::= <think> "a"{1900} </think>'
     chat = terminal("-m", str(templated(THINKING)), "--draft-length", "0", "-c", "4096", "--grammar", grammar)
     chat.child.send("x\r")
-    chat.child.expect("reasoning · ")  # the figures below
+    chat.child.expect("reasoning · ")  # the figures below the reasoning
     chat.child.sendintr()
     assert "stopped while it reasoned: not kept" in chat.ready()
     assert chat.messages() == []
