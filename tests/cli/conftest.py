@@ -1,4 +1,5 @@
-"""`python -m spac.run` as a user starts it: another process, its exit code, its two streams."""
+"""Fixtures that run `python -m spac.run` as a user starts it: in another process, with an exit code and two
+streams."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 
 TIMEOUT_S = 120
-ONE_THREAD = ("--threads", "1")  # llama.cpp's threads spin: with others at work on the same cores they crawl
+ONE_THREAD = ("--threads", "1")  # llama.cpp's threads spin, which slows other work on the same cores a lot
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind."""
+    """Exit code and output of a run."""
 
     code: int
     out: str
@@ -25,7 +26,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The one line that a failing run may write."""
+        """Return the one line that a failing run may write."""
         lines = self.err.splitlines()
         assert len(lines) == 1, f"one line was promised, not:\n{self.err}"
         assert "Traceback" not in self.err
@@ -33,13 +34,14 @@ class Outcome:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a run: as here, with threads that do not spin while idle."""
+    """Return this process's environment, changed so that threads do not spin while idle."""
     return {**os.environ, "OMP_WAIT_POLICY": "passive", **extra}
 
 
 @pytest.fixture
 def spac_run(tmp_path: Path) -> Callable[..., Outcome]:
-    """`spac_run("--temp", "0", stdin="text")`; runs in a folder of its own, never in the source tree."""
+    """Return `spac_run("--temp", "0", stdin="text")`. It runs in a folder of its own, outside the source
+    tree."""
 
     def run(*arguments: object, stdin: str | None = None, env: Mapping[str, str] | None = None) -> Outcome:
         done = subprocess.run(
@@ -58,11 +60,11 @@ def spac_run(tmp_path: Path) -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def target(tiny_model: Callable[..., Path]) -> Path:
-    """A tiny target: 3 layers of 5 experts."""
+    """Return a tiny target with 3 layers of 5 experts."""
     return tiny_model("qwen3moe")
 
 
 @pytest.fixture(scope="session")
 def draft(tiny_model: Callable[..., Path]) -> Path:
-    """A dense draft with the target's vocabulary."""
+    """Return a dense draft with the target's vocabulary."""
     return tiny_model("qwen3", n_layer=1)

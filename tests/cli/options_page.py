@@ -1,4 +1,4 @@
-"""Every option of every program, from its parser; `python -m tests.cli.options_page` writes it."""
+"""Write the page of every option of every program from the parsers: `python -m tests.cli.options_page`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAMS = ("run", "chat", "serve", "bench", "profile", "report", "doctor")
 
 
 def page() -> str:
-    """The page, as Markdown."""
+    """Return the page as Markdown."""
     lines = ["# Every option", ""]
     lines.append("What `--help` says, program by program (`python -m tests.cli.options_page`).")
     for name in PROGRAMS:
@@ -25,7 +25,7 @@ def page() -> str:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a program."""
+    """Return the parser of a program."""
     for module in (f"spac.{name}", f"spac.{name}.program", f"spac.{name}.app", f"spac.{name}.__main__"):
         try:
             make = getattr(importlib.import_module(module), "make_parser", None)

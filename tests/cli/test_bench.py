@@ -1,4 +1,4 @@
-"""`spac bench`: every combination is measured as `spac run` would run it; a table and JSON show it."""
+"""`spac bench` measures every combination as `spac run` would run it, and reports a table and JSON."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ SHORT = (*ONE_THREAD, "--device", "simulated", "--repeat", "1", "--max-tokens", 
 
 @pytest.fixture
 def bench(capfd):
-    """`bench("--slots", 4)`: the program in this process; its exit code, stdout and stderr."""
+    """Return `bench("--slots", 4)`. It runs the program in this process, and returns exit code, stdout and
+    stderr."""
 
     def call(*arguments, short=SHORT):
         try:
             code = main([*short, *map(str, arguments)])
-        except SystemExit as exit:  # argparse
+        except SystemExit as exit:  # raised by argparse
             code = exit.code
         streams = capfd.readouterr()
         return code, streams.out, streams.err
@@ -50,7 +51,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
         "--draft-lengths", 0, 3, "--repeat", 2, "--json", path,
     )  # fmt: skip
     assert code == 0
-    assert "loading" not in err  # nobody watches
+    assert "loading" not in err  # there is no terminal
     found = json.loads(path.read_text())
     settings = found["settings"]
     labels = [each["setting"] for each in settings]
@@ -75,8 +76,8 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
 
 
 def assert_ran_as_asked(settings):
-    """Slots, schedulers and drafts are what the settings say, prompts were read, and texts depend on drafts
-    only."""
+    """Check that slots, schedulers and drafts are those of the settings, that prompts were read, and that
+    texts depend on drafts only."""
     texts = {0: set(), 3: set()}
     slots = {"10%": 16, "40": 40}
     for each in settings:
@@ -124,7 +125,8 @@ def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
 
 
 def test_slots_that_do_not_fit_are_left_out(target):
-    memory = environment(SPAC_SIMULATED_DEVICE="memory_mb=1")  # the tiny model takes less, its experts more
+    # the tiny model takes less than that, and its experts take more
+    memory = environment(SPAC_SIMULATED_DEVICE="memory_mb=1")
     command = [sys.executable, "-m", "spac.bench", *SHORT, "-c", "64", "-b", "32", "-ub", "32"]
     given = ["-m", str(target), "-p", "x", "--schedulers", "lru", "--baseline", "none"]
     done = subprocess.run(
@@ -135,7 +137,7 @@ def test_slots_that_do_not_fit_are_left_out(target):
     assert "slots 100%" not in done.stdout
     counts = [line.split()[-3] for line in done.stdout.splitlines() if " of 15" in line]
     assert counts[0] == "1"
-    assert 1 <= int(counts[1]) <= 4  # a quarter, or what fits
+    assert 1 <= int(counts[1]) <= 4  # a quarter, or as many as fit
 
 
 @pytest.mark.parametrize(("room", "n_loaded"), [(0, [1] * 6), (1 << 60, [1, 1, 2, 2, 2, 2])])
@@ -144,7 +146,7 @@ def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch
     base = EngineConfig(target=target, draft=draft, device="simulated", threads=1, ctx=64)
     candidates = combinations(base, [LRU], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
     shared = Pairs(base, candidates, 1, None)
-    shared._shares_memory = False  # then what fits counts, also how much of it the draft takes
+    shared._shares_memory = False  # then the memory that is left counts, also how much of it the draft takes
     with closing(shared):
         seen = []
         for candidate in candidates:
@@ -190,7 +192,7 @@ def test_ratios_are_of_the_same_round():
 
 
 def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
-    """The CPU alone too, whose own default would be a thread per core."""
+    """This includes the CPU alone, whose own default would be a thread per core."""
     monkeypatch.setattr("spac.bench.pairs.physical_cores", lambda: 8)
     for device, given, wanted in (("simulated", 0, 7), ("simulated", 2, 2), ("cpu", 0, 8)):
         base = EngineConfig(target=target, device=device, threads=given, ctx=64)
@@ -217,7 +219,7 @@ def test_a_wide_range_is_warned_of():
     assert not any("warning" in line for line in lines(table(4.0, 5.9), ""))
     wide = table(4.0, 4.0, 9.6)
     assert widest(wide) is wide[0]
-    assert wide[1].spread == pytest.approx(2.4)  # of its ratios, for its own rounds are equal
+    assert wide[1].spread == pytest.approx(2.4)  # the spread of its ratios, because its own rounds are equal
     *_, warning, _ = lines(wide, "")
     assert warning == (
         "warning: the rounds of 'the CPU alone, draft 0' differ by up to 2.4 times: stop other programs, and "

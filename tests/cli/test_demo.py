@@ -1,4 +1,4 @@
-"""The first command of README.md: no model named, no prompt given."""
+"""The first command of README.md names no model and gives no prompt."""
 
 from __future__ import annotations
 

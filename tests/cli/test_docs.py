@@ -1,4 +1,4 @@
-"""Commands and programs of the documents work as they stand there, and tables are those of the code."""
+"""Commands and programs of the documents run as they are written, and tables have the values of the code."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ EXAMPLES = [
     for text in (README, PAGES["python-api.md"])
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
-"""The client of the server, in docs/server.md, is tests/examples'."""
+"""Python programs of the documents. tests/examples runs the client of the server, which is in
+docs/server.md."""
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Has the model and the draft that the documents speak of."""
+    """Return a folder with the model and the draft that the documents name."""
     (tmp_path / "model.gguf").symlink_to(demo.TARGET)
     (tmp_path / "draft.gguf").symlink_to(demo.DRAFT)
     return tmp_path
@@ -49,7 +50,7 @@ def run(command, folder):
     return done.stdout
 
 
-# Commands and programs run
+# Commands and programs
 
 
 def test_there_are_examples():
@@ -59,7 +60,7 @@ def test_there_are_examples():
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split("\n")[0])
 def test_examples_in_python(code, folder):
     out = run(["-c", code], folder)
-    assert "tokens/s" in out  # all show their figures
+    assert "tokens/s" in out  # all print their figures
     assert len(out) > 100
 
 
@@ -90,7 +91,7 @@ def test_every_figure_is_in_the_statistics():
         name
         for row in rows(PAGES["statistics.md"])
         for name in re.findall(r"`(\w+)`", row[0])
-        if row[1] and row[2]  # a meaning, and what to change
+        if row[1] and row[2]  # the row has a meaning and something to change
     ]
     assert len(named) == len(set(named))
     assert set(named) == {item.name for item in dataclasses.fields(RunStats)}
@@ -122,7 +123,7 @@ def test_every_option_of_a_scheduler(name):
 
 
 def options_of(name):
-    """By option: default and range, as the page has them."""
+    """Return a scheduler's options by name, each with its default and range, as the page has them."""
     section = PAGES["schedulers.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
     return {row[0].strip("`"): (row[1], row[2]) for row in rows(section)}
 
@@ -134,10 +135,10 @@ def written(value):
 
 
 def tried(bounds):
-    """Values within a range of the page, and values beyond."""
+    """Return values within a range of the page, and values outside it."""
     if match := re.fullmatch(r"([\d.]+) to (below )?([\d.]+)", bounds):
         low, below, high = float(match[1]), match[2], float(match[3])
-        if not below and high > 1:  # counts
+        if not below and high > 1:  # such ranges are of counts
             return [int(low), int(high)], [int(low) - 1, int(high) + 1]
         return [low, high - 1e-6], [low - 0.1, high if below else high + 0.1]
     if match := re.fullmatch(r"(?:(\w+), or )?at least (\d+)", bounds):

@@ -1,4 +1,4 @@
-"""Ctrl-C asks what runs to stop, once, whichever thread hears of it first."""
+"""Ctrl-C asks running work to stop. It asks once, whichever thread notices it first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_has_ended_when_the_watcher_looks_was_asked(monkeypatch: pytest.Mon
     monkeypatch.setattr("spac.cli.interrupt.os.read", late)
     with Interrupt(lambda: work[0] if work else None):
         os.kill(os.getpid(), signal.SIGINT)
-        work.clear()  # it ends, and nothing runs for a moment
+        work.clear()  # the work ends, and nothing runs for a moment
         time.sleep(0.1)
     assert asked == ["first"]
 
@@ -52,7 +52,7 @@ def test_what_begins_is_asked_where_the_exception_was_swallowed() -> None:
     asked: list[str] = []
     work: list[Callable[[], None]] = []
     with Interrupt(lambda: work[0] if work else None):
-        with contextlib.suppress(KeyboardInterrupt):  # as a library does that calls back
+        with contextlib.suppress(KeyboardInterrupt):  # a library that calls back swallows it so
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
         work.append(lambda: asked.append("begun"))

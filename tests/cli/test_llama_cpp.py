@@ -1,4 +1,4 @@
-"""Command lines of llama.cpp: what they say means here what it means there, or is refused."""
+"""Command lines of llama.cpp have the same meaning here as there, or they are refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FOREIGN = {name: foreign_options(name) for name in PROGRAMS}
 
 
 class RefusedError(Exception):
-    """What the parser says instead of ending the process."""
+    """Carries the message of a parser that would otherwise end the process."""
 
 
 def parsed(program, *words):
-    """Its options and notes; raises RefusedError."""
+    """Return the options and the notes of a command line. Raise RefusedError if the parser refuses it."""
     if program not in PARSERS:
         PARSERS[program] = parser_of(program)
     parser = PARSERS[program]
@@ -169,7 +169,7 @@ def test_a_number_behind_a_short_option_is_its_value(number, program):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_name_is_in_the_table_twice(program):
-    """With the same fate, that is: the last one would win."""
+    """Of two entries with the same name, the last one would win."""
     met: dict[str, Foreign] = {}
     for each in (*_ACCEPTED, *_REFUSED):
         for flag in each.flags.split() if not each.programs or program in each.programs else ():
@@ -185,7 +185,7 @@ def words_of(flag: str, option: Foreign, value: str) -> list[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_option_of_the_table_takes_its_values_and_no_more(program):
-    """What comes behind it is read."""
+    """The words behind an option and its values are still read."""
     rest = ["--threads", "3"]
     for flag, option in FOREIGN[program].items():
         if flag in PARSERS[program]._option_string_actions:

@@ -1,4 +1,5 @@
-"""Options that cannot be: one line with what is accepted, exit code 2. And llama.cpp's spellings."""
+"""An option that is not valid gives one line with the accepted values, and exit code 2. llama.cpp's spellings
+are read too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a terminal shows while one waits: written over, and gone before the text begins."""
+"""A terminal shows progress while the user waits. The line is overwritten, and it is gone before the text
+begins."""
 
 from __future__ import annotations
 
@@ -30,4 +31,4 @@ def test_reading_a_long_prompt(tmp_path, more, shown):
     assert ("reading the prompt: 0 of " in child.before) == shown
     if shown:
         after = child.before.rsplit("reading the prompt", 1)[1]
-        assert "\r\x1b[K" in after  # taken away
+        assert "\r\x1b[K" in after  # the line was removed

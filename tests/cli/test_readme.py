@@ -1,4 +1,4 @@
-"""README.md stays short, and what it and the pages of docs/ name exists: options, variables, files."""
+"""README.md stays short. The options, variables and files that it and the pages of docs/ name exist."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ LINK = re.compile(r"(?<!`)\[[^\]`]*(?:`[^`]*`[^\]`]*)*\]\(([^()\s]+)\)")
 
 
 def rows(text):
-    """The cells of each row of a text's tables, without heads."""
+    """Return the cells of each row of a text's tables, without heads."""
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
     rules = {i for i, row in enumerate(lines) if set("".join(row)) <= set("-: ")}
     return [[cell.strip() for cell in row] for i, row in enumerate(lines) if not {i, i + 1} & rules]
 
 
 def options_in(text):
-    """The options in a text's code; the commands of other programs have options of their own."""
+    """Return the options in a text's code. Other programs' commands are left out, because they have options
+    of their own."""
     spans = [span for span in re.findall(r"`([^`]+)`", text) if not re.match(r"python|pip|\.venv|-D", span)]
     return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", "\n".join(spans)))
 
@@ -73,7 +74,7 @@ def test_every_variable_exists():
 
 
 def anchors(path):
-    """The anchors of a document's headings, as repositories' pages make them."""
+    """Return the anchors of a document's headings, as repositories' pages make them."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -98,7 +99,7 @@ def test_links_are_found():
 
 
 def test_the_memory_table_is_its_arithmetic():
-    """docs/quickstart.md: share = (0.95 card - (file - experts) - 1.6 GB) / experts."""
+    """docs/quickstart.md has the formula: share = (0.95 card - (file - experts) - 1.6 GB) / experts."""
     text = PAGES["quickstart.md"]
     [cards] = re.findall(r"^\| model and quantization .*$", text, re.MULTILINE)
     sizes = [int(size) for size in re.findall(r"on (\d+) GB", cards)]

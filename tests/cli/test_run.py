@@ -1,4 +1,4 @@
-"""What a good run prints, where, and with which exit code."""
+"""A good run prints the right output to the right stream, and ends with the right exit code."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_cpu_as_device_is_plain_llama_cpp(spac_run, target):
 
 
 def test_without_kernels_of_spac_llama_cpp_repacks_what_it_can(spac_run, tiny_model):
-    """Whether it does with them is measured: tests/kernels/test_repacking.py."""
+    """With spac's kernels, a measurement decides about repacking: tests/kernels/test_repacking.py."""
     target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
     options = ("-m", target, "-p", "def f(", "-n", 2, "--device", "cpu", "--verbose")
     outcome = spac_run(*options, env={"SPAC_CPU_KERNELS": "0"})
@@ -210,7 +210,8 @@ def test_a_full_context_ends_with_length(spac_run, target):
 
 
 def test_slots_that_do_not_fit(spac_run, tiny_model):
-    """48 experts of 0.4 MB on a device that has room for some of them beside the rest of the model."""
+    """The model has 48 experts of 0.4 MB. The device has memory for some of them beside the rest of the
+    model."""
     target = tiny_model("qwen3moe", n_expert=16, n_ff_exp=512)
     memory = {"SPAC_SIMULATED_DEVICE": "memory_mb=12"}
     explicit = spac_run("-m", target, "-p", "x", *GREEDY, "-c", 256, "--slots", "100%", env=memory)
@@ -260,12 +261,13 @@ def test_an_interrupt_ends_with_the_table(target):
 def test_an_interrupt_while_it_starts(target, after_s):
     process = start("-m", target, *ENDLESS)
     maps = Path(f"/proc/{process.pid}/maps")
-    while "multiarray" not in maps.read_text():  # until then, it is Python that starts and not the program
+    while "multiarray" not in maps.read_text():  # until then, Python itself starts, and not yet the program
         time.sleep(0.005)
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode in (130, -signal.SIGINT)  # the latter, 130 to a shell, before it loads a model
+    # the signal ends it, 130 to a shell, before it loads a model
+    assert process.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err
 
 
@@ -283,7 +285,7 @@ def test_a_second_interrupt_ends_a_graph_that_takes_long(target):
 
 def test_no_thread_is_left_behind(target, capfd):
     counts = []
-    for _ in range(2):  # the first run may start what the process keeps
+    for _ in range(2):  # the first run may start threads that the process keeps
         assert main([*ONE_THREAD, "-m", str(target), "-p", "x", *map(str, GREEDY)]) == 0
         counts.append(n_threads())
     assert counts[1] <= counts[0]

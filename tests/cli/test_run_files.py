@@ -1,4 +1,4 @@
-"""--timeline and --state: what a run leaves behind, and the one line where it cannot."""
+"""--timeline and --state leave files behind. If they cannot, one line says so."""
 
 from __future__ import annotations
 

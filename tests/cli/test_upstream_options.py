@@ -1,5 +1,7 @@
-"""Every option that llama.cpp's own programs have at the pin means something here, or is refused with
-what to do instead; and takes as many values as there."""
+"""Every option of llama.cpp's own programs at the pin has a meaning here, or is refused with advice.
+
+It takes as many values as in llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,24 @@ from tests.cli.options_page import parser_of
 from tools.patches.source import published, sdist
 
 EXAMPLES = {"run": "COMPLETION", "chat": "CLI", "serve": "SERVER"}
-"""llama.cpp's programs that ours stand for."""
+"""llama.cpp's programs that correspond to spac's."""
 ELSEWHERE = {
-    "--completion-bash",  # prints a script
-    "--server-base",  # a client's
+    "--completion-bash",  # it prints a script
+    "--server-base",  # it is an option of a client
     "--tts-lang", "--tts-speaker-file",
 }  # fmt: skip
 CHAT = {"--chat-template", "--reasoning", "--skip-chat-parsing"}
-"""The first letters of the chat's options: `spac.chat.arguments` has them, as far as they are known."""
+"""Beginnings of the chat's options. `spac.chat.arguments` has those that are known."""
 MAY_BE_LEFT_OUT = {"-fa", "--flash-attn"}
-"""Values that were not there once."""
+"""Options whose value may be left out, because they had none once."""
 OTHERWISE = {
-    "--draft",  # a file here
-    "--slots",  # a number here
+    "--draft",  # it takes a file here
+    "--slots",  # it takes a number here
 }
 
 
 def options(program):
-    """(names, values) of llama.cpp's options, from its source."""
+    """Return (names, number of values) of llama.cpp's options, from its source."""
     text = published("common/arg.cpp")["common/arg.cpp"]
     found = []
     for block in re.split(r"add_opt\(common_arg\(", text)[1:]:
