@@ -1,4 +1,4 @@
-"""Settings check themselves, and say what they accept."""
+"""Settings check themselves, and their errors name the accepted values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables say what they accept."""
+"""Errors of environment variables name the accepted values."""
 
 from __future__ import annotations
 
