@@ -1,4 +1,5 @@
-"""What evictions and uploads were good for, against a transcription that keeps the whole history."""
+"""The counts of useless evictions and uploads equal those of a plain implementation that keeps the whole
+history."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ N_LAYER, N_EXPERT = 2, 4
 
 @dataclass
 class History:
-    """Everything that happened, judged at the end by looking back over it."""
+    """Record of all events. It judges at the end by looking back over them."""
 
     events: list[tuple[str, int, int, int, tuple[bool, ...], tuple[bool, ...]]] = field(default_factory=list)
 
@@ -23,7 +24,7 @@ class History:
         self.events.append((kind, layer, expert, version, wanted, hit))
 
     def wasted(self) -> int:
-        """Loads that an eviction ends without a hit in between."""
+        """Return the number of loads that an eviction ends without a hit in between."""
         count = 0
         for at, (kind, layer, expert, *_) in enumerate(self.events):
             if kind != "load":
@@ -39,7 +40,8 @@ class History:
         return count
 
     def early(self) -> int:
-        """Evictions whose expert the first run of the layer with a mask as new as theirs wants."""
+        """Return the number of evictions whose expert is wanted by the layer's first run with a mask as new
+        as theirs."""
         count = 0
         for at, (kind, layer, expert, version, *_) in enumerate(self.events):
             if kind != "evict":
@@ -48,7 +50,7 @@ class History:
                 if its_layer != layer:
                     continue
                 if other == "evict" and its_expert == expert:
-                    break  # evicted again before any run could judge the first
+                    break  # evicted again before any run could judge the first eviction
                 if other == "run" and its_version >= version:
                     count += wanted[expert]
                     break
@@ -59,7 +61,7 @@ class History:
 def test_against_the_history(data):
     churn, history = _core.Churn(), History()
     resident: set[tuple[int, int]] = set()
-    versions = [1] * N_LAYER  # of each layer's newest mask
+    versions = [1] * N_LAYER  # version of each layer's newest mask
     for _ in range(data.draw(st.integers(0, 30))):
         layer = data.draw(st.integers(0, N_LAYER - 1))
         here = sorted(e for its_layer, e in resident if its_layer == layer)
@@ -79,7 +81,7 @@ def test_against_the_history(data):
             churn.evicted(layer, expert, versions[layer])
             history.add("evict", layer, expert, versions[layer])
         elif kind == "run":
-            # a run may have begun before what happened last, with an older mask
+            # A run may have begun before the last event, with an older mask.
             version = data.draw(st.integers(1, versions[layer]))
             wanted = tuple(data.draw(st.lists(st.booleans(), min_size=N_EXPERT, max_size=N_EXPERT)))
             hit = tuple(w and data.draw(st.booleans()) for w in wanted)
@@ -97,4 +99,4 @@ def test_an_execution_with_an_older_mask_does_not_judge_an_eviction(version, ear
     assert churn.n_early == early
     churn.executed(0, 7, [False, False], [False, False])
     churn.executed(0, 7, [False, True], [False, False])
-    assert churn.n_early == early  # the first one that could judge has done so
+    assert churn.n_early == early  # the first run that could judge has done so

@@ -1,5 +1,5 @@
-"""The copies that bring a layer's experts together: all of them, each from where it is, and no more than
-pay."""
+"""Copies bring a layer's experts together. They bring all of them, each from its place, with no more copies
+than pay."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from spac import _core
 
 SLOTS = st.lists(st.integers(-1, 60).filter(lambda slot: slot != 0), max_size=40)
-"""slot_of; that two experts share a slot changes nothing here."""
+"""Values of slot_of. Two experts may share a slot here, which changes nothing."""
 BYTES = st.integers(1, 1000)
 
 
 def expanded(runs: list[tuple[int, int, int]]) -> list[int]:
-    """The slot that every expert comes from."""
+    """Return the slot from which every expert comes."""
     experts = [(first + i, slot + i if slot >= 0 else -1) for first, n, slot in runs for i in range(n)]
     assert [expert for expert, _ in experts] == list(range(len(experts)))
     return [slot for _, slot in experts]

@@ -1,4 +1,5 @@
-"""Copies of files on huge pages: what they hold, how much memory they take, and what makes them end early."""
+"""These tests cover copies of files on huge pages: their content, the memory that they take, and the reasons
+to end them early."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from spac.errors import InputError
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FORGIVING = (10**9, 10**12, 1)
-"""A budget for stalls that nothing exceeds."""
+"""Budget for stalls that no copy exceeds."""
 
 
 def copies(
@@ -37,7 +38,7 @@ def copies(
 
 
 def policy(address: int) -> str:
-    """Return how the system places the memory at an address, as it reports it."""
+    """Return the policy that the system reports for the memory at an address."""
     for line in Path("/proc/self/numa_maps").read_text().splitlines():
         begin, chosen, *_ = line.split()
         if int(begin, 16) == address:
@@ -57,7 +58,7 @@ def mapped(begin: int, end: int) -> int:
 
 @pytest.fixture(scope="module")
 def file() -> Iterator[BinaryIO]:
-    """A file of 9 MiB and a little, of which every 8 bytes are others."""
+    """Yield a file of a little more than 9 MiB, in which every 8 bytes are different."""
     with tempfile.TemporaryFile() as made:
         made.write(b"".join(i.to_bytes(8, "little") for i in range(9 * MIB // 8 + 1)) + b"abc")
         made.flush()

@@ -1,4 +1,4 @@
-"""The slices in which a mapping is pinned, and the pieces that copies from it are cut into."""
+"""A mapping is pinned in slices. Copies from it are cut into pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Extents = list[tuple[int, int]]
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[tuple[int, int], Extents]:
-    """A mapping, and the weights in it, with other tensors between some of them."""
+    """Draw a mapping and the weights in it, with other tensors between some of them."""
     sizes = draw(st.lists(st.integers(1, 100), min_size=1, max_size=12))
     ends = list(accumulate(sizes, initial=draw(st.integers(PAGE, 500))))
     tensors = list(pairwise(ends))
@@ -58,7 +58,8 @@ def test_without_a_limit_all_pages_between_weights_are_pinned(
 @given(st.lists(st.integers(0, 300), unique=True, max_size=12), st.integers(0, 300), st.integers(1, 300))
 def test_pieces(borders: list[int], begin: int, n_bytes: int) -> None:
     borders = sorted(borders)
-    ranges = [pair for i, pair in enumerate(pairwise(borders)) if i % 3 != 1]  # some touch, some do not
+    # some ranges touch, and some do not
+    ranges = [pair for i, pair in enumerate(pairwise(borders)) if i % 3 != 1]
     pieces = _core.pinned_pieces(ranges, begin, n_bytes)
     at = 0
     for offset, size, pinned in pieces:

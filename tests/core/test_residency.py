@@ -1,7 +1,7 @@
-"""Every interleaving of plans, copies, publishing and launches that a bounded search reaches.
+"""A bounded search tries every interleaving of plans, copies, publishing and launches that it reaches.
 
-The search runs the real object. Beside it stands what a device would hold: the contents of the slots, written
-when a copy starts (garbage) and when it ends, and read by launches at any time while they hold their mask.
+The search runs the real object. Beside it, the test keeps the contents of a device's slots. A copy writes
+garbage when it starts and the expert when it ends. Launches may read at any time while they hold their mask.
 After every operation, every slot that a held or published mask names must contain the mask's expert.
 """
 
@@ -25,7 +25,7 @@ Operation = tuple[str, int]
 
 @dataclass(frozen=True)
 class Scene:
-    """Layers, slots and plans of a search; plans are (priority rows, thresholds)."""
+    """Layers, slots and plans of a search. A plan is (priority rows, thresholds)."""
 
     layers: tuple[tuple[int, int], ...]
     pool_slots: tuple[int, ...]
@@ -33,8 +33,9 @@ class Scene:
     n_streams: int = 2
     max_loads: int = 2
     max_evictions: int = 2
-    max_batches: int = 2  # under way at once
-    words: tuple[tuple[str, int, tuple[int, ...]], ...] = ()  # "foresee" or "note_used", layer, experts
+    max_batches: int = 2  # batches under way at once
+    # each is "foresee" or "note_used", layer, experts
+    words: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
 
 
 @dataclass
@@ -96,7 +97,7 @@ class World:
                         assert self.contents[self.scene.layers[layer][1], slot] == (layer, expert)
 
     def state(self) -> object:
-        """What decides the future, up to the order in which free slots are handed out."""
+        """Return what decides the future, up to the order in which free slots are handed out."""
         n = range(len(self.scene.layers))
         return (
             self.plan,
@@ -110,7 +111,8 @@ class World:
         )
 
     def reaches_its_plan(self) -> None:
-        """With launches over and copies that succeed, the plan is reached: nothing is lost, nothing hangs."""
+        """Check that the plan is reached once launches are over and copies succeed. Nothing is lost, and
+        nothing hangs."""
         for stream in range(self.scene.n_streams):
             self.do(("end", stream))
         if self.plan < 0:
@@ -138,7 +140,7 @@ class World:
 
 
 def explore(scene: Scene, depth: int) -> int:
-    """Breadth first, by replaying each new state's shortest history; returns the number of states."""
+    """Search breadth first, by replaying each new state's shortest history. Return the number of states."""
 
     def replay(history: tuple[Operation, ...]) -> World:
         world = World(scene)
@@ -196,7 +198,8 @@ def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: in
 
 
 def test_the_search_would_see_a_slot_reused_too_early() -> None:
-    """A negative control: contents written behind the object's back, while a launch holds the mask."""
+    """This is a negative control. The contents change behind the object's back, while a launch holds the
+    mask."""
     world = World(ONE_LAYER)
     for operation in [("plan", 0), ("begin", 0), ("finish", 1), ("launch", 0)]:
         world.do(operation)
@@ -215,7 +218,7 @@ def test_the_search_would_see_a_slot_reused_too_early() -> None:
 def test_what_is_foreseen_comes_first_and_what_was_used_stays(
     priority: list[int], foreseen: list[int], used: list[int], n_slots: int
 ) -> None:
-    """Layer 0 ran and used some experts, layer 1 is foreseen to use others; slots are full by the plan."""
+    """Layer 0 ran and used some experts. Layer 1 is foreseen to use others. The plan has filled the slots."""
     residency = _core.Residency([(6, 0), (6, 0)], [n_slots])
     residency.submit(np.array(priority, np.int32).reshape(2, 6), np.zeros(2, np.int32))
     drive(residency)
@@ -232,13 +235,13 @@ def test_what_is_foreseen_comes_first_and_what_was_used_stays(
     drive(residency)
     priorities = [sorted((priority[il * 6 + e] for il in range(2) for e in each[il]), reverse=True)
                   for each in (before, [resident(residency, il) for il in range(2)])]  # fmt: skip
-    assert priorities[0] == priorities[1]  # and then the plan is followed again
+    assert priorities[0] == priorities[1]  # now the plan is followed again
 
 
 def drive(residency: _core.Residency) -> None:
     for _ in range(40):
         residency.begin(0, 3, 3)
-        with suppress(InputError):  # nothing was begun
+        with suppress(InputError):  # raised if nothing was begun
             residency.finish(True)
     assert residency.settled
 

@@ -1,4 +1,4 @@
-"""The slot table against its contract and a slow, obvious reference, on random tables and plans."""
+"""The slot table agrees with its contract and with a slow, obvious reference, on random tables and plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expert = tuple[int, int]
 
 @dataclass
 class World:
-    """A table and what a reader of its contract would expect of it."""
+    """Slot table and the state that a reader of its contract expects."""
 
     layers: list[tuple[int, int]]
     pool_slots: list[int]
@@ -75,7 +75,7 @@ def plan_for(draw: st.DrawFn, world: World, levels: int) -> tuple[np.ndarray, np
 
 
 def expected_steps(world: World, priority: np.ndarray, threshold: np.ndarray, cursor: int) -> list[object]:
-    """The contract of SlotTable::toward, word for word."""
+    """Return the steps that the contract of SlotTable::toward demands, word for word."""
     n_layer = len(world.layers)
     free = [world.free(p) for p in range(len(world.pool_slots))]
     leaving = [sum(q == p for q, _ in world.leaving) for p in range(len(world.pool_slots))]
@@ -151,7 +151,7 @@ def test_steps_follow_the_contract_and_reach_the_plan(data: st.DataObject) -> No
         world.check()
     else:
         pytest.fail("the plan was never reached")
-    # at the end nothing wanted is left out while anything less wanted holds a slot of its pool
+    # At the end, no wanted expert is absent while a less wanted one holds a slot of its pool.
     for expert in world.experts():
         if expert not in world.slot_of and priority[expert] >= threshold[expert[0]]:
             holders = [e for e in world.slot_of if world.pool(e) == world.pool(expert)]
@@ -183,7 +183,8 @@ def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, i
 
 
 def test_slots_of_one_tensor_are_addressable_in_32_bits() -> None:
-    """BF16 experts of 7168 x 2048 and Q4_K ones (blocks of 256), and no size at all."""
+    """This holds for BF16 experts of 7168 x 2048, for Q4_K ones (blocks of 256), and for blocks of no size at
+    all."""
     for blocks in (7168 * 2048, 7168 * 2048 // 256, 1, 2**31 - 1):
         n = _core.slots_per_tensor(blocks)
         assert n * blocks < 2**31 <= (n + 1) * blocks
