@@ -1,4 +1,4 @@
-"""A machine made of numbers: what its steps would take, with noise and stalls."""
+"""Machine made of numbers. It gives the times that its steps would take, with noise and stalls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS = [Layer(f"layer {i}", 32, 4, 100_000, 0) for i in range(5)]
 
 
 def costs(**expert: float) -> Costs:
-    """What the machine's steps really cost."""
+    """Return the real costs of the machine's steps."""
     return Costs(
         experts=(dataclasses.replace(EXPERT, **expert),),
         draft_base_s=2e-4,
@@ -39,7 +39,8 @@ def costs(**expert: float) -> Costs:
 
 
 def wrong(true: Costs, factors: Iterator[float]) -> Costs:
-    """Every time of `true` times the next factor; all of a table times one."""
+    """Return `true` with every time multiplied by the next factor. A table has one factor for all its
+    times."""
     experts = tuple(
         ExpertCosts(**{name: value * next(factors) for name, value in vars(each).items()})
         for each in true.experts
@@ -57,9 +58,9 @@ def wrong(true: Costs, factors: Iterator[float]) -> Costs:
 def steps(
     true: Costs, share: float, seed: int, layers: list[Layer] = LAYERS, *, stalls: float = 0.02
 ) -> Iterator[StepTimes]:
-    """Steps of 1 to 9 tokens with this share of the experts resident, after a cold start.
+    """Yield steps of 1 to 9 tokens with this share of the experts resident, after a cold start.
 
-    Times have 10 % of noise; one step of 1 / `stalls` has one part that takes a hundred times as long.
+    Times have 10 % of noise. In one of 1 / `stalls` steps, one part takes a hundred times as long.
     """
     rng = np.random.default_rng(seed)
     for step in range(1_000_000):

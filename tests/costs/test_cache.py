@@ -1,4 +1,4 @@
-"""Costs are kept per machine, models and library; nothing that is wrong with the cache stops an engine."""
+"""Costs are kept per machine, models and library. An engine runs whatever is wrong with the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = cache.Key("a processor", 4, "CUDA0", "1-aa", "none", "0.1.0")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder, for the test alone."""
+    """Return the folder of the cache, which belongs to the test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "spac" / "costs"
 
@@ -104,7 +104,7 @@ def test_an_engine_corrects_costs_and_keeps_them_for_the_next(tiny_model, folder
     _, second = generate(target, 1)
     assert second.costs.experts == kept.experts
     written = file.read_text()
-    assert written == file.read_text()  # too few steps to be worth keeping
+    assert written == file.read_text()  # so few steps are not worth keeping
 
 
 def test_without_a_writable_cache_an_engine_runs_and_says_so(tiny_model, folder):

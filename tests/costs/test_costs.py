@@ -1,4 +1,4 @@
-"""Costs as data: checked, written, read again, and looked up."""
+"""Costs are data that is checked, written, read again and looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The device's time from the CPU's waits: found where it shows, bounded where it hides, deaf to stalls."""
+"""The CPU's waits give the device's time. It is exact where it shows and bounded where it hides, and stalls
+do not move it."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ USUAL = 100e-6
 
 
 def learned(true: float, start: float, *, host_s: float, stalls: float, n_steps: int = 120) -> float:
-    """Seconds of an expert after steps of `N_LAYER` layers with 29 experts, 5 to 25 of them on the device.
+    """Return the learned seconds of an expert.
 
-    host_s: of each of the others on the CPU; stalls: the share of waits that take 1 ms longer.
+    Each step has `N_LAYER` layers with 29 experts, 5 to 25 of them on the device. host_s: seconds of each
+    other expert, which the CPU computes. stalls: the share of waits that take 1 ms longer.
     """
     rng = np.random.default_rng(1)
     subject = DeviceTime([start], [np.ones(N_LAYER, np.bool_)], 0.02)
@@ -31,9 +33,10 @@ def learned(true: float, start: float, *, host_s: float, stalls: float, n_steps:
 
 @pytest.mark.parametrize("stalls", [0.0, 0.03, 0.2])
 def test_a_fast_device_is_not_taken_for_a_slow_one(stalls):
-    """An expert takes 50 µs on the CPU: a device that seemed as slow would get none."""
+    """An expert takes 50 µs on the CPU. A device that seemed as slow would get no experts."""
     assert learned(3e-6, 4e-6, host_s=50e-6, stalls=stalls) < 9e-6
-    assert learned(3e-6, 400e-6, host_s=50e-6, stalls=stalls) < 15e-6  # what the CPU hides is not known
+    # the time that the CPU hides is not known
+    assert learned(3e-6, 400e-6, host_s=50e-6, stalls=stalls) < 15e-6
 
 
 @pytest.mark.parametrize("start", [1e-6, 50e-6, 2e-3])
@@ -52,6 +55,6 @@ def test_steps_of_the_device_alone_are_timed_whole():
     for _ in range(20):
         subject.observe_total(distinct, 8 * (3 * 1e-6 + 5 * 2e-6) * 5)
     assert subject.units == pytest.approx([8e-6, 16e-6])
-    subject.observe_total(np.zeros(8), 1.0)  # says nothing
+    subject.observe_total(np.zeros(8), 1.0)  # without experts a time says nothing
     subject.observe_total(distinct, -1.0)
     assert subject.units == pytest.approx([8e-6, 16e-6])

@@ -1,4 +1,4 @@
-"""Costs that are wrong become right while an engine runs, whatever way they are wrong and whatever stalls."""
+"""Wrong costs become right while an engine runs, in whatever way they are wrong and whatever stalls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_verifications_follow_what_they_take(factor, seed):
     for _ in range(N_STEPS):
         n = int(rng.integers(3, 7))
         table.observe(n, true.verify(n) * rng.lognormal(0, 0.1) * (100 if rng.random() < 0.02 else 1))
-    for n in range(1, 10):  # the sizes that never came keep their proportion to those that did
+    for n in range(1, 10):  # sizes that never came keep their proportion to those that did
         assert table[n] == pytest.approx(true.verify(n), rel=0.12)
     assert table[18] == 2 * table[9]
 
@@ -126,7 +126,7 @@ def test_pools_have_costs_of_their_own():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 150), st.integers(0, 2**32))
 def test_strange_steps_leave_costs_that_are_times(n_layer, seed):
-    """Steps in which any layer may be waited for or not, also none; two pools; numbers of all sizes."""
+    """A step may wait for any layers, also for none. There are two pools, and numbers of all sizes."""
     pools = [0] * n_layer if n_layer == 1 else [i % 2 for i in range(n_layer)]
     layers = [Layer(str(i), 32, 4, 100_000 * (1 + pool), pool) for i, pool in enumerate(pools)]
     one, rng = costs().experts[0], np.random.default_rng(seed)
@@ -143,12 +143,14 @@ def test_strange_steps_leave_costs_that_are_times(n_layer, seed):
         seconds = float(work["host_ns"].sum() + work["wait_ns"].sum()) * 1e-9 + 1e-3 * rng.random()
         n_drafted, n_verified = int(rng.integers(0, 9)), int(rng.integers(1, 10))
         estimator.observe(StepTimes(n_drafted, 1e-3 * rng.random(), n_verified, seconds, work))
-    assert estimator.costs != start  # which refuses what is no time
+    assert estimator.costs != start  # the costs refuse values that are no times
 
 
 def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[StepTimes]:
-    """Steps of one token on layers of which some are whole: the CPU does not wait for those. Times have 10 %
-    of noise, and 3 % of the waits half a millisecond more."""
+    """Yield steps of one token on layers of which some are whole. The CPU does not wait for whole layers.
+
+    Times have 10 % of noise, and 3 % of the waits take half a millisecond longer.
+    """
     rng, expert = np.random.default_rng(seed), true.experts[0]
     dense = true.dense(1) / len(whole) - true.hand_off_s
     while True:
@@ -173,7 +175,8 @@ def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[Ste
 @pytest.mark.parametrize("start", [5e-6, 30e-6, 100e-6])
 @pytest.mark.parametrize("whole", [[False, True] * 4 + [False] * 16, [True] * 9 + [False] * 6 + [True] * 9])
 def test_what_whole_layers_are_spared_is_seen(start, whole):
-    """By runs of them, too. Where none lies between layers that were waited for, nothing is learned."""
+    """Runs of whole layers show it too. Where none lies between layers that were waited for, nothing is
+    learned."""
     layers = [Layer(f"layer {i}", 32, 4, 100_000, 0) for i in range(len(whole))]
     true = replace(costs(), hand_off_s=30e-6, dense_s=(2e-3,) * 9)
     estimator = CostEstimator(replace(true, hand_off_s=start), layers)

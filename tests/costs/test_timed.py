@@ -1,4 +1,4 @@
-"""From timed batches to unit times."""
+"""Timed batches give unit times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ N_LAYER, HOST_S = 6, 40e-6
 
 
 def timed(distinct: int, whole: np.ndarray, device_s: float, hand_off_s: float) -> Timed:
-    """A batch of so many experts in every layer, on the CPU but for whole layers; noise does no harm."""
+    """Return a batch with so many experts in every layer, computed on the CPU except in whole layers. The
+    noise does no harm."""
     rng = np.random.default_rng(distinct)
     found = Timed(np.zeros(1, np.int32))
     for _ in range(9):
@@ -47,7 +48,7 @@ def test_the_device_and_the_hand_off_are_separated(hand_off_s):
     [("", True, True), ("", False, False), ("0", True, False), ("1", False, True)],
 )
 def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, masks, tried, spared):
-    """There the CPU lists the resident experts, and is waited for in every layer."""
+    """On such a device the CPU lists the resident experts, so every layer waits for the CPU."""
     monkeypatch.setenv("SPAC_DEVICE_MASKS", masks)
     assert spares_hand_offs(SimpleNamespace(device=SimpleNamespace(reads_masks=tried))) == spared
     assert spares_hand_offs(SimpleNamespace(device=None))
