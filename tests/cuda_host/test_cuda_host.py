@@ -1,7 +1,8 @@
-"""spac's CUDA build on the pretend card: real ggml-cuda host code, our real backend, kernels that do nothing.
+"""spac's CUDA build runs on the pretend card: real ggml-cuda host code, spac's real backend, kernels that do
+nothing.
 
-Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA (cmake -G Ninja), or what
-`python -m tools.cuda_host --out` has left; no GPU is needed.
+These tests run if SPAC_CUDA_BUILD names a build folder of spac with CUDA (cmake -G Ninja), or the folder that
+`python -m tools.cuda_host --out` has left. They need no GPU.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def test_schedulers(package: Path, scheduler: str, masked: bool) -> None:
     ids=lambda card: "-".join(f"{name}-{value}" for name, value in card.items()) or "default",
 )
 def test_cards(package: Path, card: dict[str, int]) -> None:
-    """A prompt that is streamed, and steps."""
+    """Each card streams a prompt and runs steps."""
     job = Job(draft_length=4, sentences=40, options={"slots": "25%", "stream_batch": 32}, card=card)
     result = run_clean(job, package)
     refused = card.get("READ_ONLY") == 0 or card.get("REGISTER") == 0
@@ -79,7 +80,7 @@ def test_cards(package: Path, card: dict[str, int]) -> None:
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("draft_length", [0, 4])
 def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
-    """What is queued for a step when nothing moves and its length stays."""
+    """When nothing moves and its length stays, a step has no allocation, no capture and no single kernel."""
     job = Job(options=QUARTER, draft_length=draft_length, ahead=ahead, tokens=24 * (draft_length + 1))
     result = run_clean(job, package)
     n = result.n_layers
@@ -93,7 +94,8 @@ def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_copies_of_experts_are_waited_for_without_spinning(package: Path, answers: bool) -> None:
-    """The driver is asked about their events. Where it answers with an error, the runtime waits for them."""
+    """The reconciler asks the driver about the copies' events. If the driver answers with an error, the
+    runtime waits for them."""
     card = {"GB_S": 2, "COPY_US": 100, "EVENT_QUERY": int(answers)}
     job = Job(options={"slots": "25%", "scheduler": "lru"}, tokens=24, card=card)
     result = run_clean(job, package)
@@ -106,8 +108,8 @@ def test_copies_of_experts_are_waited_for_without_spinning(package: Path, answer
 
 @pytest.mark.parametrize("card", [{"IMPLICIT": 1}, {"IMPLICIT": 5, "KERNEL_US": 200}], ids=["all", "some"])
 def test_calls_that_wait_for_the_card(package: Path, card: dict[str, int]) -> None:
-    """A driver may wait for all that is queued inside a call, and let no other call in meanwhile: who lets
-    the card on must need no call for it."""
+    """A driver may wait inside a call for all that is queued, and let no other call in meanwhile. Code that
+    lets the card continue must therefore need no call."""
     options = {"slots": "25%", "scheduler": "lru", "stream_batch": 32}
     job = Job(draft_length=4, sentences=4, tokens=16, options=options, card=card)
     result = run_clean(job, package)
@@ -125,7 +127,7 @@ def test_layers_that_are_all_resident_wait_for_nothing(package: Path, draft_leng
 
 def test_changing_lengths_keep_their_graphs(package: Path) -> None:
     """A length that was there before needs no memory, no capture, and no launch of single kernels."""
-    # more tokens would change the shape of the cache
+    # More tokens would change the shape of the cache.
     job = Job(options=QUARTER, draft_length=4, changing_length=True, tokens=220)
     result = run_clean(job, package)
     later = result.steps[len(result.steps) // 2 :]
@@ -136,7 +138,7 @@ def test_changing_lengths_keep_their_graphs(package: Path) -> None:
 
 
 def test_kernels_are_fused_as_in_graphs_that_are_not_cut(package: Path) -> None:
-    """The router, gate with up, and the weighted sum, for one token and for several."""
+    """The fused kernels are the router, gate with up, and the weighted sum, for one token and for several."""
     result = run_clean(Job(options=QUARTER, draft_length=4, changing_length=True, tokens=80), package)
     names = " ".join({name for step in result.steps for name in step.kernels})
     for fused in ("topk_moe_cuda", "moe_weighted_reduction"):
@@ -158,7 +160,8 @@ def kernels(package: Path, *args: str, reference: bool) -> dict[str, dict[str, i
 
 @pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
 def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path: Path, kind: str) -> None:
-    """Beside the kernels of the unpatched library with all layers on the card, and what the patches add."""
+    """This compares with the kernels of the unpatched library, with all layers on the card. It leaves out the
+    kernel that the patches add."""
     from tools.models import Shape, write_model
 
     if not (package / "spac" / "lib" / "reference" / "libllama.so").is_file():
@@ -179,7 +182,7 @@ def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path
 
 @pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
 def test_other_models(package: Path, tmp_path: Path, kind: str) -> None:
-    """Weights beside the experts in the file; other routers, biases, shared experts."""
+    """These files have weights beside the experts, and other routers, biases and shared experts."""
     from tools.models import write_model
 
     path = write_model(tmp_path / "model.gguf", kind)

@@ -1,9 +1,9 @@
-"""A CUDA build of spac gives the very bits of the unpatched llama.cpp with CUDA, on the executing card.
+"""A CUDA build of spac gives the same bits as the unpatched llama.cpp with CUDA, on the executing card.
 
-Skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA, or what `python -m tools.cuda_host
---out` has left, with the reference library and kernels that can be executed (README.md). Kernels are
-translated when they are first met, which takes seconds each; they are kept in PRETEND_CUDA_EXECUTE, or in
-that folder.
+These tests run if SPAC_CUDA_BUILD names a build folder of spac with CUDA, or the folder that `python -m
+tools.cuda_host --out` has left. It must have the reference library, and kernels that can be executed
+(README.md). A kernel is translated when it is first met, which takes seconds. Translations are kept in
+PRETEND_CUDA_EXECUTE, or in that folder.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ PARTS = (
     Run("moving, in pairs", 0.5, seed=8, moving=True, masked=False),
 )
 EXCHANGED = Run("experts exchanged", 1.0, seed=9)
-"""Of a copy of the model in which two experts are exchanged."""
+"""Run of a copy of the model in which two experts are exchanged."""
 RUNS = (*ALL_FORMS, *PARTS)
 BRIEF = (ALL, HALF, STREAMED, MOVING)
 THOROUGH = ("qwen3moe Q4_K M", "gpt-oss")
-"""Models that get all of the runs; the others get `BRIEF`."""
+"""Models that get all of the runs. The others get `BRIEF`."""
 
 
 def runs_of(name: str) -> tuple[Run, ...]:
@@ -100,14 +100,14 @@ def runs_of(name: str) -> tuple[Run, ...]:
 
 
 def of_models(*runs: Run) -> pytest.MarkDecorator:
-    """A test for every model and those of the runs that it gets."""
+    """Return the mark that makes a test for every model and those of the runs that it gets."""
     found = [(name, run) for name in MODELS for run in runs if run in runs_of(name)]
     return pytest.mark.parametrize(("name", "run"), found, ids=[f"{name}, {run.name}" for name, run in found])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model's runs gave, and both unpatched libraries: with all layers on the card, and on the CPU."""
+    """Steps of a model's runs and of both unpatched libraries: all layers on the card, and on the CPU."""
 
     runs: dict[str, Steps]
     stats: dict[str, dict[str, int]]
@@ -115,7 +115,7 @@ class Outcome:
     cpu: Steps
 
     def near(self, run: str) -> bool:
-        """Whether a run is either of the unpatched library's, but for rounding."""
+        """Return true if a run equals both runs of the unpatched library, except for rounding."""
         return all(strays(self.runs[run], steps) <= 0.1 for steps in (self.card, self.cpu))
 
 
@@ -155,7 +155,7 @@ Outcomes = Callable[[str], Outcome]
 def outcome(
     card: Card, tiny_model: TinyModel, reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcomes:
-    """What all runs of a model gave, run when it is first asked for."""
+    """Return `get(name)`, which runs all runs of a model at its first call, and returns their outcome."""
     made: dict[str, Outcome] = {}
 
     def get(name: str) -> Outcome:
@@ -163,7 +163,7 @@ def outcome(
             case = case_of(name, tiny_model, runs_of(name))
             copy = exchange_experts(Path(case.model), tmp_path_factory.mktemp("copy") / "exchanged.gguf")
             job = Job((case, replace(case, model=str(copy), runs=(EXCHANGED,))))
-            # new memory of spac's card is full of NaNs: what nobody wrote is not read
+            # New memory of spac's card is full of NaNs, which show if it is read before it is written.
             stock, ours = card.reference(Job((case,))), card.spac(job, POISON=1)
             alone = Job((replace(case, runs=(Run(),)),))
             cpu = run_worker("reference", alone, tmp_path_factory.mktemp("cpu"), lib_path=reference_lib)
@@ -188,7 +188,7 @@ def assert_same(name: str, run: str, steps: Steps, expected: Steps) -> None:
 
 @of_models(*ALL_FORMS)
 def test_all_experts_resident(name: str, run: Run, outcome: Outcomes) -> None:
-    """Every logit is the unpatched CUDA library's with all layers on the card."""
+    """Every logit equals that of the unpatched CUDA library with all layers on the card."""
     found = outcome(name)
     assert_same(name, run.name, found.runs[run.name], found.card)
     stats = found.stats[run.name]
@@ -197,7 +197,7 @@ def test_all_experts_resident(name: str, run: Run, outcome: Outcomes) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_card_is_not_the_cpu(name: str, outcome: Outcomes) -> None:
-    """The equality above would also hold if all computed on the CPU."""
+    """The equality above would also hold if the CPU computed everything."""
     found = outcome(name)
     assert first_difference(name, "on the card", found.card, found.cpu) is not None
     assert strays(found.card, found.cpu) <= 0.1
@@ -211,7 +211,8 @@ def test_queued_ahead_or_not(name: str, run: Run, outcome: Outcomes) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_streamed_batches(name: str, outcome: Outcomes) -> None:
-    """All of their experts are the device's: the unpatched library's bits. The others' are as without."""
+    """The device computes all experts of streamed batches, so they have the unpatched library's bits. Other
+    batches give the same bits as without streaming."""
     found = outcome(name)
     steps, least = found.runs[STREAMED.name], STREAMED.stream_tokens
     large, small = of_batches(steps, least, 1000), of_batches(steps, 1, least - 1)
@@ -234,14 +235,14 @@ def test_a_part_resident(name: str, run: Run, outcome: Outcomes) -> None:
 def test_the_comparison_sees_a_wrong_expert(name: str, outcome: Outcomes) -> None:
     found = outcome(name)
     steps = found.runs[EXCHANGED.name]
-    for least, most in ((1, 2), *((n, n) for n in BATCHES[2:])):  # one token alone may meet neither
+    for least, most in ((1, 2), *((n, n) for n in BATCHES[2:])):  # a single token may use neither of them
         seen = of_batches(steps, least, most)
         assert first_difference(name, "", seen, of_batches(found.card, least, most)) is not None
     assert not found.near(EXCHANGED.name)
 
 
 def test_nothing_is_read_that_nobody_wrote(card: Card, tiny_model: TinyModel, outcome: Outcomes) -> None:
-    """Memory that is new and full of zeros changes nothing: all else here has NaNs there."""
+    """New memory full of zeros changes nothing. In all other tests here, it is full of NaNs."""
     name, runs = THOROUGH[0], (HALF, PAIRS)
     result = card.spac(Job((case_of(name, tiny_model, runs),)), POISON=0)
     for run in runs:
@@ -249,9 +250,9 @@ def test_nothing_is_read_that_nobody_wrote(card: Card, tiny_model: TinyModel, ou
 
 
 def test_rows_that_are_summed_in_parts(card: Card, tiny_model: TinyModel) -> None:
-    """llama.cpp's own limit to equality: above 8 tokens its kernels (stream-k) cut long rows into parts where
-    tiles do not fill the multiprocessors evenly, and where they cut depends on how many experts a tensor
-    stacks, which are slots here."""
+    """llama.cpp itself limits the equality. Above 8 tokens its kernels (stream-k) cut long rows into parts
+    where tiles do not fill the multiprocessors evenly. The places of the cuts depend on how many experts a
+    tensor stacks. Here these are slots."""
     shape = Shape(n_layer=2, n_embd=128, n_ff_exp=512, types={"*_exps": "Q4_0"})
     path = str(tiny_model("qwen3moe", shape))
     streamed = replace(STREAMED, stream_tokens=9)
@@ -265,14 +266,14 @@ def test_rows_that_are_summed_in_parts(card: Card, tiny_model: TinyModel) -> Non
         differs = first_difference("long rows", "above", of_batches(steps, 9, 1000), large)
         assert (differs is not None) == cut
         assert strays(steps, expected) <= 0.1
-        # as many experts as in the file, at the same places
+        # The tensor stacks as many experts as in the file, at the same places.
         assert_same("long rows", "streamed", of_batches(ours["long rows", streamed.name], 9, 1000), large)
 
 
 def test_a_driver_that_pins_no_more_changes_nothing(card: Card, tiny_model: TinyModel) -> None:
-    """What is queued ahead is written later; pageable memory is read when its copy is queued."""
+    """Work that is queued ahead is written later, but pageable memory is read when its copy is queued."""
     name = "qwen3moe Q4_K M"
-    large = Settings(n_ctx=2048, n_batch=2048, n_ubatch=2048)  # whose staging is no longer pinned
+    large = Settings(n_ctx=2048, n_batch=2048, n_ubatch=2048)  # its staging is no longer pinned
     job = Job((replace(case_of(name, tiny_model, (HALF, MOVING)), settings=large),))
     unpinned = card.spac(job, REGISTER=0, PINNED_MB=1)
     expected = card.spac(job).logits[name, HALF.name]
@@ -283,9 +284,11 @@ def test_a_driver_that_pins_no_more_changes_nothing(card: Card, tiny_model: Tiny
 def test_experts_that_a_token_names_twice(
     card: Card, tiny_model: TinyModel, reference_lib: Path, tmp_path: Path
 ) -> None:
-    """GroveMoE's smaller experts: two of a token's choices may share one. The unpatched library's kernels for
-    several tokens leave such rows out on CUDA (ggml-org/llama.cpp issue 24591), so those experts run on the
-    CPU, and it says what is right."""
+    """In GroveMoE, two of a token's choices may share one smaller expert.
+
+    The unpatched library's kernels for several tokens leave such rows out on CUDA (ggml-org/llama.cpp issue
+    24591). So those experts run on the CPU, whose unpatched result is the right one.
+    """
     runs = (ALL, HALF, STREAMED, PAIRS)
     job = Job((Case("grovemoe", str(tiny_model("grovemoe")), SETTINGS, runs, script="batches"),))
     alone = Job((replace(job.cases[0], runs=(Run(),)),))

@@ -1,4 +1,4 @@
-"""The translation of PTX (ptx/): instructions of one thread, against numpy."""
+"""These tests compare translated PTX instructions of one thread (ptx/) with numpy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = 64
 
 
 def elementwise(name: str, code: str, inputs: list[np.dtype], output: np.dtype) -> str:
-    """A kernel whose thread i computes d from a[i], b[i], c[i]: in registers %a, %b, %c and %d."""
+    """Return a kernel whose thread i computes d from a[i], b[i], c[i], in registers %a, %b, %c and %d."""
     arrays = [*zip("abc", inputs, strict=False), ("d", output)]
     word = {letter: WORD[np.dtype(f"u{kind.itemsize}")] for letter, kind in arrays}
     register = {letter: kind if kind != "b8" else "b16" for letter, kind in word.items()}
@@ -56,7 +56,7 @@ def random_of(kind: np.dtype, rng: np.random.Generator) -> np.ndarray:
 
 
 def exact(x: np.ndarray) -> np.ndarray:
-    return x.astype(object)  # Python's integers: no limits
+    return x.astype(object)  # Python's integers have no limits
 
 
 def octets(x: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def wrapped(x: Any, kind: np.dtype) -> np.ndarray:
 
 
 I1, I2, I4, I8, U2, U4, F2, F4 = (np.dtype(t) for t in ("i1", "i2", "i4", "i8", "u2", "u4", "f2", "f4"))
-FINITE = 0xBFFFBFFF  # keeps two halves below infinity
+FINITE = 0xBFFFBFFF  # this mask keeps two halves below infinity
 Case = tuple[str, list[np.dtype], np.dtype, Callable[..., Any]]
 CASES: dict[str, Case] = {
     "add": ("add.s32 %d, %a, %b;", [I4, I4], I4, lambda a, b: wrapped(exact(a) + exact(b), I4)),

@@ -1,4 +1,4 @@
-"""The translation of PTX (ptx/): what threads do together, and what has no meaning."""
+"""Translated PTX (ptx/) computes what threads do together. PTX without a meaning is reported."""
 
 from __future__ import annotations
 
@@ -119,10 +119,11 @@ MATRICES = {
 
 @pytest.mark.parametrize("shape", MATRICES)
 def test_matrices_of_a_warp_are_multiplied(shape: str, tmp_path: Path) -> None:
-    """Lane 4 g + t has rows g and g + 8: of every 16 bytes of a row the 4 at place t (PTX's manual)."""
+    """Lane 4 g + t has rows g and g + 8, of every 16 bytes of a row the 4 at place t (PTX's manual)."""
     m, k, kind, result = MATRICES[shape]
     rng = np.random.default_rng(2)
-    a, b, c = (rng.integers(-8, 8, size) for size in ((m, k), (k, 8), (m, 8)))  # exact in every type
+    # values that every type has exactly
+    a, b, c = (rng.integers(-8, 8, size) for size in ((m, k), (k, 8), (m, 8)))
     per = 4 // kind.itemsize
     n_chunks = k // (4 * per)
 
@@ -184,7 +185,7 @@ def test_matrices_are_loaded_from_shared_memory(transposed: bool, tmp_path: Path
     found = np.zeros((32, 4), U4)
     assert kernel(tiles, found) == []
     for i in range(4):
-        wanted = tiles[i].T if transposed != (i == 3) else tiles[i]  # the last was moved as well
+        wanted = tiles[i].T if transposed != (i == 3) else tiles[i]  # the last tile was moved as well
         np.testing.assert_array_equal(found[:, i].copy().view(U2), wanted.reshape(-1))
 
 
