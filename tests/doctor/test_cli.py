@@ -1,4 +1,4 @@
-"""The `spac` command: it finds its commands, imports nothing before, and refuses in one line."""
+"""The `spac` command finds its commands, imports nothing before, and refuses wrong words in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `spac doctor` finds, and what it says of what is missing or broken."""
+"""These tests cover the findings of `spac doctor`, and its advice about parts that are missing or broken."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_fault_is_exit_code_1(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "! library" in out
     assert "spac is not built" in out
-    assert "spac  " in out  # the other findings are reported all the same
+    assert "spac  " in out  # the other findings are still reported
     assert err == ""
 
 
@@ -143,7 +143,7 @@ def test_what_experts_lie_in():
 
 
 def test_a_library_that_is_not_there(tmp_path):
-    """Without the native library, it is reported rather than raised."""
+    """The program reports a missing native library, and does not raise."""
     source = "import spac._library as l; l.library_path = lambda: l.Path('/no/libllama.so')\n"
     source += "from spac.doctor import main; raise SystemExit(main([]))"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The self-test of the mechanisms: what works, what is wrong, what crashes, and what never answers."""
+"""The self-test tries each mechanism. It finds those that work, are wrong, crash, or never answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the tests' environment has switched out of them."""
+    """Remove the switches that the tests' environment has set."""
     monkeypatch.setattr("spac.model.pair.choose_device", lambda _: simulated_device())
     for mechanism in MECHANISMS:
         if mechanism.switch is not None:
@@ -38,7 +38,7 @@ def simulated_device() -> _core.DeviceInfo:
 
 
 class Faulty(SelfTest):
-    """The simulated device has a fault, or the model is another one, where a mechanism is on."""
+    """Self-test with a fault of the simulated device, or another model, where a mechanism is on."""
 
     def __init__(
         self, where: str, limit_s: float = 60.0, *, fault: str = "", model: Path = demo.TARGET
@@ -78,16 +78,16 @@ def test_a_gate_that_the_device_does_not_reach(monkeypatch: pytest.MonkeyPatch) 
     assert "within 0.4 s" in found[AHEAD.name].found
     assert found[AHEAD.name].why == "set SPAC_LAUNCH_AHEAD=0"
     assert [name for name in found if found[name].state == "fault"] == [AHEAD.name]
-    assert found[TOGETHER].found == "works"  # without it
+    assert found[TOGETHER].found == "works"  # they run without the one that failed
 
-    # The check behind runs as the finding advises, and leaves the environment as it was.
+    # The next check runs as the finding advises, and the environment stays as it was.
     (demo,) = trial.heeded(lambda: iter([Finding("demo", "ok", os.environ["SPAC_LAUNCH_AHEAD"])]))
     assert demo.found == "0"
     assert "SPAC_LAUNCH_AHEAD" not in os.environ
 
 
 def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits at its gate for ever, and the limit ends it."""
+    """The process waits at its gate for ever, and the limit ends it."""
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "0")
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD))
     start = monotonic()
@@ -97,7 +97,7 @@ def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_masks_that_are_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two experts are exchanged where they are on."""
+    """Two experts are exchanged where masks are on."""
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD, IN_PLACE))
     model = exchange_experts(demo.TARGET, tmp_path / "exchanged.gguf")
     found = results(Faulty(MASKS.name, model=model))
@@ -128,7 +128,7 @@ def test_a_process_that_sleeps_is_ended_with_its_children(tmp_path: Path) -> Non
 
 
 class Pretended(SelfTest):
-    """Results that were made up, by name; the others work."""
+    """Self-test with given results by name. The other mechanisms work."""
 
     def __init__(self, made: Mapping[str, Result]) -> None:
         super().__init__(simulated_device())
@@ -152,7 +152,7 @@ def test_what_the_user_has_switched_off_is_no_fault(monkeypatch: pytest.MonkeyPa
     assert IN_PLACE.name not in test.asked
     monkeypatch.setenv("SPAC_DEVICE_MASKS", "0")
     found, test = pretend()
-    assert found[AHEAD.name].why == "not used: SPAC_DEVICE_MASKS=0"  # which it needs
+    assert found[AHEAD.name].why == "not used: SPAC_DEVICE_MASKS=0"  # the mechanism needs masks
     assert not {MASKS.name, AHEAD.name, IN_PLACE.name} & test.asked
 
 
