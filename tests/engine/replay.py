@@ -1,7 +1,8 @@
-"""The stock library over the batches of a recorded run: `python -m tests.engine.replay JOB.json OUT.json`.
+"""Run the stock library over the batches of a recorded run: `python -m tests.engine.replay JOB.json
+OUT.json`.
 
 The library is the one that LLAMA_CPP_LIB_PATH names. JOB has a model, a context's settings, a prompt and the
-drafts of every step; OUT the tokens that greedy verification of these very batches gives. JOB may also ask
+drafts of every step. OUT gets the tokens that greedy verification of these batches gives. JOB may also ask
 for `gaps`: by how much the logit of one token exceeds another's after some tokens, evaluated one by one.
 """
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run of the engine did; the drafts include those that were rejected."""
+    """Record of the engine's run. The drafts include those that were rejected."""
 
     model: str
     prompt: list[int]
@@ -33,7 +34,7 @@ class Recording:
 
 
 def replay(recording: Recording, settings: Settings, library: Path, folder: Path) -> dict[str, Any]:
-    """Runs a replay in a process of its own: {"tokens": [...], "gaps": [...]}."""
+    """Run a replay in a process of its own. Return {"tokens": [...], "gaps": [...]}."""
     job, out = folder / "job.json", folder / "out.json"
     job.write_text(json.dumps({**asdict(recording), "settings": asdict(settings)}))
     env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": str(ROOT)}
@@ -47,7 +48,7 @@ def replay(recording: Recording, settings: Settings, library: Path, folder: Path
 
 
 def verify(context: Any, prompt: list[int], drafts: list[list[int]], ends: list[int]) -> list[int]:
-    """Greedy speculative decoding with given drafts and no end: the tokens after the prompt."""
+    """Decode greedily with given drafts and without an end token. Return the tokens after the prompt."""
     if len(prompt) > 1:
         context.decode(np.array(prompt[:-1], np.int32), 0, [len(prompt) - 2])
     position, last = len(prompt) - 1, prompt[-1]
@@ -67,7 +68,7 @@ def verify(context: Any, prompt: list[int], drafts: list[list[int]], ends: list[
 
 
 def gap(context: Any, tokens: list[int], one: int, other: int) -> float:
-    """logit(one) - logit(other) after `tokens`."""
+    """Return logit(one) - logit(other) after `tokens`."""
     context.rewind(0)
     for position, token in enumerate(tokens):
         logits = context.decode(np.array([token], np.int32), position, [0])

@@ -1,4 +1,4 @@
-"""An engine in an app writer's hands: what lives, what ends, and what is refused."""
+"""These tests use an engine as an application does: its life, its end, and the calls that it refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine(target):
 
 
 def test_an_engine_leaves_no_thread_behind(target):
-    with Engine(config(target)) as engine:  # the first one may start what the process keeps
+    with Engine(config(target)) as engine:  # the first engine may start threads that the process keeps
         "".join(engine.generate("x", 4))
     before = n_threads()
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_parameters_of_llama_cpp_are_reachable(target):
 
 
 class Greedy(Scheduler):
-    """Wants whatever was wanted last, and notes what it is shown."""
+    """Scheduler that wants the experts of the last demand, and records its calls."""
 
     name = "greedy"
     events = frozenset(Event)

@@ -1,8 +1,7 @@
-"""Greedy text is that of the stock library, whatever is resident.
+"""Greedy text equals the stock library's text at every residency.
 
-Equal batches give equal bits, so with the same drafts the tokens are the same ones. Without speculation
-the batches differ, and with them the order of additions: there, text may part, but only where two tokens are
-nearly tied.
+Equal batches give equal bits, so the same drafts give the same tokens. Without speculation the batches
+differ, and so does the order of additions. Then texts may part, but only where two tokens are nearly tied.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ N_TOKENS = 48
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b, c):\n    return a + b"
 SETTINGS = Settings(n_ctx=512, n_batch=256, n_ubatch=256, n_threads=1, flash_attn=False)
 
-# How far two logits may be apart where text with and without speculation parts. With quantized weights, one
-# bit can tip the rounding of an activation (tools/compare/README.md: up to 0.26 where logits spread by 3).
+# Largest difference of two logits where texts with and without speculation part. With quantized weights, one
+# bit can change the rounding of an activation (tools/compare/README.md: up to 0.26 where logits spread by 3).
 MARGIN = {"F32": 0.001, "Q4_0": 0.5}
 
 TARGETS = {
@@ -49,7 +48,7 @@ def config(target: Path, draft: Path | None = None, **options) -> EngineConfig:
 
 
 def record(settings: EngineConfig, n_tokens: int = N_TOKENS) -> tuple[list[int], Recording, Engine]:
-    """Tokens that the engine generates and the drafts that it verified on the way."""
+    """Return the tokens that the engine generates, the drafts that it verified, and the statistics."""
     drafts: list[list[int]] = []
     with Engine(settings) as engine:
         prompt = engine.tokenize(PROMPT)
@@ -86,7 +85,7 @@ def test_greedy_text_equals_the_stock_librarys_at_every_residency(
                 drafted = [draft for draft in recording.drafts if draft]
             assert tokens == expected, (slots, name)
             assert stats.slots == round(slots * stats.n_experts)
-    if kind == "itself":  # the other drafts of random models are as good as never accepted
+    if kind == "itself":  # the target almost never accepts the other drafts of random models
         assert drafted
         assert stats.acceptance > 0.5
 
@@ -106,7 +105,7 @@ def test_without_speculation_text_parts_only_at_ties(name, tiny_model, reference
 
 
 def test_a_scheduler_of_ones_own(tiny_model):
-    """An object in place of a name, as an app writer would pass it."""
+    """A scheduler may be an object in place of a name, as an application would pass it."""
     target = tiny_model("qwen3moe")
     by_name, _, _ = record(config(target, slots=5, scheduler="static"), 8)
     own, _, stats = record(config(target, slots=5, scheduler=make("static", experts=[(1, 4), (2, 0)])), 8)

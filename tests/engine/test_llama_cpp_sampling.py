@@ -1,5 +1,5 @@
-"""llama.cpp's sampling settings that are not numbers: samplers by name, biases, grammars from files and
-schemas."""
+"""These tests cover llama.cpp's sampling settings that are not numbers: samplers by name, biases, grammars
+from files and schemas."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], fault: str) -> None
 
 @given(text=st.text("nrtx4'\"\\ae1 ", max_size=12))
 def test_escapes(text: str) -> None:
-    """Against the rule, written letter by letter."""
+    """The result equals that of the rule, written letter by letter."""
     meaning, expected, rest = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}, "", text
     while rest:
         if rest[0] == "\\" and rest[1:2] in meaning and rest[1:2]:
@@ -137,5 +137,5 @@ def test_escapes(text: str) -> None:
             expected, rest = expected + (chr(value) if value < 128 else chr(0xDC00 + value)), rest[4:]
         else:
             expected, rest = expected + rest[0], rest[1:]
-    # Bytes that are a character together are that character.
+    # Bytes that form a character together become that character.
     assert unescaped(text) == expected.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

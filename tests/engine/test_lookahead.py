@@ -1,4 +1,4 @@
-"""Looking ahead by layers: what is loaded while a step runs, by what later layers' routers would choose."""
+"""Looking ahead loads experts while a step runs. It loads those that later layers' routers would choose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def simulated_settings():
 
 
 def generate(n_tokens=60, **options):
-    """Text and statistics; the scheduler loads nothing by itself after the first plan."""
+    """Return text and statistics. The scheduler itself loads nothing after the first plan."""
     sampling = SamplingConfig(temp=0, ignore_eos=True)
     fixed = {"device": "simulated", "threads": 1, "ctx": 512, "slots": "25%", "scheduler": "static"}
     with Engine(EngineConfig(**({"target": TARGET} | fixed | options))) as engine:
@@ -37,7 +37,7 @@ def generate(n_tokens=60, **options):
 
 @pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "not ahead"])
 def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
-    """Copies take no time, and a layer takes milliseconds: what was foreseen rightly is a hit."""
+    """Copies take no time, and a layer takes milliseconds, so every rightly foreseen expert is a hit."""
     monkeypatch.setenv("SPAC_LAUNCH_AHEAD", str(int(ahead)))
     _core.set_simulated_device(latency_us=200)
     text, without = generate()
@@ -46,7 +46,7 @@ def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
     assert without.uploads == without.foreseen == 0
     assert without.lookahead == 0
     assert foreseen.lookahead == 2
-    assert foreseen.foreseen_right > 0.4  # chance: 4 of 32
+    assert foreseen.foreseen_right > 0.4  # chance would give 4 of 32
     assert foreseen.uploads > 100
     assert foreseen.hit_rate > without.hit_rate + 0.05
     assert "of" in foreseen.table().split("lookahead")[1]
@@ -70,7 +70,7 @@ ROUTERS: dict[str, tuple[str, Shape]] = {
 
 
 def same_everywhere(path: Path, activation: int | None = None) -> None:
-    """Makes a model whose layers all see the same: they add nothing, and their norms are alike.
+    """Change a model so that all its layers see the same: they add nothing, and their norms are alike.
 
     activation: another one for the routers, by llama.cpp's number.
     """
@@ -106,7 +106,7 @@ def test_a_layer_behind_the_last_is_never_foreseen():
 @pytest.mark.parametrize(
     ("options", "switch", "layers"),
     [
-        ({"scheduler": "logistic"}, "", 0),  # on the simulated device
+        ({"scheduler": "logistic"}, "", 0),  # the simulated device does not look ahead by default
         ({"scheduler": "logistic"}, "1", 3),
         ({"scheduler": "logistic", "lookahead": 2}, "0", 2),
         ({"scheduler": "logistic", "deterministic": True}, "1", 0),

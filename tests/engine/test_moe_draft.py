@@ -1,4 +1,4 @@
-"""A draft with experts of its own: wholly on the device where that fits, before the target's slots."""
+"""A draft with its own experts is wholly on the device if it fits. It comes before the target's slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(target, **options):
 
 
 def run(settings):
-    """Text, slots of target and draft, notes about the draft, the draft's blocks and those of the device."""
+    """Return text, slots of target and draft, the draft's notes, its blocks and those of the device."""
     with Engine(settings) as engine:
         text = "".join(engine.generate("def f(", 24))
         experts = engine._pair.draft_experts
@@ -60,7 +60,7 @@ def test_all_of_a_draft_is_resident_with_any_scheduler(target, draft, scheduler)
 
 
 def test_where_it_does_not_fit_the_cpu_runs_it(target):
-    """The target as its own draft: 36 experts of its size."""
+    """The target is its own draft, with 36 experts of its size."""
     roomy = run(config(target, draft=target, vram_limit="64M"))
     small = run(config(target, draft=target, vram_limit="4M"))
     assert roomy[1] == (36, 36)
@@ -75,7 +75,7 @@ def test_where_it_does_not_fit_the_cpu_runs_it(target):
 
 
 def test_a_draft_takes_its_slots_before_the_targets_are_counted(target, draft):
-    """With auto, both together are what there is room for; the draft's come first."""
+    """With auto, the slots of both are those that fit together. The draft's come first."""
     alone = run(config(target, draft=draft, vram_limit="64M"))
     assert alone[1] == (36, 12)
     both = run(config(target, draft=draft, vram_limit="6M"))

@@ -1,4 +1,4 @@
-"""MoE-SpeQ's scheduler on a real pair: the bundled target, and a 4-bit copy of it as the draft."""
+"""MoE-SpeQ's scheduler runs on a real pair: the bundled target, and a 4-bit copy of it as the draft."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_quantized_copy_foretells_the_targets_routes(recorded):
 
 
 def test_what_is_predicted_is_hit(draft, recorded):
-    """With every plan carried out before the verification, hits are of what fits: more than history's."""
+    """Plans are carried out before the verification. Hits exceed those of history, and are near the most that
+    fit."""
     _, stats, demand = recorded
     others = {name: run(draft, name)[1] for name in ("lru", "ewma")}
     for other in others.values():

@@ -1,4 +1,4 @@
-"""Conversations in turns: who comes back to one goes on there, in an engine and through Llama."""
+"""Conversations take turns. One that returns continues where it stopped, in an engine and through Llama."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def target(tiny_model: TinyModel) -> Path:
 
 
 def read(engine: Engine, prompt: list[int]) -> int:
-    """Tokens of the prompt that were evaluated."""
+    """Return how many tokens of the prompt were evaluated."""
     generation = engine.generate(prompt, 8)
     for _ in generation:
         pass
@@ -42,7 +42,7 @@ def test_a_prompt_that_comes_back(target: Path, room: dict[str, int], again: int
 @pytest.mark.parametrize(
     ("family", "settings", "read_again"),
     [
-        ("qwen35moe", {}, 46),  # the last 8 tokens and those that are new
+        ("qwen35moe", {}, 46),  # the last 8 tokens and the new ones
         ("qwen35moe", {"ctx_checkpoints": 0}, 337),
         ("gpt-oss", {"ubatch": 64}, 46),
         ("gpt-oss", {"ubatch": 64, "ctx_checkpoints": 0}, 337),
@@ -52,7 +52,7 @@ def test_a_prompt_that_comes_back(target: Path, room: dict[str, int], again: int
 def test_an_answer_that_is_left_out_of_the_next_prompt(
     tiny_model: TinyModel, family: str, settings: dict[str, int], read_again: int
 ) -> None:
-    """As of a model that reasons: the prompt goes on from before the answer began."""
+    """A model that reasons has such prompts. The next one continues before the answer began."""
     path = tiny_model(family, n_swa=16) if family == "gpt-oss" else tiny_model(family)
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     prompt = [token % 250 + 5 for token in range(300)]

@@ -1,4 +1,4 @@
-"""SP-MoE's scheduler on real pairs: drafts of the target's shape, a quantized copy of it or a dense model."""
+"""SP-MoE's scheduler runs on real pairs. Drafts have the target's shape, or are a quantized copy or dense."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N_EXPERT, N_USED, LENGTH = 32, 4, 6
 
 
 class Predictions(Scheduler):
-    """Notes what the target's routers say of the draft's states, and what they say of the target's own."""
+    """Scheduler that records what the target's routers choose for the draft's states and the target's."""
 
     name = "predictions"
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
@@ -51,7 +51,7 @@ class Predictions(Scheduler):
 
 
 def padded(routes):
-    """With room for every token of a step."""
+    """Return the routes, padded for every token of a step."""
     return np.pad(routes, ((0, 0), (0, LENGTH + 1 - routes.shape[1]), (0, 0)), constant_values=-1)
 
 
@@ -107,7 +107,7 @@ def test_a_refused_token_shows_the_states_of_the_last_one(draft):
 
 
 def test_what_is_predicted_is_hit(draft):
-    """With every plan carried out before the verification, hits are of what fits: more than history's."""
+    """Plans are carried out before the verification. Hits exceed those of history."""
     _, stats = run(TARGET, draft, "sp-moe")
     _, history = run(TARGET, draft, "lru")
     assert stats.hit_rate > history.hit_rate + 0.05

@@ -1,4 +1,4 @@
-"""A warm start: what comes back, what it is good for, and what files are refused."""
+"""These tests cover warm starts: what they restore, what they gain, and which files they refuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATE = WarmState({"layers": 2}, "lru", {}, {"used": np.arange(4).reshape(2, 2)}
 def engine_on(path, scheduler="lru", **options):
     sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
     defaults = {"target": demo.TARGET, "draft": demo.DRAFT, "draft_length": 4, "slots": 0.25, "threads": 1}
-    # deterministic: what is resident then does not depend on how fast this machine copies
+    # `deterministic` makes the residency independent of how fast this machine copies.
     defaults |= {
         "device": "simulated",
         "ctx": 512,
@@ -39,7 +39,7 @@ def engine_on(path, scheduler="lru", **options):
 
 
 def first_steps(engine, n_tokens=12):
-    """The hit rate of the first tokens, once nothing is on its way any more."""
+    """Return the hit rate of the first tokens, after all copies are done."""
     engine.experts.settle(10)
     generation = engine.generate(demo.PROMPT, n_tokens)
     "".join(generation)
@@ -71,7 +71,7 @@ def test_a_restart_is_warm(tmp_path, scheduler):
 
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "static"])
 def test_a_scheduler_goes_on_as_if_it_had_never_stopped(scheduler):
-    """The plans after a restart are those of a scheduler that ran through."""
+    """The plans after a restart equal those of a scheduler that ran through."""
     random = np.random.default_rng(0)
     demands = random.integers(0, 4, (12, 3, 5)) * random.integers(0, 2, (12, 3, 5))
     views = [make_view([5, 5, 5], [6], demand=demand, n_verified=5) for demand in demands]
@@ -172,7 +172,7 @@ def test_every_truncation_is_refused(tmp_path):
 @given(st.data())
 @settings(max_examples=60)
 def test_damage_is_refused_or_harmless(tmp_path_factory, data):
-    """A flipped byte is found out, or was in what the archive does not need (times, file attributes)."""
+    """A flipped byte is detected, or the archive does not need it (times, file attributes)."""
     folder = tmp_path_factory.mktemp("damage")
     original = bytearray(whole(folder))
     at = data.draw(st.integers(0, len(original) - 1))
@@ -199,7 +199,7 @@ def test_a_state_of_another_model_starts_cold_and_says_what_differs(tmp_path, ti
         assert engine.events.driver.plan.wanted.sum() == 0
         "".join(engine.generate("x", 4))
     with engine_on(path, target=tiny_model("qwen3moe"), draft=None) as engine:
-        assert engine.notes == []  # it was replaced at the end
+        assert engine.notes == []  # the state was replaced at the end
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Prompts whose experts come to the device: same text, slots left alone, and a way out without room."""
+"""Prompts whose experts stream through the device give the same text and leave the slots alone. Without
+memory for it, they are split."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from spac.engine import Engine
 from spac.errors import SpacError
 from spac.model import c_api
 
-api = importlib.import_module("llama_cpp.llama_cpp")  # after spac, which decides on the library
+api = importlib.import_module("llama_cpp.llama_cpp")  # imported after spac, which chooses the library
 
 PROMPT = "def double(values):\n    return [2 * value for value in values]\n\n" * 3
 
@@ -59,7 +60,7 @@ def test_residents_do_not_come_over_the_link_again(target, expected, slots):
         before = dict(experts.stats)
         assert "".join(engine.generate(PROMPT, 24)) == expected
         counts = {name: value - before[name] for name, value in experts.stats.items()}
-        layers = experts.layers[:-1]  # the last one computes nothing but the last token's row
+        layers = experts.layers[:-1]  # the last layer computes only the last token's row
     assert resident.sum() == slots
     if slots == 15:  # nothing has to be brought together
         assert counts["blocks_streamed"] == counts["stream_bytes"] == counts["stream_slot_bytes"] == 0
@@ -96,9 +97,9 @@ def test_slots_leave_room_for_the_stream(target):
         left = free() + engine.experts.stream_bytes()
     with Engine(config(target, 0, slots=0)) as engine:
         assert engine.experts.stream_bytes() == 0
-        assert free() == left  # else it is there with the context
+        assert free() == left  # otherwise the stream's memory is allocated with the context
         experts = engine.experts
-        experts.set_stream_tokens(16)  # and made by the first prompt
+        experts.set_stream_tokens(16)  # here the first prompt allocates it
         margin = free() - experts.stream_bytes() - (64 << 10)
         with_room = experts.slots_that_fit(margin)
         experts.set_stream_tokens(0)
@@ -106,7 +107,7 @@ def test_slots_leave_room_for_the_stream(target):
 
 
 def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
-    """The next turn's experts are on their way when the graph ends: nobody will wait for them."""
+    """The next turn's experts are on their way when the graph ends, and no code will wait for them."""
 
     @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
     def give_up(_data):
@@ -123,7 +124,7 @@ def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
         api.llama_set_abort_callback(context, type(give_up)(), None)
         assert experts.stats["blocks_streamed"] == 1
         assert experts.stats["stream_slot_bytes"] > 0
-        # all but what is there
+        # This plan wants all experts that are not resident.
         experts.submit(np.where(before, 0, 1).astype(np.int32), np.ones(experts.n_layer, np.int32))
         assert experts.settle(10)
         assert not (before & (experts.residency() >= 0)).any()
@@ -131,14 +132,14 @@ def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
 
 @pytest.fixture
 def heard():
-    """The library's log comes to us, whatever tests before have set."""
+    """Restore the log's callback, which other tests may have replaced."""
     api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
 
 
 @pytest.mark.usefixtures("heard")
 def test_without_room_prompts_are_split(target, expected):
     with Engine(config(target, 0)) as engine:
-        "".join(engine.generate(PROMPT, 24))  # what else it needs is there now
+        "".join(engine.generate(PROMPT, 24))  # allocates the other memory that the engine needs
         engine.session.reset()
         engine.experts.set_stream_tokens(16)
         _core.set_simulated_device(memory_mb=1)

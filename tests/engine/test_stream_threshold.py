@@ -1,4 +1,5 @@
-"""From how many tokens on a prompt's experts come to the device: what is estimated, and what is in force."""
+"""From some number of tokens on, a prompt's experts stream through the device. These tests cover the estimate
+and the number in force."""
 
 from __future__ import annotations
 
@@ -48,12 +49,13 @@ def test_it_is_the_fewest_tokens_for_which_the_cpu_takes_longer(one, other, laye
 
 
 def test_the_numbers_of_a_usual_machine():
-    """By hand: 128 experts, 8 for each token, all but wanted from some dozens of tokens on. Copying takes 2.5
-    times an expert's reading, a pair a tenth of it: 128 * 2.5 < 128 + 0.8 n from n = 241 on."""
+    """By hand, 128 * 2.5 < 128 + 0.8 n holds from n = 241 on. There are 128 experts, 8 for each token, and
+    from some dozens of tokens on nearly all are wanted. Copying takes 2.5 times an expert's reading, and a
+    pair takes a tenth of it."""
     layers = [Layer(128, 8, 0)] * 3
     costs = Costs.guessed(layers)
     assert worth_it(costs, layers, 0.0, 512) == 241
-    assert worth_it(costs, layers, 0.25, 512) == 241  # what is resident is missing on both sides
+    assert worth_it(costs, layers, 0.25, 512) == 241  # residents drop out on both sides
     assert worth_it(costs, layers, 0.0, 128) == 0
     fast = costs_of(replace(costs.experts[0], upload_s=0.0, device_expert_s=0.0))
     assert worth_it(fast, layers, 0.0, 512) == StreamBatch.LEAST
@@ -65,7 +67,7 @@ class Slots:
 
 
 class FakeExperts:
-    """Notes the lengths that it is given."""
+    """Experts that record the lengths that they are given."""
 
     def __init__(self, layers: list[Layer]) -> None:
         self.layers, self.slots, self.lengths = layers, Slots(0), list[int]()
@@ -127,7 +129,7 @@ def config(target, stream_batch, **options):
 def test_the_statistics_say_what_is_in_force(tiny_model):
     target = tiny_model("qwen3moe")
     text = "def double(values):\n    return [2 * value for value in values]\n\n" * 3
-    with Engine(config(target, None)) as engine:  # on the simulated device, never
+    with Engine(config(target, None)) as engine:  # never, because the device is simulated
         generation = engine.generate(text, 2)
         "".join(generation)
         assert generation.stats.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0

@@ -1,4 +1,4 @@
-"""Text as it comes: whole characters, and stop strings wherever the tokens cut them."""
+"""Text comes in whole characters. Stop strings are found wherever the tokens cut them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_bytes_that_are_no_text_are_replaced():
 )
 @example("ba", ["a", "ba"], [])
 def test_a_text_ends_before_the_stop_string_that_is_complete_first(text, stops, cuts):
-    """However the text is cut; of two strings that end together, the longer one counts."""
+    """This holds however the text is cut. Of two strings that end together, the longer one counts."""
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(each) for each in stops)]
     met = max((each for each in stops if ends and text[: ends[0]].endswith(each)), key=len, default=None)
     search, stream = StopSearch(stops), TextStream(stops)
