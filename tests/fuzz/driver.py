@@ -1,4 +1,4 @@
-"""A worker that survives its cases, or is replaced, and what a case must have come to."""
+"""Driver of a worker process that survives its cases, or is replaced. It also checks the result of a case."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from spac import env
 from tests.conftest import ROOT
 
 TIMEOUT_S = 30
-CALLS_PER_PROCESS = 500  # a fresh one now and then: what one case leaves behind must not hide another's fault
+CALLS_PER_PROCESS = 500  # a fresh process now and then: effects of one case must not hide another's fault
 
 
 def budget(n: int) -> settings:
-    """Settings for about `n` examples: the same ones in every run, and others, and more of them, where
-    SPAC_FUZZ asks for that."""
+    """Return settings for about `n` examples. They are the same in every run. With SPAC_FUZZ they are others,
+    and more of them."""
     asked = env.FUZZ.get()
     return settings(
         max_examples=int(n * asked.get("factor", 1)),
@@ -39,7 +39,7 @@ def budget(n: int) -> settings:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a call ended."""
+    """Result of a call."""
 
     code: int
     out: str
@@ -48,20 +48,21 @@ class Answer:
 
 
 class DiedError(AssertionError):
-    """The process ended or hung."""
+    """Error for a process that ended or hung."""
 
 
 class Worker:
-    """Runs calls in one process after the other."""
+    """Worker that runs calls in one process after the other."""
 
     def __init__(self) -> None:
         self.n_calls = 0
         self._process: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (for the worker's life)
-        self._folder = tempfile.TemporaryDirectory()  # for what options with any name make it write
+        self._folder = tempfile.TemporaryDirectory()  # for files that options write under any name
 
     def __call__(self, arguments: Sequence[str]) -> Answer:
-        """Raises DiedError when there is no answer; the next call starts a new process."""
+        """Return the answer to a call. Raise DiedError if there is none, and start a new process at the next
+        call."""
         if self.n_calls % CALLS_PER_PROCESS == 0:
             self._stop()
         process = self._process or self._start()
@@ -82,7 +83,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # Without the last one, an aborting process runs a debugger on itself.
+            # Without GGML_NO_BACKTRACE, an aborting process runs a debugger on itself.
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -102,7 +103,7 @@ class Worker:
             return answer
         how = f"no answer in {TIMEOUT_S} s"
         if not ready:
-            process.send_signal(signal.SIGABRT)  # it shows where it is
+            process.send_signal(signal.SIGABRT)  # the process prints where it is
         process.wait(TIMEOUT_S)
         how = f"ended with {process.returncode}" if ready else how
         self._stop()
@@ -127,7 +128,7 @@ class Worker:
 
 
 def check(answer: Answer, arguments: Sequence[str]) -> None:
-    """0, or 2 and one line; nothing left behind."""
+    """Check that the code is 0, or 2 with one line, and that nothing is left behind."""
     said = f"{arguments}\n{answer.err}"
     assert answer.code in (0, 2), said
     assert "Traceback" not in answer.err, said
@@ -137,5 +138,5 @@ def check(answer: Answer, arguments: Sequence[str]) -> None:
         lines = [line for line in answer.err.splitlines() if not line.startswith("spac: ")]
         assert lines, said
         assert lines[-1].startswith("spac.run: error: "), said
-        # Of a grammar the library's parser says where it fails, before.
+        # For a grammar, the library's parser reports the failing place in lines before.
         assert len(lines) == 1 or "grammar" in lines[-1], said

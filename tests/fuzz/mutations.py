@@ -1,5 +1,8 @@
-"""GGUF files damaged where it matters: in the fields of the header, in their lengths, types and numbers, in
-the tensors' table, in the weights themselves, and at the end."""
+"""Makers of damaged GGUF files.
+
+The damage is in the fields of the header, in their lengths, types and numbers, in the tensors' table, in the
+weights, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Edit = tuple[int, bytes]
 
 @dataclass(frozen=True)
 class Seed:
-    """A good file, and where its header's fields lie: (offset, size) by what they belong to."""
+    """Good file, and the places of its header's fields: (offset, size) by what they belong to."""
 
     content: bytes
     numbers: tuple[tuple[int, int], ...]  # metadata's values and lengths, of 1 to 8 bytes
@@ -32,7 +35,7 @@ class Seed:
             if key.startswith("GGUF."):
                 continue
             at = field.offset
-            for part in field.parts[:40]:  # of the vocabulary's lists the first few
+            for part in field.parts[:40]:  # the first few of the vocabulary's lists
                 (texts if part.dtype == "uint8" and part.nbytes > 1 else numbers).append((at, part.nbytes))
                 at += part.nbytes
         for tensor in reader.tensors:
@@ -48,7 +51,7 @@ class Seed:
 
 
 def number(size: int) -> st.SearchStrategy[bytes]:
-    """Bytes of a number gone wrong: small, huge, negative, one bit off, any."""
+    """Draw the bytes of a wrong number: small, huge, negative, one bit off, or any."""
     small = st.integers(0, 70).map(lambda n: (n % 256**size).to_bytes(size, "little"))
     powers = st.integers(0, 8 * size - 1).map(lambda bit: (1 << bit).to_bytes(size, "little"))
     return st.one_of(
@@ -61,7 +64,7 @@ def number(size: int) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def edits(draw: st.DrawFn, seed: Seed) -> list[Edit]:
-    """One to three changes that keep the length."""
+    """Draw one to three changes that keep the length."""
     made: list[Edit] = []
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
         kind = draw(st.sampled_from(["number", "number", "tensor", "tensor", "text", "byte", "weights"]))
@@ -82,7 +85,7 @@ def edits(draw: st.DrawFn, seed: Seed) -> list[Edit]:
 
 
 def damaged(seed: Seed, changes: list[Edit], cut: int | None) -> bytes:
-    """The file with the changes, ended at `cut`."""
+    """Return the file with the changes, ended at `cut`."""
     content = bytearray(seed.content)
     for at, data in changes:
         content[at : at + len(data)] = data[: max(0, len(content) - at)]

@@ -1,4 +1,4 @@
-"""Damaged model files, given to the program as target or as draft: a text or one line, never less."""
+"""Damaged model files, given to the program as target or as draft, give a text or one line of error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seeds(tiny_model: TinyModel) -> list[Seed]:
 
 
 def run(worker: Worker, path: Path, role: str, target: Path) -> int:
-    """The exit code for a file given as target or as draft."""
+    """Return the exit code for a file given as target or as draft."""
     files = ["--target", str(path)] if role == "target" else ["--target", str(target), "--draft", str(path)]
     answer = worker([*files, *OPTIONS])
     check(answer, [*files, *OPTIONS])
@@ -70,7 +70,7 @@ def test_files_that_end_too_early(
 
 
 def test_a_draft_with_a_token_that_is_no_text(worker: Worker, tmp_path: Path, tiny_model: TinyModel) -> None:
-    """Found: the message that quotes it could not be made."""
+    """The fuzzer found this case. The message that quotes the token could not be made."""
     target = tiny_model("qwen3moe", SMALL)
     path = tmp_path / "draft.gguf"
     content = target.read_bytes()
@@ -80,12 +80,12 @@ def test_a_draft_with_a_token_that_is_no_text(worker: Worker, tmp_path: Path, ti
 
 
 def test_experts_in_the_last_layer_only(worker: Worker, tiny_model: TinyModel) -> None:
-    """Found: a prompt of which no logits are wanted leaves that layer without a row."""
+    """The fuzzer found this case. A prompt whose logits are not requested leaves that layer without a row."""
     path = tiny_model("deepseek2", SMALL)
     assert run(worker, path, "target", path) == 0
 
 
 def test_the_good_files_run(worker: Worker, tiny_model: TinyModel) -> None:
-    """Else the tests above would see nothing but refusals."""
+    """Otherwise the tests above would see only refusals."""
     for family in FAMILIES:
         assert run(worker, tiny_model(family, SMALL), "target", tiny_model(family, SMALL)) == 0

@@ -1,4 +1,4 @@
-"""Random command lines: options of the program with values that fit, nearly fit, and do not."""
+"""These tests run random command lines. Their options have values that fit, nearly fit, and do not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spac.run import make_parser
 from tests.conftest import TinyModel
 from tests.fuzz.driver import Worker, budget, check
 
-# What numbers look like when they go wrong.
+# Wrong and unusual forms of numbers.
 NUMBERS = st.sampled_from(
     [
         *(
@@ -131,7 +131,7 @@ WRITTEN = {
         ]
     ),
 }
-# Values that fit, where any other that fits would only take long or all the memory.
+# Values that fit. Others that fit would only take long, or all the memory.
 FITTING = {
     "--max-tokens": ["0", "1", "5"],
     "--ctx": ["0", "1", "32", "300"],
@@ -141,14 +141,14 @@ FITTING = {
     "--ubatch": ["1", "5", "512"],
     "--draft-length": ["0", "1", "63"],
 }
-LIMIT = 4096  # numbers above it that FITTING's options would take
+LIMIT = 4096  # the options of FITTING would take larger numbers
 
 
 def values(action: argparse.Action, files: list[str]) -> st.SearchStrategy[str]:
-    """What the option may be given."""
+    """Return the values that the option may be given."""
     name = action.option_strings[0]
     if name in FITTING:
-        # NUMBERS as far as they are refused, or small.
+        # These are the NUMBERS that are refused or small.
         bad = NUMBERS.filter(
             lambda text: not text.lstrip("+0").isdigit() or not int(text) > 0 or int(text) > 2**31
         )
@@ -180,17 +180,17 @@ def files(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> li
 
 
 ACTIONS = [action for action in make_parser()._actions if action.dest != "help"]
-SKIPPED = {"--verbose"}  # it is there to say more
+SKIPPED = {"--verbose"}  # its purpose is to write more
 
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """Options with values; "TARGET", "DRAFT" and "TEXT" stand for files."""
+    """Draw options with values. "TARGET", "DRAFT" and "TEXT" stand for files."""
     names = ["TARGET", "DRAFT", "TEXT"]
     line = ["--target", "TARGET", "--prompt", draw(st.sampled_from(["x", "", "a b", "\udcff"]))]
     line += ["--max-tokens", "2", "--ctx", "64", "--threads", "1"]
     if draw(st.integers(0, 9)) == 0:
-        line = ["--max-tokens", "2"]  # the demo, if nothing else is asked for
+        line = ["--max-tokens", "2"]  # the demo runs if the options ask for nothing else
     for action in draw(st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=4)):
         if action.option_strings[0] in SKIPPED:
             continue
@@ -201,7 +201,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 
 def test_the_fuzzer_knows_the_options() -> None:
-    """Those that a valid value makes slow are all listed."""
+    """The options that a valid value makes slow are all options of the program."""
     assert {name for action in ACTIONS for name in action.option_strings} >= set(FITTING)
     assert len(ACTIONS) > 30
 
@@ -215,8 +215,8 @@ BASE = ["--target", "TARGET", "--prompt", "x", "--max-tokens", "2", "--ctx", "64
 @example(line=[*BASE, "--draft", "TARGET", "--draft-length", "63", "--temp", "nan"])
 @example(line=[*BASE, "--slots", "nan%"])
 @example(line=[*BASE, "--grammar", "root ::= root"])
-@example(line=[*BASE, "--mirostat", "\x0b"])  # a line break of a kind in the message
-@example(line=[*BASE, "--stats-file", "/proc/no/stats"])  # was found out after the text
+@example(line=[*BASE, "--mirostat", "\x0b"])  # a kind of line break gets into the message
+@example(line=[*BASE, "--stats-file", "/proc/no/stats"])  # this error once came only after the text
 @example(line=[*BASE, "--stats-file", "a\0b"])
 @example(line=[*BASE, "--target", "a\0b"])
 def test_any_command_line(line: list[str], worker: Worker, files: list[str]) -> None:

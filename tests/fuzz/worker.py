@@ -1,7 +1,7 @@
-"""``python -m tests.fuzz.worker``: calls `spac.run.main` for every line of stdin, a JSON list of arguments.
+"""Call `spac.run.main` for every line of stdin, a JSON list of arguments: ``python -m tests.fuzz.worker``.
 
-Answers each with a line of JSON: {"code": …, "out": …, "err": …}. The first line is {"ready": true}. A
-process that ends or hangs instead of answering is the driver's finding.
+The answer to each is a line of JSON: {"code": …, "out": …, "err": …}. The first line is {"ready": true}. If
+the process ends or hangs instead of answering, the driver reports it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from spac.run import main
 
 
 def call(arguments: list[str]) -> int:
-    """The exit code; what nobody caught counts as 1, with its traceback on stderr."""
+    """Return the exit code. An exception that reaches this function is 1, with its traceback on stderr."""
     try:
         return main(arguments)
-    except SystemExit as end:  # argparse's way out
+    except SystemExit as end:  # raised by argparse
         return end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
@@ -38,7 +38,8 @@ def _drain(file: IO[bytes]) -> str:
 
 
 def serve(questions: IO[str], answers: IO[str]) -> None:
-    """Streams 1 and 2 go to files, below Python, for the library writes there too; stream 0 is empty."""
+    """Answer all questions. Streams 1 and 2 are files, because the library writes there too. Stream 0 is
+    empty."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
@@ -57,7 +58,7 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.enable(file=os.fdopen(os.dup(2), "w"))  # a crash shows where, on the driver's stderr
+    faulthandler.enable(file=os.fdopen(os.dup(2), "w"))  # a crash prints its place to the driver's stderr
     questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     serve(questions, answers)
