@@ -1,4 +1,5 @@
-"""The steps of a session under a governor: what it is told, and what is kept of it."""
+"""The controller drives the steps of a session under a governor. These tests cover its reports to the
+governor, and the figures that it keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ COSTS = np.dtype([("host_ns", np.int64), ("host_distinct", np.int32)])
 
 
 class Session:
-    """Drafts what it is asked for, of which one token is accepted."""
+    """Session that drafts the requested tokens. One of them is accepted."""
 
     draft_max = 6
 
@@ -62,16 +63,16 @@ def test_a_step_is_as_long_as_the_governor_says():
     controller = DraftLengthController(governor, session)
     for room in (None, 10, 3, 1, 0):
         controller.step(room)
-    assert session.asked == [6, 6, 2, 6, 0]  # never more than the session can
+    assert session.asked == [6, 6, 2, 6, 0]  # never more than the session can draft
     assert session.set == [6, 2, 6, 0]
-    assert governor.rooms[1:] == [9, 2, 0, 0]  # one of the tokens wanted is the target's own
+    assert governor.rooms[1:] == [9, 2, 0, 0]  # one of the wanted tokens is the target's own
     assert governor.rooms[0] > 1000
     assert dict(controller.lengths) == {6: 3, 2: 1, 0: 1}
     assert (controller.expected_tokens, controller.expected_s) == (10.0, 2.5)
 
 
 def test_a_length_that_does_not_change_is_left_to_others():
-    """As a scheduler that sets it from an event would do."""
+    """A scheduler may set the length from an event."""
     session = Session()
     controller = DraftLengthController(Recorded(4, 4, 4), session)
     controller.step(None)

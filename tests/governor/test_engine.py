@@ -1,4 +1,4 @@
-"""The governor in an engine, on tiny models: options, figures, every way to draft, and runs that repeat."""
+"""The governor runs in an engine on tiny models, with all options and all ways to draft. Runs repeat."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_draft_no_governor(target):
     assert generation.stats.draft_length_mean is None
     assert generation.stats.draft_lengths == {}
     assert generation.stats.predicted_tokens_per_second is None
-    assert generation.stats.amortization_intensity > 0  # experts were missing, draft or not
+    assert generation.stats.amortization_intensity > 0  # experts were missing, with a draft or without
 
 
 def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
@@ -95,7 +95,7 @@ def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
     stats = first.stats
     assert stats.governor == "roofline"
     assert stats.draft_length == 6
-    assert len(stats.draft_lengths) >= 2  # 0, and what was tried
+    assert len(stats.draft_lengths) >= 2  # 0, and the lengths that were tried
     assert set(stats.draft_lengths) <= {str(k) for k in range(7)}
     assert sum(stats.draft_lengths.values()) == stats.steps
     assert stats.draft_length_mean == pytest.approx(
@@ -105,7 +105,8 @@ def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
     assert stats.predicted_tokens_per_second > 0
     assert stats.amortization_intensity > 0
     assert second.stats.generated_tokens == 24
-    assert second.stats.draft_lengths["0"] > 0  # a random draft is never right, and it knows by now
+    # a random draft is never right, and the governor has learned that
+    assert second.stats.draft_lengths["0"] > 0
     assert "0 to 6 tokens" in stats.table()
 
 
@@ -153,7 +154,7 @@ def test_a_latency_budget_that_nothing_meets_leaves_no_drafts(target, draft):
 
 
 def test_runs_repeat_however_long_copies_take(target, draft):
-    """With `deterministic`, what is resident at a verification does not depend on the speed of uploads."""
+    """With `deterministic`, the residency at a verification does not depend on the speed of uploads."""
 
     def hits(deterministic, **speed):
         settings = config(
@@ -171,7 +172,7 @@ def test_runs_repeat_however_long_copies_take(target, draft):
 
     slow = {"upload_gb_s": 0.0005}
     assert hits(True) == hits(True, **slow)
-    assert hits(False, **slow)[1] < hits(True)[1]  # else there would be nothing to wait for
+    assert hits(False, **slow)[1] < hits(True)[1]  # otherwise there would be nothing to wait for
 
 
 def test_the_timeline_shows_every_choice(target, draft, tmp_path):
@@ -191,7 +192,7 @@ def test_the_timeline_shows_every_choice(target, draft, tmp_path):
 
 
 def test_a_step_of_ones_own_is_not_governed(target, draft):
-    """Who drives the session itself sets the length himself."""
+    """A caller that drives the session itself also sets the length."""
     with Engine(config(target, draft=draft, draft_max=4)) as engine:
         session = engine.session_with(temp=0.0)
         session.prefill(engine.tokenize("def f("))

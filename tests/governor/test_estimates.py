@@ -1,4 +1,4 @@
-"""What the governor learns: acceptance by position, times by size, speed, misses."""
+"""The governor learns acceptance by position, times by size, speed, and misses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from spac.governor.times import Line, Misses, SizeTimes, Speed
 
 
 def feed(rate, chances, steps, rng):
-    """Steps whose positions succeed with these chances, each given the one before."""
+    """Observe steps whose positions succeed with these chances, each given the one before."""
     for _ in range(steps):
         n = 0
         while n < len(chances) and rng.random() < chances[n]:
             n += 1
         rate.observe(n, n < len(chances))
-        rate.estimate()  # what the next step is compared with
+        rate.estimate()  # the next step is compared with this estimate
 
 
 def test_acceptance_is_learnt_by_position():
@@ -28,7 +28,7 @@ def test_acceptance_is_learnt_by_position():
     rates, trials = rate.estimate()
     assert rates == pytest.approx([0.9, 0.5, 0.8, 0.8], abs=0.17)
     assert rates[1] < min(rates[0], rates[2], rates[3])
-    assert all(np.diff(trials) < 0)  # later positions come into play more rarely
+    assert all(np.diff(trials) < 0)  # later positions are tried more rarely
 
 
 def test_a_position_that_was_never_tried_is_like_the_others():
@@ -88,7 +88,7 @@ def test_a_time_is_the_median_and_what_was_seen_in_passing_gives_way():
     times = SizeTimes(3)
     times.add(2, 9.0, 0, passing=True)
     assert times.estimate(np.zeros(3))[1] == 9.0
-    times.add(2, 100.0, 1)  # an interruption: the shorter of two holds
+    times.add(2, 100.0, 1)  # an interruption; of two times the shorter one holds
     assert times.estimate(np.zeros(3))[1] == 9.0
     for step, value in enumerate([2.0, 2.1, 1.9, 100.0, 2.0, 2.2, 1.8], 2):
         times.add(2, value, step)
@@ -103,9 +103,9 @@ def test_between_and_beyond_the_sizes_seen():
             times.add(size, value, step)
     assert times.estimate(np.zeros(6)).tolist() == [1, 2, 3, 4, 5, 6]
     doubt = times.doubt(times.estimate(np.zeros(6)), 3, 1.0)
-    assert doubt[1] == pytest.approx(0.5)  # it may be as short as that of one token
+    assert doubt[1] == pytest.approx(0.5)  # this size may take as little time as one token
     slowed = times.doubt(times.estimate(np.zeros(6)), 3, 4.0)
-    assert slowed[2] == pytest.approx(1 - (1 - doubt[2]) / 4)  # if only the others have become slower
+    assert slowed[2] == pytest.approx(1 - (1 - doubt[2]) / 4)  # only the others may have become slower
 
 
 def test_times_from_before_lend_their_shape():
@@ -140,11 +140,11 @@ def test_the_speed_is_everybodys():
     for _ in range(60):
         speed.observe(3.0, 2.0)
     assert speed.factor == pytest.approx(1.5, rel=0.03)
-    speed.observe(1e6, 2.0)  # one interruption moves it by a twentieth at most
+    speed.observe(1e6, 2.0)  # one interruption moves the speed by a twentieth at most
     assert speed.factor < 1.5 * 1.06
     for _ in range(4):
         speed.observe(1.0, 2.0)
-    assert speed.factor == pytest.approx(0.5, rel=0.05)  # another speed altogether
+    assert speed.factor == pytest.approx(0.5, rel=0.05)  # the speed has changed altogether
 
 
 def test_misses_follow_demand_and_residency():

@@ -1,4 +1,4 @@
-"""The roofline against sums written out, and its argmax against trying all."""
+"""The roofline equals sums that are written out, and its argmax equals that of trying all lengths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def models(draw):
 
 
 def written_out(accept, go_on, costs, k):
-    """(tokens, seconds, misses) of a step at draft length k, summed over what can happen in it."""
+    """Return (tokens, seconds, misses) of a step at draft length k, summed over all that can happen in it."""
     total = np.zeros(3)
     reached = 1.0
     for n in range(k + 1):
@@ -66,7 +66,7 @@ def test_no_draft_within_the_budget_takes_longer(model, budget):
     points = curve(accept, go_on, costs)
     k_slo = longest_within(points, budget)
     parts = costs.verify + costs.price * costs.misses
-    whole = [parts[0]]  # the longest step that a draft of k tokens may bring
+    whole = [parts[0]]  # the longest step that a draft of k tokens may cause
     for k in range(1, len(accept) + 1):
         stopped = [costs.draft_base + costs.draft_token * n + parts[n] for n in range(k + 1)]
         whole.append(max(stopped))
@@ -77,7 +77,7 @@ def test_no_draft_within_the_budget_takes_longer(model, budget):
 
 
 def test_the_targets_own_token_counts():
-    """Eq. 2 as printed would have 0 tokens at k = 0, which could then never win."""
+    """Eq. 2 as printed would have 0 tokens at k = 0, so that k = 0 could never win."""
     assert tokens(np.array([0.5, 0.5]), np.ones(2)).tolist() == [1.0, 1.5, 1.75]
     free = Costs(0.0, 0.0, np.ones(3), np.zeros(3), 0.0)
     doubled = Costs(0.0, 0.0, np.array([1.0, 2.0, 3.0]), np.zeros(3), 0.0)

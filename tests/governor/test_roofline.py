@@ -1,4 +1,4 @@
-"""The governor in worlds whose optimum is known: found, kept, followed, at a bounded price."""
+"""In worlds with a known optimum, the governor finds it, keeps it and follows it, at a bounded price."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COSTS = {
 
 
 def governor(longest=K, **options):
-    """With a clock that stands still: a decision at every step, and runs that repeat."""
+    """Return a governor with a clock that stands still. It decides at every step, and its runs repeat."""
     return RooflineGovernor(longest, clock=lambda: 0.0, **options)
 
 
@@ -36,8 +36,9 @@ def world(verify, accept, seed, draft=0.03, **options):
 @pytest.mark.parametrize("cost", list(COSTS))
 @pytest.mark.parametrize("accept", [0.2, 0.35, 0.5, 0.65, 0.8, 0.95])
 def test_within_three_percent_of_the_best_fixed_length(cost, accept):
-    """After 64 steps, with times that scatter by a twentieth and are five times as long now and then: the
-    lengths in force; with all that probes cost, within five percent. The median of seven seeds."""
+    """After 64 steps, the lengths in force are within three percent. With the cost of all probes, they are
+    within five percent. Times scatter by a twentieth, and now and then they are five times as long. The
+    figures are medians of seven seeds."""
     in_force, with_probes = [], []
     for seed in range(7):
         place, subject = world(COSTS[cost], accept, seed), governor()
@@ -57,8 +58,8 @@ def test_within_three_percent_of_the_best_fixed_length(cost, accept):
     [("a fifth", 0.2, 0.9), ("a fifth", 0.9, 0.2), ("a twentieth", 0.2, 0.9), ("a half", 0.9, 0.2)],
 )
 def test_a_change_of_regime_is_followed_within_tens_of_steps(cost, before, after):
-    """As from prose to code, and back: half of what the change is worth after 32 steps, most of it after
-    64."""
+    """The change is like that from prose to code, and back. Half of its worth is gained after 32 steps, and
+    most of it after 64."""
     early, late, stale = [], [], []
     for seed in range(6):
         subject = governor()
@@ -70,21 +71,22 @@ def test_a_change_of_regime_is_followed_within_tens_of_steps(cost, before, after
         early.append(share_of_best(place, chosen[32:48], K))
         late.append(share_of_best(place, chosen[64:], K))
     lost = 1 - np.mean(stale)
-    assert lost > 0.15  # else there is nothing to follow
+    assert lost > 0.15  # otherwise there is nothing to follow
     assert 1 - np.mean(early) < lost * 0.6
     assert 1 - np.mean(late) < lost * 0.35
 
 
 @pytest.mark.parametrize("accept", [0.2, 0.9])
 def test_where_speculation_never_pays_it_costs_next_to_nothing(accept):
-    """Every token costs as much again: no acceptance makes that worthwhile, and nothing is tried for it."""
+    """Every token costs as much again. No acceptance makes that worthwhile, and nothing is tried for it."""
     place, subject = world(COSTS["every token as much again"], accept, 1), governor()
     run(subject, place, 200)
     assert share_of_best(place, run(subject, place, 400), K) > 0.96
 
 
 def test_probes_are_paid_from_a_budget():
-    """Where trying looks good and never is: times that seem short when old. Three percent, not more."""
+    """Here trying looks good, because old times seem short, and never pays. It costs at most three
+    percent."""
     place = world(COSTS["a half"], 0.3, 3)
     subject = governor()
     run(subject, place, 100)
@@ -95,7 +97,7 @@ def test_probes_are_paid_from_a_budget():
 
 
 def test_an_interruption_at_the_start_is_recovered_from():
-    """The first times of one token are twenty times too long: what is best after all is found."""
+    """The first times of one token are twenty times too long. The governor still finds the best length."""
     subject = governor()
     place = world(COSTS["every token as much again"], 0.5, 4, noise=0.02, spikes=0.0)
     for _ in range(2):
@@ -107,7 +109,8 @@ def test_an_interruption_at_the_start_is_recovered_from():
 
 
 def test_drafts_that_stop_early():
-    """As n-gram drafts do: mostly there is none, and then k costs nothing; else it is long and good."""
+    """N-gram drafts are like this. Mostly there is none, and then k costs nothing. Otherwise the draft is
+    long and good."""
     place = World(
         lambda j: 0.9,
         lambda n: 1e-4,
@@ -122,8 +125,8 @@ def test_drafts_that_stop_early():
 
 
 def test_what_is_kept_short_by_the_draft_is_not_asked_for_longer():
-    """A draft that never exceeds 3 tokens, whatever is asked (as MTP layers): equal lengths, and the shortest
-    of them is taken."""
+    """This draft never exceeds 3 tokens, whatever is asked, like MTP layers. The longer lengths are equal,
+    and the governor takes the shortest of them."""
     place = world(COSTS["verification is free"], 0.9, 6)
     place.go_on = lambda j: 1.0 if j <= 3 else 0.0
     subject = governor()
@@ -134,7 +137,7 @@ def test_what_is_kept_short_by_the_draft_is_not_asked_for_longer():
 @pytest.mark.parametrize("budget", [0.012, 0.02, 0.05])
 @pytest.mark.parametrize("accept", [0.5, 0.95])
 def test_the_latency_budget_is_never_exceeded_by_the_model(budget, accept):
-    """Neither by a choice nor by a probe; with a step at k = 0 that takes 10 ms."""
+    """This holds for choices and for probes. A step at k = 0 takes 10 ms."""
     place = world(COSTS["a fifth"], accept, 7, noise=0.0, spikes=0.0)
     subject = governor(budget_s=budget)
     for _ in range(300):
@@ -142,9 +145,7 @@ def test_the_latency_budget_is_never_exceeded_by_the_model(budget, accept):
         if subject.curve is not None and k:
             assert subject.curve.longest[k] * subject.speed <= budget * (1 + 1e-9)
         subject.observe(*place.step(k))
-        if (
-            k and place.seconds(k) > budget
-        ):  # a size never seen may turn out longer: then it is not chosen again
+        if k and place.seconds(k) > budget:  # an unseen size may take longer; then it is not chosen again
             assert subject.choose(100) < k
     fitting = max(k for k in range(K + 1) if k == 0 or place.seconds(k) <= budget)
     free = max(range(fitting + 1), key=place.theta)
@@ -162,14 +163,14 @@ def test_the_first_tokens_budget_counts_the_prompt():
     assert 0 <= first < long
     assert place.seconds(first) <= 0.0125
     subject.observe(*place.step(first))
-    subject.begin(1.0)  # it is late already: no draft
+    subject.begin(1.0)  # it is late already, so there is no draft
     assert subject.choose(100) == 0
     subject.observe(*place.step(0))
-    assert subject.choose(100) >= 4  # and then as before
+    assert subject.choose(100) >= 4  # later steps are as before
 
 
 def test_a_first_step_that_is_late_holds_back_no_other():
-    """Where nothing is drafted anyway, the prompt's time is over with the first step."""
+    """Where nothing is drafted anyway, the prompt's time counts for the first step only."""
     place = world(COSTS["every token as much again"], 0.2, 8, noise=0.0, spikes=0.0)
     subject = governor(budget_s=0.1)
     run(subject, place, 60)
@@ -196,8 +197,7 @@ def test_no_more_is_drafted_than_is_of_use():
 
 
 def test_a_common_slowdown_moves_nothing():
-    """Another program takes half of the machine: all steps take twice as long, and no length is better for
-    it."""
+    """Another program takes half of the machine. All steps take twice as long, and no length gets better."""
     place = world(COSTS["a fifth"], 0.8, 11)
     subject = governor()
     run(subject, place, 150)
@@ -209,8 +209,9 @@ def test_a_common_slowdown_moves_nothing():
 
 
 def test_misses_have_a_price():
-    """All experts become resident: batches lose what misses cost, and the model knows before it has tried.
-    One that is not told sees its own length become faster, as after any change of the machine's speed."""
+    """All experts become resident, so batches lose the cost of misses. The model knows this before it tries.
+    A governor without this knowledge sees its own length become faster, as after any change of the machine's
+    speed."""
 
     def lengths(informed, seed):
         rng, resident = np.random.default_rng(seed), np.zeros((4, 256), bool)
@@ -239,7 +240,7 @@ def test_misses_have_a_price():
 
 
 def test_measured_costs_spare_the_first_looks():
-    """With costs that say that speculation cannot pay, no long draft is ever tried."""
+    """If measured costs show that speculation cannot pay, the governor never tries a long draft."""
     n = K + 1
     known = Costs(
         experts=(),
@@ -276,8 +277,8 @@ def test_a_fixed_length_is_fixed():
 
 
 def test_decisions_take_a_small_share_of_the_time():
-    """A clock that says a decision takes 1 ms: steps of 1 ms wait for a hundred of them, those of 0.2 s do
-    not."""
+    """By this clock, a decision takes 1 ms. Steps of 1 ms wait for a hundred of them before a decision, and
+    steps of 0.2 s do not wait."""
     for step_s, most in ((1e-3, 10), (0.2, 300)):
         ticks = iter(np.arange(10**6) * 1e-3)
         subject = RooflineGovernor(K, clock=lambda ticks=ticks: float(next(ticks)))

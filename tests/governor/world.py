@@ -1,4 +1,4 @@
-"""Worlds with a known optimum: acceptance by position and times by length, drawn with a seed."""
+"""Worlds with a known optimum. Acceptance by position and times by length are drawn with a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass
 class World:
-    """What a step of every draft length yields and costs, in seconds."""
+    """Tokens and seconds of a step at every draft length."""
 
     accept: Callable[[int], float]  # p_j of position j = 1, 2, …
     draft: Callable[[int], float]  # seconds of drafting n > 0 tokens
@@ -21,7 +21,7 @@ class World:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     def tokens(self, k: int) -> float:
-        """Expected tokens of a step."""
+        """Return the expected tokens of a step."""
         total, chance = 1.0, 1.0
         for j in range(1, k + 1):
             chance *= self.accept(j) * self.go_on(j)
@@ -29,7 +29,7 @@ class World:
         return total
 
     def seconds(self, k: int) -> float:
-        """Expected seconds of a step, without noise."""
+        """Return the expected seconds of a step, without noise."""
         total, chance = 0.0, 1.0
         for n in range(k + 1):
             stop = 1 - self.go_on(n + 1) if n < k else 1.0
@@ -41,14 +41,14 @@ class World:
         return self.tokens(k) / self.seconds(k)
 
     def best(self, longest: int) -> float:
-        """Θ of the best fixed length."""
+        """Return Θ of the best fixed length."""
         return max(self.theta(k) for k in range(longest + 1))
 
     def _time(self, n: int, drafts: bool) -> float:
         return (self.draft(n) if drafts else 0.0) + self.verify(n + 1)
 
     def step(self, k: int) -> tuple[int, int, float, float]:
-        """(drafted, accepted, seconds of drafting, seconds) of one step."""
+        """Return (drafted, accepted, seconds of drafting, seconds) of one step."""
         rng, n = self.rng, 0
         while n < k and rng.random() < self.go_on(n + 1):
             n += 1
@@ -61,7 +61,7 @@ class World:
 
 
 def run(governor, world: World, steps: int) -> list[int]:
-    """Lets the governor run the world; the lengths it chose."""
+    """Let the governor run the world. Return the lengths that it chose."""
     chosen = []
     for _ in range(steps):
         k = governor.choose(10**6)
@@ -71,7 +71,7 @@ def run(governor, world: World, steps: int) -> list[int]:
 
 
 def share_of_best(world: World, chosen: list[int], longest: int) -> float:
-    """Expected throughput of the lengths chosen, as a share of the best fixed length's."""
+    """Return the expected throughput of the lengths chosen, as a share of the best fixed length's."""
     tokens = sum(world.tokens(k) for k in chosen)
     seconds = sum(world.seconds(k) for k in chosen)
     return tokens / seconds / world.best(longest)
