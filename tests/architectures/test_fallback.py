@@ -182,7 +182,7 @@ def test_a_prompt_leaves_the_slots_and_the_demand_alone(
 
 @pytest.mark.parametrize("scheduler", ["lru", "moe-spac", "ewma"])
 def test_prompts_between_steps_leave_what_decoding_earned(tiny_model: TinyModel, scheduler: str) -> None:
-    """This holds under every scheduler that follows demand, for long prompts and for prompts as short as a
+    """This holds under every scheduler that follows demand, for long prompts and for ones as short as a
     step."""
     with load(tiny_model("qwen3moe"), ctx=2048, slots=6, scheduler=scheduler) as engine:
         "".join(engine.generate(TEXT, 30))

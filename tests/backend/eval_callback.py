@@ -31,8 +31,7 @@ FFN_INPUTS = {
 
 
 class Callback:
-    """Eval callback that keeps the values of the named nodes, flat, by name and layer. It keeps the last
-    value."""
+    """Eval callback that keeps the last values of the named nodes, flat, by name and layer."""
 
     def __init__(self, *names: str) -> None:
         self.seen: dict[tuple[str, int], npt.NDArray[Any]] = {}

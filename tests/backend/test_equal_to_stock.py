@@ -217,8 +217,7 @@ def n_experts_of(case: str) -> int:
 def test_a_slow_device_changes_nothing(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Random delays before every queued operation reveal code that is right only when copies and launches are
-    instant."""
+    """Random delays before every queued operation reveal code that needs instant copies and launches."""
     runs = (
         Run("moving", 0.5, seed=8, moving=True),
         Run("a quarter", 0.25, seed=9),

@@ -1,5 +1,5 @@
-"""A stream gate that the device does not reach gives one line and a failed graph. Later launches have the
-plain order."""
+"""A stream gate that is not reached gives one line and a failed graph. Later launches have the plain
+order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Experts lie in the mapping of the file where the loader maps it. Otherwise they are copied into host
-memory."""
+"""Experts lie in the mapping of the file where the loader maps it. Otherwise they are copied."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The tap gives the inputs of every FFN of a context, bit for bit as llama.cpp's own eval callback reads
-them."""
+"""The tap gives the inputs of every FFN, bit for bit as llama.cpp's own eval callback reads them."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap
 
 @contextmanager
 def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Callable[[], FloatArray]]]:
-    """Yield a context, and a function that returns the inputs of the FFNs for the last token: float32 [D,
-    E]."""
+    """Yield a context, and a function that returns the FFNs' inputs for the last token: float32 [D, E]."""
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family])
     context = Context(model, {**CONTEXT, "cb_eval": callback.function, **params})

@@ -108,8 +108,7 @@ def test_bad_input_is_one_line(
 def test_llama_cpp_gets_the_vram_that_spac_took(
     twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A formula replaces the GPU. Every run needs some MB, and in addition the expert layers on the GPU or
-    spac's slots."""
+    """A formula replaces the GPU. A run needs some MB, and the expert layers on the GPU or spac's slots."""
     sizes = [4 << 30] * 4  # as large as real experts, so that the error of measuring is small beside them
     seen: list[tuple[str, int | None, int]] = []
 
@@ -134,8 +133,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     assert found.not_run == []
     limit = max(vram for key, _, vram in seen if key.startswith("spac"))
     tuned = {key: n for key, n in found.n_cpu_moe.items() if "--n-cpu-moe" in key}
-    # 9.5 GB are left beside a bare run without a draft, and 9 GB with one. Two layers fit, even with the 200
-    # MB.
+    # Beside a bare run, 9.5 GB are left without a draft and 9 GB with one: two layers and the 200 MB fit.
     assert tuned == {
         "llama.cpp_--n-cpu-moe-50%-64": 2, "llama.cpp_--n-cpu-moe__draft-50%-64": 2,
         "llama.cpp_--n-cpu-moe__draft_of_3-50%-64": 2, "llama.cpp_--n-cpu-moe_--no-host-50%-64": 2,
@@ -289,8 +287,8 @@ def test_the_page_shows_warm_medians() -> None:
 
 
 def test_what_a_repair_is_worth() -> None:
-    """Each step takes 100 ms: drafting 4 tokens 20, waiting 10, 8 missing experts 40, queueing 5, dense
-    layers 15."""
+    """Each step takes 100 ms: 20 to draft 4 tokens, 10 of waits, 40 for 8 missing experts, 5 to queue, 15
+    dense."""
     figures = {
         "draft_s": 0.2, "verify_s": 0.7, "host_wait_s": 0.1, "host_compute_s": 0.4, "queue_s": 0.05,
         "scheduler_s": 0.03, "distinct": 200, "distinct_hit": 120, "uploads": 30, "upload_s": 0.5,
@@ -331,7 +329,7 @@ def test_what_was_not_run_is_a_line_per_reason() -> None:
 
 
 def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
-    """Two experts of every layer are exchanged. The perplexity hardly changes, but the likelihood of a token
+    """Two experts of every layer are exchanged. The perplexity hardly changes, but a token's likelihood
     does."""
     args = parser().parse_args(
         [str(tmp_path), "--target", str(twin[0]), "--device", "simulated", "--reference", str(reference_lib),
@@ -391,8 +389,7 @@ def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -
 
 
 def test_what_decides_comes_first() -> None:
-    """17 % of the experts and the short context come before all else. Each tuned engine follows those that it
-    is tuned to."""
+    """The first cells have 17 % and the short context. A tuned engine follows those that it is tuned to."""
     cells = list(grid(engines(["logistic", "moe-spac", "lru"]), ["17%", "50%"], [512, 4096]))
     names = [cell.engine.name for cell in cells[:7]]
     assert names == [

@@ -1,5 +1,4 @@
-"""A peer of the comparison is any server of OpenAI's completions. These tests cover all ways in which one can
-fail."""
+"""A peer of the comparison is any server of OpenAI's completions. These tests have all ways to fail."""
 
 from __future__ import annotations
 
@@ -219,8 +218,7 @@ def run_of(texts: list[tuple[float, str]], end: dict[str, object], tmp_path: Pat
 
 
 def test_the_first_step_is_not_in_the_decoding_speed(tmp_path: Path) -> None:
-    """The first step gives three tokens and takes as long as the prompt. The next two steps take a second
-    each."""
+    """The first step gives three tokens and takes as long as the prompt. The next two take a second each."""
     texts = [(2.0, "a"), (2.0, "b"), (2.001, "c"), (3.0, "d"), (3.0, "e"), (4.0, "f")]
     timings = {"predicted_n": 6, "draft_n": 8, "draft_n_accepted": 3, "predicted_ms": 4000}
     run, notes = run_of(texts, {"timings": timings}, tmp_path)

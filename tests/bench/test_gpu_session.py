@@ -75,7 +75,7 @@ def test_missing_modules_come_from_wheels(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_session_goes_on_from_its_archive(tmp_path: Path) -> None:
-    """The next call finds the results of the last one, also on another machine. An older archive changes
+    """The next call finds the last one's results, also on another machine. An older archive changes
     nothing."""
     archive = tmp_path / "out" / "state.tar.gz"
     with Keeper(tmp_path / "one", archive, tmp_path / "none") as first:
@@ -229,8 +229,7 @@ def test_cells_of_another_machine_are_kept_apart(tmp_path: Path, monkeypatch: py
     assert words[words.index("--budgets") + 1] == "17%"
     said = (tmp_path / "out" / "session.txt").read_text()
     assert said.count("the comparison begins anew, beside compare-NVIDIA-H100") == 1
-    # Cells of another form are kept apart too. A call that has no time to check the kernels chooses such a
-    # form.
+    # Cells of another form are kept apart too. A call without time to check the kernels chooses one.
     subject.environment |= {"SPAC_DEVICE_MASKS": "0", "SPAC_LAUNCH_AHEAD": "1"}
     words = recorded(subject, tmp_path, 0)[0][2]
     assert Path(words[1]).name == "compare-NVIDIA-H200-a-CPU-16-cores-without-spac-device-masks"
@@ -355,8 +354,7 @@ def test_facts_never_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_smoke_sees_a_wrong_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The split equals llama.cpp on the simulated device. The error of exchanged experts is far above the
-    bound."""
+    """The split equals llama.cpp on the simulated device. Exchanged experts are far above the bound."""
     forms = {form.name: form for form in smoke.FORMS}
     wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
     split = smoke.compute(forms["split, 25 %, masks"], "simulated", 1)

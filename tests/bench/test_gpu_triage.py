@@ -79,8 +79,7 @@ def test_a_profile_says_where_the_time_goes() -> None:
 
 
 def test_a_layer_is_taken_apart_by_its_kernels() -> None:
-    """One layer runs by copies and one in place, both on one stream. The copies of experts are on another
-    stream."""
+    """One layer runs by copies and one in place, both on one stream. Another stream copies experts."""
     names_and_times = (
         ("dense", 0, 10), ("Memcpy DtoH", 12, 2), ("Memcpy DtoH", 16, 2), ("Memcpy HtoD", 20, 1),
         ("k_get_rows_float<int, int>", 22, 1), ("quantize", 23, 1), ("mul", 24, 6), ("Memcpy HtoD", 130, 5),

@@ -17,8 +17,8 @@ NOTE = {"name": "x", "kept": 0.4, "near": 0.8, "growth": {"8": 3.5}, "accepted":
 
 
 def recording(path: Path, drift: Drift) -> Path:
-    """Write the demand of 200 single tokens with that drift, on 6 layers with 32 experts, 4 of them used.
-    Return the path."""
+    """Write what 200 single tokens of that drift want of 6 layers with 32 experts, 4 used. Return the
+    path."""
     counts = simulate(drift, 32, 4, n_token=200, n_row=6).astype(np.int32)
     Demand.of(counts, 4).save(path)
     path.with_suffix(".json").write_text(json.dumps(NOTE))

@@ -1,5 +1,5 @@
-"""These tests cover the model of a step's time: its limits, what it never exceeds, what it has in common with
-the replay."""
+"""These tests cover the model of a step's time: its limits, its bounds, and what it shares with the
+replay."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ def test_a_layer_with_one_expert_missing_waits_for_the_cpu():
 
 
 def test_on_flat_routing_whole_layers_are_as_fast_as_llama_cpps():
-    """Where all experts are alike, the best slots are those that spare hand-offs. The schedulers find
-    them."""
+    """Where all experts are alike, slots that spare hand-offs are the best, and the schedulers find them."""
     single = simulate(Drift(0.0, 0.97), N_EXPERT, N_USED, n_token=900, n_row=N_LAYER)
     demand = Demand.of(single.reshape(900, N_LAYER, N_EXPERT).astype(np.int32), N_USED)
     machine = replace(MACHINES["h200"], dense_s=0.3e-3)  # the dense time of so few layers

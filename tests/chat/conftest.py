@@ -33,8 +33,7 @@ GREEDY = (*ONE_THREAD, "--temp", "0", "--draft-length", "8")
 def templated(
     tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Return `templated("{{ … }}")`, which makes a tiny target with that template. `family="qwen3"` makes its
-    draft."""
+    """Return `templated("{{ … }}")`, which makes a tiny target with it. `family="qwen3"` makes its draft."""
     made: dict[tuple[str, str], Path] = {}
 
     def make(template: str = TEMPLATE, family: str = "qwen3moe") -> Path:
@@ -55,8 +54,8 @@ def says(text: str) -> str:
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Callable[..., Outcome]:
-    """Return `chat("hello", "/stats", options=["-n", "8"])`, which runs the demo pair greedily with these
-    lines on stdin."""
+    """Return `chat("hello", "/stats", options=["-n", "8"])`: it runs the demo pair, greedily, on these
+    lines."""
 
     def run(*lines: str, options: tuple[object, ...] = ("-n", 8)) -> Outcome:
         done = subprocess.run(

@@ -71,8 +71,7 @@ ADD = {
 
 
 def with_template(source: Path, target: Path, template: str, control: Sequence[str] = ()) -> Path:
-    """Write a copy of a model with a chat template, and with `control` tokens in place of unused ones. Return
-    its path."""
+    """Write a model's copy with a chat template, and `control` tokens for unused ones. Return its path."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     changed = {"tokenizer.chat_template": MetadataDetails(gguf.GGUFValueType.STRING, template)}

@@ -1,5 +1,4 @@
-"""The chat uses the model's own template. These tests also cover what replaces a template that cannot be
-used."""
+"""The chat uses the model's own template, or another one if that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""These tests use the chat templates with which llama.cpp tests, from the source that the build has
-fetched."""
+"""These tests use the chat templates of llama.cpp's own tests, from the source that the build has fetched."""
 
 from __future__ import annotations
 

@@ -86,8 +86,7 @@ def test_an_answer_without_reasoning(engine):
 
 
 def test_a_text_that_ends_answers_of_the_format(engine):
-    """The library recognizes some families by their template's source. A model of this family may spell the
-    end of its answers."""
+    """The library knows some families by their source. This one may spell the end of its answers."""
     talk = dialogue(engine(THINKING + "{# laguna_glm_thinking #}"), says("Hi</assistant> more"))
     assert said(talk) == ("", "Hi")
 
@@ -113,8 +112,7 @@ ENDLESS = 'root ::= <think> "a"{0,400} </think> "Hi"'
 @pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_a_budget_ends_reasoning(engine, budget, drafts):
-    """Without a budget the model would reason for long. The text that ends its reasoning is not part of the
-    reasoning."""
+    """The model would reason for long. The text that ends its reasoning is not part of it."""
     at = engine(THINKING, drafts)
     bias = [(int(at.tokenize("</think>")[-1]), -50.0)]
     assert said(dialogue(at, ENDLESS, n=100, bias=bias)) == ("a" * 99, "")
@@ -182,8 +180,7 @@ def test_what_is_neither_on_nor_off(engine, line):
 
 
 def test_a_grammar_of_the_user_goes_first(engine):
-    """The user's grammar holds from the first token on, also where the template's own format begins
-    otherwise."""
+    """It holds from the first token on, also where the template's own format begins otherwise."""
     assert said(dialogue(engine(CHANNELS), says("plain words"))) == ("", "plain words")
 
 

@@ -1,5 +1,4 @@
-"""Chats from a script write answers to stdout and everything else to stderr, and end with the right exit
-code."""
+"""Scripted chats write answers to stdout and everything else to stderr. They end with the right exit code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""These tests run the chat in a real pseudo-terminal: editing, several lines, Ctrl-C, Ctrl-D, commands,
-Markdown."""
+"""The chat runs in a real pseudo-terminal: editing, several lines, Ctrl-C, Ctrl-D, commands, Markdown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Fixtures that run `python -m spac.run` as a user starts it: in another process, with an exit code and two
-streams."""
+"""Fixtures that run `python -m spac.run` as a user does: another process, an exit code, two streams."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 @pytest.fixture
 def spac_run(tmp_path: Path) -> Callable[..., Outcome]:
-    """Return `spac_run("--temp", "0", stdin="text")`. It runs in a folder of its own, outside the source
-    tree."""
+    """Return `spac_run("--temp", "0", stdin="text")`. It runs in a folder outside the source tree."""
 
     def run(*arguments: object, stdin: str | None = None, env: Mapping[str, str] | None = None) -> Outcome:
         done = subprocess.run(

@@ -30,8 +30,7 @@ SHORT = (*ONE_THREAD, "--device", "simulated", "--repeat", "1", "--max-tokens", 
 
 @pytest.fixture
 def bench(capfd):
-    """Return `bench("--slots", 4)`. It runs the program in this process, and returns exit code, stdout and
-    stderr."""
+    """Return `bench("--slots", 4)`. It runs in this process, and returns exit code, stdout and stderr."""
 
     def call(*arguments, short=SHORT):
         try:

@@ -29,8 +29,7 @@ EXAMPLES = [
     for text in (README, PAGES["python-api.md"])
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
-"""Python programs of the documents. tests/examples runs the client of the server, which is in
-docs/server.md."""
+"""Python programs of the documents. tests/examples runs the server's client, which is in docs/server.md."""
 
 
 @pytest.fixture

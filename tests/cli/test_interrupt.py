@@ -52,7 +52,7 @@ def test_what_begins_is_asked_where_the_exception_was_swallowed() -> None:
     asked: list[str] = []
     work: list[Callable[[], None]] = []
     with Interrupt(lambda: work[0] if work else None):
-        with contextlib.suppress(KeyboardInterrupt):  # a library that calls back swallows it so
+        with contextlib.suppress(KeyboardInterrupt):  # a library may swallow it so in a callback
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
         work.append(lambda: asked.append("begun"))

@@ -19,7 +19,7 @@ FOREIGN = {name: foreign_options(name) for name in PROGRAMS}
 
 
 class RefusedError(Exception):
-    """Carries the message of a parser that would otherwise end the process."""
+    """Message of a parser that would otherwise end the process."""
 
 
 def parsed(program, *words):

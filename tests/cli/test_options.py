@@ -1,5 +1,4 @@
-"""An option that is not valid gives one line with the accepted values, and exit code 2. llama.cpp's spellings
-are read too."""
+"""A wrong option gives one line with the accepted values, and exit code 2. llama.cpp's spellings are read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A terminal shows progress while the user waits. The line is overwritten, and it is gone before the text
-begins."""
+"""A terminal shows progress while one waits. The line is overwritten, and gone before the text begins."""
 
 from __future__ import annotations
 

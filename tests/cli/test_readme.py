@@ -27,8 +27,7 @@ def rows(text):
 
 
 def options_in(text):
-    """Return the options in a text's code. Other programs' commands are left out, because they have options
-    of their own."""
+    """Return the options in a text's code, without the commands of other programs."""
     spans = [span for span in re.findall(r"`([^`]+)`", text) if not re.match(r"python|pip|\.venv|-D", span)]
     return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", "\n".join(spans)))
 

@@ -210,8 +210,7 @@ def test_a_full_context_ends_with_length(spac_run, target):
 
 
 def test_slots_that_do_not_fit(spac_run, tiny_model):
-    """The model has 48 experts of 0.4 MB. The device has memory for some of them beside the rest of the
-    model."""
+    """The model has 48 experts of 0.4 MB. The device holds some of them beside the rest of the model."""
     target = tiny_model("qwen3moe", n_expert=16, n_ff_exp=512)
     memory = {"SPAC_SIMULATED_DEVICE": "memory_mb=12"}
     explicit = spac_run("-m", target, "-p", "x", *GREEDY, "-c", 256, "--slots", "100%", env=memory)

@@ -1,5 +1,4 @@
-"""The counts of useless evictions and uploads equal those of a plain implementation that keeps the whole
-history."""
+"""Counts of useless evictions and uploads equal those of a plain version that keeps the whole history."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class History:
         return count
 
     def early(self) -> int:
-        """Return the number of evictions whose expert is wanted by the layer's first run with a mask as new
-        as theirs."""
+        """Return the number of evictions whose expert the first run with a mask as new as theirs wants."""
         count = 0
         for at, (kind, layer, expert, version, *_) in enumerate(self.events):
             if kind != "evict":

@@ -1,5 +1,4 @@
-"""Copies bring a layer's experts together. They bring all of them, each from its place, with no more copies
-than pay."""
+"""Copies bring all of a layer's experts together, each from its place. There are no more than pay off."""
 
 from __future__ import annotations
 

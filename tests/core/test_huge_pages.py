@@ -1,5 +1,4 @@
-"""These tests cover copies of files on huge pages: their content, the memory that they take, and the reasons
-to end them early."""
+"""Copies of files on huge pages have the right content, take the expected memory, and can end early."""
 
 from __future__ import annotations
 

@@ -111,8 +111,7 @@ class World:
         )
 
     def reaches_its_plan(self) -> None:
-        """Check that the plan is reached once launches are over and copies succeed. Nothing is lost, and
-        nothing hangs."""
+        """Check that the plan is reached once launches are over and copies succeed."""
         for stream in range(self.scene.n_streams):
             self.do(("end", stream))
         if self.plan < 0:
@@ -198,8 +197,7 @@ def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: in
 
 
 def test_the_search_would_see_a_slot_reused_too_early() -> None:
-    """This is a negative control. The contents change behind the object's back, while a launch holds the
-    mask."""
+    """This negative control changes contents behind the object's back, while a launch holds the mask."""
     world = World(ONE_LAYER)
     for operation in [("plan", 0), ("begin", 0), ("finish", 1), ("launch", 0)]:
         world.do(operation)

@@ -183,8 +183,7 @@ def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, i
 
 
 def test_slots_of_one_tensor_are_addressable_in_32_bits() -> None:
-    """This holds for BF16 experts of 7168 x 2048, for Q4_K ones (blocks of 256), and for blocks of no size at
-    all."""
+    """This holds for BF16 experts of 7168 x 2048, for Q4_K ones (blocks of 256), and for a size of zero."""
     for blocks in (7168 * 2048, 7168 * 2048 // 256, 1, 2**31 - 1):
         n = _core.slots_per_tensor(blocks)
         assert n * blocks < 2**31 <= (n + 1) * blocks

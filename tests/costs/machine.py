@@ -39,8 +39,7 @@ def costs(**expert: float) -> Costs:
 
 
 def wrong(true: Costs, factors: Iterator[float]) -> Costs:
-    """Return `true` with every time multiplied by the next factor. A table has one factor for all its
-    times."""
+    """Return `true` with every time multiplied by the next factor. A table has one factor."""
     experts = tuple(
         ExpertCosts(**{name: value * next(factors) for name, value in vars(each).items()})
         for each in true.experts

@@ -1,5 +1,4 @@
-"""The CPU's waits give the device's time. It is exact where it shows and bounded where it hides, and stalls
-do not move it."""
+"""The CPU's waits give the device's time: found where it shows, bounded where it hides, unmoved by stalls."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ N_LAYER, HOST_S = 6, 40e-6
 
 
 def timed(distinct: int, whole: np.ndarray, device_s: float, hand_off_s: float) -> Timed:
-    """Return a batch with so many experts in every layer, computed on the CPU except in whole layers. The
-    noise does no harm."""
+    """Return a batch with so many experts in every layer, on the CPU except in whole layers. Noise does no
+    harm."""
     rng = np.random.default_rng(distinct)
     found = Timed(np.zeros(1, np.int32))
     for _ in range(9):
