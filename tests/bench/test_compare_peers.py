@@ -117,7 +117,7 @@ def test_a_server_is_started_asked_measured_and_stopped(fake: Path, tmp_path: Pa
     first, second = result.each
     assert (first.text, second.text) == (" 5" * 6, " 8" * 6)  # the tokens were sent
     assert (first.n_tokens, first.prompt_tokens, second.prompt_tokens) == (6, 2, 3)
-    # each token takes 20 ms, and the first one does not count
+    # Each token takes 20 ms, and the first one does not count.
     assert first.decode_speed == pytest.approx(50, rel=0.3)
     assert 0 < first.first_token_s < 0.5
     assert 64 << 20 < result.peak_ram < 1 << 30

@@ -181,7 +181,7 @@ def test_the_late_parts_have_their_time(tmp_path: Path) -> None:
     subject.keeper.note("calls", number=2)
     subject.keeper.note("timeline", code=0)
     found = recorded(subject, tmp_path, 0)
-    # the comparison is done, so it does not run again
+    # The comparison is done, so it does not run again.
     assert [name for name, *_ in found] == ["compare", *LATE]
     assert found[0][1] == pytest.approx(490 - sum(LATE.values()) + LATE["timeline"], abs=3)
 

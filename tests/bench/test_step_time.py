@@ -96,7 +96,7 @@ def test_more_residents_are_never_slower(seed, name):
     assert times[-1] < times[0]
 
 
-# schedulers that use costs are left out, because the replay has no costs
+# Schedulers that use costs are left out, because the replay has no costs.
 @pytest.mark.parametrize("name", ["lru", "ewma", "logistic"])
 def test_a_link_without_limit_is_the_replay(name):
     """Where copies take no time, all of them finish before the first layer, as in the replay."""

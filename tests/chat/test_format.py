@@ -34,7 +34,7 @@ def test_the_template_of_the_file(templated, adds_begin):
         begin = engine.target.begin_text
         assert text.startswith("<system>" if adds_begin else begin + "<system>")
         tokens = engine.tokenize(text).tolist()
-        # it comes once, whether the template or the tokenizer adds it
+        # The token comes once, whether the template or the tokenizer adds it.
         assert tokens.count(engine.tokenize(begin)[-1]) == 1
 
 

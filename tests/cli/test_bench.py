@@ -124,7 +124,7 @@ def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
 
 
 def test_slots_that_do_not_fit_are_left_out(target):
-    # the tiny model takes less than that, and its experts take more
+    # The tiny model takes less than 1 MB, and its experts take more.
     memory = environment(SPAC_SIMULATED_DEVICE="memory_mb=1")
     command = [sys.executable, "-m", "spac.bench", *SHORT, "-c", "64", "-b", "32", "-ub", "32"]
     given = ["-m", str(target), "-p", "x", "--schedulers", "lru", "--baseline", "none"]

@@ -169,7 +169,7 @@ def test_a_number_behind_a_short_option_is_its_value(number, program):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_name_is_in_the_table_twice(program):
-    """Of two entries with the same name, the last one would win."""
+    """Two entries with the same name are a fault, because the last one would win."""
     met: dict[str, Foreign] = {}
     for each in (*_ACCEPTED, *_REFUSED):
         for flag in each.flags.split() if not each.programs or program in each.programs else ():

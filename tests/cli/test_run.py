@@ -265,7 +265,7 @@ def test_an_interrupt_while_it_starts(target, after_s):
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    # the signal ends it, 130 to a shell, before it loads a model
+    # Before a model is loaded, the signal itself ends the process, which is 130 to a shell.
     assert process.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err
 

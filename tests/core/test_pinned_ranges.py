@@ -58,7 +58,7 @@ def test_without_a_limit_all_pages_between_weights_are_pinned(
 @given(st.lists(st.integers(0, 300), unique=True, max_size=12), st.integers(0, 300), st.integers(1, 300))
 def test_pieces(borders: list[int], begin: int, n_bytes: int) -> None:
     borders = sorted(borders)
-    # some ranges touch, and some do not
+    # Some ranges touch, and some do not.
     ranges = [pair for i, pair in enumerate(pairwise(borders)) if i % 3 != 1]
     pieces = _core.pinned_pieces(ranges, begin, n_bytes)
     at = 0

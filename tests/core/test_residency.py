@@ -34,7 +34,7 @@ class Scene:
     max_loads: int = 2
     max_evictions: int = 2
     max_batches: int = 2  # batches under way at once
-    # each is "foresee" or "note_used", layer, experts
+    # Each word is ("foresee" or "note_used", layer, experts).
     words: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
 
 

@@ -34,7 +34,7 @@ def learned(true: float, start: float, *, host_s: float, stalls: float, n_steps:
 def test_a_fast_device_is_not_taken_for_a_slow_one(stalls):
     """An expert takes 50 µs on the CPU. A device that seemed as slow would get no experts."""
     assert learned(3e-6, 4e-6, host_s=50e-6, stalls=stalls) < 9e-6
-    # the time that the CPU hides is not known
+    # The CPU hides this time, so it is not known.
     assert learned(3e-6, 400e-6, host_s=50e-6, stalls=stalls) < 15e-6
 
 

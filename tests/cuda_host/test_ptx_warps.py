@@ -122,7 +122,7 @@ def test_matrices_of_a_warp_are_multiplied(shape: str, tmp_path: Path) -> None:
     """Lane 4 g + t has rows g and g + 8, of every 16 bytes of a row the 4 at place t (PTX's manual)."""
     m, k, kind, result = MATRICES[shape]
     rng = np.random.default_rng(2)
-    # values that every type has exactly
+    # Every type holds these values exactly.
     a, b, c = (rng.integers(-8, 8, size) for size in ((m, k), (k, 8), (m, 8)))
     per = 4 // kind.itemsize
     n_chunks = k // (4 * per)

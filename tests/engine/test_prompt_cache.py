@@ -52,7 +52,7 @@ def test_a_prompt_that_comes_back(target: Path, room: dict[str, int], again: int
 def test_an_answer_that_is_left_out_of_the_next_prompt(
     tiny_model: TinyModel, family: str, settings: dict[str, int], read_again: int
 ) -> None:
-    """A model that reasons has such prompts. The next one continues before the answer began."""
+    """Prompts of a model that reasons are like this. The next one continues before the answer began."""
     path = tiny_model(family, n_swa=16) if family == "gpt-oss" else tiny_model(family)
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     prompt = [token % 250 + 5 for token in range(300)]

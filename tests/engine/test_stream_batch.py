@@ -1,5 +1,5 @@
 """Prompts whose experts stream through the device give the same text and leave the slots alone. Without
-memory for it, they are split."""
+memory for the stream, they are split."""
 
 from __future__ import annotations
 

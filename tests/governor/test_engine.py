@@ -105,7 +105,7 @@ def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
     assert stats.predicted_tokens_per_second > 0
     assert stats.amortization_intensity > 0
     assert second.stats.generated_tokens == 24
-    # a random draft is never right, and the governor has learned that
+    # A random draft is never right, and the governor has learned that.
     assert second.stats.draft_lengths["0"] > 0
     assert "0 to 6 tokens" in stats.table()
 
