@@ -1,6 +1,6 @@
 """A block that cannot be split runs as llama.cpp would run it, and one line says so.
 
-Graphs that do not decode load and evict no expert, and do not count as demand.
+A graph that is not for decoding moves no expert, and does not count as demand.
 """
 
 from __future__ import annotations

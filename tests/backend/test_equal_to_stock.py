@@ -270,7 +270,7 @@ def test_streamed_prompts_wait_for_their_experts(
 def test_streamed_prompts_hold_the_slots_that_they_are_copied_from(
     cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Residents are evicted before they are copied."""
+    """The plan evicts residents that are still to be copied."""
     run = Run("held", 0.6, seed=16, midway=True, stream_tokens=17)
     case = replace(cases["qwen3moe Q4_K M"], runs=(run,), script="prompts")
     folder = tmp_path_factory.mktemp("held")

@@ -17,7 +17,7 @@ from tests.conftest import TinyModel
 from tools.models import FAMILIES
 
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]
-# Each pair is the begin and the end of a prompt's piece. A token follows, which is decoded alone.
+# Each pair is the beginning and the end of a prompt's piece. A token follows, which is decoded alone.
 LENGTHS = [(0, 3), (4, 300), (301, 600), (601, 900), (901, 1200), (1201, 1500), (0, 3), (4, 300)]
 
 

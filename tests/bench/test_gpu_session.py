@@ -229,7 +229,7 @@ def test_cells_of_another_machine_are_kept_apart(tmp_path: Path, monkeypatch: py
     assert words[words.index("--budgets") + 1] == "17%"
     said = (tmp_path / "out" / "session.txt").read_text()
     assert said.count("the comparison begins anew, beside compare-NVIDIA-H100") == 1
-    # Cells of another form are kept apart too. A call without time to check the kernels chooses one.
+    # Cells of another form are kept apart too. A call without time to check the kernels has one.
     subject.environment |= {"SPAC_DEVICE_MASKS": "0", "SPAC_LAUNCH_AHEAD": "1"}
     words = recorded(subject, tmp_path, 0)[0][2]
     assert Path(words[1]).name == "compare-NVIDIA-H200-a-CPU-16-cores-without-spac-device-masks"

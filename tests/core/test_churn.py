@@ -39,7 +39,7 @@ class History:
         return count
 
     def early(self) -> int:
-        """Return the number of evictions whose expert the first run with a mask as new as theirs wants."""
+        """Return the number of evictions whose expert the layer's first run with as new a mask wants."""
         count = 0
         for at, (kind, layer, expert, version, *_) in enumerate(self.events):
             if kind != "evict":

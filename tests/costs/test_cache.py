@@ -1,4 +1,4 @@
-"""Costs are kept per machine, models and library. An engine runs whatever is wrong with the cache."""
+"""Costs are kept per machine, models and library. No fault of the cache stops an engine."""
 
 from __future__ import annotations
 

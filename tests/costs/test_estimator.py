@@ -175,7 +175,7 @@ def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[Ste
 @pytest.mark.parametrize("start", [5e-6, 30e-6, 100e-6])
 @pytest.mark.parametrize("whole", [[False, True] * 4 + [False] * 16, [True] * 9 + [False] * 6 + [True] * 9])
 def test_what_whole_layers_are_spared_is_seen(start, whole):
-    """Runs of whole layers show it too. If none lies between layers that wait, nothing is learned."""
+    """Runs of whole layers show it too. If none lies between layers with waits, nothing is learned."""
     layers = [Layer(f"layer {i}", 32, 4, 100_000, 0) for i in range(len(whole))]
     true = replace(costs(), hand_off_s=30e-6, dense_s=(2e-3,) * 9)
     estimator = CostEstimator(replace(true, hand_off_s=start), layers)

@@ -1,4 +1,4 @@
-"""The governor runs in an engine on tiny models, with all options and all ways to draft. Runs repeat."""
+"""These tests run the governor in an engine: options, figures, every way to draft, runs that repeat."""
 
 from __future__ import annotations
 
