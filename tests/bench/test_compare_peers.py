@@ -1,4 +1,4 @@
-"""A peer of the comparison is any server of OpenAI's completions. These tests cover all ways to fail."""
+"""A peer of the comparison is any server of OpenAI's completions. It can fail in many ways."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Run the stock library over the batches of a recorded run: `python -m tests.engine.replay JOB.json
-OUT.json`.
+"""Run the stock library over a recorded run's batches: `python -m tests.engine.replay JOB.json OUT.json`.
 
 The library is the one that LLAMA_CPP_LIB_PATH names. JOB has a model, a context's settings, a prompt and the
 drafts of every step. OUT gets the tokens that greedy verification of these batches gives. JOB may also ask
