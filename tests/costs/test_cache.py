@@ -100,10 +100,9 @@ def test_an_engine_corrects_costs_and_keeps_them_for_the_next(tiny_model, folder
     (file,) = folder.glob("*.json")
     assert not list(folder.glob(".*"))
     assert not [note for note in engine.notes if "costs" in note]
-    kept = first.costs
+    kept, written = first.costs, file.read_text()
     _, second = generate(target, 1)
     assert second.costs.experts == kept.experts
-    written = file.read_text()
     assert written == file.read_text()  # so few steps are not worth keeping
 
 
