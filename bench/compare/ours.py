@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.compare.job import NO_GPU, Job, Result, Run
 from bench.compare.likelihood import PIECE, surprises
@@ -15,6 +14,7 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.doctor.selftest import decode as logits
 from spac.engine import Engine
+from spac.machine.arrays import Int32Array
 from spac.model.pair import ModelPair
 from spac.scheduler.belady import belady
 from spac.stats import RunStats
@@ -89,7 +89,7 @@ class Watch:
 
     def __init__(self, engine: Engine) -> None:
         self._experts = engine.experts
-        self._demand: list[npt.NDArray[np.int32]] = []
+        self._demand: list[Int32Array] = []
         self.queue_ns: list[int] = []
         if engine.experts is not None:
             engine.events.after_step.append(self._after_step)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.patches.ggml import Float32, Ggml
+from spac.machine.arrays import Float32Array
+from tools.patches.ggml import Ggml
 from tools.patches.masks import MASKS, Count, masked
 from tools.patches.operators import Ids, Shape, operator, weights_on
 from tools.patches.worker import grouped
@@ -62,7 +63,7 @@ class Result:
     seconds: float = 0.0
 
 
-def squares(result: Float32, wanted: Float32, kept: np.ndarray) -> np.ndarray:
+def squares(result: Float32Array, wanted: Float32Array, kept: np.ndarray) -> np.ndarray:
     """Of the kept rows: the sum of their squared errors, and that of their squares."""
     a, b = result[kept].astype(np.float64), wanted[kept].astype(np.float64)
     return np.array([np.square(a - b).sum(), np.square(b).sum()])
@@ -81,7 +82,7 @@ def fail(total: Result, what: str) -> None:
         total.failures.append(what)
 
 
-def judge(total: Result, shape: Shape, mask: str, ids: Ids, out: Float32, own: Float32) -> None:
+def judge(total: Result, shape: Shape, mask: str, ids: Ids, out: Float32Array, own: Float32Array) -> None:
     """A masked run against the device's own without a mask."""
     count = Count()
     count.add(ids, [out], [own])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator, StepTimes
+from spac.machine.arrays import Float64Array
 from spac.scheduler import Layer
 
-FloatArray = npt.NDArray[np.float64]
 LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
      ("device_activations", "i4"), ("device_distinct", "i4")]
@@ -45,7 +44,7 @@ class Learned:
     def costs(self) -> Costs:
         return self._estimator.costs
 
-    def observe(self, n_verified: int, draft_s: float, verify_s: float, layers: npt.NDArray[np.float64],
+    def observe(self, n_verified: int, draft_s: float, verify_s: float, layers: Float64Array,
                 uploads: tuple[int, float]) -> None:  # fmt: skip
         """A step. layers: float64 [L, 6], a row in the order of LAYER_COST, times in seconds; uploads: bytes
         and seconds."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from spac import _core
+from spac.machine.arrays import Int32Array
 from spac.scheduler import Plan
-from spac.scheduler.base import IntArray
 
 Expert = tuple[int, int]  # layer, index
 
@@ -23,7 +23,7 @@ class Link:
         self._table = _core.SlotTable(list(layers), list(pool_slots))
         self._pools = [pool for _, pool in layers]
         self._bytes = float(expert_bytes)
-        self.slot_of: IntArray = np.full((len(layers), max(n for n, _ in layers)), -1, np.int32)
+        self.slot_of: Int32Array = np.full((len(layers), max(n for n, _ in layers)), -1, np.int32)
         """int32 [L, N]: changes while copies run."""
         self.uploads = 0
         """Copies that are complete."""

@@ -26,8 +26,8 @@ from bench.step_time.machine import Machine, Model
 from bench.step_time.predicted_routes import Predicted
 from bench.step_time.simulation import Simulation, Spent
 from bench.step_time.urgent_link import UrgentLink
+from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler import Scheduler
-from spac.scheduler.base import BoolArray, IntArray
 from spac.scheduler.replay import Demand
 
 _FORGET = 0.02  # of the expected time to a deadline, by every layer
@@ -94,7 +94,7 @@ class LookaheadSimulation(Simulation):
         return UrgentLink(self._shapes, self.pool_slots, self._model.expert_bytes)
 
     def _step(
-        self, counts: IntArray, verified: int, accepted: int, link: Link, spent: Spent,
+        self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent,
         costs: Known | Learned | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(link, UrgentLink) or not isinstance(spent, Foresight):

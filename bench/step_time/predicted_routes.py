@@ -12,12 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from spac.scheduler.base import BoolArray, IntArray
+from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from spac.scheduler.replay import Demand
 
-FloatArray = npt.NDArray[np.float32]
 _BEFORE = 4  # tokens before a step that count as neighbours; those of the step itself are what is predicted
 _NO_ERROR = 40.0  # an edge that noise never makes up for
 _BINS = 64
@@ -29,10 +27,10 @@ class Predicted:
 
     chosen: BoolArray
     """bool [T, L, N]: among the best k of some token."""
-    probability: FloatArray
+    probability: Float32Array
     """float32 [T, L, N]: that some token takes it, by its scores."""
 
-    def agreement(self, counts: IntArray) -> tuple[float, float]:
+    def agreement(self, counts: Int32Array) -> tuple[float, float]:
         """Recall and precision, of distinct experts of a step. counts: int32 [T, L, N]."""
         right = float((self.chosen & (counts > 0)).sum())
         return right / max(1, (counts > 0).sum()), right / max(1, self.chosen.sum())
@@ -60,7 +58,7 @@ def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predic
     return Predicted(chosen.any(1), some if n_token == 1 else _calibrated(some, demand.counts > 0))
 
 
-def _taken(routes: IntArray, n_expert: int) -> tuple[BoolArray, BoolArray]:
+def _taken(routes: Int32Array, n_expert: int) -> tuple[BoolArray, BoolArray]:
     """bool [tokens, L, N], in the order of the text: routed to it; a token just before the step was."""
     n_step, n_layer, n_token, _ = routes.shape
     flat = routes.transpose(0, 2, 1, 3).reshape(n_step * n_token, n_layer, -1)
@@ -73,7 +71,7 @@ def _taken(routes: IntArray, n_expert: int) -> tuple[BoolArray, BoolArray]:
     return taken, before
 
 
-def _best(score: FloatArray, k: int) -> BoolArray:
+def _best(score: Float32Array, k: int) -> BoolArray:
     """bool, of the same shape: the k highest of the last axis."""
     best = np.argpartition(-score, k - 1, axis=-1)[..., :k]
     found = np.zeros(score.shape, np.bool_)
@@ -81,7 +79,7 @@ def _best(score: FloatArray, k: int) -> BoolArray:
     return found
 
 
-def _edge_for(noise: FloatArray, taken: BoolArray, k: int, recall: float) -> float:
+def _edge_for(noise: Float32Array, taken: BoolArray, k: int, recall: float) -> float:
     if recall >= 1:
         return _NO_ERROR
     low, high = -4.0, _NO_ERROR
@@ -92,7 +90,7 @@ def _edge_for(noise: FloatArray, taken: BoolArray, k: int, recall: float) -> flo
     return (low + high) / 2
 
 
-def _calibrated(score: FloatArray, right: BoolArray) -> FloatArray:
+def _calibrated(score: Float32Array, right: BoolArray) -> Float32Array:
     """float32, of the same shape: how often a score like this one was right.
 
     By a table over the quantiles of right ones: what a learner that watches its predictions comes to know.

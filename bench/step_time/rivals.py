@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from spac.machine.arrays import Int32Array
 from spac.scheduler import Event, Plan, Scheduler, View
-from spac.scheduler.base import IntArray
 from spac.scheduler.belady import NEVER, next_use
 from spac.scheduler.ewma import best_per_pool
 
@@ -17,7 +17,7 @@ class Foreseen(Scheduler):
 
     name = "foreseen"
 
-    def __init__(self, counts: IntArray) -> None:
+    def __init__(self, counts: Int32Array) -> None:
         """counts: int32 [T, L, N], of the steps that it will be asked after."""
         self._counts, self._next = counts, next_use(counts)
 

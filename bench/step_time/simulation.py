@@ -16,17 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.step_time.clock import Known, Learned
 from bench.step_time.link import Link
 from bench.step_time.machine import Machine, Model
 from spac import _core
+from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler import Event, Plan, Scheduler, View
-from spac.scheduler.base import IntArray
 from spac.scheduler.replay import Demand
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -130,7 +127,7 @@ class Simulation:
         return spent
 
     def _step(
-        self, counts: IntArray, verified: int, accepted: int, link: Link, spent: Spent,
+        self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent,
         costs: Known | Learned | None = None,
     ) -> None:  # fmt: skip
         machine, before, start = self._machine, spent.seconds, link.uploads

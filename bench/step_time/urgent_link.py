@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.step_time.link import Expert, Link
+from spac.machine.arrays import BoolArray, Int64Array
 from spac.scheduler import Plan
 
 _KEPT = np.int64(1) << 40  # priority of what must not be a victim
@@ -21,9 +21,9 @@ class UrgentLink(Link):
     ) -> None:
         super().__init__(layers, pool_slots, expert_bytes)
         self._pool_rows = np.array(self._pools)
-        self._priority: npt.NDArray[np.int64] = np.zeros(self.slot_of.shape, np.int64)
+        self._priority: Int64Array = np.zeros(self.slot_of.shape, np.int64)
         self._urgent: list[Expert] = []
-        self.kept: npt.NDArray[np.bool_] = np.zeros(self.slot_of.shape, np.bool_)
+        self.kept: BoolArray = np.zeros(self.slot_of.shape, np.bool_)
         """bool [L, N]: no victims of urgent copies."""
         self.urgent_uploads = 0
         """Urgent copies that began."""
@@ -51,7 +51,7 @@ class UrgentLink(Link):
             if self.slot_of[expert] < 0 and expert != self._copying and expert not in self._urgent:
                 self._urgent.append(expert)
 
-    def relax(self, layer: int, unless: npt.NDArray[np.bool_] | None = None) -> None:
+    def relax(self, layer: int, unless: BoolArray | None = None) -> None:
         """Urgent copies of this layer that have not begun are dropped, but for those marked (bool [N])."""
         self._urgent = [e for e in self._urgent if e[0] != layer or (unless is not None and unless[e[1]])]
 

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-Int32Array = npt.NDArray[np.int32]
-Float64Array = npt.NDArray[np.float64]
+from spac.machine.arrays import Float32Array, Int32Array
 
 __version__: str
 llama_cpp_python_version: str
@@ -567,7 +566,7 @@ class Tap:
 
         Raise OutOfMemoryError when the device has no room for one token's states.
         """
-    def states(self) -> npt.NDArray[np.float32] | None:
+    def states(self) -> Float32Array | None:
         """Return the hidden states of the token decoded last, float32 [D, E], once its logits have been read.
 
         Return None if the token was not tapped or not decoded alone. The array is a read-only view that the
@@ -861,9 +860,7 @@ class Session:
         """
     @property
     def last_step(self) -> Step: ...
-    def probabilities(
-        self, n_top: int
-    ) -> tuple[npt.NDArray[np.float32], Int32Array, npt.NDArray[np.float32]]:
+    def probabilities(self, n_top: int) -> tuple[Float32Array, Int32Array, Float32Array]:
         """Return the target's log probabilities of the last step's T tokens and of the best alternatives.
 
         The first array has the natural logarithms for the tokens, float32[T]. The others have the N most

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spac.machine.arrays import Float32Array
 from spac.model.c_api import Context
 
 api = importlib.import_module("llama_cpp.llama_cpp")  # imported after spac, which chooses the library
 
-FloatArray = npt.NDArray[np.float32]
 CONTEXT: dict[str, Any] = {"n_ctx": 64, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1}
 """Parameters of contexts whose values are compared."""
 FFN_INPUTS = {
@@ -54,7 +54,7 @@ class Callback:
         return True
 
 
-def decode(context: Context, tokens: list[int], position: int) -> FloatArray:
+def decode(context: Context, tokens: list[int], position: int) -> Float32Array:
     """Evaluate tokens. Return the logits behind the last one, float32 [n_vocab]."""
     batch = api.llama_batch_init(len(tokens), 0, 1)
     for i, token in enumerate(tokens):

@@ -21,8 +21,9 @@ from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import DeviceError
+from spac.machine.arrays import Float32Array
 from spac.model.c_api import Context, Model, take_notices
-from tests.backend.eval_callback import CONTEXT, FloatArray, decode
+from tests.backend.eval_callback import CONTEXT, decode
 from tests.conftest import ROOT, TinyModel
 
 TIMEOUT = 0.4
@@ -66,7 +67,7 @@ def contexts(path: Path, share: float, n: int, lookahead: int = 0) -> Iterator[l
         model.close()
 
 
-def decode_all(context: Context) -> list[FloatArray]:
+def decode_all(context: Context) -> list[Float32Array]:
     steps = [decode(context, PROMPT, 0)]
     return steps + [decode(context, [token], len(PROMPT) + i) for i, token in enumerate(TOKENS)]
 

@@ -11,8 +11,9 @@ import pytest
 
 from spac import _core
 from spac.errors import InputError
+from spac.machine.arrays import Float32Array
 from spac.model.c_api import Context, Model
-from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, FloatArray, api, decode
+from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, api, decode
 from tests.conftest import TinyModel
 from tools.models import FAMILIES
 
@@ -35,13 +36,13 @@ def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap
 
 
 @contextmanager
-def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Callable[[], FloatArray]]]:
+def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Callable[[], Float32Array]]]:
     """Yield a context, and a function that returns the FFNs' inputs for the last token: float32 [D, E]."""
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family])
     context = Context(model, {**CONTEXT, "cb_eval": callback.function, **params})
 
-    def seen() -> FloatArray:
+    def seen() -> Float32Array:
         layers = [callback.seen[FFN_INPUTS[family], il] for il in range(len(callback.seen))]
         return np.stack([layer[-len(layers[-1]) :] for layer in layers])
 

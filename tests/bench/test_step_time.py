@@ -17,7 +17,7 @@ from bench.step_time.clock import Learned
 from bench.step_time.machine import MACHINES, Machine, Model
 from bench.step_time.simulation import Simulation
 from spac import scheduler
-from spac.scheduler.base import IntArray
+from spac.machine.arrays import Int32Array
 from spac.scheduler.replay import Demand, replay
 from tools.twin.drift import Drift, simulate
 
@@ -119,7 +119,7 @@ def test_uploads_take_the_link_and_slow_the_cpu(name, link):
 
 
 def test_no_more_is_resident_than_there_are_slots():
-    seen: list[IntArray] = []
+    seen: list[Int32Array] = []
 
     class Watched(scheduler.lru.LruScheduler):
         def on(self, event, view):

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac import _core, _library
-from tools.patches.ggml import Float32, Ggml
+from spac.machine.arrays import Float32Array
+from tools.patches.ggml import Ggml
 from tools.patches.operators import Shape, operator, weights_on
 from tools.patches.source import published, sdist
 
@@ -86,7 +87,7 @@ class Kernels:
     def names(self, trusted: bool) -> list[str]:
         return _ffi.string(self.c.kernel_names(trusted)).decode().split()  # type: ignore[no-any-return]
 
-    def quantized(self, kind: int, inputs: Float32) -> bytes:
+    def quantized(self, kind: int, inputs: Float32Array) -> bytes:
         """Return the rows [n_inputs, n] as ggml quantizes them."""
         n = inputs.shape[1]
         row = self.ggml.ggml_row_size(kind, n)
@@ -96,7 +97,9 @@ class Kernels:
             self.ggml.ggml_get_type_traits_cpu(kind).from_float(source, out + i * row, n)
         return bytes(_ffi.buffer(out))
 
-    def theirs(self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int) -> Float32:
+    def theirs(
+        self, kind: str, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int
+    ) -> Float32Array:
         """Return ggml's results [n_input, n_weight]. Each comes from one vec_dot."""
         vec_dot, row = self.ggml.ggml_get_type_traits_cpu(self.types[kind]).vec_dot, len(inputs) // n_input
         results = np.empty((n_input, len(weights) // stride), np.float32)
@@ -113,7 +116,7 @@ class Kernels:
 
     def ours(
         self, kind: str, way: int, n: int, weights: bytes, inputs: bytes, n_input: int, stride: int
-    ) -> Float32 | None:
+    ) -> Float32Array | None:
         """Return our kernel's results [n_input, n_weight], or None where it leaves these inputs to ggml."""
         n_weight = len(weights) // stride
         results = np.full((n_input + 1, n_weight), 7, np.float32)  # no kernel may write the last row
@@ -250,14 +253,14 @@ def test_most_of_a_thread_s_rows_lie_together(kernels: Kernels) -> None:
     assert n_run <= 2 * (3 + 4)
 
 
-def assert_same(ours: Float32, theirs: Float32) -> None:
+def assert_same(ours: Float32Array, theirs: Float32Array) -> None:
     """Assert that the results are equal bit for bit. Any NaN equals any other NaN."""
     number = ~np.isnan(theirs)
     assert np.array_equal(theirs[number].view(np.uint32), ours[number].view(np.uint32))
     assert np.all(np.isnan(ours[~number]))
 
 
-def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32:
+def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32Array:
     """Return products [n_token, 131] of a dense matrix and random inputs. They are the same at every call."""
     rng, n, n_out = np.random.default_rng(kind), 512, 131
     context = ggml.context(3)

@@ -11,16 +11,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from spac import _core
 from spac.errors import Cancelled
+from spac.machine.arrays import Float32Array, Int32Array
 from spac.model import c_api
 
 # isort: split
 import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
-Tokens = npt.NDArray[np.int32]
+Tokens = Int32Array
 GREEDY: dict[str, Any] = {"temp": 0.0}
 
 
@@ -153,7 +153,7 @@ def persist(session: _core.Session, tokens: Tokens, n: int) -> tuple[list[int], 
     return made[:n], n_cancelled
 
 
-def logits_after(lab: Lab, path: Path, tokens: Tokens, **params: Any) -> npt.NDArray[np.float32]:
+def logits_after(lab: Lab, path: Path, tokens: Tokens, **params: Any) -> Float32Array:
     """Return the model's logits for the token after `tokens`, by llama.cpp's C interface alone:
     float32[n_vocab]. `params` are the context's."""
     context = lab.context(path, **params)

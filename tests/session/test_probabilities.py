@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from spac import _core
 from spac.errors import InputError
+from spac.machine.arrays import Float64Array
 from tests.session.lab import GREEDY, Lab, Tokens, logits_after, prompt
 
 N_STEPS = 8
@@ -20,7 +20,7 @@ F32: dict[str, Any] = {"type_k": 0, "type_v": 0}  # GGML_TYPE_F32
 LETTERS = 'root ::= [a-z ]+ "."'
 
 
-def expected(lab: Lab, path: Path, tokens: Tokens) -> npt.NDArray[np.float64]:
+def expected(lab: Lab, path: Path, tokens: Tokens) -> Float64Array:
     """Return the log probabilities of the token after `tokens`, which a separate context evaluates."""
     logits = logits_after(lab, path, tokens, **F32).astype(np.float64)
     return np.asarray(logits - np.logaddexp.reduce(logits))

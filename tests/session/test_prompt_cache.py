@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from spac import _core
 from spac.errors import Cancelled, InputError
+from spac.machine.arrays import Float32Array
 from tests.conftest import TinyModel
 from tests.session.lab import GREEDY, Lab, Tokens, generate, prompt, take
 from tests.session.recurrent import write_lfm2, write_mamba
@@ -140,7 +140,7 @@ def test_whatever_comes_next_the_memory_is_a_new_contexts(
     assert session.cached["n_recalled"] > 0
 
 
-def first_logits(lab: Lab, context: int, path: Path) -> npt.NDArray[np.float32]:
+def first_logits(lab: Lab, context: int, path: Path) -> Float32Array:
     """Return the logits of the last verification's first token."""
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(lab.model(path)))
     return np.ctypeslib.as_array(api.llama_get_logits_ith(context, 0), (n_vocab,)).copy()

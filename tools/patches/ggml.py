@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cffi import FFI
 
 from spac import _library
+from spac.machine.arrays import Float32Array
 
 N_TYPES = 43  # GGML_TYPE_COUNT of the pinned source
 # Formats of activations: no kernel reads weights in them.
@@ -73,7 +74,6 @@ size_t                ggml_nbytes(const ggml_tensor *);
 """)
 
 Pointer = Any  # a cffi pointer
-Float32 = npt.NDArray[np.float32]
 
 
 class Ggml:
@@ -146,7 +146,7 @@ class Ggml:
         address = self.c.ggml_backend_reg_get_proc_address(registration, name.encode())
         return None if address == _ffi.NULL else _ffi.cast(signature, address)
 
-    def quantize(self, kind: int, numbers: Float32) -> bytes:
+    def quantize(self, kind: int, numbers: Float32Array) -> bytes:
         """`numbers` [n_rows, n_per_row] in ggml type `kind`."""
         n_rows, n_per_row = numbers.shape
         out = _ffi.new("char[]", n_rows * self.c.ggml_row_size(kind, n_per_row))
@@ -186,7 +186,7 @@ class Ggml:
         assert len(raw) == self.c.ggml_nbytes(tensor)
         self.c.ggml_backend_tensor_set(tensor, raw, 0, len(raw))
 
-    def read(self, tensor: Pointer, shape: tuple[int, ...]) -> Float32:
+    def read(self, tensor: Pointer, shape: tuple[int, ...]) -> Float32Array:
         out = np.empty(shape, np.float32)
         assert out.nbytes == self.c.ggml_nbytes(tensor)
         self.c.ggml_backend_tensor_get(tensor, _ffi.from_buffer(out, require_writable=True), 0, out.nbytes)

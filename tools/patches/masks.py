@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tools.patches.ggml import Float32
+from spac.machine.arrays import BoolArray, Float32Array
 from tools.patches.operators import Ids, Shape
 
 # An ids mask has or has not an expert, for all tokens alike: every token of a kept expert is kept, and the
@@ -43,11 +42,11 @@ class Count:
     n_unequal: int = 0  # kept, and not the reference's bits
     n_nonzero: int = 0  # skipped, and not exactly zero
 
-    def add(self, ids: Ids, results: list[Float32], expected: list[Float32]) -> None:
+    def add(self, ids: Ids, results: list[Float32Array], expected: list[Float32Array]) -> None:
         kept = ids >= 0
         for result, wanted in zip(results, expected, strict=True):
-            same: npt.NDArray[np.bool_] = (result.view(np.uint32) == wanted.view(np.uint32)).all(axis=-1)
-            zero: npt.NDArray[np.bool_] = (result.view(np.uint32) == 0).all(axis=-1)
+            same: BoolArray = (result.view(np.uint32) == wanted.view(np.uint32)).all(axis=-1)
+            zero: BoolArray = (result.view(np.uint32) == 0).all(axis=-1)
             self.n_kept += int(kept.sum())
             self.n_skipped += int((~kept).sum())
             self.n_unequal += int((kept & ~same).sum())

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
+from spac.machine.arrays import Float32Array, Int32Array
 from tools.models.weights import random_weights
-from tools.patches.ggml import Float32, Ggml, Pointer
+from tools.patches.ggml import Ggml, Pointer
 
-Ids = npt.NDArray[np.int32]
+Ids = Int32Array
 
 # Ids of columns behind the view that the operator gets: reading one would be noticed.
 POISON = 1 << 30
@@ -147,7 +148,7 @@ class Operator:
             ggml, backend, shape, graph, ids, out,
         )  # fmt: skip
 
-    def run(self, ids: Ids) -> list[Float32]:
+    def run(self, ids: Ids) -> list[Float32Array]:
         """The operator's results for `ids` [n_tokens, n_used], each [n_tokens, n_used, n_out]."""
         s = self._shape
         self._write(ids)

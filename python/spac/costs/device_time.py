@@ -19,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from spac.machine.arrays import BoolArray, Float64Array
 
 _FACTORS = 2.0 ** np.arange(-12, 12.25, 0.25)
 _FIRST = len(_FACTORS) // 2  # index of factor 1
@@ -45,7 +43,7 @@ class DeviceTime:
             self._each[mine] = seconds
         self._kept = 1.0 - share
         self._at = _FIRST
-        self._loss: FloatArray = np.zeros(len(_FACTORS))
+        self._loss: Float64Array = np.zeros(len(_FACTORS))
         self._doubt = _DOUBT * np.abs(np.log2(_FACTORS))
 
     @property
@@ -58,11 +56,11 @@ class DeviceTime:
         """The factor of the start values that is believed now."""
         return float(_FACTORS[self._at])
 
-    def seconds(self, distinct: FloatArray) -> FloatArray:
+    def seconds(self, distinct: Float64Array) -> Float64Array:
         """Return the device's seconds, float64 [L], for these numbers of distinct experts, [L]."""
         return np.asarray(self._each * distinct * self.factor)
 
-    def observe_waits(self, distinct: FloatArray, host: FloatArray, after: FloatArray, seen: BoolArray,
+    def observe_waits(self, distinct: Float64Array, host: Float64Array, after: Float64Array, seen: BoolArray,
                       usual: float) -> float:  # fmt: skip
         """Learn from a step in which the CPU waited for layers, and return R of the step.
 
@@ -79,7 +77,7 @@ class DeviceTime:
         self._learn(np.minimum(off, _MOST).mean(axis=1))
         return float(common[self._at])
 
-    def observe_total(self, distinct: FloatArray, seconds: float) -> None:
+    def observe_total(self, distinct: Float64Array, seconds: float) -> None:
         """Learn from a step that the device computed alone.
 
         `distinct` has the numbers of experts, [L]. All of them together took `seconds`.
@@ -88,7 +86,7 @@ class DeviceTime:
         if total > 0 and seconds > 0:
             self._learn(np.minimum(np.abs(_FACTORS * total / seconds - 1), _MOST))
 
-    def _learn(self, loss: FloatArray) -> None:
+    def _learn(self, loss: Float64Array) -> None:
         self._loss *= self._kept
         self._loss += loss
         self._at = int((self._loss + self._doubt).argmin())

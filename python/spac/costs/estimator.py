@@ -21,12 +21,11 @@ from spac.costs.hand_off_time import HandOffTime
 from spac.costs.model import Costs, ExpertCosts, Layer
 from spac.costs.robust import SHARE, RobustFit, RobustTable
 from spac.errors import InputError
+from spac.machine.arrays import BoolArray
 
 if TYPE_CHECKING:
     from spac import _core
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 LayerCosts = npt.NDArray[np.void]
 """Structured, [L]: host_ns, wait_ns, host_activations, host_distinct, device_activations, device_distinct."""
 

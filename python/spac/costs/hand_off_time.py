@@ -17,9 +17,8 @@ from collections import deque
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from spac.machine.arrays import Float64Array
 
 _WINDOW = 64  # steps
 _BELIEVED = 16  # steps before the measured time replaces the start value
@@ -43,7 +42,7 @@ class HandOffTime:
         net = median(net for net, _ in self._steps)
         return max(0.0, net + factor * median(work for _, work in self._steps))
 
-    def observe(self, wait: FloatArray, late: FloatArray, work: FloatArray, usual: float) -> None:
+    def observe(self, wait: Float64Array, late: Float64Array, work: Float64Array, usual: float) -> None:
         """Learn from a step.
 
         The arrays are float64 [L] in seconds. `wait` has the CPU's waits, 0 where it was not needed. `late`

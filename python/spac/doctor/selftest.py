@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from spac import _core, demo, env
 from spac.doctor.mechanisms import LOOKAHEAD, MECHANISMS, STREAMED, settings_of, there_on, with_needs
 from spac.errors import DeviceError, one_line
+from spac.machine.arrays import Float32Array
 
 if TYPE_CHECKING:
     from spac.model.pair import ModelPair
@@ -50,7 +50,7 @@ _KILLED_S = 5.0  # a killed process inside a driver's call may not end
 _TELLS = re.compile(r"error|ASSERT|abort|spac: |illegal|Fatal", re.IGNORECASE)
 
 Verdict = Literal["works", "wrong", "crashed", "no answer", "idle", "not tried"]
-Logits = npt.NDArray[np.float32]
+Logits = Float32Array
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from spac import _core
 from spac.config import EngineConfig
 from spac.errors import InputError
+from spac.machine.arrays import Float32Array
 from spac.model.gguf.routers import read_routers
 from spac.scheduler.routers import Routers
-
-FloatArray = npt.NDArray[np.float32]
 
 
 class DraftStates:
@@ -37,7 +35,7 @@ class DraftStates:
         self._rows = np.zeros((longest + 1, tap.n_layer, tap.n_embd), np.float32)
         self._n, self._n_tapped = 0, 0
 
-    def drafted(self, n: int) -> FloatArray:
+    def drafted(self, n: int) -> Float32Array:
         """Return the hidden states, float32 [D, T, E], after the n-th token of a draft is known.
 
         T is n, and the token before the draft comes first. T is 0 if the tokens were not tapped. The array is
@@ -48,7 +46,7 @@ class DraftStates:
         self._add(n)
         return self._view()
 
-    def at_end(self, n: int) -> FloatArray:
+    def at_end(self, n: int) -> Float32Array:
         """Return the hidden states, float32 [D, T, E], after a draft of n tokens has ended.
 
         T is n + 1 if the draft ended at a token that it refused, and n or 0 otherwise, as in `drafted`.
@@ -68,7 +66,7 @@ class DraftStates:
         self._rows[n - 1] = states
         self._n = n
 
-    def _view(self) -> FloatArray:
+    def _view(self) -> Float32Array:
         return self._rows[: self._n].transpose(1, 0, 2)
 
 

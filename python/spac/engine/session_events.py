@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spac.machine.arrays import Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
     import spac._core as _core
-    from spac.scheduler.base import IntArray
     from spac.scheduler.driver import Driver
     from spac.stats.timeline import Timeline
-
 
 _PATIENCE_S = 10.0  # timeout for the copies that a step waits for
 
@@ -105,9 +104,9 @@ class Events:
     def _schedule(
         self,
         event: Event,
-        demand: IntArray | None = None,
+        demand: Int32Array | None = None,
         *,
-        draft_routes: IntArray | None = None,
+        draft_routes: Int32Array | None = None,
         **counts: int,
     ) -> None:
         assert self.driver is not None

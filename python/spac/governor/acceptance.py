@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.governor.model import FloatArray
+from spac.machine.arrays import Float64Array
 
 _STEPS = 48  # steps over which an observation loses two thirds of its weight
 _TRIALS = 256  # trials of a position over which the long memory loses as much
@@ -73,7 +73,7 @@ class Rate:
             self._variance *= 1 - 1 / _RECENT
         return surprised
 
-    def estimate(self) -> tuple[FloatArray, FloatArray]:
+    def estimate(self) -> tuple[Float64Array, Float64Array]:
         """Return the rates, and the number of trials behind each including the prior's; float64 [K] each."""
         if self._certain and not self._ever_failed:
             return np.ones(self._n), np.full(self._n, _PRIOR)
@@ -96,7 +96,7 @@ class Rate:
         self._weight = 1.0
 
 
-def optimistic(rates: FloatArray, trials: FloatArray, hope: FloatArray) -> FloatArray:
+def optimistic(rates: Float64Array, trials: Float64Array, hope: Float64Array) -> Float64Array:
     """Return rates that may yet turn out true, float64 [K].
 
     They lie one standard error up, and then `hope` of the way to certainty. hope: 0 for fresh evidence, to 1

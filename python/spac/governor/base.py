@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
+from spac.machine.arrays import Int32Array
 
 
 class Governor(ABC):
@@ -33,7 +32,7 @@ class Governor(ABC):
         """True if `demand` and the misses of the running step are of use. To count them takes time."""
         return False
 
-    def demand(self, counts: npt.NDArray[np.int32], n_verified: int) -> None:  # noqa: B027
+    def demand(self, counts: Int32Array, n_verified: int) -> None:  # noqa: B027
         """Record the step's activations, int32 [L, N]. The call comes before the step's `observe`.
 
         counts: the activations, not to be kept.

@@ -22,10 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from spac.machine.arrays import Float64Array
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,12 @@ class Costs:
     """The time of a draft, however short. k = 0 does not pay it."""
     draft_token: float
     """The additional time of every drafted token."""
-    verify: FloatArray
+    verify: Float64Array
     """The time of verifying 1 … K + 1 tokens with all their experts resident, float64 [K + 1].
 
     It includes all other time that belongs neither to the draft nor to misses.
     """
-    misses: FloatArray
+    misses: Float64Array
     """E_new of 1 … K + 1 tokens in distinct (layer, expert), float64 [K + 1]."""
     price: float
     """The time of one miss."""
@@ -51,24 +49,24 @@ class Costs:
 class Curve:
     """Θ and its parts for the draft lengths k = 0 … K; all arrays are float64 [K + 1]."""
 
-    tokens: FloatArray
+    tokens: Float64Array
     """The expected tokens of a step, the target's own included."""
-    cycle: FloatArray
+    cycle: Float64Array
     """The expected seconds of a step."""
-    longest: FloatArray
+    longest: Float64Array
     """The seconds of the longest step that k may bring, wherever the draft stops; for the latency budget."""
-    missed: FloatArray
+    missed: Float64Array
     """The expected misses of a step."""
-    compute: FloatArray
+    compute: Float64Array
     """The seconds of `cycle` without those of misses. 1 / compute is Eq. 3's compute roof per token."""
 
     @property
-    def theta(self) -> FloatArray:
+    def theta(self) -> Float64Array:
         """Θ, tokens per second."""
         return self.tokens / self.cycle
 
 
-def tokens(accept: FloatArray, go_on: FloatArray) -> FloatArray:
+def tokens(accept: Float64Array, go_on: Float64Array) -> Float64Array:
     """Return the expected tokens of a step for k = 0 … K, float64 [K + 1].
 
     accept: p, go_on: c, both [K].
@@ -78,7 +76,7 @@ def tokens(accept: FloatArray, go_on: FloatArray) -> FloatArray:
     return result
 
 
-def curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
+def curve(accept: Float64Array, go_on: Float64Array, costs: Costs) -> Curve:
     """Return the roofline's operating points.
 
     accept, go_on: float64 [K], p and c of the module's docstring.
@@ -101,7 +99,7 @@ def curve(accept: FloatArray, go_on: FloatArray, costs: Costs) -> Curve:
     return Curve(tokens(accept, go_on), compute + costs.price * missed, longest, missed, compute)
 
 
-def _mean(of_batch: FloatArray, reach: FloatArray) -> FloatArray:
+def _mean(of_batch: Float64Array, reach: Float64Array) -> Float64Array:
     """Return the mean of of_batch[n] over the drafted n ≤ k, float64 [K + 1].
 
     P(n ≥ j) = reach[j - 1] for j ≤ k.
@@ -120,7 +118,7 @@ def longest_within(curve: Curve, budget_s: float) -> int:
     return len(curve.longest) - 1 if not over.size else max(0, int(over[0]) - 1)
 
 
-def best(theta: FloatArray, k_max: int, k_min: int = 0) -> int:
+def best(theta: Float64Array, k_max: int, k_min: int = 0) -> int:
     """Return k*: argmax Θ over {0} ∪ [k_min, k_max], the shortest of equal ones (Eq. 4, 5)."""
     k_min = max(1, k_min)
     if k_max < k_min:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.governor.model import BoolArray, FloatArray
+from spac.machine.arrays import BoolArray, Float64Array
 
 SHARE = 0.01
 """The share of the time that probes may cost."""
@@ -54,7 +54,7 @@ class Probes:
         self._next = min(self._next, step + _SOON)
 
     def pick(
-        self, step: int, k: int, allowed: BoolArray, promise: FloatArray, loss: FloatArray
+        self, step: int, k: int, allowed: BoolArray, promise: Float64Array, loss: Float64Array
     ) -> int | None:
         """Return the length that promises most for its cost, or None if none is worth it and affordable.
 

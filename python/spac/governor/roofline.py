@@ -24,24 +24,15 @@ from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
-import numpy.typing as npt
 
 from spac.costs import Costs as MeasuredCosts
 from spac.errors import InputError
 from spac.governor import probes
 from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
-from spac.governor.model import (
-    BoolArray,
-    Costs,
-    Curve,
-    FloatArray,
-    best,
-    curve,
-    longest_within,
-    tokens,
-)
+from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
 from spac.governor.times import Line, Misses, SizeTimes, Speed
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 _PATIENCE = 150.0
 _DWELL = 16.0  # steps that a length is expected to stay in force
@@ -80,7 +71,7 @@ class RooflineGovernor(Governor):
         self._line = Line()
         self._price = 0.0
         self._splits = False  # True if the times are without the misses
-        self._no_misses: FloatArray = np.zeros(longest + 1)
+        self._no_misses: Float64Array = np.zeros(longest + 1)
         # Additional seconds of first steps after a change of length.
         self._extras: deque[float] = deque(maxlen=9)
         self._change_s = 0.0  # their median, at a speed of 1
@@ -149,7 +140,7 @@ class RooflineGovernor(Governor):
         # Counting takes a noticeable share of a small model's step, so it is not done at every step.
         return self._resident is not None and self._time_s >= self._next_look_s
 
-    def demand(self, counts: npt.NDArray[np.int32], n_verified: int) -> None:
+    def demand(self, counts: Int32Array, n_verified: int) -> None:
         """Add the step's demand to the estimate of misses."""
         self._misses.add(counts, n_verified)
 
@@ -294,7 +285,7 @@ class RooflineGovernor(Governor):
         self._verify = total.tolist()
         return Costs(self._line.base, self._line.slope, total - missed_s, misses, self._price)
 
-    def _with_changes(self, cycle: FloatArray) -> FloatArray:
+    def _with_changes(self, cycle: Float64Array) -> Float64Array:
         """Return `cycle` with the cost of a change of length, float64 [K + 1].
 
         The cost is spread over the steps for which a length is expected to last.
@@ -313,7 +304,7 @@ class RooflineGovernor(Governor):
         return longest_within(self.curve, budget_s / self._speed.factor) if self.curve is not None else 0
 
     def _next_probe(
-        self, now: Curve, rates: FloatArray, trials: FloatArray, go_on: FloatArray, k_max: int
+        self, now: Curve, rates: Float64Array, trials: Float64Array, go_on: Float64Array, k_max: int
     ) -> int | None:
         """Return the length of the next probe, or None.
 

@@ -6,9 +6,8 @@ import math
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 
-from spac.governor.model import FloatArray
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 _KEPT = 9  # observations of a size that are kept; their median is its time
 # The share by which a time may be too long: by the number of observations, and for sizes beyond all seen.
@@ -37,10 +36,10 @@ class SizeTimes:
         self._seen = [0] * n  # the step of the last observation
         self._speed = [1.0] * n  # the unit of the last observation
         self._time = np.full(n, np.nan)
-        self._before: FloatArray | None = None
+        self._before: Float64Array | None = None
         self._sizes = np.arange(1, n + 1, dtype=np.float64)
 
-    def start(self, times: FloatArray) -> None:
+    def start(self, times: Float64Array) -> None:
         """Start with earlier times of sizes 1, 2, …. Their shape holds for sizes that have not been seen."""
         self._before = times[: self._n]
 
@@ -61,7 +60,7 @@ class SizeTimes:
         """Return True if the size has been seen."""
         return not math.isnan(self._time[size - 1])
 
-    def estimate(self, extra: FloatArray) -> FloatArray:
+    def estimate(self, extra: Float64Array) -> Float64Array:
         """Return the times, float64 [n], such that times + extra grow with the size.
 
         extra: float64 [n], the other costs of these sizes, which interpolation leaves out. Beyond the largest
@@ -83,7 +82,7 @@ class SizeTimes:
             times[last:] += max(0.0, float(slope)) * np.arange(1, self._n - last + 1)
         return np.asarray(np.maximum.accumulate(times + extra) - extra)
 
-    def _completed(self) -> tuple[FloatArray, FloatArray]:
+    def _completed(self) -> tuple[Float64Array, Float64Array]:
         """Return the times, nan where nothing is known, and their weights; float64 [n] each."""
         weights = np.array([len(kept) or 0.5 for kept in self._kept])
         before = self._before
@@ -97,14 +96,14 @@ class SizeTimes:
         time[: len(before)][~seen] = scale * before[~seen]
         return time, weights
 
-    def shift(self, seconds: FloatArray) -> None:
+    def shift(self, seconds: Float64Array) -> None:
         """Lengthen all observations so far. seconds: float64 [n], by size."""
         for i, by in enumerate(seconds.tolist()):
             self._kept[i] = deque((value + by for value in self._kept[i]), _KEPT)
             self._passing[i] += by
         self._time += seconds
 
-    def doubt(self, total: FloatArray, step: int, speed: float) -> FloatArray:
+    def doubt(self, total: Float64Array, step: int, speed: float) -> Float64Array:
         """Return by how much a time may be too long, as a share of it, float64 [n].
 
         total: float64 [n], the estimate together with the other costs of these sizes.
@@ -131,7 +130,7 @@ class SizeTimes:
         return np.maximum(np.where(seen, 1 - (1 - held) * slowed, gap), 0.0)
 
 
-def _monotone(values: FloatArray, weights: FloatArray) -> FloatArray:
+def _monotone(values: Float64Array, weights: Float64Array) -> Float64Array:
     """Return the growing sequence that is next to the values in weighted least squares, float64 [n].
 
     Neighbours that are out of order share their mean.
@@ -234,15 +233,15 @@ class Misses:
         p = (np.arange(self._BINS) / (self._BINS - 1)) ** 2
         self._chance = 1 - (1 - p[:, None]) ** np.arange(1, n + 1)
         self._keep = keep
-        self._share: FloatArray | None = None
-        self._demand: npt.NDArray[np.int32] | None = None
+        self._share: Float64Array | None = None
+        self._demand: Int32Array | None = None
         self._knows = False  # True once a share of the past is known
         self._tokens = 0
         self._scale = 1.0
         self.expected = np.zeros(n)
         """E_new of batches of 1 … n tokens, float64 [n]."""
 
-    def add(self, demand: np.ndarray, n_verified: int) -> None:
+    def add(self, demand: Int32Array, n_verified: int) -> None:
         """Add the demand of a step of n_verified tokens. demand: int32 [L, N], not kept."""
         if self._demand is None or self._share is None:
             self._demand, self._share = np.zeros(demand.shape, np.int32), np.zeros(demand.shape)
@@ -258,7 +257,7 @@ class Misses:
         if expected > 0:
             self._scale += 0.05 * self._scale * (min(max(missed / expected, 0.5), 2.0) - 1)
 
-    def refresh(self, resident: np.ndarray) -> None:
+    def refresh(self, resident: BoolArray) -> None:
         """Compute `expected` anew. resident: bool [L, N]."""
         if self._tokens == 0:
             return
@@ -267,7 +266,7 @@ class Misses:
         self._tokens, self._knows = 0, True
         self.expected = self._scale * (bins @ self._chance)
 
-    def _renewed(self, resident: np.ndarray, kept: float) -> FloatArray:
+    def _renewed(self, resident: BoolArray, kept: float) -> Float64Array:
         """Move the shares by the new demand, and return a histogram of the absent experts, float64 [64].
 
         The bins are of the root of the share. kept: the part of the shares that is left.

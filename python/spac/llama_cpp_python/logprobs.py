@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
+from spac.machine.arrays import Float32Array
 from spac.model.c_api import token_piece
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Logprobs:
         self.taken: list[TokenLogprob] = []
         """The log probabilities of the tokens that were handed out."""
         self._ahead: deque[tuple[float, list[tuple[int, float]]]] = deque()
-        self._row: npt.NDArray[np.float32] | None = None
+        self._row: Float32Array | None = None
 
     def __call__(
         self, _input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]

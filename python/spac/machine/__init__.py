@@ -1,1 +1,1 @@
-"""Facts about the machine (processor, memory, device memory), and files that are written atomically."""
+"""Facts about the machine (processor, memory, device memory), atomic writing of files, types of arrays."""

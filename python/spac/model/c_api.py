@@ -17,13 +17,13 @@ from typing import Any
 
 import llama_cpp.llama_cpp as api
 import numpy as np
-import numpy.typing as npt
 
 from spac import _core
 from spac.errors import InputError, OutOfMemoryError, SpacError
+from spac.machine.arrays import Int32Array
 from spac.machine.device_memory import shortage
 
-TokenArray = npt.NDArray[np.int32]
+TokenArray = Int32Array
 Progress = Callable[[float], bool]
 """A callback that gets the loaded share, 0 to 1, while a model loads. It returns False to stop loading."""
 

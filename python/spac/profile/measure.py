@@ -14,18 +14,17 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from spac import _core
 from spac.costs import Costs
 from spac.costs.in_use import spares_hand_offs
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.machine.arrays import BoolArray, Int32Array
 from spac.model.c_api import TokenArray
 from spac.model.pair import ModelPair
 from spac.profile.probe import Probe
 from spac.profile.timed import (
-    BoolArray,
     Timed,
     cpu_times,
     device_time,
@@ -200,7 +199,7 @@ class Measurement:
         self._experts.submit(residents.astype(np.int32), np.ones(len(residents), np.int32))
         self._experts.settle(_SETTLE_S)
 
-    def _hottest(self, demand: npt.NDArray[np.int32]) -> BoolArray:
+    def _hottest(self, demand: Int32Array) -> BoolArray:
         """Return the experts with the highest demand, as many as there are slots, as bool [L, N]."""
         hottest = np.zeros_like(self._exists)
         for pool, n_slots in enumerate(self._experts.pool_slots):

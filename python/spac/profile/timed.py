@@ -7,22 +7,19 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from spac.costs import ExpertCosts
 from spac.errors import InputError
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.profile.probe import Decode
 from spac.scheduler.cost import fit
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass
 class Timed:
     """One batch with one set of residents, evaluated several times."""
 
-    tokens: npt.NDArray[np.int32]
+    tokens: Int32Array
     decodes: list[Decode] = field(default_factory=list)
 
     @property
@@ -31,11 +28,11 @@ class Timed:
         return median(decode.seconds for decode in self.decodes)
 
     @property
-    def host_s(self) -> FloatArray:
+    def host_s(self) -> Float64Array:
         """The median time of the CPU's experts in each layer, in seconds, float64 [L]."""
         return np.asarray(np.median([decode.layers["host_ns"] for decode in self.decodes], axis=0) * 1e-9)
 
-    def counts(self, name: str) -> FloatArray:
+    def counts(self, name: str) -> Float64Array:
         """Return a count of each layer such as "host_distinct", float64 [L]; all decodes have the same."""
         return self.decodes[-1].layers[name].astype(np.float64)
 

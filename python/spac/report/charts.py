@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from spac.report.figures import FloatArray, Part, rate, rows, smooth, time_parts
+from spac.machine.arrays import Float64Array
+from spac.report.figures import Part, rate, rows, smooth, time_parts
 from spac.report.reading import Recording
 from spac.stats.words import number, percent, seconds, size
 
@@ -56,7 +57,7 @@ class Charts:
         axis = {"group": "steps", "x": _middles(self._steps), "x_label": "step", "x_range": x_range}
         return {"kind": "lines", **axis, "title": title, "unit": unit, "series": series, **more}
 
-    def _per_step(self, column: str) -> FloatArray:
+    def _per_step(self, column: str) -> Float64Array:
         return self._c[column] / self._steps
 
     def _smooth(self, part: str, whole: str, scale: float = 1) -> list[float | None]:
@@ -196,7 +197,7 @@ class Charts:
         chart["series"] = [_series("asked for", RED, self._per_step("draft_length").tolist(), style="step")]
         return chart
 
-    def _field(self, title: str, values: FloatArray, part: Chart, **more: Any) -> Chart:
+    def _field(self, title: str, values: Float64Array, part: Chart, **more: Any) -> Chart:
         """Return a chart of colours over the steps.
 
         values: float64 [y, row]; part: the part of the recording that has their steps.
@@ -244,7 +245,7 @@ def _series(name: str, colour: int, values: Sequence[Any], *, style: str = "line
     return {"name": name, "colour": colour, "style": style, "values": kept, **more}
 
 
-def _middles(steps: FloatArray) -> list[float]:
+def _middles(steps: Float64Array) -> list[float]:
     """Return the middle of each row on the axis of steps; `steps` has the number of steps per row."""
     middles: list[float] = (np.cumsum(steps) - steps / 2 + 0.5).tolist()
     return middles

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 import numpy as np
-import numpy.typing as npt
 
+from spac.machine.arrays import Float64Array
 from spac.report.reading import Recording
 from spac.stats.recording import COLUMNS
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -21,11 +19,11 @@ class Part:
 
     name: str
     explanation: str
-    ns: FloatArray
+    ns: Float64Array
     """The part's time in nanoseconds, float64 [row]."""
 
 
-def rows(recording: Recording, n_max: int) -> dict[str, FloatArray]:
+def rows(recording: Recording, n_max: int) -> dict[str, Float64Array]:
     """Return the columns of the steps, float64 [row], by name.
 
     Neighbouring rows are added up until there are at most `n_max` rows.
@@ -39,12 +37,12 @@ def rows(recording: Recording, n_max: int) -> dict[str, FloatArray]:
     }
 
 
-def rate(part: FloatArray, whole: FloatArray) -> list[float | None]:
+def rate(part: Float64Array, whole: Float64Array) -> list[float | None]:
     """Return part / whole; None where the whole is not positive."""
     return [p / w if w > 0 else None for p, w in zip(part.tolist(), whole.tolist(), strict=True)]
 
 
-def smooth(values: FloatArray, width: int) -> FloatArray:
+def smooth(values: Float64Array, width: int) -> Float64Array:
     """Return sums over `width` rows centred on each row; at the ends, the sums cover fewer rows."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     at = np.arange(len(values))
@@ -52,7 +50,7 @@ def smooth(values: FloatArray, width: int) -> FloatArray:
     return np.asarray(sums[high] - sums[low])
 
 
-def time_parts(columns: Mapping[str, FloatArray]) -> list[Part]:
+def time_parts(columns: Mapping[str, Float64Array]) -> list[Part]:
     """Return the parts of the steps' time; their sum is `time_ns`.
 
     Parts that were measured at the same time are scaled down where they would exceed it.

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from spac.errors import InputError
+from spac.machine.arrays import Int32Array
 from spac.stats.recording import COLUMNS, FORMAT, SCHEMA
 
-Matrix = npt.NDArray[np.int32]
+Matrix = Int32Array
 LIMIT = 2**63
 MATRICES = ("demand", "resident", "arrivals")
 CURVE = ("tokens", "cycle_s", "compute_s", "missed", "theta")

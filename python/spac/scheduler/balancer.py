@@ -34,22 +34,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spac.scheduler.base import BoolArray, IntArray
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.cost import UnitCosts
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class Levels:
     """The utility level of every expert, for sums over levels. It holds no reference to the utilities."""
 
-    def __init__(self, utility: IntArray, n_level: int) -> None:
+    def __init__(self, utility: Int32Array, n_level: int) -> None:
         """Copy the levels. utility: int32 [L, N] in 0..K; n_level: K."""
         self.n_layer, self.n_level = utility.shape[0], n_level
         first = np.arange(0, self.n_layer * (n_level + 1), n_level + 1, dtype=np.int32)
         self._index = (utility + first[:, None]).ravel()
 
-    def at_least(self, weights: npt.NDArray[np.generic] | None = None) -> FloatArray:
+    def at_least(self, weights: npt.NDArray[np.generic] | None = None) -> Float64Array:
         """Return per layer the sum of `weights` over the experts of s >= 0..K, float64 [L, K+1].
 
         weights: [L, N]; None counts the experts.
@@ -68,10 +66,10 @@ class Averages:
         The first `warm_up` steps give plain means. Then each new step weighs `share`.
         """
         self._warm_up, self._share, self._steps = warm_up, share, 0
-        self._hot: FloatArray = np.zeros((2, n_layer, n_level))  # [2, L, K] 1 - r_c and r_g
-        self._total: FloatArray = np.zeros((2, n_layer, 1))  # [2, L, 1] pairs and distinct experts
+        self._hot: Float64Array = np.zeros((2, n_layer, n_level))  # [2, L, K] 1 - r_c and r_g
+        self._total: Float64Array = np.zeros((2, n_layer, 1))  # [2, L, 1] pairs and distinct experts
 
-    def observe(self, levels: Levels, demand: IntArray) -> None:
+    def observe(self, levels: Levels, demand: Int32Array) -> None:
         """Add a step's demand, int32 [L, N], under the levels that were known before the step.
 
         A layer without demand has r_c = 1 and r_g = 0.
@@ -101,27 +99,27 @@ class Averages:
         return 1 / self._steps if self._steps <= self._warm_up else self._share
 
     @property
-    def shares(self) -> FloatArray:
+    def shares(self) -> Float64Array:
         """The share of pairs and of distinct experts that experts with s >= 1..K have, float64 [2, L, K]."""
         return self._hot
 
     @property
-    def r_c(self) -> FloatArray:
+    def r_c(self) -> Float64Array:
         """The share of the pairs left to the CPU, float64 [L, K]."""
         return np.asarray(1.0 - self._hot[0])
 
     @property
-    def r_g(self) -> FloatArray:
+    def r_g(self) -> Float64Array:
         """The share of the distinct experts on the device, float64 [L, K]."""
         return np.asarray(self._hot[1])
 
     @property
-    def total(self) -> FloatArray:
+    def total(self) -> Float64Array:
         """The pairs and the distinct experts of a step, float64 [2, L, 1]."""
         return self._total
 
     @property
-    def hot(self) -> FloatArray:
+    def hot(self) -> Float64Array:
         """The pairs and the distinct experts of a step at experts with s >= 1..K, float64 [2, L, K]."""
         return self._hot * self._total
 
@@ -130,11 +128,11 @@ class Averages:
 class Times:
     """The unit times of every layer, in seconds; see `UnitCosts`."""
 
-    cpu: FloatArray  # [2, L, 1] per pair and per distinct expert
-    gpu: FloatArray  # [L, 1] per distinct expert
-    upload: FloatArray  # [L, 1] per expert
+    cpu: Float64Array  # [2, L, 1] per pair and per distinct expert
+    gpu: Float64Array  # [L, 1] per distinct expert
+    upload: Float64Array  # [L, 1] per expert
     draft_token: float
-    cpu_layer: FloatArray | None = None  # [L, 1] per layer with anything on the CPU; None where it is 0
+    cpu_layer: Float64Array | None = None  # [L, 1] per layer with anything on the CPU; None where it is 0
 
     @classmethod
     def of(cls, costs: tuple[UnitCosts, ...]) -> Times:
@@ -161,7 +159,7 @@ class Times:
         columns = (self.cpu[0], self.cpu[1], layer, self.gpu, self.upload)
         return [column[:, 0].tolist() for column in columns], self.draft_token
 
-    def spent(self, total: FloatArray, on_device: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def spent(self, total: Float64Array, on_device: Float64Array) -> tuple[Float64Array, Float64Array]:
         """Return (T_cpu, T_gpu) (Eq. 7, 8), each float64 [L, K].
 
         total: [2, L, 1] and on_device: [2, L, K] have pairs and distinct experts.
@@ -172,7 +170,7 @@ class Times:
             t_cpu += self.cpu_layer * np.clip(on_cpu[1], 0.0, 1.0)  # about the probability of any
         return t_cpu, self.gpu * on_device[1]
 
-    def window(self, t_cpu: FloatArray, t_gpu: FloatArray, n_drafted: int) -> FloatArray:
+    def window(self, t_cpu: Float64Array, t_gpu: Float64Array, n_drafted: int) -> Float64Array:
         """Return T_total + γ T_draft / L in seconds, float64 [L, K].
 
         A layer's uploads may take this time (Eq. 10).
@@ -185,8 +183,8 @@ class Times:
 class Slots:
     """The place of every level's experts, and the slots that there are for them."""
 
-    experts: FloatArray  # [L, K] experts with s >= 1..K
-    held: FloatArray  # [L, K] those of them that are resident
+    experts: Float64Array  # [L, K] experts with s >= 1..K
+    held: Float64Array  # [L, K] those of them that are resident
     pools: Pools
 
     @classmethod
@@ -204,13 +202,13 @@ class Slots:
 class Pools:
     """The layers that share slots, and the number of their slots."""
 
-    def __init__(self, of_layer: IntArray, n_slots: IntArray) -> None:
+    def __init__(self, of_layer: Int32Array, n_slots: Int32Array) -> None:
         """Keep the pools. of_layer: int32 [L], the pool of every layer; n_slots: int32 [pool]."""
         self.of_layer = of_layer
-        self.n_slots: FloatArray = n_slots[:, None].astype(np.float64)
+        self.n_slots: Float64Array = n_slots[:, None].astype(np.float64)
         self._members = (of_layer == np.arange(len(n_slots))[:, None]).astype(np.float64)
 
-    def sums(self, per_layer: FloatArray) -> FloatArray:
+    def sums(self, per_layer: Float64Array) -> Float64Array:
         """Return the sums of `per_layer` [L, K] over the layers of each pool, float64 [pool, K]."""
         return np.asarray(self._members @ per_layer)
 
@@ -219,8 +217,8 @@ class Pools:
 class Problem:
     """One instance of the problem for every layer. Entry k-1 is for τ = k."""
 
-    t_cpu: FloatArray  # [L, K] seconds
-    t_gpu: FloatArray  # [L, K] seconds
+    t_cpu: Float64Array  # [L, K] seconds
+    t_gpu: Float64Array  # [L, K] seconds
     feasible: BoolArray  # [L, K]
 
 
@@ -256,7 +254,7 @@ def best_first(averages: Averages, slots: Slots, times: Times, n_drafted: int) -
     return Problem(t_cpu, t_gpu, np.ones(t_cpu.shape, np.bool_))
 
 
-def _per_level(at_least: FloatArray) -> FloatArray:
+def _per_level(at_least: Float64Array) -> Float64Array:
     """Return the values of each level alone, float64 [..., K].
 
     `at_least` [..., K] has the sums of each level and those above.
@@ -266,12 +264,12 @@ def _per_level(at_least: FloatArray) -> FloatArray:
     return result
 
 
-def _from_the_top(per_level: FloatArray) -> FloatArray:
+def _from_the_top(per_level: Float64Array) -> Float64Array:
     """Return the inverse of `_per_level`, float64 [..., K]."""
     return per_level[..., ::-1].cumsum(axis=-1)[..., ::-1]
 
 
-def solve(problem: Problem) -> IntArray:
+def solve(problem: Problem) -> Int32Array:
     """Return the feasible τ in [1, K] with the smallest objective, int32 [L].
 
     Of equal ones it is the lowest. If none is feasible it is K.
@@ -282,7 +280,7 @@ def solve(problem: Problem) -> IntArray:
     return np.asarray(np.where(found, best + 1, objective.shape[1]), np.int32)
 
 
-def solve_by_crossing(problem: Problem) -> IntArray:
+def solve_by_crossing(problem: Problem) -> Int32Array:
     """Return the best of Eq. 39's candidates, int32 [L].
 
     These are τ_min, τ_max and the integers around the crossing of T_cpu and T_gpu. The objective equals that

@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.scheduler.routers import FloatArray, Routers
+from spac.machine.arrays import BoolArray, Float32Array, Int32Array
+from spac.scheduler.routers import Routers
 
-IntArray = npt.NDArray[np.int32]
-BoolArray = npt.NDArray[np.bool_]
 StateArrays = dict[str, npt.NDArray[Any]]
 """The arrays that a scheduler learned, by name; see `Scheduler.state`."""
 
@@ -60,11 +59,11 @@ class View:
     """
 
     layers: tuple[Layer, ...]
-    pool_slots: IntArray
+    pool_slots: Int32Array
     """The number of slots of every pool, int32 [pool]."""
-    slot_of: IntArray
+    slot_of: Int32Array
     """The slot of every expert, int32 [L, N]; -1 if the expert is not resident."""
-    demand: IntArray
+    demand: Int32Array
     """Activations in this step, int32 [L, N], at VERIFY_END and VERIFY_LAYER.
 
     VERIFY_LAYER has the row of one layer only. Events other than these two have zeros.
@@ -81,12 +80,12 @@ class View:
     """The layer of VERIFY_LAYER; -1 for other events."""
     costs: LiveCosts | None = None
     """The measured costs of this machine; None where nothing measures them."""
-    routes: IntArray | None = None
+    routes: Int32Array | None = None
     """Every token's experts at VERIFY_END, int32 [L, T, U] in C order, for schedulers that ask.
 
     Tokens stand in their order, rejected ones included. Entries are -1 where a layer uses fewer experts.
     """
-    draft_routes: IntArray | None = None
+    draft_routes: Int32Array | None = None
     """The choices of the draft's routers, int32 [L, T, U], for schedulers that ask.
 
     They are there at DRAFT_TOKEN and DRAFT_END, and cover the first T tokens that will be verified. The
@@ -94,7 +93,7 @@ class View:
     comes first, and the n-th drafted token is missing. If the draft ended at a token that it refused, the
     n-th is there too and T = n + 1. T is 0 without a draft.
     """
-    draft_states: FloatArray | None = None
+    draft_states: Float32Array | None = None
     """The inputs of the FFNs of the draft's D layers, float32 [D, T, E], for the same tokens and events."""
     routers: Routers | None = None
     """The target's routers, for schedulers that ask for `draft_states`."""
@@ -130,8 +129,8 @@ class Plan:
     only the rows that it marks, and the other rows keep an earlier plan.
     """
 
-    priority: IntArray  # [L, N]
-    threshold: IntArray  # [L]
+    priority: Int32Array  # [L, N]
+    threshold: Int32Array  # [L]
     layers: BoolArray | None = field(default=None)  # [L], or None for all
 
     def __post_init__(self) -> None:
@@ -215,7 +214,7 @@ class Scheduler(ABC):
         """
 
 
-def share_slots(layers: tuple[Layer, ...], pool_slots: IntArray) -> IntArray:
+def share_slots(layers: tuple[Layer, ...], pool_slots: Int32Array) -> Int32Array:
     """Return the slots of each layer, int32 [L]: every pool's slots, divided evenly among its layers.
 
     No layer gets more slots than it has experts. The slots that it cannot use go to other layers of its pool,

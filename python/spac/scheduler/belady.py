@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spac.scheduler.base import BoolArray, IntArray
+from spac.machine.arrays import BoolArray, Int32Array
 
 NEVER = np.iinfo(np.int32).max
 
@@ -29,7 +29,7 @@ class Bound:
         return self.distinct_hit / max(1, self.distinct)
 
 
-def next_use(counts: IntArray) -> IntArray:
+def next_use(counts: Int32Array) -> Int32Array:
     """Return the next later step that wants each expert, int32 [T, L, N]; NEVER where no step does."""
     result = np.empty(counts.shape, np.int32)
     later = np.full(counts.shape[1:], NEVER, np.int32)
@@ -39,7 +39,7 @@ def next_use(counts: IntArray) -> IntArray:
     return result
 
 
-def belady(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
+def belady(counts: Int32Array, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
     """Return the most hits if an expert can enter a slot only at its own use; it does not have to.
 
     counts: int32 [T, L, N] activations; pools: the pool of every layer; pool_slots: slots of every pool.
@@ -60,7 +60,7 @@ def belady(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) ->
     return Bound(int(np.count_nonzero(counts)), distinct_hit, uploads)
 
 
-def _one_pool(counts: IntArray, following: IntArray, n_slots: int) -> tuple[int, int]:
+def _one_pool(counts: Int32Array, following: Int32Array, n_slots: int) -> tuple[int, int]:
     flat = counts.reshape(len(counts), -1)
     # The next use, until which an expert is kept; NEVER: it is not kept.
     until = np.full(flat.shape[1], NEVER, np.int32)
@@ -78,7 +78,7 @@ def _one_pool(counts: IntArray, following: IntArray, n_slots: int) -> tuple[int,
     return hits, uploads
 
 
-def clairvoyant(counts: IntArray, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
+def clairvoyant(counts: Int32Array, pools: Sequence[int], pool_slots: Sequence[int]) -> Bound:
     """Return the most hits of all: before each step, every pool holds as much of its demand as fits.
 
     Arguments are those of `belady`. No link is fast enough for it; `uploads` is the number of uploads that it

@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from spac.costs import ExpertCosts
 from spac.errors import InputError
-from spac.scheduler.base import BoolArray, IntArray
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
-FloatArray = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.integer[Any]] | FloatArray
+Counts = npt.NDArray[np.integer[Any]] | Float64Array
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,13 @@ class UnitCosts:
         """Return guessed unit times, for use where nothing is measured."""
         return cls.of(ExpertCosts.guessed(expert_bytes), 1e-3, by_expert=by_expert)
 
-    def cpu(self, pairs: Counts, distinct: Counts) -> FloatArray:
+    def cpu(self, pairs: Counts, distinct: Counts) -> Float64Array:
         """Return a layer's seconds for `pairs` of `distinct` experts, float64 of the arguments' shape."""
         work = self.cpu_pair * pairs + self.cpu_expert * distinct
         return np.asarray(work + self.cpu_layer * np.minimum(distinct, 1), np.float64)
 
 
-def step_seconds(counts: IntArray, resident: BoolArray, costs: Sequence[UnitCosts]) -> FloatArray:
+def step_seconds(counts: Int32Array, resident: BoolArray, costs: Sequence[UnitCosts]) -> Float64Array:
     """Return the time of each step's experts in seconds, float64 [T].
 
     counts: int32 [T, L, N] activations; resident: bool [T, L, N]; costs: of every layer. CPU and device
@@ -95,11 +94,11 @@ class CpuFit:
     per_pair: float
     per_expert: float
 
-    def predict(self, pairs: Counts, distinct: Counts) -> FloatArray:
+    def predict(self, pairs: Counts, distinct: Counts) -> Float64Array:
         """Return the predicted seconds, float64 [n]."""
         return np.asarray(self.fixed + self.per_pair * pairs + self.per_expert * distinct, np.float64)
 
-    def relative_error(self, pairs: Counts, distinct: Counts, seconds: FloatArray) -> float:
+    def relative_error(self, pairs: Counts, distinct: Counts, seconds: Float64Array) -> float:
         """Return the mean |prediction - measurement| as a share of the mean measurement."""
         return float(np.abs(self.predict(pairs, distinct) - seconds).mean() / seconds.mean())
 
@@ -107,7 +106,7 @@ class CpuFit:
 def fit(
     pairs: Counts,
     distinct: Counts,
-    seconds: FloatArray,
+    seconds: Float64Array,
     *,
     by_expert: bool = True,
     fixed: bool = False,
@@ -134,7 +133,7 @@ def fit(
     return CpuFit(*_nonnegative(inputs[kept], seconds[kept]).tolist())
 
 
-def _nonnegative(inputs: FloatArray, outputs: FloatArray) -> FloatArray:
+def _nonnegative(inputs: Float64Array, outputs: Float64Array) -> Float64Array:
     """Return the least-squares coefficients of at least 0.
 
     The result is exact: all supports are tried, which few columns allow.

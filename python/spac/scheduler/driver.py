@@ -13,8 +13,9 @@ import numpy as np
 from spac.costs import Layer as CostedLayer
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
-from spac.scheduler.routers import FloatArray, Routers
+from spac.machine.arrays import BoolArray, Float32Array, Int32Array
+from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
+from spac.scheduler.routers import Routers
 
 
 class LayerInfo(CostedLayer, Protocol):
@@ -40,13 +41,13 @@ class Experts(Protocol):
     def pool_slots(self) -> list[int]:
         """The number of slots of every pool."""
 
-    def residency(self) -> IntArray:
+    def residency(self) -> Int32Array:
         """Return the slot of every expert, int32 [L, N]; -1 if it is not resident."""
 
-    def routes(self) -> IntArray:
+    def routes(self) -> Int32Array:
         """Return the experts of every token of the last verification, int32 [L, T, U]."""
 
-    def submit(self, priority: IntArray, threshold: IntArray) -> None:
+    def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
         """Make the reconciler drive the slots toward a plan."""
 
 
@@ -60,10 +61,10 @@ class DraftStates(Protocol):
     def routers(self) -> Routers:
         """The target's routers."""
 
-    def drafted(self, n: int) -> FloatArray:
+    def drafted(self, n: int) -> Float32Array:
         """Return the hidden states, float32 [D, T, E], after the n-th token of a draft is known."""
 
-    def at_end(self, n: int) -> FloatArray:
+    def at_end(self, n: int) -> Float32Array:
         """Return the hidden states, float32 [D, T, E], after a draft of n tokens has ended."""
 
 
@@ -125,13 +126,13 @@ class Driver:
     def raised(
         self,
         event: Event,
-        demand: IntArray | None = None,
+        demand: Int32Array | None = None,
         *,
         n_drafted: int = 0,
         n_verified: int = 0,
         n_accepted: int = 0,
         layer: int = -1,
-        draft_routes: IntArray | None = None,
+        draft_routes: Int32Array | None = None,
     ) -> None:
         """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
 
@@ -161,7 +162,7 @@ class Driver:
         if event == Event.VERIFY_END:
             self._step += 1
 
-    def _draft_states(self, event: Event, n_drafted: int) -> FloatArray | None:
+    def _draft_states(self, event: Event, n_drafted: int) -> Float32Array | None:
         if self._states is None or event not in (Event.DRAFT_TOKEN, Event.DRAFT_END):
             return None
         return (

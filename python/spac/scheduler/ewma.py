@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
+from spac.machine.arrays import Float64Array, Int32Array
+from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.options import EwmaOptions
 
 _ONE = 1 << 16  # priority of one activation per token in every step
@@ -26,7 +26,7 @@ class EwmaScheduler(Scheduler):
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of EwmaOptions. Raise InputError for invalid ones."""
         self._decay = EwmaOptions(**options).decay
-        self._score: npt.NDArray[np.float64] = np.zeros((0, 0))
+        self._score: Float64Array = np.zeros((0, 0))
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Update the scores at VERIFY_END, and return the plan of the highest ones."""
@@ -49,7 +49,7 @@ class EwmaScheduler(Scheduler):
         self._score = np.maximum(state["score"], 0.0)
 
 
-def best_per_pool(priority: IntArray, view: View) -> IntArray:
+def best_per_pool(priority: Int32Array, view: View) -> Int32Array:
     """Return thresholds, int32 [L], at which every pool wants as many experts as it has slots.
 
     No expert of priority 0 is wanted. Experts that tie at a threshold are all wanted; the first that are

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
+from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
 from spac.scheduler.options import LogisticOptions
 from spac.scheduler.whole_layers import WholeLayers
@@ -46,7 +47,6 @@ from spac.scheduler.whole_layers import WholeLayers
 if TYPE_CHECKING:
     from spac import _core
 
-FloatArray = npt.NDArray[np.float64]
 
 FEATURES = ("count", "recent", "near", "far", "position", "rejected")
 _START = np.array([1.0] * len(FEATURES) + [-1.5])  # weights, bias
@@ -70,11 +70,11 @@ class Predictor:
         self._real = max(1, int(exists.sum()))
         self.weights = _START.copy()
         """The weights w in the order of FEATURES, then b; float64 [7]."""
-        self.squares: FloatArray = np.full(len(_START), _SQUARES)
+        self.squares: Float64Array = np.full(len(_START), _SQUARES)
         """G, float64 [7]."""
-        self.features: FloatArray = np.zeros((len(FEATURES), *exists.shape))
+        self.features: Float64Array = np.zeros((len(FEATURES), *exists.shape))
         """x of the last step, float64 [6, L, N]."""
-        self.probability: FloatArray = np.zeros(exists.shape)
+        self.probability: Float64Array = np.zeros(exists.shape)
         """p for the next step, float64 [L, N]; 0 in the padding, and everywhere before the first step."""
 
     @property
@@ -96,7 +96,9 @@ class Predictor:
         for name, array in self.arrays.items():
             np.clip(np.nan_to_num(state[name]), *bounds[name], out=array)
 
-    def observe(self, demand: IntArray, n_verified: int, n_rejected: int, routes: IntArray | None) -> None:
+    def observe(
+        self, demand: Int32Array, n_verified: int, n_rejected: int, routes: Int32Array | None
+    ) -> None:
         """Learn from a step, and predict the next one.
 
         demand: int32 [L, N]. n_verified: the tokens of the step, at least 1; the last n_rejected of them were
@@ -131,7 +133,7 @@ class Predictor:
         np.clip(self.weights, -_MOST, _MOST, out=self.weights)
 
 
-def _last_position(position: FloatArray, routes: IntArray) -> None:
+def _last_position(position: Float64Array, routes: Int32Array) -> None:
     """Write the position, from 1/T to 1, of the last of the T tokens routed to each expert."""
     n_token = routes.shape[1]
     for token in range(n_token):
@@ -153,7 +155,7 @@ class LogisticScheduler(Scheduler):
         self._margin, self._makes_whole = given.margin, given.whole
 
     @property
-    def probability(self) -> FloatArray:
+    def probability(self) -> Float64Array:
         """The probability that the next step uses an expert, float64 [L, N]."""
         return self._predictor.probability
 

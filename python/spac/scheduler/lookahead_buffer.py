@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from spac.scheduler.base import BoolArray, IntArray
-
-FloatArray = npt.NDArray[np.float64]
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 
-def predicted_uses(routes: IntArray, n_expert: int) -> IntArray:
+def predicted_uses(routes: Int32Array, n_expert: int) -> Int32Array:
     """Return how many tokens are predicted to use each expert, int32 [L, N].
 
     routes: int32 [L, T, U], -1 where there is no expert. A token names an expert once.
@@ -33,20 +30,20 @@ class Fidelity:
 
     tokens: int
     """The number of tokens with predicted routes."""
-    same: FloatArray
+    same: Float64Array
     """The share of their real experts that was predicted, float64 [L]: recall and precision of tokens."""
-    exact: FloatArray
+    exact: Float64Array
     """The share of tokens all of whose experts were predicted, float64 [L].
 
     See hard and soft matches, Figure 6.
     """
-    recall: FloatArray
+    recall: Float64Array
     """The share of the verifications' distinct experts that was predicted, float64 [L]. All tokens count."""
-    precision: FloatArray
+    precision: Float64Array
     """The share of the distinct predicted experts that the verifications used, float64 [L]."""
 
     @classmethod
-    def of(cls, predicted: IntArray, real: IntArray) -> Fidelity:
+    def of(cls, predicted: Int32Array, real: Int32Array) -> Fidelity:
         """Return the comparison of `predicted` with `real`.
 
         Both are int32 [steps, L, tokens, U], -1 where there is no expert. Tokens stand in the order in which
@@ -70,7 +67,7 @@ class Fidelity:
         )
 
 
-def _sets(routes: IntArray, n_expert: int) -> BoolArray:
+def _sets(routes: Int32Array, n_expert: int) -> BoolArray:
     """Return the experts that each token uses, bool [steps, L, tokens, N]."""
     found = np.zeros((*routes.shape[:3], n_expert), np.bool_)
     step, layer, token, place = np.nonzero(routes >= 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View, share_slots
+from spac.machine.arrays import Int32Array, Int64Array
+from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View, share_slots
 
 
 class LruScheduler(Scheduler):
@@ -18,10 +18,9 @@ class LruScheduler(Scheduler):
     name = "lru"
 
     def __init__(self) -> None:
-        self._used: npt.NDArray[np.int64] = np.zeros(
-            (0, 0), np.int64
-        )  # step << 32 + activations of the last use; 0 = never used
-        self._share: IntArray = np.zeros(0, np.int32)
+        # step << 32 + activations of the last use; 0 = never used
+        self._used: Int64Array = np.zeros((0, 0), np.int64)
+        self._share: Int32Array = np.zeros(0, np.int32)
         self._step = 0
 
     def on(self, event: Event, view: View) -> Plan | None:

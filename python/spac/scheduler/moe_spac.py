@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
-from spac.scheduler.base import BoolArray, Event, IntArray, Plan, Scheduler, StateArrays, View
+from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac_options import MoeSpacOptions
@@ -49,9 +50,9 @@ class _Binary:
     """Keeps a utility without speculation's frequencies: 1 for an expert that the last step used, else 0."""
 
     def __init__(self, exists: BoolArray) -> None:
-        self.utility: IntArray = np.zeros(exists.shape, np.int32)
+        self.utility: Int32Array = np.zeros(exists.shape, np.int32)
 
-    def observe(self, demand: IntArray, n_verified: int) -> IntArray:
+    def observe(self, demand: Int32Array, n_verified: int) -> Int32Array:
         """Return the utilities for the next step, int32 [L, N]."""
         self.utility = (demand > 0).astype(np.int32)
         return self.utility
@@ -78,10 +79,10 @@ class MoeSpacScheduler(Scheduler):
         learns = self.options.ties == "learned" and self.options.speculative
         self._learned = LogisticScheduler(margin=self.options.margin, whole=False) if learns else None
         self._makes_whole = self.options.whole and self.options.evict and self.options.after_use == "keep"
-        self._last: IntArray | None = None  # priorities of the plan in force
-        self._last_order: IntArray | None = None  # the order within levels by `_learned`
+        self._last: Int32Array | None = None  # priorities of the plan in force
+        self._last_order: Int32Array | None = None  # the order within levels by `_learned`
         self.wants_routes = learns  # type: ignore[misc]
-        self.threshold: IntArray = np.zeros(0, np.int32)
+        self.threshold: Int32Array = np.zeros(0, np.int32)
         """τ of every layer for the last plan, int32 [L]."""
 
     @property
@@ -90,7 +91,7 @@ class MoeSpacScheduler(Scheduler):
         return self.options.levels if self.options.speculative else 1
 
     @property
-    def utility(self) -> IntArray:
+    def utility(self) -> Int32Array:
         """The utility s of every expert after the last step, int32 [L, N]."""
         return self._estimator.utility
 
@@ -115,8 +116,8 @@ class MoeSpacScheduler(Scheduler):
         pools = np.array([layer.pool for layer in view.layers], np.int32)
         self._pools = Pools(pools, view.pool_slots)
         self._whole, self._last = WholeLayers(view), None
-        self._count: npt.NDArray[np.float64] = np.zeros(exists.shape)
-        self._used: IntArray = np.full(exists.shape, -_LEVEL, np.int32)
+        self._count: Float64Array = np.zeros(exists.shape)
+        self._used: Int32Array = np.full(exists.shape, -_LEVEL, np.int32)
         self._step = 0
         if self._learned is not None:
             # Only its priorities are needed. Without slots it computes no thresholds.
@@ -242,7 +243,7 @@ class MoeSpacScheduler(Scheduler):
         )
         return Plan(priority, threshold)
 
-    def _balanced(self, view: View, utility: IntArray, resident: BoolArray) -> IntArray:
+    def _balanced(self, view: View, utility: Int32Array, resident: BoolArray) -> Int32Array:
         """Return τ for the next step, int32 [L]."""
         self._averages.observe(self._levels, view.demand)
         self._levels = Levels(utility, self.n_level)
@@ -252,7 +253,7 @@ class MoeSpacScheduler(Scheduler):
         pose = as_printed if self.options.strict else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))
 
-    def _plan(self, view: View, utility: IntArray, resident: BoolArray) -> Plan:
+    def _plan(self, view: View, utility: Int32Array, resident: BoolArray) -> Plan:
         options = self.options
         order, used = self._order(view), view.demand > 0
         if options.evict:
@@ -268,7 +269,7 @@ class MoeSpacScheduler(Scheduler):
         priority[whole[:, None] & self._exists] += (self.n_level + 1) * _LEVEL
         return Plan(priority, threshold)
 
-    def _order(self, view: View) -> IntArray:
+    def _order(self, view: View) -> Int32Array:
         """Return the order of experts within a level, int32 [L, N] in 0..2^20-1; the highest comes first."""
         options = self.options
         self._step += 1
@@ -285,7 +286,7 @@ class MoeSpacScheduler(Scheduler):
         self._count += (1 - kept) * share
         return (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
 
-    def _within_level(self, priority: IntArray) -> IntArray:
+    def _within_level(self, priority: Int32Array) -> Int32Array:
         """Return `priority` scaled to int32 [L, N] in 0..2^20-1; the order is kept.
 
         priority: of `logistic`, below (1 + margin) · 2^20.
@@ -293,6 +294,6 @@ class MoeSpacScheduler(Scheduler):
         order = (priority * (1 / (1 + self.options.margin))).astype(np.int32)
         return np.minimum(order, _LEVEL - 1, out=order)
 
-    def _recency(self) -> IntArray:
+    def _recency(self) -> Int32Array:
         """Return the recency of use, int32 [L, N] in 0..2^20-1; higher is more recent."""
         return np.maximum(self._used - self._step + (_LEVEL - 1), 0)

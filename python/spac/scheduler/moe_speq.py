@@ -46,9 +46,10 @@ from typing import Any
 
 import numpy as np
 
-from spac.scheduler.base import Event, IntArray, Plan, Scheduler, StateArrays, View
+from spac.machine.arrays import Float64Array, Int32Array
+from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.lookahead_buffer import FloatArray, predicted_uses
+from spac.scheduler.lookahead_buffer import predicted_uses
 from spac.scheduler.options import MoeSpeqOptions
 
 _ONE = 1 << 20  # priority of one use
@@ -70,11 +71,11 @@ class MoeSpeqScheduler(Scheduler):
         """Set the options, by the names of MoeSpeqOptions. Raise InputError for invalid ones."""
         given = MoeSpeqOptions(**options)
         self._decay, self._margin = given.decay, given.margin
-        self._use: FloatArray = np.zeros((0, 0))
+        self._use: Float64Array = np.zeros((0, 0))
         self._last_draft = 0
 
     @property
-    def use(self) -> FloatArray:
+    def use(self) -> Float64Array:
         """h, the recent uses per token, float64 [L, N]."""
         return self._use
 
@@ -105,11 +106,11 @@ class MoeSpeqScheduler(Scheduler):
         self._use[self._use < _LEAST] = 0.0
         self._last_draft = view.n_drafted
 
-    def _worth(self, view: View) -> FloatArray:
+    def _worth(self, view: View) -> Float64Array:
         """Return w, float64 [L, N]."""
         return np.asarray(self._use + self._margin * (view.slot_of >= 0))
 
-    def _ahead(self, event: Event, view: View, routes: IntArray) -> IntArray:
+    def _ahead(self, event: Event, view: View, routes: Int32Array) -> Int32Array:
         """Return priorities by predicted uses, int32 [L, N]."""
         uses, worth = predicted_uses(routes, view.n_expert), self._worth(view)
         if event == Event.DRAFT_TOKEN:
@@ -126,7 +127,7 @@ class MoeSpeqScheduler(Scheduler):
         self._last_draft = int(np.clip(state["last_draft"], 0, 1 << 8))
 
 
-def _ones(uses: FloatArray) -> IntArray:
+def _ones(uses: Float64Array) -> Int32Array:
     """Return uses as priorities, int32."""
-    priority: IntArray = np.rint(uses * _ONE).astype(np.int32)
+    priority: Int32Array = np.rint(uses * _ONE).astype(np.int32)
     return priority

@@ -16,7 +16,8 @@ import numpy as np
 
 from spac import _core
 from spac.errors import InputError
-from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, Scheduler, View
+from spac.machine.arrays import BoolArray, Int32Array
+from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Demand:
     """
 
     layers: tuple[Layer, ...]
-    counts: IntArray  # [T, L, N] activations
-    verified: IntArray  # [T] tokens that the target evaluated
-    accepted: IntArray  # [T] drafted tokens that it accepted
-    routes: IntArray | None = None  # [T, L, tokens, U] experts of every token, -1 padded (View.routes)
-    draft_routes: IntArray | None = None  # the draft's predictions, in the same form (View.draft_routes)
+    counts: Int32Array  # [T, L, N] activations
+    verified: Int32Array  # [T] tokens that the target evaluated
+    accepted: Int32Array  # [T] drafted tokens that it accepted
+    routes: Int32Array | None = None  # [T, L, tokens, U] experts of every token, -1 padded (View.routes)
+    draft_routes: Int32Array | None = None  # the draft's predictions, in the same form (View.draft_routes)
 
     def __post_init__(self) -> None:
         n_step, n_layer = len(self.counts), len(self.layers)
@@ -47,7 +48,7 @@ class Demand:
                 )
 
     @classmethod
-    def of(cls, counts: IntArray, n_used: int, expert_bytes: int = 1) -> Demand:
+    def of(cls, counts: Int32Array, n_used: int, expert_bytes: int = 1) -> Demand:
         """Return demand of equal layers that share one pool.
 
         The counts give the number of verified tokens, and all drafted tokens count as accepted.
@@ -117,9 +118,9 @@ class Recorder(Scheduler):
 
     def clear(self) -> None:
         """Forget all recorded steps."""
-        self._steps: list[tuple[IntArray, int, int]] = []
-        self._routes: list[IntArray] = []
-        self._draft_routes: list[IntArray] = []
+        self._steps: list[tuple[Int32Array, int, int]] = []
+        self._routes: list[Int32Array] = []
+        self._draft_routes: list[Int32Array] = []
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Record the event, and return the answer of the inner scheduler."""
@@ -152,10 +153,10 @@ class Recorder(Scheduler):
         )
 
 
-def _stacked(routes: list[IntArray]) -> IntArray:
+def _stacked(routes: list[Int32Array]) -> Int32Array:
     """Return the routes of all steps, int32 [T, L, tokens, U], padded with -1 to the longest step."""
     shape = np.max([each.shape for each in routes], axis=0)
-    found: IntArray = np.full((len(routes), *shape), -1, np.int32)
+    found: Int32Array = np.full((len(routes), *shape), -1, np.int32)
     for step, each in zip(found, routes, strict=True):
         n_layer, n_token, n_used = each.shape
         step[:n_layer, :n_token, :n_used] = each
@@ -194,11 +195,11 @@ class _Slots:
     def __init__(self, layers: Sequence[Layer], pool_slots: Sequence[int], n_expert: int) -> None:
         self._layers = layers
         self._table = _core.SlotTable([(x.n_expert, x.pool) for x in layers], list(pool_slots))
-        self.slot_of: IntArray = np.full((len(layers), n_expert), -1, np.int32)
+        self.slot_of: Int32Array = np.full((len(layers), n_expert), -1, np.int32)
         self._unused: BoolArray = np.zeros(self.slot_of.shape, np.bool_)  # loaded, and not hit since then
         self.uploads = self.upload_bytes = self.evictions = self.wasted = 0
 
-    def use(self, demand: IntArray) -> None:
+    def use(self, demand: Int32Array) -> None:
         """Mark the experts that a step uses as hit."""
         self._unused &= demand == 0
 

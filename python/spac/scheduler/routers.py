@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int32]
+from spac.machine.arrays import Float32Array, Int32Array
 
 SIGMOID, SQRT_SOFTPLUS = 2, 4  # llama.cpp's numbers of gating functions
 
@@ -31,14 +29,14 @@ class Routers:
     """E: the width of a hidden state."""
     blocks: tuple[int, ...]
     """The transformer layer of every MoE layer, from 0."""
-    weights: FloatArray
+    weights: Float32Array
     """The routers' weights, float32 [L, N, E]; zeros where a layer has fewer experts."""
-    bias: FloatArray
+    bias: Float32Array
     """The bias before the gating function, float32 [L, N].
 
     It is minus infinity where a layer has no such expert.
     """
-    selection: FloatArray | None
+    selection: Float32Array | None
     """DeepSeek-V3's bias after the gating function, float32 [L, N].
 
     It affects which experts are chosen, and not their weights.
@@ -48,7 +46,7 @@ class Routers:
     groups: tuple[int, int]
     """The number of groups of experts, and how many of them a token uses; (1, 1) for no groups."""
 
-    def scores(self, states: FloatArray, n_layer: int | None = None) -> FloatArray:
+    def scores(self, states: Float32Array, n_layer: int | None = None) -> Float32Array:
         """Return the scores by which the first `n_layer` MoE layers choose experts, float32 [L, T, N].
 
         The highest scores are chosen first. states: float32 [D, T, E], the inputs of the FFNs of D
@@ -66,7 +64,7 @@ class Routers:
             scores = _in_best_groups(scores, *self.groups)
         return np.asarray(scores, np.float32)
 
-    def top(self, states: FloatArray, k: Sequence[int] | IntArray) -> IntArray:
+    def top(self, states: Float32Array, k: Sequence[int] | Int32Array) -> Int32Array:
         """Return the experts that MoE layers would choose for every token, int32 [len(k), T, max(k)].
 
         MoE layer l chooses k[l] experts, best first, and -1 fills the rest. states: see `scores`. Layers
@@ -79,7 +77,7 @@ class Routers:
         return chosen
 
 
-def _gated(logits: FloatArray, gating: int) -> FloatArray:
+def _gated(logits: Float32Array, gating: int) -> Float32Array:
     if gating == SIGMOID:
         return np.asarray(np.exp(-np.logaddexp(0, -logits)))
     if gating == SQRT_SOFTPLUS:
@@ -88,7 +86,7 @@ def _gated(logits: FloatArray, gating: int) -> FloatArray:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
-def _in_best_groups(scores: FloatArray, n_group: int, n_used: int) -> FloatArray:
+def _in_best_groups(scores: Float32Array, n_group: int, n_used: int) -> Float32Array:
     """Return `scores` with minus infinity outside of the best groups (DeepSeek-V3).
 
     A group's rank is the sum of its two best experts; `n_used` groups of `n_group` are kept.

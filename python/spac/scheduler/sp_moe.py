@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from spac.costs import Costs
-from spac.scheduler.base import BoolArray, Event, IntArray, Layer, Plan, View
+from spac.machine.arrays import BoolArray, Int32Array
+from spac.scheduler.base import Event, Layer, Plan, View
 from spac.scheduler.lru import LruScheduler
 from spac.scheduler.options import SpMoeOptions
 
 _LATER = 1 << 31  # lead of a use in the verification over a prediction for it
 
 
-def critical_experts(layers: Sequence[Layer], k: int | None) -> IntArray:
+def critical_experts(layers: Sequence[Layer], k: int | None) -> Int32Array:
     """Return the paper's k for each layer, int32 [L]: the number of a token's experts that are prefetched.
 
     k: None for as many experts as a token uses.
@@ -24,7 +25,7 @@ def critical_experts(layers: Sequence[Layer], k: int | None) -> IntArray:
 
 
 def cutoff_layer(
-    layers: Sequence[Layer], pool_slots: IntArray, critical: IntArray, costs: Costs | None
+    layers: Sequence[Layer], pool_slots: Int32Array, critical: Int32Array, costs: Costs | None
 ) -> int:
     """Return L, the number of layers whose experts are prefetched.
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from spac.errors import InputError
-from spac.scheduler.base import BoolArray, Event, Plan, Scheduler, View, share_slots
+from spac.machine.arrays import BoolArray
+from spac.scheduler.base import Event, Plan, Scheduler, View, share_slots
 from spac.scheduler.options import StaticOptions
 
 

@@ -43,9 +43,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
-from spac.scheduler.base import BoolArray, IntArray
-
-FloatArray = npt.NDArray[np.float64]
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 FORMS = ("level", "real", "literal")
 FIXED = {"level": (1.0, 1.0), "real": (3.0, 1.0), "literal": (3.0, 1.0)}
@@ -102,16 +100,16 @@ class UtilityEstimator:
         self.options = options = options or UtilityOptions()
         self._padding = None if exists.all() else ~exists
         up, down = options.start
-        self.utility: IntArray = np.zeros(exists.shape, np.int32)
+        self.utility: Int32Array = np.zeros(exists.shape, np.int32)
         """s for the coming step, int32 [L, N]."""
-        self.up: FloatArray = np.full(exists.shape, up)
+        self.up: Float64Array = np.full(exists.shape, up)
         """θ_up, float64 [L, N], in levels ("level") or activations."""
-        self.down: FloatArray = np.full(exists.shape, down)
+        self.down: Float64Array = np.full(exists.shape, down)
         """θ_down, float64 [L, N], in the same units."""
-        self.last: FloatArray = np.zeros(exists.shape)
+        self.last: Float64Array = np.zeros(exists.shape)
         """f_{t-1}, float64 [L, N]; p for "level"."""
 
-    def observe(self, demand: IntArray, n_verified: int) -> IntArray:
+    def observe(self, demand: Int32Array, n_verified: int) -> Int32Array:
         """Run one iteration of the algorithm's loop, and return the next step's utilities, int32 [L, N].
 
         demand: int32 [L, N], activations of every expert by the `n_verified` tokens of the step; it is not
@@ -145,7 +143,7 @@ class UtilityEstimator:
         self.utility = np.clip(state["utility"], 0, self.options.levels)
         self.up, self.down, self.last = (state[name].copy() for name in ("up", "down", "last"))
 
-    def _change(self, demand: IntArray, n_verified: int) -> FloatArray:
+    def _change(self, demand: Int32Array, n_verified: int) -> Float64Array:
         """Return Δ, float64 [L, N], and store f or p for the next step."""
         options = self.options
         if options.form == "level":
@@ -159,7 +157,7 @@ class UtilityEstimator:
         self.last = frequency
         return change
 
-    def _calibrate(self, boundary: FloatArray, change: FloatArray) -> None:
+    def _calibrate(self, boundary: Float64Array, change: Float64Array) -> None:
         """Move a boundary after a change in its direction (lines 17-25). Elsewhere it stays."""
         share = self.options.forgetting
         moved = (1 - share) * boundary + share * change

@@ -36,13 +36,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from spac.scheduler.base import BoolArray, IntArray, StateArrays, View
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array, Int64Array
+from spac.scheduler.base import StateArrays, View
 
 if TYPE_CHECKING:
     from spac.costs import Costs
 
-FloatArray = npt.NDArray[np.float64]
-Int64Array = npt.NDArray[np.int64]
 
 EVERY = 4
 """The number of steps between looks."""
@@ -87,20 +86,20 @@ class WholeLayers:
         """Start with no whole layer. view: of START."""
         self._exists: BoolArray = view.exists
         self._pool = np.array([layer.pool for layer in view.layers], np.int32)
-        self._pool_slots: IntArray = view.pool_slots.astype(np.int32)
+        self._pool_slots: Int32Array = view.pool_slots.astype(np.int32)
         self._n_expert = self._exists.sum(axis=1).astype(np.int64)
         n_pool = len(self._pool_slots)
         self.whole: npt.NDArray[np.uint8] = np.zeros(view.n_layer, np.uint8)
         """1 for layers that are to be whole, uint8 [L]. Changed in place."""
-        self.slots_left: IntArray = self._pool_slots.copy()
+        self.slots_left: Int32Array = self._pool_slots.copy()
         """The slots of every pool that whole layers leave, int32 [P]. Changed in place."""
-        self._gain: FloatArray = np.zeros(view.n_layer)  # average gains, in uses
-        self._seen: FloatArray = np.zeros((n_pool, 3, 2))  # kept, others, best: predicted uses and uses
-        self._looks: IntArray = np.zeros((n_pool, 2), np.int32)  # looks ever, and since the last change
+        self._gain: Float64Array = np.zeros(view.n_layer)  # average gains, in uses
+        self._seen: Float64Array = np.zeros((n_pool, 3, 2))  # kept, others, best: predicted uses and uses
+        self._looks: Int32Array = np.zeros((n_pool, 2), np.int32)  # looks ever, and since the last change
         self._times: Times | None = None
         self._steps = 0
 
-    def observe(self, view: View, chance: FloatArray, priority: IntArray | None) -> bool:
+    def observe(self, view: View, chance: Float64Array, priority: Int32Array | None) -> bool:
         """Take a step into account, and return True if layers have changed sides.
 
         chance: float64 [L, N], the probabilities that were predicted for the step. priority: int32 [L, N], of
@@ -143,7 +142,7 @@ class WholeLayers:
     def _count_slots(self) -> None:
         self.slots_left[:] = [self._left(pool) for pool in range(len(self.slots_left))]
 
-    def _look(self, pool: int, times: Times, likely: Int64Array, priority: IntArray, view: View) -> bool:
+    def _look(self, pool: int, times: Times, likely: Int64Array, priority: Int32Array, view: View) -> bool:
         mine = np.flatnonzero(self._pool == pool)
         used = (view.demand[mine] > 0) & self._exists[mine]
         distinct = int(used.sum())
@@ -174,7 +173,7 @@ class WholeLayers:
             self._count_slots()
         return changed
 
-    def _try_one(self, pool: _Pool, gain: FloatArray) -> bool:
+    def _try_one(self, pool: _Pool, gain: Float64Array) -> bool:
         """Make one layer whole as a trial, and return True if there is one.
 
         It is the layer that loses least. It stands between other layers, so that its effect can be
@@ -187,7 +186,7 @@ class WholeLayers:
             self.whole[pool.layers[max(inner, key=lambda i: gain[i])]] = 1
         return bool(inner)
 
-    def _leave(self, pool: _Pool, gain: FloatArray, price: float) -> bool:
+    def _leave(self, pool: _Pool, gain: Float64Array, price: float) -> bool:
         """Let the layers of the least gain leave, and return True if any does.
 
         They do not leave all at once, because each that leaves makes slots worth less.
@@ -198,7 +197,9 @@ class WholeLayers:
         self.whole[pool.layers[leaving]] = 0
         return bool(leaving)
 
-    def _join(self, pool: _Pool, gain: FloatArray, price: float, hand_off: FloatArray, ratio: float) -> bool:
+    def _join(
+        self, pool: _Pool, gain: Float64Array, price: float, hand_off: Float64Array, ratio: float
+    ) -> bool:
         """Let the layers of the highest gain join, and return True if any does.
 
         Each pays for the slots that the layers before it have left.
@@ -238,7 +239,7 @@ class _Pool:
     @classmethod
     def of(
         cls, owner: WholeLayers, pool: int, layers: npt.NDArray[np.intp], likely: Int64Array,
-        priority: IntArray, used: BoolArray,
+        priority: Int32Array, used: BoolArray,
     ) -> _Pool:  # fmt: skip
         """Return the view of pool `pool` of `owner`, whose layers are `layers`."""
         whole = owner.whole[layers] > 0
@@ -264,7 +265,7 @@ class _Pool:
         index = np.arange(self.likely.size, dtype=np.int64).reshape(self.likely.shape)
         return _largest(self.likely * (1 << 32) + (_FIRST - index), self.others, int(self.n_expert.max()))
 
-    def ratios(self, share: float, seen: FloatArray) -> list[float]:
+    def ratios(self, share: float, seen: Float64Array) -> list[float]:
         """Return how often predictions come true, for three groups.
 
         These are the least likely experts that are kept, the others, and the best of these. share: a look's
@@ -287,7 +288,7 @@ class _Pool:
 
     def gains(
         self, ratios: list[float], times: Times, pool: int, each: float
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[Float64Array, Float64Array]:
         """Return two gains of every layer, float64 [M] each, in uses.
 
         The first is the gain of no hand-off, and the second is the gain of being whole.

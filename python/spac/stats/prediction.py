@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler import Plan
-from spac.scheduler.base import BoolArray, IntArray
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class Leveled(Protocol):
@@ -26,7 +23,7 @@ class Leveled(Protocol):
         """The highest level, K."""
 
     @property
-    def utility(self) -> IntArray:
+    def utility(self) -> Int32Array:
         """The utility of each expert after the last step, int32 [L, N]."""
 
 
@@ -38,16 +35,16 @@ class PredictionStats:
     false_hot: int = 0
     true_cold: int = 0
     false_cold: int = 0
-    pairs_by_level: FloatArray = field(default_factory=lambda: np.zeros(0))
+    pairs_by_level: Float64Array = field(default_factory=lambda: np.zeros(0))
     """The activations for each utility that the expert had before the step, float64 [K+1]."""
-    experts_by_level: FloatArray = field(default_factory=lambda: np.zeros(0))
+    experts_by_level: Float64Array = field(default_factory=lambda: np.zeros(0))
     """The distinct experts of a step for each utility before the step, float64 [K+1]."""
     reuse: dict[int, list[int]] = field(default_factory=dict)
     """The sums [activations, distinct experts] of all steps with each number of verified tokens."""
     scheduler_ns: int = 0
 
     def observe(
-        self, demand: IntArray, n_verified: int, plan: Plan, exists: BoolArray, scheduler: Any
+        self, demand: Int32Array, n_verified: int, plan: Plan, exists: BoolArray, scheduler: Any
     ) -> None:
         """Count one verification of `n_verified` tokens.
 
@@ -66,7 +63,7 @@ class PredictionStats:
         if hasattr(scheduler, "n_level"):  # isinstance() is slow with protocols.
             self._observe_levels(demand, scheduler)
 
-    def _observe_levels(self, demand: IntArray, scheduler: Leveled) -> None:
+    def _observe_levels(self, demand: Int32Array, scheduler: Leveled) -> None:
         used = demand > 0
         n_level, levels = scheduler.n_level, scheduler.utility[used]
         if len(self.pairs_by_level) != n_level + 1:
@@ -120,7 +117,7 @@ class PredictionStats:
         return {str(n): a / b for n, (a, b) in sorted(self.reuse.items()) if b}
 
 
-def counted(demand: IntArray, plan: Plan, exists: BoolArray) -> tuple[int, int, int, int, int]:
+def counted(demand: Int32Array, plan: Plan, exists: BoolArray) -> tuple[int, int, int, int, int]:
     """Return the numbers of activations, activated experts, wanted experts, both, and all experts."""
     used, wanted = demand > 0, plan.wanted & exists
     n_used, n_wanted, n_both, n_exist = (

@@ -42,8 +42,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spac import __version__
+from spac.machine.arrays import Float64Array, Int32Array
 from spac.machine.files import check_writable, write_atomically
-from spac.stats.series import FloatArray, Series
+from spac.stats.series import Series
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -84,7 +85,6 @@ is the number of slots in use at the end of a step. expected_… is the governor
 `expected_steps` steps.
 """
 
-IntArray = npt.NDArray[np.int32]
 LENGTHS = ("steps", "tokens", "time_ns")
 
 
@@ -130,7 +130,7 @@ class Recorder:
         self._curve: Any = None
         self._ends: list[int] = []  # end times, in ns, of the last steps, which are not summed up yet
         self._costs: list[npt.NDArray[np.void]] = []  # [L] for each of them
-        self._taus: list[IntArray] = []  # thresholds, int32 [L], for each of them
+        self._taus: list[Int32Array] = []  # thresholds, int32 [L], for each of them
         self._by_layer: dict[str, Any] = {}
         self._n_look = self._steps_unseen = 0
 
@@ -243,7 +243,7 @@ class Recorder:
         self._costs.clear()
         self._ends.clear()
 
-    def _traced(self) -> list[FloatArray]:
+    def _traced(self) -> list[Float64Array]:
         """Return observe_ns and device_ns of each of the last steps, by the time at which a span ended."""
         n = len(self._ends)
         if self._trace is None or not n:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from spac.machine.arrays import Float64Array
 
 
 class Series:
@@ -25,7 +25,7 @@ class Series:
         """The number of steps in a row; the last row may have fewer."""
 
     @property
-    def rows(self) -> FloatArray:
+    def rows(self) -> Float64Array:
         """The rows, float64 [row, column], as a view."""
         return self._rows[: self._n_row]
 

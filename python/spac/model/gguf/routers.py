@@ -10,10 +10,11 @@ import numpy as np
 from gguf.quants import dequantize
 
 from spac.errors import InputError
+from spac.machine.arrays import Float32Array
 from spac.model.gguf.check import part_paths
 from spac.model.gguf.header import Header, HeaderError, TensorInfo, read_header
 from spac.model.gguf.info import number
-from spac.scheduler.routers import SIGMOID, FloatArray, Routers
+from spac.scheduler.routers import SIGMOID, Routers
 
 
 def read_routers(path: Path, layers: Sequence[str]) -> Routers:
@@ -93,7 +94,7 @@ class _Reader:
             raise HeaderError(f"its tensor {name!r} does not tell its layer", "choose another --scheduler")
         return int(found[1])
 
-    def _router(self, block: int) -> FloatArray:
+    def _router(self, block: int) -> Float32Array:
         """Return the router's matrix of a block, float32, [n_expert, n_embd]."""
         name = f"blk.{block}.ffn_gate_inp.weight"
         weight = self._values(name)
@@ -103,7 +104,7 @@ class _Reader:
             )
         return weight
 
-    def _values(self, name: str) -> FloatArray | None:
+    def _values(self, name: str) -> Float32Array | None:
         """Return a matrix or vector as float32, rows first; None if the model has no such tensor."""
         if name not in self._tensors:
             return None
@@ -111,7 +112,7 @@ class _Reader:
         return _values(path, header, tensor)
 
 
-def _values(path: Path, header: Header, tensor: TensorInfo) -> FloatArray:
+def _values(path: Path, header: Header, tensor: TensorInfo) -> Float32Array:
     data = np.fromfile(path, np.uint8, tensor.n_bytes, offset=header.data_offset + tensor.offset)
     shape = tensor.shape[::-1]
     rows = data.reshape(int(np.prod(shape[:-1])), -1)
