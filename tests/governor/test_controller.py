@@ -37,7 +37,7 @@ class Session:
 
 
 class Recorded(Governor):
-    name = "told"
+    name = "recorded"
     wants_experts = True
 
     def __init__(self, *lengths):
@@ -50,8 +50,8 @@ class Recorded(Governor):
     def demand(self, counts, n_verified):
         self.counts.append((int(counts.sum()), n_verified))
 
-    def observe(self, *told):
-        self.seen.append(told)
+    def observe(self, *values):
+        self.seen.append(values)
 
     @property
     def expected(self):
@@ -81,7 +81,7 @@ def test_a_length_that_does_not_change_is_left_to_others():
     assert session.asked == [4, 1]
 
 
-def test_the_governor_is_told_what_came_of_it():
+def test_the_governor_learns_the_result():
     governor = Recorded(3)
     DraftLengthController(governor, Session()).step(None)
     n_drafted, n_accepted, draft_s, step_s, misses, miss_s = governor.seen[0]

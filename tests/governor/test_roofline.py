@@ -226,10 +226,10 @@ def test_misses_have_a_price():
             for i in range(4 * (n + 1)):
                 demand[i % 4, rng.choice(256, 8, replace=False)] += 1
             missed = np.count_nonzero(demand[~resident])
-            told = (missed, missed * 5e-4) if informed else ()
+            counted = (missed, missed * 5e-4) if informed else ()
             if informed:
                 subject.demand(demand, n + 1)
-            subject.observe(n, accepted, draft, seconds + missed * 5e-4, *told)
+            subject.observe(n, accepted, draft, seconds + missed * 5e-4, *counted)
         return np.mean(chosen[130:150]), np.mean(chosen[166:])
 
     informed = np.mean([lengths(True, seed) for seed in range(6)], axis=0)

@@ -145,8 +145,8 @@ def test_features_are_what_the_tokens_showed():
     assert not rejected.any()
 
 
-def test_it_learns_that_rejected_tokens_tell_the_next_step():
-    """Counts do not tell the end of the last step from its beginning. The next step continues at the end."""
+def test_it_learns_that_rejected_tokens_predict_the_next_step():
+    """Counts do not separate the end of the last step from its beginning. The next step begins at the end."""
     demand = chains(300, n_token=9, move=0.9, n_accepted=2)
     names = ("lru", "ewma", "logistic", "moe-spac", "moe-spac:ties=count")
     rate = {name: replay(scheduler.make(name), demand, 12).hit_rate_distinct for name in names}

@@ -34,7 +34,7 @@ class DraftLengthController:
         """The expected tokens and seconds, summed over steps with an expectation (`Governor.expected`)."""
 
     def begin(self, prompt_s: float) -> None:
-        """Tell the governor that the prompt has been evaluated, which took `prompt_s` seconds."""
+        """Report to the governor that the prompt has been evaluated, which took `prompt_s` seconds."""
         self.governor.begin(prompt_s)
 
     def step(self, room: int | None) -> _core.Step:

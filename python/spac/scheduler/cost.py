@@ -5,7 +5,7 @@ weights once for all tokens that want it also takes a time per distinct expert:
 
     T_cpu = per_layer + per_expert · distinct + per_pair · pairs        (the paper: `per_pair` alone)
 
-`fit` finds either form from measurements. `relative_error` tells how well a fit predicts other measurements.
+`fit` finds either form from measurements. `relative_error` says how well a fit predicts other measurements.
 """
 
 from __future__ import annotations

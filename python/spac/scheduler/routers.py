@@ -1,4 +1,4 @@
-"""The routers of a model's MoE layers as values, which tell the experts that any hidden states would choose.
+"""The routers of a model's MoE layers as values, which give the experts that any hidden states would choose.
 
 `spac.model.gguf.routers` reads them from a file.
 
