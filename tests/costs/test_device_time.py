@@ -18,7 +18,7 @@ def learned(true: float, start: float, *, host_s: float, stalls: float, n_steps:
     other expert, which the CPU computes. stalls: the share of waits that take 1 ms longer.
     """
     rng = np.random.default_rng(1)
-    subject = DeviceTime([start], [np.ones(N_LAYER, np.bool_)], 0.02)
+    subject = DeviceTime([start], [np.ones(N_LAYER, np.bool_)])
     usual = USUAL
     for _ in range(n_steps):
         distinct = rng.integers(5, 26, N_LAYER - 1).astype(np.float64)
@@ -49,7 +49,7 @@ def test_what_is_hidden_stays_as_it_was():
 
 def test_steps_of_the_device_alone_are_timed_whole():
     members = [np.arange(8) < 3, np.arange(8) >= 3]
-    subject = DeviceTime([1e-6, 2e-6], members, 0.02)
+    subject = DeviceTime([1e-6, 2e-6], members)
     distinct = np.full(8, 5.0)
     for _ in range(20):
         subject.observe_total(distinct, 8 * (3 * 1e-6 + 5 * 2e-6) * 5)

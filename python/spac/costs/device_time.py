@@ -20,9 +20,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from spac.costs.robust import SHARE
 from spac.machine.arrays import BoolArray, Float64Array
 
-_FACTORS = 2.0 ** np.arange(-12, 12.25, 0.25)
+_FACTORS = 2.0 ** np.arange(-12, 12.25, 0.25)  # candidates for d / start, as wrong as a guess may be
 _FIRST = len(_FACTORS) // 2  # index of factor 1
 _DOUBT = 0.25  # loss of a factor of 2, in usual waits per layer, summed over the remembered steps
 _MOST = 4.0  # upper limit of a residual, in usual waits, because longer ones are no better evidence
@@ -31,17 +32,16 @@ _MOST = 4.0  # upper limit of a residual, in usual waits, because longer ones ar
 class DeviceTime:
     """The device's seconds for a distinct expert: each pool's start value times one common factor."""
 
-    def __init__(self, start: Sequence[float], members: Sequence[BoolArray], share: float) -> None:
+    def __init__(self, start: Sequence[float], members: Sequence[BoolArray]) -> None:
         """Set the start values.
 
         `start` has the seconds of an expert for each pool, above 0. `members` has for each pool a bool [L],
-        true for its layers. `share` is the weight of a new step.
+        true for its layers.
         """
         self._start = list(start)
         self._each = np.zeros(len(members[0]))  # seconds of an expert of every layer, [L], at factor 1
         for seconds, mine in zip(start, members, strict=True):
             self._each[mine] = seconds
-        self._kept = 1.0 - share
         self._at = _FIRST
         self._loss: Float64Array = np.zeros(len(_FACTORS))
         self._doubt = _DOUBT * np.abs(np.log2(_FACTORS))
@@ -87,6 +87,6 @@ class DeviceTime:
             self._learn(np.minimum(np.abs(_FACTORS * total / seconds - 1), _MOST))
 
     def _learn(self, loss: Float64Array) -> None:
-        self._loss *= self._kept
+        self._loss *= 1.0 - SHARE
         self._loss += loss
         self._at = int((self._loss + self._doubt).argmin())

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from spac.costs.device_time import DeviceTime
 from spac.costs.hand_off_time import HandOffTime
 from spac.costs.model import Costs, ExpertCosts, Layer
-from spac.costs.robust import SHARE, RobustFit, RobustTable
+from spac.costs.robust import LEAST, RobustFit, RobustTable
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray
 
@@ -34,8 +34,9 @@ _HIDDEN = 64.0
 
 A time that is hidden behind the CPU was measured as 0.
 """
-_EAGER = 64  # first steps, which are all used
-_EVERY = 4  # Later, one step of this many is used, because learning takes time.
+EAGER = 64
+"""The number of first steps, which are all used. After them the learned costs are better than stored ones."""
+_EVERY = 4  # later, one step of this many is used, because learning takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ class StepTimes:
 class _Pool:
     """The CPU's time for the experts of one pool, in both forms of `ExpertCosts`."""
 
-    def __init__(self, start: ExpertCosts, members: BoolArray, share: float) -> None:
+    def __init__(self, start: ExpertCosts, members: BoolArray) -> None:
         """Set the start values. `members` is a bool [L], true for the layers of the pool."""
         self.start, self.members = start, members
         self._layers = slice(None) if members.all() else np.flatnonzero(members)
-        self._host = RobustFit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s), share)
-        self._paper = RobustFit((start.cpu_pair_only_s,), share)
+        self._host = RobustFit((start.cpu_layer_s, start.cpu_expert_s, start.cpu_pair_s))
+        self._paper = RobustFit((start.cpu_pair_only_s,))
 
     def observe_host(self, layers: LayerCosts) -> None:
         """Learn from a step's layer costs, [L], which include the layers of all pools."""
@@ -93,29 +94,29 @@ class _Pool:
 class CostEstimator:
     """The costs of a running engine, for one caller at a time."""
 
-    def __init__(self, start: Costs, layers: Sequence[Layer], share: float = SHARE) -> None:
+    def __init__(self, start: Costs, layers: Sequence[Layer]) -> None:
         """Start from measured or guessed costs of a model with these layers.
 
-        `share` is the weight of a new step. Raise InputError if `start` has another number of pools.
+        Raise InputError if `start` has another number of pools.
         """
         of_layer = np.array([layer.pool for layer in layers], np.int32)
         if len(start.experts) != len(set(of_layer.tolist())):
             raise InputError(f"costs of {len(start.experts)} pools are not of this model")
-        self._pools = [_Pool(costs, of_layer == pool, share) for pool, costs in enumerate(start.experts)]
+        self._pools = [_Pool(costs, of_layer == pool) for pool, costs in enumerate(start.experts)]
         sizes = {layer.pool: layer.expert_bytes for layer in layers}
         guesses = [ExpertCosts.guessed(sizes[pool]).device_expert_s for pool in range(len(sizes))]
         self._device = DeviceTime(
             [max(cost.device_expert_s, guess / _HIDDEN)
              for cost, guess in zip(start.experts, guesses, strict=True)],
-            [pool.members for pool in self._pools], share,
+            [pool.members for pool in self._pools],
         )  # fmt: skip
         uploads = sum(start.experts[layer.pool].upload_busy_s for layer in layers)
-        self._upload_byte_s = max(uploads, 1e-12) / sum(layer.expert_bytes for layer in layers)
-        self._draft = RobustFit((start.draft_base_s, start.draft_token_s), share)
-        self._verify = RobustTable(start.verify_s, share)
-        self._dense = RobustTable(start.dense_s, share)
-        self._wait = RobustTable([time / len(layers) for time in start.dense_s], share)
-        self._upload = RobustFit((1.0,), share)  # ratio of transfer times to the start
+        self._upload_byte_s = max(uploads, LEAST) / sum(layer.expert_bytes for layer in layers)
+        self._draft = RobustFit((start.draft_base_s, start.draft_token_s))
+        self._verify = RobustTable(start.verify_s)
+        self._dense = RobustTable(start.dense_s)
+        self._wait = RobustTable([time / len(layers) for time in start.dense_s])
+        self._upload = RobustFit((1.0,))  # ratio of transfer times to the start
         self._hand_off = HandOffTime(start.hand_off_s)
         self.steps = 0
         """The number of observed steps, with the skipped ones."""
@@ -140,7 +141,7 @@ class CostEstimator:
     @staticmethod
     def skips(number: int) -> bool:
         """Return True if `observe` counts the step of this number, from 1, without learning from it."""
-        return number > _EAGER and number % _EVERY != 0
+        return number > EAGER and number % _EVERY != 0
 
     def observe_step(self, step: _core.Step) -> None:
         """Learn from a session's step, or only count it if `skips` says so."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from spac.machine.arrays import Float64Array
 
-_WINDOW = 64  # steps
-_BELIEVED = 16  # steps before the measured time replaces the start value
+_WINDOW = 64  # latest steps, whose median counts, because waits scatter
+_BELIEVED = 16  # steps before the measured time replaces the start value; fewer scatter too much
 
 
 class HandOffTime:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from spac import env
 from spac.costs import cache
 from spac.costs.cache import Pair
-from spac.costs.estimator import CostEstimator
+from spac.costs.estimator import EAGER, CostEstimator
 from spac.costs.model import Costs
 from spac.errors import InputError
 
 if TYPE_CHECKING:
     import spac._core as _core
-
-_WORTH_KEEPING = 64  # steps before the learned costs are better than the stored ones
 
 
 class CostsInUse:
@@ -55,7 +53,7 @@ class CostsInUse:
 
     def close(self) -> None:
         """Store the learned costs, unless `note` says that they cannot be kept."""
-        if self.estimator.steps >= _WORTH_KEEPING and not self.note:
+        if self.estimator.steps >= EAGER and not self.note:
             try:
                 costs = self.estimator.costs
                 if not self._spares:

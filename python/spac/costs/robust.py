@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from statistics import median
 
 SHARE = 0.02
-"""The weight of the newest step in an average."""
-_WINDOW = 5  # latest steps that define the usual value
-_NEEDED = 3  # steps before a value is learned
-_REACH = 2.0  # factor from the usual value up to which a step counts with its own time
-_SURPRISE = 1.5  # factor between usual and learned values above which the learned ones are forgotten sooner
-_KEPT_IN_SURPRISE = 0.8  # weight of the learned sums after a step in that case
-_LEAST = 1e-12  # seconds; below any time, and above 0 for divisions
+"""The weight of the newest step in an average. About 50 steps count, so noise cancels out."""
+LEAST = 1e-12
+"""Seconds that are shorter than any time. They replace 0, because times are divided by."""
+_WINDOW = 5  # latest steps, whose median is the usual value; two interrupted ones do not change it
+_NEEDED = 3  # steps before a value is learned: the fewest whose median leaves out an interrupted one
+_REACH = 2.0  # factor from the usual value up to which a step counts with its own time; longer: interrupted
+_SURPRISE = 1.5  # factor between usual and learned values above which the machine has changed
+_KEPT_IN_SURPRISE = 0.8  # weight of the learned sums after a step in that case: a third is left after five
 
 
 class RobustFit:
@@ -30,12 +31,11 @@ class RobustFit:
     always vary together keep their proportion from the start.
     """
 
-    def __init__(self, units: Sequence[float], share: float = SHARE) -> None:
-        """Set the start values `units`, in seconds per amount, and the weight of a new step."""
-        self.units = [max(float(unit), _LEAST) for unit in units]
+    def __init__(self, units: Sequence[float]) -> None:
+        """Set the start values `units`, in seconds per amount."""
+        self.units = [max(float(unit), LEAST) for unit in units]
         """The seconds per unit of every amount."""
         n = len(self.units)
-        self._kept = 1.0 - share
         self._a = [[0.0] * n for _ in range(n)]
         self._b = [0.0] * n
         self._latest: deque[tuple[tuple[float, ...], float]] = deque(maxlen=_WINDOW)
@@ -58,7 +58,7 @@ class RobustFit:
             return
         usual = expected * median([time / self.predict(each) for each, time in self._latest])
         off = max(1.0, seconds / usual / _REACH, usual / seconds / _REACH)
-        kept = self._kept if 1 / _SURPRISE < usual / expected < _SURPRISE else _KEPT_IN_SURPRISE
+        kept = 1.0 - SHARE if 1 / _SURPRISE < usual / expected < _SURPRISE else _KEPT_IN_SURPRISE
         self._take(row, min(max(seconds, usual / _REACH), usual * _REACH), (off * usual) ** -2, kept)
 
     def _take(self, row: tuple[float, ...], seconds: float, weight: float, kept: float) -> None:
@@ -79,7 +79,7 @@ class RobustFit:
                 rest = 0.0
                 for j, unit in enumerate(units):
                     rest += sums[j] * unit
-                units[i] = max(units[i] + (b[i] - rest) / sums[i], _LEAST)
+                units[i] = max(units[i] + (b[i] - rest) / sums[i], LEAST)
 
 
 class RobustTable:
@@ -88,10 +88,9 @@ class RobustTable:
     A size without measurements keeps its proportion to the measured sizes.
     """
 
-    def __init__(self, times: Sequence[float], share: float = SHARE) -> None:
-        """Set the start values, in seconds for 1, 2, … tokens, and the weight of a new step."""
-        self._start = [max(float(time), _LEAST) for time in times]
-        self._share = share
+    def __init__(self, times: Sequence[float]) -> None:
+        """Set the start values, in seconds for 1, 2, … tokens."""
+        self._start = [max(float(time), LEAST) for time in times]
         self._ratio = [1.0] * len(times)  # measured time divided by the start value
         self._seen = [0] * len(times)
         self._latest: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in times]  # the latest ratios
@@ -122,7 +121,7 @@ class RobustTable:
         if self._seen[i] == _NEEDED or not 1 / _SURPRISE < usual / self._ratio[i] < _SURPRISE:
             self._ratio[i] = usual
             return
-        share = max(self._share, 1 / self._seen[i])
+        share = max(SHARE, 1 / self._seen[i])
         self._ratio[i] += share * (min(max(ratio, usual / _REACH), usual * _REACH) - self._ratio[i])
 
     @property

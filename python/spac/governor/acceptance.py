@@ -6,12 +6,12 @@ import numpy as np
 
 from spac.machine.arrays import Float64Array
 
-_STEPS = 48  # steps over which an observation loses two thirds of its weight
-_TRIALS = 256  # trials of a position over which the long memory loses as much
-_PRIOR = 3.0  # weight of a prior, in trials
-_RECENT = 8  # steps of the window that is compared with expectations
-_SURPRISE = 3.0  # standard deviations at which the old evidence no longer holds
-_FORGET = 8.0
+_STEPS = 48  # steps over which an observation loses two thirds of its weight, because the text changes
+_TRIALS = 256  # trials of a position over which the long memory loses as much, for positions seldom tried
+_PRIOR = 3.0  # weight of a prior, in trials; a few trials of the position itself outweigh it
+_RECENT = 8  # steps of the window that is compared with expectations, so that a change shows soon
+_SURPRISE = 3.0  # standard deviations at which the old evidence no longer holds; chance seldom reaches it
+_FORGET = 8.0  # factor by which the old evidence then loses weight
 
 
 class Rate:

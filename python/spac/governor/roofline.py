@@ -31,12 +31,12 @@ from spac.governor import probes
 from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
 from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
-from spac.governor.times import Line, Misses, SizeTimes, Speed
+from spac.governor.times import KEPT, Line, Misses, SizeTimes, Speed
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
-_PATIENCE = 150.0
-_DWELL = 16.0  # steps that a length is expected to stay in force
-_LOOK_S = 0.03  # seconds between looks at residency, and at the experts that a step wanted
+_PATIENCE = 150.0  # ratio of the time between decisions to that of a decision, which thus takes below 1 %
+_DWELL = 16.0  # steps that a length is expected to stay in force, over which the cost of a change is spread
+_LOOK_S = 0.03  # seconds between looks at residency and at the experts that a step wanted; looks take time
 
 
 class RooflineGovernor(Governor):
@@ -73,7 +73,7 @@ class RooflineGovernor(Governor):
         self._splits = False  # True if the times are without the misses
         self._no_misses: Float64Array = np.zeros(longest + 1)
         # Additional seconds of first steps after a change of length.
-        self._extras: deque[float] = deque(maxlen=9)
+        self._extras: deque[float] = deque(maxlen=KEPT)
         self._change_s = 0.0  # their median, at a speed of 1
         self._probes = probes.Probes()
         # The first lengths to be observed.

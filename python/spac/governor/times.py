@@ -9,15 +9,20 @@ import numpy as np
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
-_KEPT = 9  # observations of a size that are kept; their median is its time
-# The share by which a time may be too long: by the number of observations, and for sizes beyond all seen.
-_MOST = 0.6
-_DOUBT = np.array([_MOST, _MOST, 0.3] + [0.1 / (n / 3) ** 0.5 for n in range(3, _KEPT + 1)])
-_BEYOND = 0.3
-_SPEED_STEPS, _CALM, _SPEED_RISE, _SPEED_LASTS = 5, 1.5, 1.04, 50
-_AGING = 4e-4  # growth of the square of a doubt, per step since the last observation
+KEPT = 9
+"""The number of latest observations whose median counts. Four interrupted ones do not change it much."""
+# Doubts: the shares by which a time may be too long.
+_MOST = 0.6  # the largest doubt, also with no or one observation
+# The doubt by the number of observations, 0 … KEPT. Medians of three and more scatter less.
+_DOUBT = np.array([_MOST, _MOST, 0.3] + [0.1 / (n / 3) ** 0.5 for n in range(3, KEPT + 1)])
+_BEYOND = 0.3  # the largest doubt beyond all sizes seen, where the average slope is known
+_SPEED_STEPS = 5  # latest steps, whose median shows a jump of the speed; two interrupted ones do not
+_CALM = 1.5  # factor from the speed so far beyond which that median is a jump
+_SPEED_RISE = 1.04  # largest factor of a change in one step without a jump, because single steps scatter
+_SPEED_LASTS = 50  # steps over which the speed returns to 1
+_AGING = 4e-4  # growth of a doubt's square per step since the last observation; 900 steps reach `_MOST`
 _PLAUSIBLE = 1.25  # largest ratio to the time of a larger size; a longer time was interrupted
-_SLOPE_STEPS = 64.0
+_SLOPE_STEPS = 64.0  # drafts over which an observation of T_draft loses two thirds of its weight
 
 
 class SizeTimes:
@@ -31,7 +36,7 @@ class SizeTimes:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._kept: list[deque[float]] = [deque(maxlen=_KEPT) for _ in range(n)]
+        self._kept: list[deque[float]] = [deque(maxlen=KEPT) for _ in range(n)]
         self._passing = [math.inf] * n
         self._seen = [0] * n  # the step of the last observation
         self._speed = [1.0] * n  # the unit of the last observation
@@ -99,7 +104,7 @@ class SizeTimes:
     def shift(self, seconds: Float64Array) -> None:
         """Lengthen all observations so far. seconds: float64 [n], by size."""
         for i, by in enumerate(seconds.tolist()):
-            self._kept[i] = deque((value + by for value in self._kept[i]), _KEPT)
+            self._kept[i] = deque((value + by for value in self._kept[i]), KEPT)
             self._passing[i] += by
         self._time += seconds
 
@@ -223,16 +228,13 @@ class Misses:
     p)^b. The probabilities are summed over a histogram of √p, so that the cost does not grow with the model.
     """
 
-    _BINS = 64
+    _BINS = 64  # of √p; with more, refreshing takes longer and changes little
+    _KEPT_SHARE = 0.8  # the part of a share that is left after 8 tokens, because experts change with the text
 
-    def __init__(self, n: int, keep: float = 0.8) -> None:
-        """Start without demand.
-
-        n: the largest batch. keep: the part of a share that is left after 8 tokens.
-        """
+    def __init__(self, n: int) -> None:
+        """Start without demand. n: the largest batch."""
         p = (np.arange(self._BINS) / (self._BINS - 1)) ** 2
         self._chance = 1 - (1 - p[:, None]) ** np.arange(1, n + 1)
-        self._keep = keep
         self._share: Float64Array | None = None
         self._demand: Int32Array | None = None
         self._knows = False  # True once a share of the past is known
@@ -261,7 +263,7 @@ class Misses:
         """Compute `expected` anew. resident: bool [L, N]."""
         if self._tokens == 0:
             return
-        kept = self._keep ** (self._tokens / 8) if self._knows else 0.0
+        kept = self._KEPT_SHARE ** (self._tokens / 8) if self._knows else 0.0
         bins = self._renewed(resident, kept)
         self._tokens, self._knows = 0, True
         self.expected = self._scale * (bins @ self._chance)

@@ -37,6 +37,8 @@ import numpy.typing as npt
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.cost import UnitCosts
 
+_SHARE = 0.05  # weight of a new step in the averages; about 20 steps count, because demand changes
+
 
 class Levels:
     """The utility level of every expert, for sums over levels. It holds no reference to the utilities."""
@@ -60,12 +62,12 @@ class Levels:
 class Averages:
     """The means of r_c, r_g, the pairs γk and the distinct experts b of every layer."""
 
-    def __init__(self, n_layer: int, n_level: int, warm_up: int = 8, share: float = 0.05) -> None:
+    def __init__(self, n_layer: int, n_level: int, warm_up: int = 8) -> None:
         """Start without observations.
 
-        The first `warm_up` steps give plain means. Then each new step weighs `share`.
+        The first `warm_up` steps give plain means. Then each new step weighs `_SHARE`.
         """
-        self._warm_up, self._share, self._steps = warm_up, share, 0
+        self._warm_up, self._steps = warm_up, 0
         self._hot: Float64Array = np.zeros((2, n_layer, n_level))  # [2, L, K] 1 - r_c and r_g
         self._total: Float64Array = np.zeros((2, n_layer, 1))  # [2, L, 1] pairs and distinct experts
 
@@ -96,7 +98,7 @@ class Averages:
     def next_share(self) -> float:
         """Count a step that is about to be observed, and return its weight."""
         self._steps += 1
-        return 1 / self._steps if self._steps <= self._warm_up else self._share
+        return 1 / self._steps if self._steps <= self._warm_up else _SHARE
 
     @property
     def shares(self) -> Float64Array:

@@ -25,6 +25,10 @@ from spac.scheduler.routers import Routers
 
 StateArrays = dict[str, npt.NDArray[Any]]
 """The arrays that a scheduler learned, by name; see `Scheduler.state`."""
+UNIT = 1 << 20
+"""The priority of one certain use, and of one utility level. Hundreds of them fit into an int32."""
+LEAST = 1e-12
+"""The lower bound of learned averages. Smaller ones become 0, because denormal numbers are slow."""
 
 
 class Event(StrEnum):

@@ -22,7 +22,7 @@ All terms are per token, so steps may differ in length, down to decoding without
 
 `position` and `rejected` hold what counts hide. Rejected tokens stood at the positions that the next step
 verifies. Often these guesses were near enough to be routed alike. Among the accepted tokens, the late ones
-tell more than the early ones. Both features are 0 where routes are not known, for example in demand that was
+show more than the early ones. Both features are 0 where routes are not known, for example in demand that was
 recorded without routes.
 
 Every pool keeps its most probable experts. The scheduler adds `margin` to the probability of a resident
@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
+from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
 from spac.scheduler.options import LogisticOptions
 from spac.scheduler.whole_layers import WholeLayers
@@ -49,16 +49,13 @@ if TYPE_CHECKING:
 
 
 FEATURES = ("count", "recent", "near", "far", "position", "rejected")
-_START = np.array([1.0] * len(FEATURES) + [-1.5])  # weights, bias
-_RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # the factors that a token applies to these features
+_START = np.array([1.0] * len(FEATURES) + [-1.5])  # weights, bias: without any feature p is 0.18
+_RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # memories of about 10, 20 and 100 tokens
 _RATE = 0.1  # η; hits hardly depend on it between 0.05 and 0.3
-_SQUARES = 1e-4  # G at first
-_SQUARES_KEPT = 0.98
-# Lower bound of G, because a feature may stay silent. Smaller means become 0, which avoids denormal numbers.
-_LEAST = 1e-12
-_MOST = 20.0  # largest absolute value of a weight
-_ONE = 1 << 20  # priority of certainty
-_ABOVE = 2 * _ONE  # addition to the priority of experts of whole layers
+_SQUARES = 1e-4  # G at first; it bounds the first moves
+_SQUARES_KEPT = 0.98  # the part of G that is left after a step; about 50 steps count
+_MOST = 20.0  # largest absolute value of a weight; p is as good as certain there
+_ABOVE = 2 * UNIT  # addition to the priority of experts of whole layers; others are below (1 + margin) units
 
 
 class Predictor:
@@ -90,7 +87,7 @@ class Predictor:
     def restore(self, state: StateArrays) -> None:
         """Continue from copies of the same arrays, clipped to their valid ranges."""
         bounds = {
-            "weights": (-_MOST, _MOST), "squares": (_LEAST, 1e12), "features": (0.0, 1.0),
+            "weights": (-_MOST, _MOST), "squares": (LEAST, 1e12), "features": (0.0, 1.0),
             "probability": (0.0, 1.0),
         }  # fmt: skip
         for name, array in self.arrays.items():
@@ -115,7 +112,7 @@ class Predictor:
         near += (1 - _NEAR**n_verified) * (count - near)
         far += (1 - _FAR**n_verified) * (count - far)
         for faded in (recent, near, far):
-            faded[faded < _LEAST] = 0.0
+            faded[faded < LEAST] = 0.0
         position[:] = rejected[:] = 0.0
         if routes is not None and routes.size:
             _last_position(position, routes)
@@ -128,7 +125,7 @@ class Predictor:
         gradient = np.append(np.tensordot(self.features, error, 2), error.sum()) / self._real
         self.squares *= _SQUARES_KEPT
         self.squares += gradient * gradient
-        np.maximum(self.squares, _LEAST, out=self.squares)
+        np.maximum(self.squares, LEAST, out=self.squares)  # a feature may stay silent
         self.weights -= _RATE * gradient / np.sqrt(self.squares)
         np.clip(self.weights, -_MOST, _MOST, out=self.weights)
 
@@ -180,7 +177,7 @@ class LogisticScheduler(Scheduler):
             return Plan(*self._fast.step(*step))
         self._predictor.observe(view.demand, view.n_verified, n_rejected, view.routes)
         worth = self.probability + self._margin * (view.slot_of >= 0)
-        priority = np.rint(worth * _ONE).astype(np.int32)
+        priority = np.rint(worth * UNIT).astype(np.int32)
         whole = self._whole.whole > 0
         others = np.where(whole[:, None], np.int32(-1), priority)
         threshold = best_per_pool(others, replace(view, pool_slots=self._whole.slots_left))
@@ -212,5 +209,5 @@ class LogisticScheduler(Scheduler):
         from spac import _core  # imported here because options are read before the library is loaded
 
         return _core.Logistic(
-            arrays, _RATE, self._margin, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, _LEAST, _MOST
+            arrays, _RATE, self._margin, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, LEAST, _MOST
         )

@@ -31,19 +31,16 @@ import numpy.typing as npt
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
-from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
+from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac_options import MoeSpacOptions
 from spac.scheduler.static import StaticScheduler
 from spac.scheduler.utility import UtilityEstimator
-from spac.scheduler.whole_layers import WholeLayers
+from spac.scheduler.whole_layers import COSTS_EVERY, WholeLayers
 
 if TYPE_CHECKING:
     from spac import _core
-
-_COSTS_EVERY = 16  # steps between readings of the costs
-_LEVEL = 1 << 20  # priority of one utility level; smaller differences order experts within a level
 
 
 class _Binary:
@@ -117,7 +114,7 @@ class MoeSpacScheduler(Scheduler):
         self._pools = Pools(pools, view.pool_slots)
         self._whole, self._last = WholeLayers(view), None
         self._count: Float64Array = np.zeros(exists.shape)
-        self._used: Int32Array = np.full(exists.shape, -_LEVEL, np.int32)
+        self._used: Int32Array = np.full(exists.shape, -UNIT, np.int32)
         self._step = 0
         if self._learned is not None:
             # Only its priorities are needed. Without slots it computes no thresholds.
@@ -227,7 +224,7 @@ class MoeSpacScheduler(Scheduler):
     def _fast_step(self, fast: _core.MoeSpac, view: View) -> Plan:
         options = self.options
         self._step += 1
-        if view.costs is not None and view.step % _COSTS_EVERY == 0:
+        if view.costs is not None and view.step % COSTS_EVERY == 0:
             self._times = self._unit_times(view)
             fast.set_times(*self._times.rows)
         kept = options.decay ** min(1.0, view.n_verified / (options.draft_length + 1))
@@ -247,7 +244,7 @@ class MoeSpacScheduler(Scheduler):
         """Return τ for the next step, int32 [L]."""
         self._averages.observe(self._levels, view.demand)
         self._levels = Levels(utility, self.n_level)
-        if view.costs is not None and view.step % _COSTS_EVERY == 0:
+        if view.costs is not None and view.step % COSTS_EVERY == 0:
             self._times = self._unit_times(view)
         slots = Slots.of(self._levels, resident, self._pools, self._whole.whole == 0)
         pose = as_printed if self.options.strict else best_first
@@ -257,7 +254,7 @@ class MoeSpacScheduler(Scheduler):
         options = self.options
         order, used = self._order(view), view.demand > 0
         if options.evict:
-            priority, threshold = utility * np.int32(_LEVEL) + order, self.threshold * np.int32(_LEVEL)
+            priority, threshold = utility * np.int32(UNIT) + order, self.threshold * np.int32(UNIT)
         else:
             may_load = resident | (utility >= self.threshold[:, None])
             priority = np.where(may_load, 1 + self._recency(), 0).astype(np.int32)
@@ -265,8 +262,8 @@ class MoeSpacScheduler(Scheduler):
         if options.after_use == "zero":
             priority[resident & used] = 0
         whole = self._whole.whole > 0
-        threshold[whole] = (self.n_level + 1) * _LEVEL
-        priority[whole[:, None] & self._exists] += (self.n_level + 1) * _LEVEL
+        threshold[whole] = (self.n_level + 1) * UNIT
+        priority[whole[:, None] & self._exists] += (self.n_level + 1) * UNIT
         return Plan(priority, threshold)
 
     def _order(self, view: View) -> Int32Array:
@@ -284,7 +281,7 @@ class MoeSpacScheduler(Scheduler):
         kept = options.decay ** min(1.0, view.n_verified / (options.draft_length + 1))
         self._count *= kept
         self._count += (1 - kept) * share
-        return (np.minimum(self._count, 1.0) * (_LEVEL - 1)).astype(np.int32)
+        return (np.minimum(self._count, 1.0) * (UNIT - 1)).astype(np.int32)
 
     def _within_level(self, priority: Int32Array) -> Int32Array:
         """Return `priority` scaled to int32 [L, N] in 0..2^20-1; the order is kept.
@@ -292,8 +289,8 @@ class MoeSpacScheduler(Scheduler):
         priority: of `logistic`, below (1 + margin) · 2^20.
         """
         order = (priority * (1 / (1 + self.options.margin))).astype(np.int32)
-        return np.minimum(order, _LEVEL - 1, out=order)
+        return np.minimum(order, UNIT - 1, out=order)
 
     def _recency(self) -> Int32Array:
         """Return the recency of use, int32 [L, N] in 0..2^20-1; higher is more recent."""
-        return np.maximum(self._used - self._step + (_LEVEL - 1), 0)
+        return np.maximum(self._used - self._step + (UNIT - 1), 0)

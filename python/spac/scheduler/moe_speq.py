@@ -1,7 +1,7 @@
 """MoE-SpeQ's Expert Scheduler (Section 3.3), which prefetches and evicts by what the draft's routers predict.
 
 The draft is a low-bit copy of the target, so its routers choose nearly the same experts as the target's.
-Every drafted token tells which experts one more token of the coming verification wants, in all layers. The
+Every drafted token shows which experts one more token of the coming verification wants, in all layers. The
 Expert Lookahead Buffer (3.3.1, `lookahead_buffer`) holds these predictions. It predicts c uses of expert e.
 Tokens that are not in it yet are likely to use the experts that tokens used lately, the "temporal locality"
 of 3.3.2:
@@ -47,14 +47,12 @@ from typing import Any
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
-from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
+from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
 from spac.scheduler.lookahead_buffer import predicted_uses
 from spac.scheduler.options import MoeSpeqOptions
 
-_ONE = 1 << 20  # priority of one use
-_FORETOLD = 1 << 22  # priority at a draft's end of a predicted expert; each predicted use adds one
-_LEAST = 1e-12  # lower bound of h; smaller values become 0, which avoids denormal numbers
+_PREDICTED = 4 * UNIT  # priority of predicted experts at a draft's end, above any w; each use adds one
 
 
 class MoeSpeqScheduler(Scheduler):
@@ -103,7 +101,7 @@ class MoeSpeqScheduler(Scheduler):
         kept = self._decay**view.n_verified
         self._use *= kept
         self._use += view.demand * ((1 - kept) / view.n_verified)
-        self._use[self._use < _LEAST] = 0.0
+        self._use[self._use < LEAST] = 0.0
         self._last_draft = view.n_drafted
 
     def _worth(self, view: View) -> Float64Array:
@@ -115,7 +113,7 @@ class MoeSpeqScheduler(Scheduler):
         uses, worth = predicted_uses(routes, view.n_expert), self._worth(view)
         if event == Event.DRAFT_TOKEN:
             return _ones(uses + max(1, self._last_draft + 1 - routes.shape[1]) * worth)
-        return np.where(uses > 0, _FORETOLD + uses, _ones(worth))
+        return np.where(uses > 0, _PREDICTED + uses, _ones(worth))
 
     def state(self) -> StateArrays:
         """Return h and the length of the last draft."""
@@ -129,5 +127,5 @@ class MoeSpeqScheduler(Scheduler):
 
 def _ones(uses: Float64Array) -> Int32Array:
     """Return uses as priorities, int32."""
-    priority: Int32Array = np.rint(uses * _ONE).astype(np.int32)
+    priority: Int32Array = np.rint(uses * UNIT).astype(np.int32)
     return priority

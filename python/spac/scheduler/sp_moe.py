@@ -13,7 +13,7 @@ from spac.scheduler.base import Event, Layer, Plan, View
 from spac.scheduler.lru import LruScheduler
 from spac.scheduler.options import SpMoeOptions
 
-_LATER = 1 << 31  # lead of a use in the verification over a prediction for it
+_LATER = 1 << 31  # lead of a use in the verification over a prediction for it: half a step of an LRU's times
 
 
 def critical_experts(layers: Sequence[Layer], k: int | None) -> Int32Array:

@@ -45,12 +45,11 @@ import numpy.typing as npt
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
-FORMS = ("level", "real", "literal")
 FIXED = {"level": (1.0, 1.0), "real": (3.0, 1.0), "literal": (3.0, 1.0)}
 """(θ_up, θ_down) without calibration: the paper's (Table 4), and for "level" its starting boundaries."""
 
-_REACH = {"level": 0.75, "real": 1.0, "literal": 1.0}
-"""The share of a boundary at which a change counts as reaching the boundary."""
+_REACH = 0.75
+"""The share of a boundary at which a change reaches it in the form "level", see above."""
 _ROUNDING = 1e-9  # far above a double's error here, far below the smallest step of a floor
 
 
@@ -76,8 +75,8 @@ class UtilityOptions:
             raise InputError(f"forgetting (λ) must be 0 to 1, not {self.forgetting:g}")
         if self.draft_length < 0:
             raise InputError(f"draft_length (γ) must be at least 0, not {self.draft_length}")
-        if self.form not in FORMS:
-            raise InputError(f"form must be one of {', '.join(FORMS)}, not '{self.form}'")
+        if self.form not in FIXED:
+            raise InputError(f"form must be one of {', '.join(FIXED)}, not '{self.form}'")
 
     @property
     def start(self) -> tuple[float, float]:
@@ -116,7 +115,7 @@ class UtilityEstimator:
         kept. The result is the estimator's own array. The next call overwrites it.
         """
         change = self._change(demand, max(1, n_verified))
-        reach = _REACH[self.options.form]
+        reach = _REACH if self.options.form == "level" else 1.0
         rises = change >= self.up * reach
         falls = (-change >= self.down * reach) & ~rises
         self.utility += rises

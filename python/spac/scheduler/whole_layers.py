@@ -37,22 +37,21 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array, Int64Array
-from spac.scheduler.base import StateArrays, View
+from spac.scheduler.base import UNIT, StateArrays, View
 
 if TYPE_CHECKING:
     from spac.costs import Costs
 
 
 EVERY = 4
-"""The number of steps between looks."""
-_COSTS_EVERY = 4  # looks between readings of the costs
-_LOOKS = 16  # looks that are averaged before anything changes
-_SHARE = 0.05  # share of a look in the averages
-_HORIZON = 1024.0  # steps in which copies are to be repaid
-_NEED = 0.25  # share of the hand-off that a layer must gain to join
-_TRIAL = 4  # layers for which there must be slots before one is made whole as a trial
-_AT_ONCE = 4  # at most 1/4 of a pool's layers change sides at once
-_ONE = 1 << 20  # certainty; probabilities are whole numbers here, so that sums depend on no order
+"""The number of steps between looks, because a look takes time."""
+COSTS_EVERY = 16
+"""The number of steps between readings of the costs, a multiple of `EVERY`. Costs change slowly."""
+_LOOKS = 16  # looks that are averaged before anything changes, because single looks scatter
+_SHARE = 0.05  # share of a look in the averages; about 20 looks count
+_HORIZON = 1024.0  # steps in which copies are to be repaid, because demand changes
+_NEED = 0.25  # share of the hand-off that a layer must gain to join, because expected gains are uncertain
+_AT_ONCE = 4  # at most 1/4 of a pool changes at once: of its layers, and of its slots for a trial
 _FIRST = (1 << 32) - 1  # for keys of equal priority: the lower index gets the higher key
 
 
@@ -109,12 +108,13 @@ class WholeLayers:
         self._steps += 1
         if priority is None or view.costs is None or self._steps % EVERY:
             return False
-        if self._times is None or self._steps % (EVERY * _COSTS_EVERY) == 0:
+        if self._times is None or self._steps % COSTS_EVERY == 0:
             known = self._times is None or self._times.hand_off >= 0
             self._times = Times.of(view.costs.costs)
             if not known and self._times.hand_off >= 0:
                 self._looks[:, 1] = 0
-        likely = np.rint(chance * _ONE).astype(np.int64)
+        # Whole numbers, so that sums depend on no order.
+        likely = np.rint(chance * UNIT).astype(np.int64)
         changed = [
             self._look(pool, self._times, likely, priority, view) for pool in range(len(self._pool_slots))
         ]
@@ -179,7 +179,7 @@ class WholeLayers:
         It is the layer that loses least. It stands between other layers, so that its effect can be
         distinguished.
         """
-        if self.whole.any() or int(pool.n_expert.max()) * _TRIAL > pool.n_slots:
+        if self.whole.any() or int(pool.n_expert.max()) * _AT_ONCE > pool.n_slots:
             return False
         inner = [i for i, layer in enumerate(pool.layers) if 0 < layer < len(self.whole) - 1]
         if inner:
@@ -213,7 +213,7 @@ class WholeLayers:
                 break
             more = pool.displaced(taken + missing) - pool.displaced(taken) - pool.displaced(missing)
             least = missing * price + _NEED * float(hand_off[i])
-            if gain[i] - ratio * (more / _ONE) <= least:
+            if gain[i] - ratio * (more / UNIT) <= least:
                 break
             self.whole[pool.layers[i]] = 1
             left, taken, joined = left - int(pool.n_expert[i]), taken + missing, joined + 1
@@ -228,7 +228,7 @@ class _Pool:
     n_expert: Int64Array  # [M]
     n_slots: int  # slots that whole layers leave
     whole: BoolArray  # [M]
-    likely: Int64Array  # [M, N] probabilities in units of 2^-20
+    likely: Int64Array  # [M, N] probabilities in units of 1 / UNIT
     used: BoolArray  # [M, N]
     kept: BoolArray  # [M, N] of the layers that are not whole, the experts that have slots in the plan
     others: BoolArray  # [M, N] the other experts of those layers
@@ -281,7 +281,7 @@ class _Pool:
         ]
         found = []
         for row, (predicted, came) in zip(seen, now, strict=True):
-            row[0] += share * (int(predicted) / _ONE - row[0])
+            row[0] += share * (int(predicted) / UNIT - row[0])
             row[1] += share * (int(came) - row[1])
             found.append(min(max(float(row[1] / row[0]), 1 / 64), 64.0) if row[0] > 0 else 1.0)
         return found
@@ -293,10 +293,10 @@ class _Pool:
 
         The first is the gain of no hand-off, and the second is the gain of being whole.
         """
-        saved = max(times.hand_off, 0.0) - times.device_expert[pool] * (self.likely.sum(axis=1) / _ONE)
+        saved = max(times.hand_off, 0.0) - times.device_expert[pool] * (self.likely.sum(axis=1) / UNIT)
         # Whole layers have no `others`, so they are brought nothing.
-        brought = ratios[1] * ((self.likely * self.others).sum(axis=1) / _ONE)
-        lost = ratios[0] * (self.sums[np.minimum(self.missing, len(self.sums) - 1)] / _ONE)
+        brought = ratios[1] * ((self.likely * self.others).sum(axis=1) / UNIT)
+        lost = ratios[0] * (self.sums[np.minimum(self.missing, len(self.sums) - 1)] / UNIT)
         best, n_best = int(self.likely[self.best].sum()), int(self.best.sum())
         for i in np.flatnonzero(self.whole):
             n = int(self.n_expert[i])
@@ -306,7 +306,7 @@ class _Pool:
                 # Nothing new is worth more than the least that are kept.
                 rate = min(rate, ratios[0] * self.displaced(few) / few)
             level = int(np.rint(rate / ratios[1]))
-            lost[i] = ratios[1] * (int(np.maximum(level - self.likely[i, :n], 0).sum()) / _ONE)
+            lost[i] = ratios[1] * (int(np.maximum(level - self.likely[i, :n], 0).sum()) / UNIT)
         return saved / each, saved / each + brought - lost
 
 
