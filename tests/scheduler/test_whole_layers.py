@@ -161,7 +161,8 @@ def random_steps(
     taste = rng.gumbel(size=start.demand.shape) * rng.choice([0.0, 1.0, 3.0])
     for number in range(n_step):
         n_token = int(rng.integers(1, 6))
-        demand = np.where(start.exists, rng.poisson(np.exp(taste - 2) * n_token), 0).astype(np.int32)
+        uses = np.minimum(rng.poisson(np.exp(taste - 2) * n_token), n_token)
+        demand = np.where(start.exists, uses, 0).astype(np.int32)
         there = rng.random(demand.shape) < rng.choice([0.3, 0.7, 1.0])
         yield replace(
             start, demand=demand, slot_of=np.where(start.exists & there, 0, -1).astype(np.int32), step=number,
