@@ -1,11 +1,12 @@
-"""The CPU alone, one whole model: `python -m bench.cpu_lane --model FILE … [--peer NAME=LLAMA_BENCH …]`.
+"""Measure the CPU alone with one whole model: `python -m bench.cpu_lane --model FILE … [--peer
+NAME=LLAMA_BENCH …]`.
 
 It measures decoding of one token, verification of four tokens in one batch, and a prompt of 256 tokens, in
-tokens per second, with spac's library, with the unpatched library at its best setting (weights repacked, and
-not), and with the llama-bench programs of other engines. Every measurement is a process of its own, for
-which the file is read into memory first; all of them run in turns, --rounds times. The table has medians and
-ranges, and what a token's weights make of the rate at which the machine reads memory in the same round.
---out writes all figures as JSON.
+tokens per second. It uses spac's library, the unpatched library at its best setting (weights repacked, and
+not repacked), and the llama-bench programs of other engines. Every measurement is a process of its own, and
+the file is read into memory before it starts. All measurements run in turns, --rounds times. The table has
+medians and ranges. It compares the rate at which one token's weights are read with the rate at which the
+machine reads memory in the same round. --out writes all figures as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TOKENS = np.random.default_rng(1)
 
 
 def tokens(n: int, n_vocab: int) -> list[int]:
-    """Random tokens, as llama-bench has them."""
+    """Return random tokens, as llama-bench uses them."""
     return [int(token) for token in TOKENS.integers(0, n_vocab, n)]
 
 
@@ -57,7 +58,7 @@ def measure(decode: Callable[[list[int], int], object], n_vocab: int) -> dict[st
             position += size
         return batches * size / (time.perf_counter() - start)
 
-    speed(1, PROMPT // 2)  # every page is touched once
+    speed(1, PROMPT // 2)  # Touch every page once.
     speed(4, 1)
     prompt = speed(1, PROMPT)
     return {KINDS[0]: speed(DECODED, 1), KINDS[1]: speed(DECODED // VERIFIED, VERIFIED), KINDS[2]: prompt}

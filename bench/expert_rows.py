@@ -1,11 +1,11 @@
-"""What an expert costs the CPU that several tokens want: `python -m bench.expert_rows`.
+"""Measure what an expert costs the CPU when several tokens use it: `python -m bench.expert_rows`.
 
-mul_mat_id over eight experts of 768 x 2048, each wanted by 1 to 8 tokens, from memory (the experts change
-from run to run; all 128 of them hardly fit into a cache): with spac's kernels (csrc/kernels) and with
-ggml's own, in turns, in one process. spac computes with the ways that it has measured to be the fastest on
-this machine (spac.model.kernels), unless SPAC_CPU_KERNELS fixes one. Times are medians; the ratio is the
-median of the pairs' ratios. --kinds names types, --threads how many threads compute, --out writes the figures
-as JSON.
+The operator is mul_mat_id over eight experts of 768 x 2048. Each expert is used by 1 to 8 tokens and read
+from memory: the experts change from run to run, and all 128 of them hardly fit into a cache. spac's kernels
+(csrc/kernels) and ggml's own run in turns, in one process. spac computes with the ways that it has measured
+to be the fastest on this machine (spac.model.kernels), unless SPAC_CPU_KERNELS fixes one. Times are medians.
+The ratio is the median of the pairs' ratios. --kinds names types, --threads sets the number of threads, --out
+writes the figures as JSON.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ N_USED, N_EXPERT = 8, 128
 
 
 def tables(n_tokens: int, n_runs: int) -> list[Ids]:
-    """Return [n_tokens, 8] for each run: all tokens want the same eight experts, the next run the next eight.
+    """Return [n_tokens, 8] for each run: all tokens use the same eight experts, the next run the next eight.
 
-    The eights are odd in number, so that over time both kernels get each of them: where experts lie in
-    memory can make them a little faster or slower.
+    The number of groups of eight is odd, so that over time both kernels get each of them. The place of
+    experts in memory can make them a little faster or slower.
     """
     eights = N_EXPERT // N_USED - 1
     return [
@@ -44,7 +44,7 @@ def tables(n_tokens: int, n_runs: int) -> list[Ids]:
 
 
 def pairs(it: Operator, n_tokens: int, n_pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds with ggml's kernels, and with ours, in turns."""
+    """Return the seconds with ggml's kernels and with spac's, measured in turns."""
     times: dict[bool, list[float]] = {False: [], True: []}
     for i, ids in enumerate(tables(n_tokens, 2 * n_pairs + 4)):
         ours = i % 2 == 1

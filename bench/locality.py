@@ -1,13 +1,14 @@
-"""At which locality does which scheduler win? Calibrated twins, run and replayed.
+"""Compare schedulers at different localities of routing, on calibrated twins that are run and replayed.
 
     python -m bench.locality record FOLDER [--only NAME ...] [--tokens 256] [--texts 8] [--draft-length 8]
     python -m bench.locality table FOLDER [--out FILE] [--slots 10% 17% 25%] [--max-uploads N …] [--plot FILE]
 
 `record` writes a narrow twin of Qwen3-30B-A3B (48 layers, 128 experts, 8 used) for every setting of the
-drift, runs it with its draft on the simulated device, and keeps the demand of every verification: one file
-per setting, made once. `table` replays the second half of the steps under every scheduler; `profiled` is the
-best fixed set, as counted over the first half. Rates are of distinct experts per step, as shares of Belady's
-bound; copies cost nothing, but for --max-uploads as many fit between two steps.
+drift. It runs the twin with its draft on the simulated device, and keeps the demand of every verification.
+Each setting has one file, which is made once. `table` replays the second half of the steps under every
+scheduler. `profiled` is the best fixed set, as counted over the first half. Rates are of distinct experts per
+step, as shares of Belady's bound. Copies cost nothing, but with --max-uploads only that many fit between two
+steps.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ SCHEDULERS = ("lru", "ewma", "moe-spac", "logistic")
 
 
 def settings() -> dict[str, Drift]:
-    """The drifts by name: `published` and, with its persistence, slow shares from none to nearly all; then
-    other persistences at its share, and static skew beside a drift of the same correlation over one token."""
+    """Return the drifts by name.
+
+    They are `published`; slow shares from none to nearly all with its persistence; other persistences at its
+    share; and static skew beside a drift of the same correlation over one token.
+    """
     published = solve(*PUBLISHED, 128, 8)
     found = {"published": published}
     for share in (0.0, 0.2, 0.4, 0.55, 0.7, 0.85, 0.95):
@@ -66,7 +70,7 @@ def record(args: argparse.Namespace) -> None:
             continue
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             demand, plain = run_pair(Path(folder), drift, args)
-        # Under its own name in one go: a file that is there is complete.
+        # The file gets its own name in one step, so a file that exists is complete.
         demand.save(path.with_suffix(".tmp.npz"))
         place = Locality.of(plain.counts > 0)
         note = {
@@ -80,7 +84,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def run_pair(folder: Path, drift: Drift, args: argparse.Namespace) -> tuple[Demand, Demand]:
-    """The demand of texts from all over the chain, with the draft, and of one text without it."""
+    """Return the demand of texts from all over the chain with the draft, and of one text without it."""
     model = MODELS[MODEL].narrow(WIDTH, N_VOCAB)
     twin = Twin(MODEL, model, "q8_0", drift)
     draft = draft_of(twin, MODELS["qwen3-4b"].narrow(WIDTH), args.agreement, "q8_0", "draft")
@@ -102,7 +106,7 @@ def run_pair(folder: Path, drift: Drift, args: argparse.Namespace) -> tuple[Dema
 
 
 def profiled(demand: Demand, pool_slots: Sequence[int]) -> Scheduler:
-    """The fixed set of the experts that were wanted most, in every pool."""
+    """Return a scheduler with the fixed set of the experts that were used most, in every pool."""
     pools = np.array([layer.pool for layer in demand.layers])
     counts = demand.counts.sum(0)
     chosen: list[tuple[int, int]] = []
@@ -114,13 +118,14 @@ def profiled(demand: Demand, pool_slots: Sequence[int]) -> Scheduler:
 
 
 def halves(demand: Demand) -> tuple[Demand, Demand]:
-    """The first and the second half of the steps."""
+    """Return the first and the second half of the steps."""
     middle = len(demand.counts) // 2
     return demand.part(slice(None, middle)), demand.part(slice(middle, None))
 
 
 def judge(path: Path, slots: str, schedulers: Sequence[str], max_uploads: int | None) -> dict[str, Any]:
-    """One setting at one number of slots: hits of distinct experts under every scheduler and bound."""
+    """Return one setting's hits of distinct experts under every scheduler and bound, at one number of
+    slots."""
     before, demand = halves(Demand.load(path))
     shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
     pools = [pool for _, pool in shapes]
@@ -133,7 +138,7 @@ def judge(path: Path, slots: str, schedulers: Sequence[str], max_uploads: int | 
         found[name] = {"distinct": result.hit_rate_distinct, "uploads": result.uploads / len(demand.counts)}
     for name in (*schedulers, "profiled"):
         subject = profiled(before, pool_slots) if name == "profiled" else scheduler.make(name)
-        # A fixed set says once what it wants, and has it before the first step.
+        # A fixed set is submitted once, and is resident before the first step.
         run = replay(subject, demand, pool_slots, max_uploads=None if name == "profiled" else max_uploads)
         found[name] = {
             "distinct": run.hit_rate_distinct, "activations": run.hit_rate,
@@ -168,7 +173,7 @@ def table(args: argparse.Namespace) -> None:
 
 
 def page(rows: list[dict[str, Any]], names: list[str], max_uploads: int | None) -> str:
-    """The rows as text: hits of distinct experts as shares of Belady's, then uploads per step."""
+    """Return the rows as text: hits of distinct experts as shares of Belady's, then uploads per step."""
     limit = "as many uploads as wanted" if max_uploads is None else f"at most {max_uploads} uploads a step"
     widths = {name: max(9, len(name) + 2) for name in names}
     setting = f"{'slots':>5} {'setting':17} {'kept':>5} {'near':>5} {'9/1':>5} {'acc.':>5} {'belady':>7}"
@@ -201,7 +206,7 @@ def _setting(row: dict[str, Any]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], names: list[str], path: Path) -> None:
-    """Shares of Belady over the experts kept from token to token, one panel per number of slots."""
+    """Draw shares of Belady over the experts kept from token to token, one panel per number of slots."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -226,7 +231,7 @@ def plot(rows: list[dict[str, Any]], names: list[str], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.locality",
         description=__doc__,

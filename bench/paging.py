@@ -1,15 +1,17 @@
-"""Decoding when experts are more than host memory holds: `python -m bench.paging --target FILE --memory 7G`.
+"""Measure decoding with more experts than host memory holds: `python -m bench.paging --target FILE --memory
+7G`.
 
-A process takes the machine's memory but for `--memory`, as other programs would, so that everybody meets
-the same shortage. Then, in turns, each in a process of its own and from a cold file:
+A process takes all of the machine's memory except `--memory`, as other programs would, so that every engine
+has the same shortage. Then three engines run in turns, each in a process of its own and from a cold file:
 
     llama.cpp    the unpatched library, on the CPU alone, weights as the file has them
     unpaged      spac on the simulated device without slots, --paging off: the system reads what is touched
     paged        the same, as spac decides by itself (spac/model/paging.py)
 
-The first of three prompts meets a cold file, the others what memory holds by then (warm); medians over the
-rounds, and of the rounds' ratios of warm speeds. Needs the unpatched library (-DSPAC_BUILD_REFERENCE=ON), a
-machine without swap, and that nobody else has the file open.
+The first of three prompts starts with a cold file, and the others with what memory holds by then (warm). The
+results are medians over the rounds, and over the rounds' ratios of warm speeds. The benchmark needs the
+unpatched library (-DSPAC_BUILD_REFERENCE=ON) and a machine without swap. No other process may have the file
+open.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SECONDS = 900  # for one process
 
 @contextmanager
 def all_memory_but(n_bytes: int) -> Iterator[None]:
-    """Until the block ends, another process has what is available beyond that."""
+    """Let another process hold all available memory except `n_bytes` until the block ends."""
     hold = (
         "import mmap, sys\nn = int(sys.argv[1])\nm = mmap.mmap(-1, n)\n"
         "for i in range(0, n, mmap.PAGESIZE): m[i] = 1\n"
@@ -64,13 +66,13 @@ def all_memory_but(n_bytes: int) -> Iterator[None]:
 
 
 def make_cold(path: Path) -> None:
-    """Nothing of the file is in memory."""
+    """Remove the file from the system's cache."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def jobs(given: argparse.Namespace) -> dict[str, Job]:
-    """By engine."""
+    """Return the job of each engine."""
     model = Model(given.target, (), {"vocab_only": True})
     prompts = [model.tokenize(text).tolist() for text in PROMPTS]
     model.close()
@@ -78,12 +80,13 @@ def jobs(given: argparse.Namespace) -> dict[str, Job]:
         kind="spac", target=str(given.target), prompts=prompts, n_predict=given.tokens, ctx=512,
         threads=given.threads, device="simulated", scheduler="none",
     )  # fmt: skip
-    stock = replace(job, kind="llama.cpp", device="cpu", repack=False)  # memory does not hold both forms
+    # memory does not hold both forms of the weights
+    stock = replace(job, kind="llama.cpp", device="cpu", repack=False)
     return {"llama.cpp": stock, "unpaged": replace(job, paging="off"), "paged": job}
 
 
 def measure(given: argparse.Namespace, reference: Path) -> list[dict[str, Any]]:
-    """A row for every process."""
+    """Return a row for every process."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, all_memory_but(VramLimit.parse(given.memory).of(2**62)):
         for n in range(given.rounds):
@@ -113,7 +116,7 @@ def measure(given: argparse.Namespace, reference: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians, and the ratio to llama.cpp."""
+    """Return a table of medians, with the ratio to llama.cpp."""
     engines = list(dict.fromkeys(row["engine"] for row in rows))
 
     def of(engine: str, name: str) -> list[float]:

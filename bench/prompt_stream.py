@@ -1,9 +1,9 @@
-"""What a streamed prompt saves by copying resident experts on the device: `python -m bench.prompt_stream`.
+"""Measure what a streamed prompt saves by copies on the device: `python -m bench.prompt_stream`.
 
-On the simulated device with a slow link (the time is the link's, as on a GPU whose computing hides behind the
-copies), a random model in small: prompts of 512 tokens with a share of the experts resident, each beside one
-with none resident, which has to copy as much as any prompt had before. Bytes must fall by exactly the
-residents' share; the time by as much, less what the copies on the device and computing take.
+A small random model runs on the simulated device with a slow link. The time is the link's, as on a GPU whose
+computing hides behind the copies. Prompts of 512 tokens with a share of the experts resident run beside
+prompts with none resident. The latter copy as much as every prompt did before. Bytes must fall by exactly the
+residents' share. The time must fall by as much, less the time of the copies on the device and of computing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Figures = dict[str, float]
 
 
 def model_of(folder: Path) -> Path:
-    """7 layers of 36 experts, 110 KB each in Q4_K."""
+    """Write a model of 7 layers of 36 experts, 110 KB each in Q4_K."""
     from tools.models import Shape, write_model
 
     path = folder / "model.gguf"
@@ -40,7 +40,7 @@ def model_of(folder: Path) -> Path:
 
 
 def place(experts: _core.Experts, share: float) -> None:
-    """Slots for `share` of every layer's experts, drawn at random, and these in them."""
+    """Make slots for `share` of every layer's experts, and fill them with experts drawn at random."""
     random = np.random.default_rng(1)
     wanted = np.zeros((experts.n_layer, experts.n_expert), np.int32)
     for row in wanted:
@@ -52,7 +52,7 @@ def place(experts: _core.Experts, share: float) -> None:
 
 
 def prompt(engine: Engine, share: float) -> Figures:
-    """One prompt's seconds and bytes, with `share` of the experts resident."""
+    """Return one prompt's seconds and bytes, with `share` of the experts resident."""
     assert engine.experts is not None
     experts, session = engine.experts, engine.session_with(temp=0.0)
     place(experts, share)
@@ -65,7 +65,7 @@ def prompt(engine: Engine, share: float) -> Figures:
 
 
 def compare(engine: Engine, share: float, repeats: int) -> dict[str, Any]:
-    """`share` resident beside none, in turns."""
+    """Compare `share` of the experts resident with none resident, in turns."""
     pairs = [(prompt(engine, 0.0), prompt(engine, share)) for _ in range(repeats)]
     ratios = np.array([with_slots["s"] / without["s"] for without, with_slots in pairs])
     without, with_slots = pairs[-1]
@@ -93,7 +93,7 @@ def main() -> None:
         )  # fmt: skip
         with Engine(config) as engine:
             _core.set_simulated_device(upload_gb_s=given.link)
-            prompt(engine, 0.0)  # warm
+            prompt(engine, 0.0)  # warm-up
             rows = [compare(engine, share, given.repeats) for share in SHARES]
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False

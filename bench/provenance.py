@@ -1,4 +1,4 @@
-"""Tells what a figure belongs to: the commit, and the CPU with its family, model and instruction sets."""
+"""Describe what a figure belongs to: the commit, and the CPU with its family, model and instruction sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spac.machine.cpu import physical_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8")
-"""Those that kernels differ by, as Linux names them."""
+"""The instruction sets that kernels differ by, as Linux names them."""
 
 
 def commit() -> str:

@@ -1,14 +1,15 @@
-"""Schedulers over the demand of real runs, replayed without the model.
+"""Replay schedulers over the demand of real runs, without the model.
 
     python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8] [--draft-routes]
     python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [--schedulers NAME ...]
 
 `record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with
-"turns" a line, and keeps what every verification wanted: one file per set. `compare` replays each set under
-every scheduler (or those named, options and all) and prints the rate of hits of distinct experts (an expert
-once per step) by set, then over all sets: hits of distinct experts, as a share of Belady's bound, hits of
-activations, uploads per step, and how often utility >= 1 predicted whether a step would use an expert. Where
-the draft's own routes were recorded, it also prints how far they predicted the target's, by layer.
+"turns" a line. It keeps the demand of every verification, one file per set. `compare` replays each set under
+every scheduler, or under those named with their options. It prints the rate of hits of distinct experts (an
+expert counts once per step) by set. Then it prints figures over all sets: hits of distinct experts, as a
+share of Belady's bound, hits of activations, uploads per step, and how often utility >= 1 predicted correctly
+that a step would use an expert. Where the draft's own routes were recorded, it also prints how far they
+predicted the target's, by layer.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def record(given: argparse.Namespace) -> None:
 
 
 class Foresight(Recorder):
-    """Keeps how often utility >= 1 said whether the step to come would use an expert (the paper's Fig. 4)."""
+    """A recorder that keeps how often utility >= 1 predicted the use of an expert in the next step (the
+    paper's Fig. 4)."""
 
     def __init__(self, inner: MoeSpacScheduler) -> None:
         super().__init__(inner)
@@ -97,7 +99,8 @@ class Foresight(Recorder):
 
 
 def fidelity(sets: dict[str, Demand]) -> str:
-    """How far the draft's routes predicted the target's, over all sets; "" where they were not recorded."""
+    """Return how far the draft's routes predicted the target's, over all sets; "" where they were not
+    recorded."""
     drafted = [each for each in sets.values() if each.draft_routes is not None]
     found = [Fidelity.of(each.draft_routes, each.routes) for each in drafted]
     if not found:

@@ -1,14 +1,15 @@
-"""How long the policy thinks per step: `python bench/scheduler_step.py [--layers 48] [--experts 128]`.
+"""Measure the policy's time per step: `python bench/scheduler_step.py [--layers 48] [--experts 128]`.
 
-Random demand that drifts from step to step, top-8 routing of 9 tokens, 17 % of the experts resident, costs
-guessed. Prints µs over the steps: the quietest tenth, the median and the 90th percentile, of
+The demand is random and drifts from step to step, with top-8 routing of 9 tokens, 17 % of the experts
+resident and guessed costs. The program prints µs over the steps (the quietest tenth, the median and the 90th
+percentile) of
 
-- all that Python does from the end of a verification to the next draft, with what a session and the mechanism
-  add to it left out: the whole step, and its parts. Every fourth step learns what things cost, and looks for
-  layers to make whole; in a run of steps of 25 ms, every other one looks at residency for the governor;
+- everything that Python does from the end of a verification to the next draft, without what a session and the
+  mechanism add: the whole step, and its parts. Every fourth step learns what things cost, and looks for
+  layers to make whole. In a run of steps of 25 ms, every other step looks at residency for the governor;
 - the estimator of utilities alone, the balancer alone, and every scheduler's whole `on("verify_end")`.
 
-`--cold` has other data in the caches before every step, as after a verification.
+`--cold` puts other data into the caches before every step, as after a verification.
 
 `--twins` prints what the C++ twins of Python's algorithms save. A row has the time of the part of a step that
 calls the twin: with the twin, and with numpy in its place, in turns. Each time is the median over runs of 16
@@ -40,9 +41,9 @@ from spac.scheduler.utility import UtilityEstimator
 
 SHARE, N_TOKEN, N_USED = 0.17, 9, 8
 EXPERT_BYTES = 2_650_000
-WARM_UP = 80  # steps: so many are learnt from one by one at first
-STEP_US = 25_000  # a step of a fast card
-OTHER_BYTES = 48 << 20  # in the caches before a cold step
+WARM_UP = 80  # steps: at first every step is learned from
+STEP_US = 25_000  # µs of a step of a fast card
+OTHER_BYTES = 48 << 20  # bytes that fill the caches before a cold step
 LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
      ("device_activations", "i4"), ("device_distinct", "i4")]
@@ -51,13 +52,13 @@ LAYER_COST = np.dtype(
 
 @dataclass(frozen=True)
 class Known:
-    """Costs that stay."""
+    """Costs that stay the same."""
 
     costs: Costs
 
 
 def views(n_layer: int, n_expert: int, n_step: int) -> Iterator[View]:
-    """What a scheduler sees in `n_step` steps; residents are drawn anew in each."""
+    """Yield a scheduler's view of each of `n_step` steps. Residents are drawn anew in each."""
     rng = np.random.default_rng(0)
     layers = tuple(Layer(f"layer {i}", n_expert, N_USED, EXPERT_BYTES, 0) for i in range(n_layer))
     taste = rng.gumbel(size=(n_layer, n_expert)) * 2
@@ -80,7 +81,7 @@ def views(n_layer: int, n_expert: int, n_step: int) -> Iterator[View]:
 
 
 class Experts:
-    """The mechanism, as the policy sees it, at the step `now`."""
+    """The mechanism as the policy sees it, at the step `now`."""
 
     def __init__(self, start: View) -> None:
         self.layers, self.pool_slots, self.now = start.layers, start.pool_slots.tolist(), start
@@ -95,7 +96,7 @@ class Experts:
 
 
 def session_step(view: View, rng: np.random.Generator) -> SimpleNamespace:
-    """What a session tells of a step of 25 ms."""
+    """Return what a session reports of a step of 25 ms."""
     resident, used = view.slot_of >= 0, view.demand > 0
     work = np.zeros(view.n_layer, LAYER_COST)
     for side, mine in (("host", ~resident), ("device", resident)):
@@ -111,7 +112,7 @@ def session_step(view: View, rng: np.random.Generator) -> SimpleNamespace:
 
 
 class Policy:
-    """All that is between a verification and the next draft: the default scheduler and governor."""
+    """The work between a verification and the next draft: the default scheduler and governor."""
 
     def __init__(self, start: View, name: str = "logistic") -> None:
         self.experts = Experts(start)
@@ -123,7 +124,7 @@ class Policy:
         self._governor.choose(N_TOKEN)
 
     def step(self, step: SimpleNamespace) -> Iterator[str]:
-        """The parts, one by one, each named once it is over."""
+        """Run the parts one by one, and yield each part's name when it is done."""
         events, governor, driver = self._events, self._governor, self.driver
         events.prediction_stats.observe(
             step.demand, step.n_verified, driver.plan, driver.exists, driver.scheduler
@@ -168,7 +169,7 @@ def time_policy(start: View, steps: list[View], cold: bool) -> None:
 
 
 TWINS = {"logistic": "logistic", "moe_spac": "moe-spac"}
-"""By twin: the scheduler whose step it is."""
+"""The scheduler whose step calls each twin."""
 
 
 def time_twins(start: View, steps: list[View], cold: bool) -> None:
@@ -195,7 +196,7 @@ def time_twins(start: View, steps: list[View], cold: bool) -> None:
 
 
 def usual(times: list[float]) -> float:
-    """The median over runs of 16 steps of a run's mean."""
+    """Return the median over runs of 16 steps of a run's mean."""
     each = np.array(times[WARM_UP:])
     return float(np.median(each[: len(each) // 16 * 16].reshape(-1, 16).mean(axis=1)))
 
@@ -234,7 +235,7 @@ def time_schedulers(start: View, steps: list[View]) -> None:
         subject.on(Event.START, start)
         if Event.VERIFY_END in subject.events:
             timed(name, (partial(subject.on, Event.VERIFY_END, view) for view in steps))
-        if subject.wants_draft_routes:  # once for every drafted token
+        if subject.wants_draft_routes:  # one call for every drafted token
             drafts = [replace(view, draft_routes=view.routes) for view in steps]
             timed(f"{name} draft", (partial(subject.on, Event.DRAFT_TOKEN, view) for view in drafts))
 

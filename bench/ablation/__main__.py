@@ -1,14 +1,14 @@
-"""MoE-SpAc without each of its parts, and its rivals: the paper's Table 4 and Fig. 5 on this machine.
+"""Compare MoE-SpAc with its ablations and its rivals: the paper's Table 4 and Fig. 5 on this machine.
 
     python -m bench.ablation run FOLDER --prompts FOLDER [--number 4] [--skip 10] [--tokens 64] [--seeds 1 2]
     python -m bench.ablation vary FOLDER --prompts FOLDER [--sets NAME ...]
     python -m bench.ablation table FOLDER [--out FILE] [--plot FILE]
 
-`run` generates with every system in turn, prompt by prompt, on the simulated device (17 % slots, 8 tokens
-drafted), and keeps figures of every generation; `vary` does it for other cache shares, lengths and caps K
-with fewer systems. Both go on where they were stopped. Prompts are those from the eleventh of each set on:
-the ones before were used to choose the defaults. `table` sums up, beside Belady's bound on the demand that
-was recorded.
+`run` generates with every system in turn, prompt by prompt, on the simulated device (17 % slots, 8 drafted
+tokens). It keeps the figures of every generation. `vary` does the same with fewer systems for other cache
+shares, draft lengths and caps K. Both continue where they were stopped. The prompts start with the eleventh
+of each set, because the first ten were used to choose the defaults. `table` sums the results up beside
+Belady's bound on the recorded demand.
 """
 
 from __future__ import annotations

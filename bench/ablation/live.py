@@ -1,4 +1,5 @@
-"""Runs of the systems under comparison: equal prompts, seeds and draft lengths, so equal text and demand."""
+"""Run the systems under comparison with equal prompts, seeds and draft lengths, so that text and demand are
+equal."""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ SYSTEMS = {
     "ewma": "ewma",
     "static": "static",
 }
-"""The paper's Table 4 and the rivals, as --scheduler takes them. "w/o SD" drafts nothing."""
+"""The paper's Table 4 and the rivals, as values of --scheduler. "w/o SD" drafts nothing."""
 PLAIN = "w/o SD"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for a group of systems."""
+    """The settings that a group of systems shares."""
 
     slots: str = "17%"
     tokens: int = 64
@@ -47,14 +48,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Pair:
-    """The models."""
+    """A target and its draft."""
 
     target: Path
     draft: Path
 
 
 class Subject:
-    """One system, loaded, with its steps watched."""
+    """One loaded system, whose steps are recorded."""
 
     def __init__(self, name: str, scheduler: str, pair: Pair, setting: Setting) -> None:
         self.name = name
@@ -73,7 +74,7 @@ class Subject:
         self.demand.append(step.demand.copy())
 
     def run(self, prompt: str, tokens: int, seed: int) -> dict[str, Any]:
-        """Figures of one generation, and its text."""
+        """Return the figures of one generation, and its text."""
         self.steps.clear()
         self.demand.clear()
         sampling = SamplingConfig(seed=seed, ignore_eos=True)
@@ -82,13 +83,13 @@ class Subject:
         return {**asdict(generation.stats), "text": text}
 
     def costs(self) -> Costs:
-        """As this run has learned them."""
+        """Return the costs as this run has learned them."""
         assert self.engine.costs is not None
         return self.engine.costs.costs
 
     def predicted_s(self, costs: Costs) -> float:
-        """Seconds of the last run's steps after Eq. 7-9: drafting, the dense part, and in every layer the
-        slower of CPU and device."""
+        """Return the seconds of the last run's steps after Eq. 7-9. They consist of drafting, the dense part,
+        and for every layer the slower of CPU and device."""
         assert self.engine.experts is not None
         pools = [layer.pool for layer in self.engine.experts.layers]
         total = 0.0
@@ -102,13 +103,13 @@ class Subject:
 
 
 def read_prompts(path: Path, skip: int, number: int) -> list[str]:
-    """`turns[0]` of the lines from `skip` on."""
+    """Return `turns[0]` of `number` lines, after the first `skip` lines."""
     lines = path.read_text().splitlines()[skip : skip + number]
     return [json.loads(line)["turns"][0][:2000] for line in lines]
 
 
 class Rows:
-    """Results as JSON lines; one that is there already is not made again."""
+    """Results as JSON lines. A result that exists already is not computed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,7 +143,8 @@ def run_set(
     rows: Rows, name: str, prompts: Sequence[str], pair: Pair, setting: Setting, systems: dict[str, str],
     seeds: Iterable[int], folder: Path,
 ) -> None:  # fmt: skip
-    """All systems over the prompts of one set, in turn at every prompt; what they wanted goes to `folder`."""
+    """Run all systems over the prompts of one set, in turn at every prompt. Write their demand to
+    `folder`."""
     todo = [
         (prompt, seed, system)
         for prompt in range(len(prompts))
@@ -187,12 +189,12 @@ def _row(name: str, prompt: int, seed: int, system: str, setting: Setting) -> di
 
 
 def hash_of(text: str) -> str:
-    """Short, and the same in every process."""
+    """Return a short hash that is the same in every process."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _check_texts(rows: list[dict[str, Any]]) -> None:
-    """Residency changes no bit: systems that draft alike write the same text."""
+    """Check that systems that draft alike write the same text: residency changes no bit."""
     for same in _grouped(rows):
         texts = {row["text"] for row in same if row["system"] != PLAIN}
         if len(texts) > 1:

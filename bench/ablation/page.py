@@ -1,4 +1,4 @@
-"""Sums the runs up: a Markdown table as the paper's Table 4, and its Fig. 5 as a picture."""
+"""Sum the runs up: a Markdown table like the paper's Table 4, and the paper's Fig. 5 as a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def total(rows: Sequence[Row], name: str) -> float:
 
 
 def distinct_rate(rows: Sequence[Row]) -> float:
-    """Mean over generations."""
+    """Return the mean over generations."""
     return float(np.mean([row["hit_rate_distinct"] for row in rows]))
 
 
@@ -32,7 +32,7 @@ def accuracy(rows: Sequence[Row]) -> float:
 
 @cache
 def bound(path: Path, share: str) -> tuple[float, float]:
-    """Belady's distinct hit rate, and its uploads per step."""
+    """Return Belady's distinct hit rate, and its uploads per step."""
     with np.load(path) as file:
         counts, shapes = file["counts"].astype(np.int32), [(int(n), int(pool)) for n, pool in file["shapes"]]
     pools = [pool for _, pool in shapes]
@@ -42,7 +42,8 @@ def bound(path: Path, share: str) -> tuple[float, float]:
 
 
 def ratio_to_full(rows: Sequence[Row], name: str) -> tuple[float, float, float]:
-    """Time per step over the full system's, of equal generations: the median and its 95 % interval."""
+    """Return the time per step over the full system's, of equal generations: the median and its 95 %
+    interval."""
     key = ("set", "prompt", "seed", "share", "tokens")
     full = {tuple(row[k] for k in key): row for row in rows if row["system"] == next(iter(SYSTEMS))}
     pairs = [
@@ -69,7 +70,7 @@ COLUMNS: dict[str, Callable[[list[Row]], str]] = {
 
 
 def page(runs: list[Row], varied: list[Row], folder: Path) -> str:
-    """Tables in Markdown."""
+    """Return the tables in Markdown."""
     sets = sorted({row["set"] for row in runs})
     share, tokens = runs[0]["share"], runs[0]["tokens"]
     best = {name: bound(folder / f"{name}-{share}-{tokens}.npz", share) for name in sets}
@@ -127,7 +128,7 @@ def _bound_of(group: list[Row], folder: Path) -> float:
 
 
 def _points(rows: list[Row]) -> list[tuple[str, str, str, list[Row]]]:
-    """(what varies, its value, the system, its rows)."""
+    """Return rows of (parameter that varies, its value, system, rows)."""
     points = []
     base = _base(rows)
     for row in rows:
@@ -145,13 +146,13 @@ def _points(rows: list[Row]) -> list[tuple[str, str, str, list[Row]]]:
 
 
 def _base(rows: list[Row]) -> int:
-    """The length at which shares were varied: the one with the most of them."""
+    """Return the draft length at which cache shares were varied: the one with the most of them."""
     lengths = {row["tokens"] for row in rows}
     return max(lengths, key=lambda tokens: len({row["share"] for row in rows if row["tokens"] == tokens}))
 
 
 def draw(runs: list[Row], varied: list[Row], folder: Path, path: Path) -> None:
-    """Table 4's hit rates by system, and Fig. 5: cache share, length, cap K."""
+    """Draw Table 4's hit rates by system, and Fig. 5 by cache share, draft length and cap K."""
     import matplotlib
 
     matplotlib.use("Agg")

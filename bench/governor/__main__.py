@@ -1,18 +1,19 @@
-"""Does the governor keep up with the best fixed draft length? `python -m bench.governor`.
+"""Compare the governor with the best fixed draft length: `python -m bench.governor`.
 
     python -m bench.governor record FOLDER --prompts FOLDER [--sets NAME ...] [--number N] [--temp T]
     python -m bench.governor compare FOLDER [--json FILE]
     python -m bench.governor draw FOLDER PICTURE.svg
 
 `record` runs every prompt of a set (a file of JSON objects with "turns", one a line) under the governor and
-at every fixed draft length, in turn, in one process and one engine, and keeps what every step took and
-accepted: one file per set, so that it can be stopped and continued. The governor begins each set knowing no
-more than what earlier runs have measured of costs. With one seed per prompt the text is the same at every
-length, but for near-ties.
+at every fixed draft length, in turn, in one process and one engine. It keeps the time and the accepted tokens
+of every step. Each set has one file, so that the program can be stopped and continued. At the start of each
+set, the governor knows only the costs that earlier runs have measured. With one seed per prompt the text is
+the same at every length, except for near-ties.
 
-`compare` prints, per set, the throughput against the best of the fixed lengths: live, the median over the
-prompts with its 95 % bootstrap interval, and exactly, by replay: a governor decides anew on the recorded
-steps, without the noise between two runs. `draw` shows the rooflines that the governor ended with.
+`compare` prints, per set, the throughput against the best of the fixed lengths. The live figure is the median
+over the prompts with its 95 % bootstrap interval. The exact figure comes from a replay: a governor decides
+anew on the recorded steps, without the noise between two runs. `draw` shows the rooflines that the governor
+ended with.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DEMO = Path(__file__).resolve().parents[2] / "python" / "spac" / "demo"
 
 
 def about(arguments: list[str]) -> dict[str, object]:
-    """Command (folders by their names), machine and commit."""
+    """Return the command (folders by their names), the machine and the commit."""
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, check=False).returncode
     return {
@@ -44,7 +45,7 @@ def about(arguments: list[str]) -> dict[str, object]:
 
 
 def compare(given: argparse.Namespace) -> None:
-    """Print the tables; write them too where that is asked for."""
+    """Print the tables, and write them where that is asked for."""
     sets = live.load(given.folder)
     rows = {
         name: {"live": live.against_fixed(data), "replay": replay.against_fixed(data)}
@@ -80,7 +81,7 @@ def draw(given: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """Return the parser of the commands and their options."""
     result = argparse.ArgumentParser(prog="python -m bench.governor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = result.add_subparsers(required=True)

@@ -1,4 +1,4 @@
-"""Runs at fixed lengths and under the governor, in turn, and what they show."""
+"""Run prompts at fixed draft lengths and under the governor, in turn, and evaluate the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = dict[str, Any]
 
 
 class RecordingPace(DraftLengthController):
-    """Keeps what every step chose, drafted, accepted and took."""
+    """A controller that keeps what every step chose, drafted, accepted and took."""
 
     steps: list[list[int]]
 
@@ -34,7 +34,7 @@ class RecordingPace(DraftLengthController):
 
 
 def record(given: argparse.Namespace, about: dict[str, object]) -> None:
-    """Every set that has no file yet."""
+    """Run every set that has no file yet."""
     given.folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(given.prompts.glob("*.jsonl")):
         to = given.folder / f"{path.stem}.json"
@@ -50,7 +50,7 @@ def record(given: argparse.Namespace, about: dict[str, object]) -> None:
 
 
 def run_set(given: argparse.Namespace, prompts: list[str]) -> dict[str, Any]:
-    """One engine for all prompts of a set; each length runs `rounds` times, in an order drawn anew."""
+    """Run one engine over all prompts of a set. Each length runs `rounds` times, in an order drawn anew."""
     config = EngineConfig(
         target=given.target, draft=given.draft, device=given.device, ctx=2048, draft_max=max(FIXED)
     )
@@ -70,7 +70,7 @@ def run_set(given: argparse.Namespace, prompts: list[str]) -> dict[str, Any]:
 
 
 def _warm_up(engine: Engine, prompt: str) -> None:
-    for length in FIXED:  # memory, threads, and the graphs of every size
+    for length in FIXED:  # warms memory, threads, and the graphs of every size
         engine.fix_draft_length(length)
         "".join(engine.generate(prompt, 24))
     engine.fix_draft_length(None)
@@ -95,7 +95,7 @@ def _run(engine: Engine, prompt: str, n_tokens: int, sampling: SamplingConfig) -
 
 
 def _curve(engine: Engine) -> dict[str, Any]:
-    """The governor's model at the end, in real seconds, for the picture."""
+    """Return the governor's model at the end, in real seconds, for the picture."""
     governor = engine.governor
     assert isinstance(governor, RooflineGovernor)
     assert governor.curve is not None
@@ -113,7 +113,7 @@ def _curve(engine: Engine) -> dict[str, Any]:
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """What was recorded, by the names of the sets."""
+    """Return the recordings by the names of the sets."""
     sets = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     if not sets:
         raise InputError(f"{folder} has no recordings: run `record` first")
@@ -121,7 +121,8 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def rates(data: dict[str, Any]) -> dict[int | str, np.ndarray]:
-    """Tokens per second by length: float64 [prompts], of the fastest round; interruptions only lengthen."""
+    """Return tokens per second by length, float64 [prompts], of the fastest round: interruptions only add
+    time."""
     by_length: dict[int | str, dict[int, float]] = {}
     for run in data["runs"]:
         found = by_length.setdefault(run["length"], {})
@@ -130,16 +131,17 @@ def rates(data: dict[str, Any]) -> dict[int | str, np.ndarray]:
 
 
 def interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """Median and its 95 % bootstrap interval."""
+    """Return the median and its 95 % bootstrap interval."""
     drawn = np.random.default_rng(seed).choice(values, (10_000, len(values)))
     low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
     return float(np.median(values)), float(low), float(high)
 
 
 def against_fixed(data: dict[str, Any]) -> dict[str, Any]:
-    """Of one set: the rates, the fixed length that is best over all its prompts, and the paired ratio to it.
+    """Return the rates of one set, the fixed length that is best over all its prompts, and the paired ratio
+    to it.
 
-    The best is chosen after the fact, with the noise in its favour.
+    The best length is chosen after the fact, with the noise in its favour.
     """
     found = rates(data)
     overall = {k: float(len(found[k]) / (1 / found[k]).sum()) for k in (*FIXED, GOVERNOR)}

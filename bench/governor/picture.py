@@ -1,4 +1,4 @@
-"""The Amortization Roofline (MoE-SpeQ, Fig. 8) of what a governor has learnt, as a picture."""
+"""Draw the Amortization Roofline (MoE-SpeQ, Fig. 8) of a governor's learned costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def draw(sets: dict[str, dict[str, Any]], to: Path) -> None:
-    """One panel per set; the format is that of the file's ending."""
+    """Draw one panel per set. The format follows the file's ending."""
     columns = min(4, len(sets))
     rows = -(-len(sets) // columns)
     figure, panels = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.9 * rows), squeeze=False)
@@ -38,14 +38,14 @@ def _panel(panel: Any, curve: dict[str, Any]) -> None:
     panel.set_xlabel("amortization intensity, tokens/MB")
     panel.set_ylabel("Θ, tokens/s")
     megabytes = missed * curve["expert_bytes"] / 1e6
-    if not megabytes.any():  # without misses intensity is infinite: there are compute roofs alone
+    if not megabytes.any():  # without misses intensity is infinite: only the compute roofs exist
         panel.plot(np.arange(len(theta)), theta, "o-")
         panel.set_xlabel("draft length k")
         return
     intensity = tokens / megabytes
     reach = np.array([intensity.min() / 1.5, intensity.max() * 2])
     shades = plt.cm.viridis(np.linspace(0, 0.9, len(tokens)))
-    slope = curve["expert_bytes"] / 1e6 / curve["price"]  # MB/s that misses are computed (or fetched) at
+    slope = curve["expert_bytes"] / 1e6 / curve["price"]  # MB/s at which misses are computed (or fetched)
     panel.plot(reach, slope * reach, color="black", label=f"misses' roof, {slope / 1e3:.2g} GB/s")
     for k, shade in enumerate(shades):
         label = "compute roofs" if k == 0 else None

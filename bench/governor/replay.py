@@ -1,4 +1,4 @@
-"""A governor that decides on recorded steps: what it would have chosen, and what that would have taken."""
+"""Let a governor decide on recorded steps: which lengths it chooses, and how long the steps would take."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spac.governor import RooflineGovernor
 class Recorded:
     """The steps of one prompt, by fixed length and by the token at which they began.
 
-    At one place in the text a draft of length k is right as often as it was in the run at length k there: the
-    step that began nearest. Lengths that were not run take the next longer one's step: cut to k tokens, and
-    its time in proportion between its neighbours' at that place.
+    A draft of length k at a token is taken to be accepted as in the run at length k, at the step that began
+    nearest. A length that was not run uses the step of the next longer length, cut to k tokens. Its time is
+    interpolated between its neighbours at that token.
     """
 
     def __init__(self, runs: dict[int, list[list[int]]], n_tokens: int) -> None:
@@ -27,7 +27,7 @@ class Recorded:
         }
 
     def step(self, place: int, k: int) -> tuple[int, int, float, float]:
-        """(drafted, accepted, seconds of drafting, seconds) of a step that begins at token `place`."""
+        """Return (drafted, accepted, seconds of drafting, seconds) of a step that begins at token `place`."""
         above = min(each for each in FIXED if each >= k)
         _, n, accepted, draft, took = self._at(place, above)
         if above != k:
@@ -47,11 +47,11 @@ class Recorded:
         return np.asarray(self._steps[k][i])
 
     def fixed(self, k: int) -> float:
-        """Seconds of the text at length k: what was recorded, less what came after the last token."""
+        """Return the recorded seconds of the text at length k, without the time after the last token."""
         return self._run(lambda _room: k, lambda *_observed: None)
 
     def governed(self, governor: RooflineGovernor, chosen: Counter[int]) -> float:
-        """Seconds of the text under the governor; `chosen` counts its choices."""
+        """Return the seconds of the text under the governor. `chosen` counts its choices."""
 
         def choose(room: int) -> int:
             k = governor.choose(room)
@@ -71,9 +71,9 @@ class Recorded:
 
 
 def against_fixed(data: dict[str, Any]) -> dict[str, Any]:
-    """Of one set: one governor over all prompts, in their order, against the best of the fixed lengths."""
+    """Compare one governor over all prompts of a set, in their order, with the best of the fixed lengths."""
     prompts: dict[int, dict[int, list[list[int]]]] = {}
-    for run in sorted(data["runs"], key=lambda run: -run["seconds"]):  # of the rounds, the fastest stays
+    for run in sorted(data["runs"], key=lambda run: -run["seconds"]):  # the fastest round is kept
         if run["length"] in FIXED:
             prompts.setdefault(run["prompt"], {})[run["length"]] = run["steps"]
     texts = [Recorded(runs, data["tokens"]) for _, runs in sorted(prompts.items())]

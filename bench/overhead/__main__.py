@@ -1,16 +1,18 @@
-"""What the split costs beyond expert work: `python -m bench.overhead [--model FILE] [--rounds N]`.
+"""Measure what the split costs beyond expert work: `python -m bench.overhead [--model FILE] [--rounds N]`.
 
-Three questions, answered on the simulated device, side by side in one process:
+It answers three questions on the simulated device, side by side in one process:
 
-1. Per MoE layer, our own time on the decoding thread: all of the graph's time less what the wrapped device's
-   calls, the experts on the CPU and the waits for ids took.
-2. A decode step with no, a quarter and all experts resident, as a ratio to the CPU alone, with the same
-   kernels and threads. Steps of the two are taken in turn, a block of each at a time, and compared by pairs.
-3. The same of a prompt of 512 tokens.
+1. How much time of its own does the split take on the decoding thread, per MoE layer? It is all of the
+   graph's time without the wrapped device's calls, the experts on the CPU and the waits for ids.
+2. How long is a decode step with no, a quarter and all experts resident, as a ratio to the CPU alone with the
+   same kernels and threads? Steps of the two are taken in turn, a block of each at a time, and compared by
+   pairs.
+3. How long does a prompt of 512 tokens take, as the same ratio?
 
-Medians with 95 % bootstrap intervals. The simulated device computes on a thread of its own, so the last two
-also hand every launch to that thread. It looks for work for up to a millisecond before it sleeps here, as a
-GPU that has work does; with a part of the experts resident, two threads compute where the CPU alone has one.
+Results are medians with 95 % bootstrap intervals. The simulated device computes on a thread of its own, so
+the last two also hand every launch to that thread. Here the thread looks for work for up to a millisecond
+before it sleeps, as a GPU that has work does. With a part of the experts resident, two threads compute where
+the CPU alone has one.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from spac.env import SIMULATED_DEVICE
 from spac.model.pair import ModelPair
 
 Steps = Callable[[int], float]
-BLOCK = 32  # steps of one of the two at a time: long enough for caches and waiting threads to be its own
+BLOCK = 32  # steps of one of the two at a time: enough to fill the caches and wake its own threads
 
 
 def interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """Median and its 95 % bootstrap interval."""
+    """Return the median and its 95 % bootstrap interval."""
     random = np.random.default_rng(seed)
     medians = np.median(random.choice(values, (2000, values.size)), axis=1)
     low, high = np.quantile(medians, (0.025, 0.975))
@@ -45,7 +47,7 @@ def interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
 
 
 class Stepper:
-    """One model on one device, decoding single tokens."""
+    """One model on one device that decodes single tokens."""
 
     def __init__(self, model: Path, device: str, share: float, threads: int) -> None:
         config = EngineConfig(target=model, device=device, threads=threads, ctx=2048, draft_length=0)
@@ -74,7 +76,7 @@ class Stepper:
         self.session.step()
 
     def steps(self, n: int) -> float:
-        """Seconds per step over `n` steps; the text starts anew before the context is full."""
+        """Return the seconds per step over `n` steps. The text starts anew before the context is full."""
         if self.session.n_past + n + 2 > 1024:
             self.start()
         started = time.perf_counter()
@@ -83,12 +85,13 @@ class Stepper:
         return (time.perf_counter() - started) / n
 
     def block(self) -> float:
-        """Seconds per step over a block of steps, always of the same context: attention grows with it."""
+        """Return the seconds per step over a block of steps, always of the same context: attention grows with
+        it."""
         self.start()
         return self.steps(BLOCK)
 
     def prompt(self) -> float:
-        """Seconds that a prompt of 512 tokens takes."""
+        """Return the seconds that a prompt of 512 tokens takes."""
         self.session.reset()
         started = time.perf_counter()
         self.session.prefill(np.arange(513, dtype=np.int32) % 256)
@@ -97,7 +100,7 @@ class Stepper:
         return seconds
 
     def own_us_per_block(self, n: int) -> float:
-        """Our own µs per MoE block over `n` steps."""
+        """Return the split's own µs per MoE block over `n` steps."""
         experts = self.pair.experts
         assert experts is not None
         before = dict(experts.stats)
@@ -112,7 +115,7 @@ class Stepper:
 
 
 def random_model(folder: Path) -> Path:
-    """Eight layers in the shape of Qwen3-30B-A3B's, with 16 experts each, of random weights."""
+    """Write eight layers in the shape of Qwen3-30B-A3B's, with 16 experts each, of random weights."""
     from tools.models import Shape, write_model
 
     path = folder / "overhead.gguf"
@@ -122,7 +125,7 @@ def random_model(folder: Path) -> Path:
 
 
 def measure(model: Path, rounds: int, threads: int) -> dict[str, object]:
-    """All figures; times in µs, ratios without unit, each (median, low, high)."""
+    """Return all figures: times in µs, ratios without unit, each (median, low, high)."""
     result: dict[str, object] = {}
     os.environ[SIMULATED_DEVICE.name] = "spin_us=1000"
     plain = Stepper(model, "cpu", 0.0, threads)
