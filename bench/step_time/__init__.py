@@ -1,1 +1,1 @@
-"""A model of a step's time on machines given by their figures. Predictions, no measurements."""
+"""A model of a step's time on machines given by their figures. It predicts, and measures nothing."""

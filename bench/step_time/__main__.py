@@ -1,12 +1,13 @@
-"""What would a step take on a GPU? A model of machines by their figures, not a measurement.
+"""Predict a step's time on a GPU by a model of machines; this is not a measurement.
 
     python -m bench.step_time DIR … [--machines NAME …] [--slots 17% …] [--schedulers NAME …] [--out FILE]
 
 DIR are folders of `python -m bench.locality record`, of several draft lengths and agreements. Every recording
 is run under every scheduler on every machine (`simulation`, `machine`), with the sizes of Qwen3-30B-A3B and
-its draft, Q4_K_M; the second half of the steps counts. Beside: `layers`, llama.cpp's --n-cpu-moe with whole
-layers in the same memory; `profiled`, the best fixed set of the first half; `foreseen`, which knows the
-future. Without a draft (γ = 0) the memory that its weights would take holds further experts, for all alike.
+its draft, Q4_K_M. The second half of the steps counts. Three references stand beside: `layers`, llama.cpp's
+--n-cpu-moe with whole layers in the same memory; `profiled`, the best fixed set of the first half;
+`foreseen`, which knows the future. Without a draft (γ = 0) the memory of its weights holds further experts,
+for all alike.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NOISE, STALLS, STALL_S = 0.1, 0.03, 5e-4
 def judge(
     path: Path, machine: str, slots: str, names: Sequence[str], draft: str, n_step: int, learned: bool
 ) -> dict[str, Any]:
-    """One recording on one machine."""
+    """Return the rows of one recording on one machine."""
     demand, model = Demand.load(path).part(slice(n_step)), PAIRS[draft]
     note = json.loads(path.with_suffix(".json").read_text())
     gamma, half = int(demand.verified.max()) - 1, len(demand.counts) // 2
@@ -68,7 +69,7 @@ def judge(
 
 
 def first_token(demand: Demand) -> float:
-    """The chance that a draft's first token is accepted, to 5 %: it does not depend on the length."""
+    """Return the chance that a draft's first token is accepted, to 5 %: it does not depend on the length."""
     drafts = demand.accepted[demand.verified > 1]
     return round(float((drafts > 0).mean()) * 20) / 20
 
@@ -83,7 +84,7 @@ def _figures(spent: Spent) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.step_time",
         description=__doc__,

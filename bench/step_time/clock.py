@@ -1,4 +1,4 @@
-"""What an engine's clock shows, for costs that are learned in use as an engine learns them."""
+"""Model an engine's clock, for costs that are learned in use as an engine learns them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
      ("device_activations", "i4"), ("device_distinct", "i4")]
 )  # fmt: skip
-"""Of `Step.layer_costs`."""
+"""The columns of `Step.layer_costs`."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """Costs as a profile measured them, that stay (`spac.costs.LiveCosts`)."""
+    """Costs as a profile measured them, which stay the same (`spac.costs.LiveCosts`)."""
 
     costs: Costs
     learns = False
 
 
 class Learned:
-    """Costs guessed from sizes and corrected by every step, as on a machine without a profile."""
+    """Costs that are guessed from sizes and corrected by every step, as on a machine without a profile."""
 
     learns = True
 
     def __init__(
         self, layers: tuple[Layer, ...], n_tokens: int, *, noise: float, stalls: float, stall_s: float
     ) -> None:
-        """noise: of every time, relative; stalls: the share of waits that take `stall_s` longer, whoever is
-        to blame (another program, a copy in the way)."""
+        """noise: the relative noise of every time; stalls: the share of waits that take `stall_s` longer,
+        whatever the cause (another program, a copy in the way)."""
         self._estimator = CostEstimator(Costs.guessed(layers, n_tokens), layers)
         self._rng = np.random.default_rng(1)
         self._noise, self._stalls, self._stall_s = noise, stalls, stall_s
@@ -46,8 +46,8 @@ class Learned:
 
     def observe(self, n_verified: int, draft_s: float, verify_s: float, layers: Float64Array,
                 uploads: tuple[int, float]) -> None:  # fmt: skip
-        """A step. layers: float64 [L, 6], a row in the order of LAYER_COST, times in seconds; uploads: bytes
-        and seconds."""
+        """Learn from a step. layers: float64 [L, 6], a row in the order of LAYER_COST, times in seconds;
+        uploads: bytes and seconds."""
         rng, times = self._rng, layers[:, :2]
         shown = times * np.exp(self._noise * rng.standard_normal(times.shape))
         shown[:, 1] += self._stall_s * (rng.random(len(layers)) < self._stalls)

@@ -1,4 +1,4 @@
-"""The uploads of a model, and the slots that they fill."""
+"""Model the uploads of a model, and the slots that they fill."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ Expert = tuple[int, int]  # layer, index
 
 
 class Link:
-    """Follows plans by the mechanism's own bookkeeping, best first, as far as time allows."""
+    """A link that follows plans by the mechanism's own bookkeeping, best first, as far as time allows."""
 
     def __init__(
         self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int], expert_bytes: int
     ) -> None:
-        """layers: (experts, pool) of each; all experts have one size."""
+        """layers: (experts, pool) of each layer; all experts have one size."""
         self._table = _core.SlotTable(list(layers), list(pool_slots))
         self._pools = [pool for _, pool in layers]
         self._bytes = float(expert_bytes)
         self.slot_of: Int32Array = np.full((len(layers), max(n for n, _ in layers)), -1, np.int32)
         """int32 [L, N]: changes while copies run."""
         self.uploads = 0
-        """Copies that are complete."""
+        """The number of complete copies."""
         self._queue: list[tuple[Expert, Expert | None]] = []
         self._copying: Expert | None = None
         self._left = 0.0  # bytes of the copy under way
 
     @property
     def pending(self) -> float:
-        """Bytes that are still to come."""
+        """Return the bytes that are still to come."""
         return self._left + self._bytes * len(self._queue)
 
     def follow(self, plan: Plan) -> None:
-        """From now on. The copy under way is finished."""
+        """Follow this plan from now on. The copy under way is finished."""
         held = self._copying
-        if held is not None:  # it counts as there, or the plan would ask for it again
+        if held is not None:  # counts as resident, or the plan would ask for it again
             self._table.acquire(*held)
         actions = self._table.toward(plan.priority, plan.threshold, 0)
         if held is not None:
@@ -48,7 +48,7 @@ class Link:
         self._queue = [each for each in queue if each[1] is None or each[1] != held]
 
     def run(self, seconds: float, rate: float) -> None:
-        """Copies for so long, at `rate` bytes per second."""
+        """Copy for `seconds`, at `rate` bytes per second."""
         room = seconds * rate
         while room > 0 and (self._copying is not None or self._queue):
             if self._copying is None:

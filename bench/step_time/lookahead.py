@@ -1,17 +1,17 @@
-"""The simulation with gate prediction: while a layer runs, the experts of one that comes soon are fetched.
+"""Simulate router lookahead: while a layer runs, the experts of a layer that comes soon are fetched.
 
-What the router of the layer `distance` further on says of a layer's input reaches the host with that
-layer's ids, half a hand-off behind its dense part; `lag_s` later the predicted experts that are not
-resident are urgent: they overtake the plan's copies and evict the lowest priorities, but none that this
-step has used or is predicted to use. A layer's mask is fixed when the host's part of the layer before it
-ends (behind that gate the device runs on without the host): what arrives later is computed on the CPU in
-this step, and stays.
+The router of the layer `distance` layers further on predicts experts from a layer's input. The prediction
+reaches the host with the layer's ids, half a hand-off behind its dense part. `lag_s` later the predicted
+experts that are not resident become urgent: they overtake the plan's copies. They evict the experts of lowest
+priority, except those that this step has used or is predicted to use. A layer's mask is fixed when the host's
+part of the layer before it ends, because behind that stream gate the device runs on without the host. An
+expert that arrives later is computed on the CPU in this step, and stays in its slot.
 
-Which of them are asked for is a rule:
-    all     every one that is predicted
+A rule chooses which of the predicted experts are asked for:
+    all     every predicted expert
     timely  those that are expected to arrive before the mask is fixed; copies that have not begun by then are
             dropped
-    cut     of the timely ones, those whose probability is at least `cut`
+    cut     those of the timely experts whose probability is at least `cut`
 """
 
 from __future__ import annotations
@@ -30,46 +30,49 @@ from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler import Scheduler
 from spac.scheduler.replay import Demand
 
-_FORGET = 0.02  # of the expected time to a deadline, by every layer
+_FORGET = 0.02  # weight of a layer in the running mean of the time to a deadline
 
 
 @dataclass(frozen=True)
 class Lookahead:
-    """How it is done."""
+    """The settings of router lookahead."""
 
     distance: int = 2
-    """Layers, at least 1."""
+    """Number of layers, at least 1."""
     rule: str = "cut"
     cut: float = 0.5
     lag_s: float = 30e-6
-    """From the arrival to the first copy: choosing, and the worker's wake-up."""
+    """Seconds from the arrival to the first copy: choosing, and the worker's wake-up."""
     dense_s: float = 6e-6
-    """What the device does more in every layer: the other router's product, and the new mask's copy."""
+    """Seconds that the device needs more in every layer: the other router's product, and the new mask's
+    copy."""
     at_ids: bool = False
-    """A mask fixed only when the layer's own ids arrive: no mechanism of ours, to see what it would bring."""
+    """True if a mask is fixed only when the layer's own ids arrive. spac has no such mechanism; this shows
+    what it would bring."""
 
 
 @dataclass
 class Foresight(Spent):
-    """Also what became of the urgent copies."""
+    """Seconds and counts of the judged steps, with the results of the urgent copies."""
 
     predicted: int = 0  # not resident and predicted
     urgent: int = 0  # copies begun
-    helped: int = 0  # experts that were asked for, there in time, and used
+    helped: int = 0  # experts that were asked for, arrived in time, and were used
 
 
 @dataclass
 class _Step:
-    """Of the step under way."""
+    """The state of the step under way."""
 
     now: float = 0.0
-    due: list[tuple[float, int]] = field(default_factory=list)  # when which layer's experts are asked for
+    due: list[tuple[float, int]] = field(default_factory=list)  # (time, layer) at which experts are asked for
     asked: dict[int, BoolArray] = field(default_factory=dict)  # by layer: bool [N]
-    begun: dict[int, float] = field(default_factory=dict)  # by layer: when they were
+    begun: dict[int, float] = field(default_factory=dict)  # by layer: the time of the request
 
 
 class LookaheadSimulation(Simulation):
-    """One machine, one model, one recording, so many slots, one way of looking ahead."""
+    """A simulation of one machine, one model, one recording, one number of slots and one way of looking
+    ahead."""
 
     def __init__(
         self, machine: Machine, model: Model, demand: Demand, n_slots: int,
@@ -124,7 +127,7 @@ class LookaheadSimulation(Simulation):
             spent.hits += hits
             spent.helped += int((used & mask & step.asked.get(il, False)).sum())
             self._experts_of(pairs, distinct - hits, hits, link, spent, step)
-            link.kept[il] = used  # they will be wanted again, which the plan does not know yet
+            link.kept[il] = used  # they are used again, which the plan does not know yet
             if il + 1 < len(counts):
                 mask = self._fixed_mask(il + 1, link, step)
             if not whole:
@@ -143,7 +146,7 @@ class LookaheadSimulation(Simulation):
         return np.asarray(link.slot_of[layer] >= 0)
 
     def _pass(self, seconds: float, link: UrgentLink, spent: Foresight, step: _Step) -> None:
-        """Time in which the CPU reads nothing."""
+        """Let time pass in which the CPU reads nothing."""
         end = step.now + seconds
         while step.due and step.due[0][0] <= end:
             link.run(max(0.0, step.due[0][0] - step.now), self._machine.link)
@@ -155,7 +158,8 @@ class LookaheadSimulation(Simulation):
     def _experts_of(
         self, pairs: int, misses: int, hits: int, link: UrgentLink, spent: Foresight, step: _Step
     ) -> None:
-        """Both sides of one layer's experts, as Simulation._block, with copies asked for in between."""
+        """Run both sides of one layer's experts like Simulation._block, with requests for copies in
+        between."""
         costs, machine = self._experts, self._machine
         device, began = costs.device_expert_s * hits, step.now
         alone = left = costs.cpu_s(pairs, misses)
@@ -178,7 +182,7 @@ class LookaheadSimulation(Simulation):
         spent.contention += max(device, cpu) - max(device, alone)
 
     def _ask(self, layer: int, link: UrgentLink, spent: Foresight, step: _Step) -> None:
-        """The input that tells of this layer is on the host."""
+        """Ask for predicted experts of this layer: the input that predicts them is on the host."""
         assert self._predicted is not None
         how, chosen = self._how, self._predicted.chosen[self._at, layer]
         probability = self._predicted.probability[self._at, layer]

@@ -1,12 +1,12 @@
-"""What would fetching experts inside a step bring, by their routers' word some layers ahead?
+"""Predict what fetching experts inside a step brings, when routers predict them some layers ahead.
 
     python -m bench.step_time.lookahead_table DIR … [--machines NAME …] [--slots 17% …] [--recalls R …]
                                               [--decay R LOSS] [--distances D …] [--rules RULE …] [--out FILE]
 
-DIR are folders of `python -m bench.locality record`. Beside llama.cpp with whole layers in the same memory,
-and the best of the schedulers that fetch between steps: `logistic` with predictions of every recall,
-distance and rule (`lookahead`, `predicted_routes`). Of a model, no measurement; the second half of the
-steps counts.
+DIR are folders of `python -m bench.locality record`. The table compares `logistic` with llama.cpp with whole
+layers in the same memory, and with the best of the schedulers that fetch between steps. `logistic` has
+predictions of every recall, distance and rule (`lookahead`, `predicted_routes`). The figures come from a
+model, not from a measurement. The second half of the steps counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def judge(path: Path, machines: list[str], slots: list[str], args: argparse.Namespace) -> list[Row]:
-    """One recording, everywhere."""
+    """Return the rows of one recording on all machines and slots."""
     demand, model = Demand.load(path).part(slice(args.steps)), PAIRS[args.draft]
     note = json.loads(path.with_suffix(".json").read_text())
     gamma, half = int(demand.verified.max()) - 1, len(demand.counts) // 2
@@ -89,7 +89,8 @@ def _figures(subject: LookaheadSimulation, half: int) -> Row:
 
 
 def page(rows: list[Row], titles: list[str]) -> str:
-    """Ratios: to the best of today's schedulers at that draft length; then at each one's best length."""
+    """Return ratios to the best of today's schedulers: at that draft length, then at each one's best
+    length."""
     parts = []
     for machine in dict.fromkeys(row["machine"] for row in rows):
         mine = [row for row in rows if row["machine"] == machine]
@@ -128,7 +129,7 @@ def _best(machine: str, rows: list[Row], titles: list[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.step_time.lookahead_table", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

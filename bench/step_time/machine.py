@@ -1,9 +1,9 @@
-"""Machines by their figures, models by their sizes, and the unit times that follow from both.
+"""Describe machines by their figures, models by their sizes, and the unit times that follow from both.
 
-`rtx4090` has others' published measurements of such desktops (one expert of Qwen3-30B-A3B: 43 to 62 µs on
-the CPU, 112 µs over PCIe 4, 3 µs on the GPU; 3.9 ms dense; CPU and link together 65 GB/s of DRAM, of which
-the link keeps 21.6; 40 µs of host round trip a layer). The other machines are assumptions: data sheets, and
-shares of them as on the first.
+`rtx4090` has others' published measurements of such desktops (one expert of Qwen3-30B-A3B: 43 to 62 µs on the
+CPU, 112 µs over PCIe 4, 3 µs on the GPU; 3.9 ms dense; CPU and link together 65 GB/s of DRAM, of which the
+link keeps 21.6; 40 µs of host round trip a layer). The other machines are assumptions: data sheets, and the
+same shares of them as on the first machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Model:
-    """A target and its draft, as far as time depends on them."""
+    """A target and its draft, as far as their sizes determine the time."""
 
     expert_bytes: int
     draft_bytes: int  # read for every drafted token
@@ -27,35 +27,35 @@ PAIRS = {
     "qwen3-4b": Model(expert_bytes=2_816_000, draft_bytes=2_500_000_000),
     "qwen3-0.6b": Model(expert_bytes=2_816_000, draft_bytes=480_000_000),
 }
-"""Qwen3-30B-A3B by its draft, all Q4_K_M."""
+"""Qwen3-30B-A3B with its draft, all Q4_K_M."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Bandwidths in bytes per second, times in seconds."""
+    """A machine's bandwidths in bytes per second, and times in seconds."""
 
     name: str
     device: float
-    """Weights that the device's kernels read."""
+    """Bandwidth at which the device's kernels read weights."""
     cpu: float
-    """Weights that the CPU reads while it computes, with nothing else going on."""
+    """Bandwidth at which the CPU reads weights while it computes, with nothing else going on."""
     dram: float
-    """What CPU and link read together."""
+    """Bandwidth of CPU and link together."""
     link: float
-    """Uploads from pinned memory, alone."""
+    """Bandwidth of uploads from pinned memory, alone."""
     link_busy: float
-    """The same while the CPU reads as well."""
+    """Bandwidth of the same uploads while the CPU reads as well."""
     dense_s: float
-    """Of a verification, all but its experts: attention, routers, head, launches."""
+    """Seconds of a verification without its experts: attention, routers, head, launches."""
     dense_token_s: float
-    """What each further token of a verification adds to it."""
+    """Seconds that each further token of a verification adds to it."""
     launch_s: float
-    """Of a draft token, all but reading its weights."""
+    """Seconds of a draft token without reading its weights."""
     hand_off_s: float = 40e-6
-    """Of a layer that leaves anything to the CPU: the host's round trip."""
+    """Seconds of the host's round trip, in a layer that leaves anything to the CPU."""
     pair_share: float = 0.1
-    """The arithmetic of one (token, expert) on the CPU, as a share of reading the expert. Both sides get it;
-    llama.cpp's kernels, which unpack weights for every token, take more (bench/expert_rows.py)."""
+    """The arithmetic of one (token, expert) on the CPU, as a share of reading the expert. Both sides get this
+    value. llama.cpp's kernels, which unpack weights for every token, take more (bench/expert_rows.py)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.link_busy < self.dram or self.cpu > self.dram:
@@ -63,11 +63,11 @@ class Machine:
 
     @property
     def slowed(self) -> float:
-        """What is left of the CPU's reading speed while uploads run, as a share."""
+        """Return the share of the CPU's reading speed that is left while uploads run."""
         return min(1.0, (self.dram - self.link_busy) / self.cpu)
 
     def experts(self, model: Model) -> ExpertCosts:
-        """What a profile would measure on it."""
+        """Return the expert costs that a profile would measure on the machine."""
         read = model.expert_bytes / self.cpu
         return ExpertCosts(
             cpu_layer_s=0.0,
@@ -80,15 +80,16 @@ class Machine:
         )
 
     def draft_token_s(self, model: Model) -> float:
-        """Of one drafted token."""
+        """Return the seconds of one drafted token."""
         return self.launch_s + model.draft_bytes / self.device
 
     def dense(self, n_tokens: int) -> float:
-        """Of a verification of that many tokens."""
+        """Return the seconds of the dense part of a verification of `n_tokens` tokens."""
         return self.dense_s + self.dense_token_s * (n_tokens - 1)
 
     def costs(self, model: Model, n_tokens: int = 16) -> Costs:
-        """All of them, as schedulers get them. `verify_s` has no experts in it: no scheduler reads it."""
+        """Return all costs, as schedulers get them. `verify_s` has no experts in it, because no scheduler
+        reads it."""
         dense = tuple(self.dense(n) for n in range(1, n_tokens + 1))
         draft = self.draft_token_s(model)
         return Costs((self.experts(model),), 0.0, draft, dense, dense, self.hand_off_s)

@@ -1,4 +1,4 @@
-"""Rows of the simulation as text."""
+"""Print rows of the simulation as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def page(rows: list[Row], names: list[str]) -> str:
-    """Per machine: what every recording gives, and the best draft length of each engine."""
+    """Return a page per machine: the figures of every recording, and each engine's best draft length."""
     parts = []
     for machine in dict.fromkeys(row["machine"] for row in rows):
         mine = [row for row in rows if row["machine"] == machine]
@@ -43,7 +43,8 @@ def _work(machine: str, rows: list[Row], names: list[str]) -> str:
 
 
 def _best(machine: str, rows: list[Row], names: list[str]) -> str:
-    """What a tuned draft length gives: per setting, acceptance and slots, the best of those recorded."""
+    """Return the effect of a tuned draft length: per setting, acceptance and slots, the best of those
+    recorded."""
     lines = [
         f"{machine}: tokens/s at the best draft length γ of each; ratios to llama.cpp's best with a draft,",
         "and to its best of any kind. `first` is the share of drafts whose first token is accepted.",

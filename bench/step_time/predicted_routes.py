@@ -1,10 +1,10 @@
-"""Predictions of routes as good as a router fed with an earlier layer's input would make them.
+"""Make predictions of routes as good as those of a router that gets an earlier layer's input.
 
 Every expert of a layer gets a score for every token: noise, plus `edge` if the token is routed to it, plus
-`near` if one of the last tokens before the step was. A token is predicted to take the best k of them, as many
-as it takes. `edge` is chosen so that the share of its experts among them, the recall, is what is asked for;
-with k predicted of k, precision is the same. `near` says how much the errors are the experts of neighbours:
-those are often resident already, and cost nothing.
+`near` if one of the last tokens before the step was. The best k experts, as many as the token uses, are the
+prediction. `edge` is chosen so that the recall, the share of the token's experts among them, has the wanted
+value. With k predicted of k, precision is the same. `near` sets how often a wrong prediction is an expert of
+a neighbour: such an expert is often resident already, and costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BINS = 64
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted of every step."""
+    """The predictions for every step."""
 
     chosen: BoolArray
     """bool [T, L, N]: among the best k of some token."""
@@ -37,7 +37,8 @@ class Predicted:
 
 
 def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predicted:
-    """Predictions of a recording with routes. recall: 0 to 1, of a token's experts; near: see above."""
+    """Return predictions of a recording with routes. recall: 0 to 1, of a token's experts; near: see
+    above."""
     if demand.routes is None:
         raise ValueError("a recording without routes cannot be predicted: record it anew")
     taken, before = _taken(demand.routes, demand.counts.shape[2])
@@ -54,7 +55,7 @@ def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predic
     chosen, probability = chosen.reshape(shape), probability.reshape(shape)
     chosen[absent], probability[absent] = False, 0.0
     some = 1 - np.prod(1 - probability, axis=1, dtype=np.float32)
-    # Tokens of a step are alike, so their scores are no independent witnesses.
+    # The tokens of a step are alike, so their scores are not independent.
     return Predicted(chosen.any(1), some if n_token == 1 else _calibrated(some, demand.counts > 0))
 
 
@@ -93,8 +94,10 @@ def _edge_for(noise: Float32Array, taken: BoolArray, k: int, recall: float) -> f
 def _calibrated(score: Float32Array, right: BoolArray) -> Float32Array:
     """float32, of the same shape: how often a score like this one was right.
 
-    By a table over the quantiles of right ones: what a learner that watches its predictions comes to know.
-    It sees the score alone: nothing of what is to be predicted may leak into it."""
+    The result comes from a table over the quantiles of right scores, which a learner that watches its
+    predictions would learn. The function sees the score alone, because nothing of the predicted routes may
+    leak into it.
+    """
     edges = np.unique(np.quantile(score[right], np.linspace(0, 1, _BINS)) if right.any() else score[:0])
     bins = np.searchsorted(edges, score, side="right")
     total = np.bincount(bins.ravel(), minlength=len(edges) + 1)

@@ -1,4 +1,4 @@
-"""What schedulers are held against: the set that was wanted most, and one that knows what comes."""
+"""Reference schedulers: the set that was used most, and one that knows the future."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from spac.scheduler import Event, Plan, Scheduler, View
 from spac.scheduler.belady import NEVER, next_use
 from spac.scheduler.ewma import best_per_pool
 
-_FEW = 64  # steps ahead that it tells apart
+_FEW = 64  # steps ahead that it distinguishes
 
 
 class Foreseen(Scheduler):
-    """Keeps what is used soonest, and of that what most tokens use. No bound: it uploads at any price."""
+    """A scheduler that keeps what is used soonest, and of that what most tokens use. It is no bound: it
+    uploads at any price."""
 
     name = "foreseen"
 

@@ -1,14 +1,15 @@
-"""Runs a scheduler over recorded demand on a modelled machine, and tells how long the steps take.
+"""Run a scheduler over recorded demand on a modelled machine, and compute how long the steps take.
 
-A step drafts (the device busy, DRAM idle), then every layer does its dense part on the device and its
-experts on both sides at once: max(device, CPU), and the hand-off unless all experts of the layer are
-resident (with one missing the device waits for the CPU, be it wanted or not). Uploads follow the
-scheduler's last plan through the mechanism's own bookkeeping, best first, all the time: at the link's speed
-while the CPU does nothing, else at `link_busy`, and then the CPU reads at what is left of DRAM. A layer finds
-resident what has arrived when it begins; a victim is gone once the copy over it begins.
+A step drafts first (the device is busy, DRAM is idle). Then every layer does its dense part on the device and
+its experts on both sides at once: max(device, CPU). It adds the hand-off unless all experts of the layer are
+resident (with one missing the device waits for the CPU, even if no token uses that expert). Uploads follow
+the scheduler's last plan through the mechanism's own bookkeeping, best first, all the time. They run at the
+link's speed while the CPU does nothing, else at `link_busy`, and then the CPU reads at the rest of DRAM's
+bandwidth. A layer finds resident what has arrived when it begins. A victim is gone once the copy over it
+begins.
 
-Not modelled: what scheduling itself costs, batches of copies, the order of equal priorities by the layer that
-is running (they go from layer 0 on), attention over a long context.
+The model leaves out the cost of scheduling itself, batches of copies, the order of equal priorities by the
+running layer (they go from layer 0 on), and attention over a long context.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from spac.scheduler.replay import Demand
 
 @dataclass
 class Spent:
-    """Seconds of the judged steps by what they went to, and what was done in them."""
+    """Seconds of the judged steps by what took them, and counts of what was done in them."""
 
     draft: float = 0.0
     dense: float = 0.0
@@ -47,20 +48,20 @@ class Spent:
 
     @property
     def rate(self) -> float:
-        """Tokens per second."""
+        """Return tokens per second."""
         return self.tokens / self.seconds
 
     @property
     def hit_rate(self) -> float:
-        """Of distinct experts per step."""
+        """Return the hit rate of distinct experts per step."""
         return self.hits / max(1, self.distinct)
 
 
 class Simulation:
-    """One machine, one model, one recording, so many slots."""
+    """A simulation of one machine, one model, one recording and one number of slots."""
 
     def __init__(self, machine: Machine, model: Model, demand: Demand, n_slots: int) -> None:
-        """The recording's layers are taken as layers of the model."""
+        """Take the recording's layers as layers of the model."""
         self.layers = tuple(replace(layer, expert_bytes=model.expert_bytes) for layer in demand.layers)
         self._machine, self._model, self._demand = machine, model, demand
         self._shapes = [(layer.n_expert, layer.pool) for layer in self.layers]
@@ -69,8 +70,8 @@ class Simulation:
         self._experts = machine.experts(model)
 
     def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Spent:
-        """All steps under a scheduler; counts those from `judged_from` on. costs: what it sees of them, by
-        default what they are."""
+        """Run all steps under a scheduler, and count those from `judged_from` on. costs: the scheduler's view
+        of the costs, by default their true values."""
         demand = self._demand
         costs = costs or Known(self._machine.costs(self._model))
         link = self._link()
@@ -107,8 +108,8 @@ class Simulation:
         return Spent()
 
     def whole_layers(self, judged_from: int) -> Spent:
-        """llama.cpp's --n-cpu-moe: the experts of as many whole layers as there is room for are on the
-        device, the others' on the CPU. Its hand-off is taken to cost what ours does."""
+        """Simulate llama.cpp's --n-cpu-moe: the experts of as many whole layers as fit are on the device, the
+        others' on the CPU. Its hand-off is taken to cost as much as spac's."""
         left, resident = sum(self.pool_slots), np.zeros(self._demand.counts.shape[1:], np.bool_)
         for row, layer in zip(resident, self.layers, strict=True):
             if layer.n_expert > left:
@@ -118,7 +119,7 @@ class Simulation:
         return self.fixed(resident, judged_from)
 
     def fixed(self, resident: BoolArray, judged_from: int) -> Spent:
-        """With these resident (bool [L, N]) and no uploads."""
+        """Simulate a fixed residency (bool [L, N]) without uploads."""
         link = Link(self._shapes, [0] * len(self.pool_slots), self._model.expert_bytes)
         link.slot_of[resident] = 0
         spent, demand = Spent(), self._demand.part(slice(judged_from, None))
@@ -167,14 +168,14 @@ class Simulation:
             )  # fmt: skip
 
     def _block(self, pairs: int, misses: int, hits: int, link: Link, spent: Spent) -> tuple[float, float]:
-        """Both sides of one layer's experts; returns the seconds of the CPU and of the device."""
+        """Run both sides of one layer's experts. Return the seconds of the CPU and of the device."""
         costs, machine = self._experts, self._machine
         device = costs.device_expert_s * hits
         alone = cpu = costs.cpu_s(pairs, misses)
         if alone > 0 and link.pending > 0:
             slowed = alone + costs.cpu_expert_s * misses * (1 / machine.slowed - 1)
             drained = link.pending / machine.link_busy
-            # What the CPU does while uploads still run goes at the lower speed, the rest at its own.
+            # The CPU's work during uploads goes at the lower speed, the rest at its own.
             cpu = slowed if drained >= slowed else drained + (slowed - drained) * alone / slowed
             link.run(min(cpu, drained), machine.link_busy)
         link.run(max(0.0, device - cpu), machine.link)

@@ -1,4 +1,4 @@
-"""A link on which some copies overtake the plan's: those that a layer is about to need."""
+"""Model a link on which some copies overtake the plan's: those of experts that a layer is about to need."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from bench.step_time.link import Expert, Link
 from spac.machine.arrays import BoolArray, Int64Array
 from spac.scheduler import Plan
 
-_KEPT = np.int64(1) << 40  # priority of what must not be a victim
+_KEPT = np.int64(1) << 40  # priority of an expert that must not be a victim
 
 
 class UrgentLink(Link):
-    """Urgent copies first, in the order asked for; then the plan's. The copy under way is always finished."""
+    """A link that runs urgent copies first, in the order of the requests, then the plan's. The copy under way
+    is always finished."""
 
     def __init__(
         self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int], expert_bytes: int
@@ -26,7 +27,7 @@ class UrgentLink(Link):
         self.kept: BoolArray = np.zeros(self.slot_of.shape, np.bool_)
         """bool [L, N]: no victims of urgent copies."""
         self.urgent_uploads = 0
-        """Urgent copies that began."""
+        """The number of urgent copies that began."""
 
     @property
     def pending(self) -> float:
@@ -34,7 +35,7 @@ class UrgentLink(Link):
 
     @property
     def ahead(self) -> float:
-        """Bytes that come before another urgent copy."""
+        """Return the bytes that come before another urgent copy."""
         return self._left + self._bytes * len(self._urgent)
 
     @property
@@ -46,7 +47,7 @@ class UrgentLink(Link):
         self._priority = plan.priority.astype(np.int64)
 
     def urge(self, experts: Iterable[Expert]) -> None:
-        """These are to come next, behind what is urgent already."""
+        """Queue these experts next, behind those that are urgent already."""
         for expert in experts:
             if self.slot_of[expert] < 0 and expert != self._copying and expert not in self._urgent:
                 self._urgent.append(expert)
@@ -56,7 +57,7 @@ class UrgentLink(Link):
         self._urgent = [e for e in self._urgent if e[0] != layer or (unless is not None and unless[e[1]])]
 
     def on_its_way(self, expert: Expert) -> bool:
-        """Resident, being copied, or urgent."""
+        """Return True if the expert is resident, being copied, or urgent."""
         return self.slot_of[expert] >= 0 or expert == self._copying or expert in self._urgent
 
     def run(self, seconds: float, rate: float) -> None:
@@ -71,7 +72,7 @@ class UrgentLink(Link):
                 self.uploads += 1
 
     def _next(self) -> bool:
-        """Begins a copy; False when there is none to begin."""
+        """Begin a copy. Return False when no copy is left to begin."""
         while self._urgent:
             load = self._urgent.pop(0)
             if self.slot_of[load] < 0 and self._make_room(load, None, None):
@@ -84,7 +85,7 @@ class UrgentLink(Link):
         return False
 
     def _make_room(self, load: Expert, victim: Expert | None, below: int | None) -> bool:
-        """A slot for it, its copy begun; False if all hold what is worth `below` or more."""
+        """Begin a copy into a slot. Return False if all slots hold experts of priority `below` or more."""
         pool = self._pools[load[0]]
         if self._table.n_free(pool) == 0:
             if victim is None or self.slot_of[victim] < 0:
