@@ -1,1 +1,1 @@
-"""spac and llama.cpp side by side, in one run, at equal VRAM (README.md)."""
+"""Compare spac and llama.cpp side by side, in one run, at equal VRAM (README.md)."""

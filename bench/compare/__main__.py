@@ -1,12 +1,13 @@
-"""spac and llama.cpp side by side: same files, prompts, threads, draft length, and equal VRAM.
+"""Compare spac and llama.cpp side by side: same files, prompts, threads and draft length, and equal VRAM.
 
     python -m bench.compare OUT --target FILE [--draft FILE] [--device CUDA0|simulated|cpu]
                                 [--budgets SHARE …] [--contexts N …] [--only TEXT …] [--peer NAME=COMMAND …]
                                 [--seconds 540] [--quick] [--commit TEXT]
 
-Every engine runs in a process of its own; what is done is kept in OUT/cells, and a run that is out of its
+Every engine runs in a process of its own. Finished cells are kept in OUT/cells. A run that has used up its
 seconds (exit code 3) is called again in the same way. OUT gets compare.md, compare.json and plots. Exit code
-1: the page names what could not be run, or what must not be (perplexities that differ).
+1 means that the page names cells that could not be run, or results that must not be (perplexities that
+differ).
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from spac.errors import SpacError
 from spac.machine.cpu import physical_cores
 
 UNFINISHED = 3
-LISTED = 12  # cells that were not run, by name
+LISTED = 12  # number of cells that were not run which the page names
 
 
 def commit() -> str:
-    """The tree's, where git knows it; "" elsewhere."""
+    """Return the tree's commit where git knows it, "" elsewhere."""
     words = ["git", "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -46,7 +47,7 @@ def commit() -> str:
 
 
 def gpu(device: str) -> str:
-    """The card's name and driver, as nvidia-smi tells them."""
+    """Return the card's name and driver, as nvidia-smi reports them."""
     if not device.upper().startswith("CUDA"):
         return "no GPU"
     words = [
@@ -64,7 +65,7 @@ def gpu(device: str) -> str:
 
 
 def not_run(lines: list[str]) -> list[str]:
-    """One line per reason, with the first cells (compare.json has all)."""
+    """Return one line per reason, with the first cells (compare.json has all)."""
     reasons: dict[str, list[str]] = {}
     for line in lines:
         what, _, reason = line.partition(": ")
@@ -73,13 +74,13 @@ def not_run(lines: list[str]) -> list[str]:
 
 
 def named(cells: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the names of the first cells, and the number of the others."""
     more = f" and {len(cells) - LISTED} more" if len(cells) > LISTED else ""
     return ", ".join(cells[:LISTED]) + more
 
 
 def setting_of(comparison: Comparison) -> dict[str, Any]:
-    """What the figures belong to."""
+    """Return the setting that the figures belong to."""
     args = comparison.args
     return {
         "target": args.target.name,
@@ -106,7 +107,7 @@ def peers(comparison: Comparison) -> list[str]:
 
 
 def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     setting = setting_of(comparison)
     lines = ["# spac and llama.cpp side by side", "", ", ".join(f"{k}: {v}" for k, v in setting.items()), ""]
     lines.append(
@@ -130,7 +131,7 @@ def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str
 
 
 def conclude(comparison: Comparison, out: Path) -> None:
-    """Write page, figures and plots."""
+    """Write the page, the figures and the plots."""
     bandwidths = comparison.bandwidths()
     rows = rows_of(comparison, bandwidths)
     tables = [
@@ -197,12 +198,12 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = arguments()
     args = parser.parse_args(argv)
     if min(args.threads or [1]) < 1:
         parser.error("--threads: at least 1")
-    if args.quick:  # what was said holds
+    if args.quick:  # options that were given stay
         parser.set_defaults(budgets=["17%"], contexts=[64], tokens=24, texts=2)
         args = parser.parse_args(argv)
     try:
@@ -218,6 +219,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A peer's server ends with this program, also where it is stopped from outside.
+    # A peer's server ends with this program, even if the program is stopped from outside.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Where a step's time goes, what link and memory carry meanwhile, and what a repair would be worth."""
+"""Show where a step's time goes, what link and memory carry meanwhile, and what a repair would be worth."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from bench.compare.roofline import Bandwidths, Weights
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Of an engine's warm steps, per step. Times in ms add up to `step`; None is what nobody measured."""
+    """An engine's warm steps, per step. Times in ms add up to `step`. None means that nobody measured it."""
 
     step: float
     draft: float | None = None
     dense: float | None = None  # the rest of verification: the host's part of dense layers, spac's own work
     queue: float | None = None  # calls that queue launches, copies and joins
-    waits: float | None = None  # of the host for the device, which computes what is dense meanwhile
+    waits: float | None = None  # the host waits for the device, which computes the dense part meanwhile
     experts: float | None = None  # computed on the CPU
     scheduler: float | None = None
     rest: float = 0.0  # sampling, accepting, the governor, Python
-    counts: dict[str, float] = field(default_factory=dict)  # by name, not of time
+    counts: dict[str, float] = field(default_factory=dict)  # figures that are not times, by name
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
+        """Return tokens per second."""
         return self.counts["tokens"] / self.step * 1e3
 
 
 def breakdown_of(runs: Sequence[Run]) -> Breakdown | None:
-    """Of runs that tell where their time went; None for others."""
+    """Return the breakdown of runs that report where their time went, None for others."""
     mine = [run for run in runs if run.figures.get("verify_s") is not None]
     steps = sum(run.steps for run in mine)
     if not steps:
         return None
 
     def sum_of(*path: str) -> float | None:
-        """Per step; None where a run does not have it."""
+        """Return the sum per step, None where a run does not have it."""
         values = []
         for run in mine:
             value: Any = run.figures
@@ -76,7 +76,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def cpu_rate(parts: Breakdown, target: Weights) -> float | None:
-    """Bytes per second at which the CPU went through the experts that were not resident."""
+    """Return the bytes per second at which the CPU read the experts that were not resident."""
     missed = parts.counts.get("distinct", 0.0) - parts.counts.get("resident", 0.0)
     return missed * target.expert / (parts.experts / 1e3) if parts.experts and missed > 0 else None
 
@@ -84,10 +84,10 @@ def cpu_rate(parts: Breakdown, target: Weights) -> float | None:
 def repairs(
     result: Result, parts: Breakdown, bandwidths: Bandwidths | None, target: Weights, draft: Weights | None
 ) -> dict[str, float]:
-    """Tokens per second if one thing were as good as can be and all else as it is.
+    """Return tokens per second if one thing were as good as possible and everything else stayed as it is.
 
-    Experts on the CPU are taken to scale with the distinct experts that are missing; that the device would
-    take longer for those that are resident instead is not counted.
+    The time of experts on the CPU is taken to scale with the distinct experts that are missing. The device's
+    extra time for experts that are resident instead is not counted.
     """
     tokens, found = parts.counts["tokens"], {}
 
@@ -124,7 +124,7 @@ NAMES = {
 
 
 def time_table(rows: Sequence[tuple[str, Breakdown]]) -> str:
-    """Markdown, a line per engine: ms per step."""
+    """Return Markdown with a line per engine: ms per step."""
     lines = ["| ms per step | " + " | ".join(NAMES.values()) + " |", "| --- |" + " ---: |" * len(NAMES)]
     for name, parts in rows:
         values = (getattr(parts, each) for each in NAMES)
@@ -133,7 +133,7 @@ def time_table(rows: Sequence[tuple[str, Breakdown]]) -> str:
 
 
 def use_table(rows: Sequence[tuple[str, Breakdown]], bandwidths: Bandwidths | None, target: Weights) -> str:
-    """Markdown: what the link and the CPU's memory carried, per engine that says so."""
+    """Return Markdown: what the link and the CPU's memory carried, per engine that reports it."""
     head = (
         "per step", "drafted", "waits", "uploads", "unused", "copies under way", "link GB/s", "of it",
         "CPU through experts, GB/s", "of DRAM",
@@ -155,7 +155,7 @@ def use_table(rows: Sequence[tuple[str, Breakdown]], bandwidths: Bandwidths | No
 
 
 def repair_table(rows: Sequence[tuple[str, float, dict[str, float]]]) -> str:
-    """Markdown: (engine, its tokens per second, `repairs`) as they would be."""
+    """Return Markdown of the predicted speeds: (engine, its tokens per second, `repairs`)."""
     names = list(dict.fromkeys(name for _, _, found in rows for name in found))
     if not names:
         return ""

@@ -1,4 +1,5 @@
-"""The cells of the comparison: which engines, on which budget and context, and what runs a cell."""
+"""Define the cells of the comparison: the engines, their budgets and contexts, and the process that runs a
+cell."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from spac.model.gguf.info import EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_TIME = "out of time"
-LEAST_S = 20  # nothing is begun with fewer seconds left
-MOST_S = 150  # a cell that takes longer hangs
+LEAST_S = 20  # seconds: nothing begins with fewer left
+MOST_S = 150  # seconds: a cell that takes longer hangs
 NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A row of the table. `tuned`: with as many layers' experts on the device as fit into the VRAM that spac
-    took (llama.cpp's --n-cpu-moe)."""
+    """A row of the table. With `tuned`, as many layers' experts are on the device as fit into the VRAM that
+    spac took (llama.cpp's --n-cpu-moe)."""
 
     name: str
     kind: str
@@ -34,39 +35,39 @@ class Engine:
     tuned: bool = False
     scheduler: str = ""
     governor: str | None = None
-    draft_length: int | None = None  # None: the comparison's
+    draft_length: int | None = None  # None: the comparison's draft length
     lookahead: int | None = None  # None: spac's default
-    graphs: bool = True  # CUDA's; without them only on the first budget and context, and only on CUDA
-    no_host: bool = False  # llama.cpp's repacked kernels for what is on the CPU; a GPU hinders them otherwise
-    command: str = ""  # a peer's, with its {names}
+    graphs: bool = True  # CUDA graphs; rows without them run only on CUDA, on the first budget and context
+    no_host: bool = False  # llama.cpp's repacked kernels for the CPU; beside a GPU they are off otherwise
+    command: str = ""  # a peer's command, with its {names}
 
     @classmethod
     def of_peer(cls, name: str, command: str) -> Engine:
-        """Return the row of a peer: what it does follows from what its command takes."""
+        """Return the row of a peer. Its properties follow from the names that its command uses."""
         speculates = peer.uses(command, "draft")
         name += ", draft" if speculates else ""
         return cls(name, "peer", speculates, tuned=peer.uses(command, "n_cpu_moe"), command=command)
 
     @property
     def side(self) -> str:
-        """Return what its number of threads is chosen for: one side's engines share it, each peer has its
-        own."""
+        """Return the key that the number of threads is chosen for: one side's engines share it, each peer has
+        its own."""
         return f"peer {self.name}" if self.command else self.kind
 
     @property
     def on_gpu_alone(self) -> bool:
-        """Tell whether the row differs from another one beside a GPU alone."""
+        """Return True if the row differs from another one only beside a GPU."""
         return not self.graphs or self.no_host
 
     @property
     def by_budget(self) -> bool:
-        """Whether the budget of experts on the device makes a difference to it."""
+        """Return True if the budget of experts on the device makes a difference to it."""
         return self.kind == "spac" or self.tuned
 
 
 def engines(schedulers: list[str], peers: Sequence[Engine] = ()) -> list[Engine]:
-    """All rows, in the order in which they run: those that decide first, each after what it is tuned to. The
-    first scheduler is the one that the comparison rests on."""
+    """Return all rows in the order in which they run: those that decide first, each after the row that it is
+    tuned to. The comparison rests on the first scheduler."""
     first, governed = schedulers[0], [name for name in schedulers[:2] if name in schedulers]
     spac = {name: Engine(f"spac {name}, draft", "spac", True, scheduler=name) for name in schedulers}
     rows = [
@@ -83,13 +84,13 @@ def engines(schedulers: list[str], peers: Sequence[Engine] = ()) -> list[Engine]
                 *peers,
             ]
         rows += [spac.pop(name)] if name in spac else []
-    # Fewer drafted tokens want fewer experts: llama.cpp's own default length.
+    # Fewer drafted tokens need fewer experts: llama.cpp's own default length.
     rows.append(Engine("llama.cpp --n-cpu-moe, draft of 3", "llama.cpp", True, tuned=True, draft_length=3))
     for what, speculates in ((", draft", True), ("", False)):
         name = f"llama.cpp --n-cpu-moe --no-host{what}"
         rows.append(Engine(name, "llama.cpp", speculates, tuned=True, no_host=True))
     rows.append(Engine(f"spac {first}, no draft", "spac", False, scheduler=first))
-    for speculates in (True, False):  # a twin's routers are foreseen better than a real model's: tools/twin
+    for speculates in (True, False):  # a twin's routers are easier to predict than a real model's: tools/twin
         name = f"spac {first} without lookahead, {'draft' if speculates else 'no draft'}"
         rows.append(Engine(name, "spac", speculates, scheduler=first, lookahead=0))
     return [
@@ -120,12 +121,13 @@ def key_of(name: str) -> str:
 
 
 def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterator[Cell]:
-    """Every cell once, what decides first: all engines on the first budget and context, then on the others
-    the first engines, then the rest; those without CUDA's graphs are asked on the first alone."""
+    """Yield every cell once, the deciding ones first. All engines run on the first budget and context. Then
+    the first engines run on the others, then the rest. Engines without CUDA graphs run on the first budget
+    and context alone."""
     places = [(budget, context) for context in contexts for budget in budgets]
     places.sort(key=lambda place: (budgets.index(place[0]) > 0) + (contexts.index(place[1]) > 0))
-    # What decides: spac with a draft and with the governor; of llama.cpp two rows with a draft and two
-    # without, for those may be its best; and all peers.
+    # The deciding rows are spac with a draft and with the governor, all peers, and four rows of llama.cpp:
+    # two with a draft and two without, because either may be its best.
     kinds = [row.kind for row in rows]
     deciding = 2 + 4 * ("llama.cpp" in kinds) + kinds.count("peer")
     rest = [row for row in rows[deciding:] if row.graphs]
@@ -141,7 +143,7 @@ def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterato
 
 
 def layer_bytes(path: Path) -> list[int]:
-    """Bytes of every layer's experts, 0 where a layer has none."""
+    """Return the bytes of every layer's experts, 0 where a layer has none."""
     header = read_header(path)
     sizes: dict[int, int] = {}
     for tensor in header.tensors:
@@ -152,7 +154,8 @@ def layer_bytes(path: Path) -> list[int]:
 
 
 def layers_on_cpu(sizes: list[int], room: float) -> int:
-    """The N of --n-cpu-moe: the first N layers' experts on the CPU, the others' within `room` bytes."""
+    """Return the N of --n-cpu-moe: the first N layers' experts are on the CPU, the others' fit into `room`
+    bytes."""
     used, n = 0, len(sizes)
     while n > 0 and used + sizes[n - 1] <= room:
         n -= 1
@@ -161,10 +164,11 @@ def layers_on_cpu(sizes: list[int], room: float) -> int:
 
 
 def environment(reference: Path | None, *, graphs: bool = True) -> dict[str, str]:
-    """For a process that runs the unpatched library of that folder, or (None) spac's own; without CUDA's
-    graphs, where ggml is not to use them.
+    """Return the environment of a process that runs the unpatched library of `reference`, or (None) spac's
+    own. Without `graphs`, ggml does not use CUDA graphs.
 
-    CUDA's libraries may be Python packages; spac finds them by itself, the unpatched library must be told.
+    CUDA's libraries may be Python packages. spac finds them by itself, the unpatched library needs their
+    folders.
     """
     folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "python")]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
@@ -179,7 +183,7 @@ def environment(reference: Path | None, *, graphs: bool = True) -> dict[str, str
 
 
 def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: float) -> Result:
-    """Runs a job in a process of its own, and keeps its result in the work folder.
+    """Run a job in a process of its own, and keep its result in the work folder.
 
     reference: the folder of the unpatched library, for jobs of llama.cpp; None: spac's own library. A peer
     has its own program.
@@ -217,7 +221,7 @@ def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: fl
 
 
 def _failed(reason: str, path: Path) -> Result:
-    """Kept, so that later calls know."""
+    """Return a failed result, and keep it so that later calls know it."""
     result = Result(error=reason)
     result.write(path)
     return result

@@ -1,4 +1,5 @@
-"""Ask a server for OpenAI's completions, and take the times of its streamed answers on our side."""
+"""Ask a server for OpenAI's completions, and measure the times of its streamed answers on the client's
+side."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from bench.compare.job import TOOK_TOO_LONG, Run
 from bench.compare.server import PeerError, Server
 
 RETRY_S = 0.1
-BURST_S = 0.002  # chunks that come closer than this to the first one are of the same step
-APART = 1.25  # ratio from which on a server's own speed is called another one than ours
-REFUSED = (400, 422, 500)  # statuses with which servers answer fields and prompts that they do not know
+BURST_S = 0.002  # seconds: chunks that come closer than this to the first one are of the same step
+APART = 1.25  # ratio from which on a server's own speed counts as different from the client's
+REFUSED = (400, 422, 500)  # statuses of servers that do not know a field or a form of the prompt
 
 
 class _RefusedError(PeerError):
-    """Tells that another form of the request may do."""
+    """A refusal after which another form of the request may succeed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class _Chunk:
 
 
 class Client:
-    """Asks a server that has been started. Raises PeerError in all methods, with one line."""
+    """A client of a server that has been started. All methods raise PeerError, with one line."""
 
     def __init__(self, server: Server, port: int, deadline: float) -> None:
         """deadline: the time.monotonic() at which the client gives up."""
@@ -63,8 +64,8 @@ class Client:
         self._model = self._model_name()
 
     def complete(self, prompt: list[int], text: str, n_predict: int) -> Run:
-        """Return the greedy continuation of a prompt, which is sent as tokens or, where they are refused, as
-        text."""
+        """Return the greedy continuation of a prompt. The prompt is sent as tokens, or as text where tokens
+        are refused."""
         with self._explained():
             while True:
                 try:
@@ -80,7 +81,7 @@ class Client:
             "model": self._model, "prompt": prompt if as_tokens else text, "max_tokens": n_predict,
             "temperature": 0, "stream": True,
         }  # fmt: skip
-        if extended:  # llama.cpp's names: never an end of the text, and every prompt is read
+        if extended:  # llama.cpp's fields: the text never ends early, and every prompt is read
             body |= {"stream_options": {"include_usage": True}, "n_predict": n_predict, "ignore_eos": True}
             body |= {"cache_prompt": False, "top_k": 1, "seed": 1}
         begun = time.perf_counter()
@@ -89,10 +90,10 @@ class Client:
         return self._run(chunks, begun, len(prompt), n_predict)
 
     def _run(self, chunks: list[_Chunk], begun: float, n_prompt: int, n_predict: int) -> Run:
-        """Reckon the times of an answer.
+        """Compute the times of an answer.
 
-        The decoding speed is that of the tokens behind the first step's, for the first step's time is the
-        prompt's too. `decode_s` is what all tokens take at that speed.
+        The decoding speed is that of the tokens behind the first step's, because the first step's time
+        includes the prompt's. `decode_s` is the time of all tokens at that speed.
         """
         timed = [chunk for chunk in chunks if chunk.text]
         if len(timed) < 2:
@@ -110,7 +111,7 @@ class Client:
             self.notes[f"it read {read} tokens for {n_prompt}"] = None
         speed = n / timings["predicted_ms"] * 1e3 if timings.get("predicted_ms") else 0.0
         drafted, accepted = (int(timings.get(name) or 0) for name in ("draft_n", "draft_n_accepted"))
-        share = 1 - n_first / len(timed)  # of the tokens: those behind the first step's
+        share = 1 - n_first / len(timed)  # share of the tokens that are behind the first step's
         decode_s = (last - timed[n_first - 1].time) / share
         if speed and not 1 / APART < n / decode_s / speed < APART:
             self.notes["its own timings say another speed"] = None
@@ -125,7 +126,7 @@ class Client:
         self, timed: list[_Chunk], usage: dict[str, Any], timings: dict[str, Any], reason: str | None,
         n_predict: int,
     ) -> int:  # fmt: skip
-        """Return the number of tokens, by what knows it best."""
+        """Return the number of tokens, from the most reliable source."""
         if usage.get("completion_tokens"):
             n, how = int(usage["completion_tokens"]), "its usage"
         elif timings.get("predicted_n"):
@@ -152,7 +153,7 @@ class Client:
                 raise (_RefusedError if answer.status in REFUSED else PeerError)(said)
             reason = None
             while line := answer.readline():
-                with suppress(OSError):  # else a server that collects small packets waits for us
+                with suppress(OSError):  # otherwise a server that collects small packets waits for this side
                     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
                 if time.monotonic() > self._deadline:
                     raise self._too_late("it is still answering")
@@ -185,7 +186,7 @@ class Client:
             connection.close()
 
     def _model_name(self) -> str:
-        """Return the name that the server gives its model; some refuse others."""
+        """Return the name that the server gives its model. Some servers refuse other names."""
         with self._explained():
             status, data = self._get("/v1/models")
         try:
@@ -199,7 +200,7 @@ class Client:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise PeerError for what goes wrong on the way."""
+        """Turn errors on the way into PeerError."""
         try:
             yield
         except TimeoutError:
@@ -216,7 +217,7 @@ class Client:
         )
 
 
-_FORMS = (  # as tokens, with llama.cpp's fields, and how the page tells it
+_FORMS = (  # as tokens, with llama.cpp's fields, and the page's words for it
     (True, True, "prompts sent as tokens"),
     (False, True, "prompts sent as text"),
     (False, False, "prompts sent as text, with OpenAI's fields alone"),
@@ -224,7 +225,7 @@ _FORMS = (  # as tokens, with llama.cpp's fields, and how the page tells it
 
 
 def _message(data: bytes) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's message in one line."""
     text = data.decode(errors="replace")
     try:
         error = json.loads(text)["error"]

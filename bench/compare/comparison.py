@@ -1,4 +1,4 @@
-"""The comparison's course: which cells run, in which order, tuned to what, and what is kept of them."""
+"""Run the comparison: choose the cells and their order, tune them, and keep their results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tools.reference import reference_folder
 if TYPE_CHECKING:
     from spac.model.c_api import Model
 
-BANDWIDTHS_S = 60  # measuring them hangs when it takes longer
+BANDWIDTHS_S = 60  # seconds: measuring them hangs when it takes longer
 FIRST = 3  # cells before perplexities are measured
 VRAM_NOISE = 64 << 20
 NOT_TUNED = (
@@ -52,14 +52,14 @@ NOT_TUNED = (
 
 
 class NotTunedError(InputError):
-    """Tells that a cell needs what another one has to measure first."""
+    """A cell needs a figure that another cell has to measure first."""
 
 
 class Comparison:
-    """One run over the grid; what earlier runs did is read from the cells' folder."""
+    """One run over the grid. Results of earlier runs are read from the cells' folder."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Raises InputError for files and settings that cannot be used."""
+        """Raise InputError for files and settings that cannot be used."""
         self.args = args
         self.cells: Path = args.out / "cells"
         self.cells.mkdir(parents=True, exist_ok=True)
@@ -78,19 +78,19 @@ class Comparison:
         rows = engines(args.schedulers, self.peers)
         rows = [row for row in rows if args.draft or not row.speculates]
         rows = [row for row in rows if self.on_gpu or not row.on_gpu_alone]
-        if args.only:  # who names a peer wants it
+        if args.only:  # peers that are named run, whatever --only says
             rows = [row for row in rows if row.command or any(text in row.name for text in args.only)]
         self.grid = list(grid(rows, args.budgets, args.contexts))
         self.sizes = layer_bytes(args.target)
         self.target, self.draft = Weights.of(args.target), Weights.of(args.draft) if args.draft else None
         self.results: dict[str, Result] = {}
-        self.again: dict[str, Result] = {}  # of the first pair, at the end
+        self.again: dict[str, Result] = {}  # the first pair, run again at the end
         if not args.threads:  # spac's default beside that device, for both sides
             args.threads = [default_threads(physical_cores(), gpu=self.on_gpu)]
         self.threads = threads.Threads.read(self.cells / "threads.json", args.threads)
         self.n_cpu_moe: dict[str, int | None] = {}
         self._longest_s = 0.0
-        self.tried: set[str] = set()  # what is measured once, whether it succeeds or not
+        self.tried: set[str] = set()  # measured once, whether it succeeds or not
         self.prompts = {n: self._make_prompts(n) for n in {*args.contexts, TOKENS}}
 
     @property
@@ -98,12 +98,13 @@ class Comparison:
         return bool(self.args.device.upper().startswith("CUDA"))
 
     def device(self, kind: str) -> str:
-        """Where that side runs: the simulated device computes on the CPU, and llama.cpp does without it."""
+        """Return the device of that side: the simulated device computes on the CPU, and llama.cpp runs
+        without it."""
         device: str = self.args.device
         return "cpu" if kind != "spac" and device.lower() in NO_GPU else device
 
     def _peers(self) -> Iterator[Engine]:
-        """Yield the rows of --peer; what cannot be one is not run."""
+        """Yield the rows of --peer. An option that is no valid peer is noted as not run."""
         taken = {row.name for row in engines(self.args.schedulers)}
         for text in self.args.peer:
             try:
@@ -130,13 +131,13 @@ class Comparison:
         return b"".join(map(self._vocabulary.piece, tokens)).decode("utf-8", "replace")
 
     def of_peer(self, engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
-        """Return what the job of a peer has beside what others have; nothing for others."""
+        """Return the fields that only the job of a peer has; empty for others."""
         if not engine.command:
             return {}
         chosen = self.threads.of(engine.side) if peer.uses(engine.command, "threads") else 0
         return {
             "command": engine.command,
-            "threads": chosen,  # 0: its command does not take it
+            "threads": chosen,  # 0: its command has no name for it
             "texts": [self.text_of(prompt) for prompt in prompts],
             "draft": str(self.args.draft) if engine.speculates else None,
             "draft_length": self.args.draft_length if engine.speculates else 0,
@@ -148,7 +149,7 @@ class Comparison:
         return not command or (path.is_file() and Job.read(path).command == command)
 
     def _make_prompts(self, n: int) -> list[list[int]]:
-        """Prompts of `n` tokens: stretches of a twin's chain, or of --text."""
+        """Return prompts of `n` tokens: stretches of a twin's chain, or of --text."""
         count = self.args.texts
         chain = read_header(self.args.target).metadata.get("twin.chain")
         if isinstance(chain, int) and self.args.text is None:
@@ -161,7 +162,7 @@ class Comparison:
         return [tokens[i * n : (i + 1) * n] for i in range(count)]
 
     def job(self, cell: Cell) -> Job:
-        """What the cell runs. Raises InputError where something it needs has not run."""
+        """Return the cell's job. Raise InputError where a cell that it needs has not run."""
         args, engine = self.args, cell.engine
         n_cpu_moe = self._tuned(cell) if engine.tuned else len(self.sizes) if engine.kind != "spac" else None
         prompts = self.prompts[cell.context]
@@ -186,8 +187,8 @@ class Comparison:
         return replace(job, **self.of_peer(engine, prompts))
 
     def _vram(self, cell: Cell, kind: str, speculates: bool | None = None) -> int | None:
-        """The most VRAM that engines of this kind took on the cell's context: spac's on its budget,
-        llama.cpp's with all experts on the CPU. None where it is not known."""
+        """Return the most VRAM that engines of this kind took on the cell's context: spac's on its budget,
+        llama.cpp's with all experts on the CPU. Return None where it is not known."""
         found = []
         for other in self.grid:
             engine, result = other.engine, self.results.get(other.key)
@@ -199,8 +200,8 @@ class Comparison:
         return max(found, default=None)
 
     def _tuned(self, cell: Cell) -> int:
-        """N of --n-cpu-moe: what fits into the most VRAM that spac took on this budget, or, where VRAM is not
-        measured, into its slots."""
+        """Return the N of --n-cpu-moe: the layers that fit into the most VRAM that spac took on this budget,
+        or, where VRAM is not measured, into its slots."""
         if not self.on_gpu:
             share = Slots.parse(cell.budget).share or 0.0
             return layers_on_cpu(self.sizes, share * sum(self.sizes))
@@ -210,28 +211,30 @@ class Comparison:
         return layers_on_cpu(self.sizes, taken - bare)
 
     def run(self) -> None:
-        """Runs what is not done and for which there is time: the deciding cells, perplexities, all others.
+        """Run the cells that are not done, as far as time allows: the deciding ones, perplexities, all
+        others.
 
-        The first pair is run again at the end. Raises InputError where nothing would be measured warm.
+        The first pair is run again at the end. Raise InputError where nothing would be measured warm.
         """
         if self.args.texts < 2:
             raise InputError("--texts 1: the first prompt is a warm-up, and figures are of those after it")
         threads.tune(self)
         self.bandwidths()
-        # What failed in an earlier call is tried again, after all else.
+        # Cells that failed in an earlier call run again, after all others.
         failed = {cell for cell in self.grid if self._failed(cell)}
         waiting: list[Cell] = []
         for i, cell in enumerate(sorted(self.grid, key=failed.__contains__)):
             if i == FIRST:
                 self.likelihoods()
-            if self.deadline - time.monotonic() < 3 * self._least_s:  # else only the last call would do it
+            # otherwise only the last call would do it
+            if self.deadline - time.monotonic() < 3 * self._least_s:
                 self._repeat()
             waiting = self._attempt([cell, *waiting])
         self.not_run += [f"{cell.key}: {NOT_TUNED}" for cell in waiting]
         self._repeat()
 
     def _attempt(self, cells: list[Cell]) -> list[Cell]:
-        """Runs cells; returns those that are tuned to others which have not run."""
+        """Run cells. Return those that are tuned to cells which have not run."""
         waiting = []
         for cell in cells:
             try:
@@ -243,8 +246,8 @@ class Comparison:
         return waiting
 
     def _repeat(self) -> None:
-        """Runs the first pair again, which shows how far apart two equal cells are: spac's first cell, and
-        llama.cpp's first that is tuned. Without both, or without time for it, there is nothing to show."""
+        """Run the first pair again, which shows how far apart two equal cells are: spac's first cell, and
+        llama.cpp's first tuned one. Do nothing without both, or without time for them."""
         if self.args.brief:
             return
         ours = [cell for cell in self.grid if cell.engine.kind == "spac"][:1]
@@ -264,7 +267,7 @@ class Comparison:
                 self.again[cell.key] = done
 
     def _library(self, kind: str) -> Path | None:
-        """What `run_cell` takes for an engine of that kind."""
+        """Return the `reference` of `run_cell` for an engine of that kind."""
         return None if kind == "spac" else self.reference
 
     def _failed(self, cell: Cell) -> bool:
@@ -273,7 +276,7 @@ class Comparison:
 
     @property
     def _least_s(self) -> float:
-        """Seconds that have to be left to begin with another cell."""
+        """Return the seconds that have to be left to begin another cell."""
         return max(LEAST_S, min(1.2 * self._longest_s, MOST_S / 2))
 
     def _run(self, cell: Cell) -> None:
@@ -301,7 +304,7 @@ class Comparison:
             job = replace(job, n_cpu_moe=(job.n_cpu_moe or 0) + 1)
         self.n_cpu_moe[cell.key] = job.n_cpu_moe
         if result.error.startswith(TOOK_TOO_LONG) and left < MOST_S:
-            path.unlink()  # no fault of the cell's
+            path.unlink()  # the cell is not at fault
             self.not_run.append(f"{cell.key}: {OUT_OF_TIME}")
         elif result.error:
             self.not_run.append(f"{cell.key}: {result.error}")
@@ -309,12 +312,12 @@ class Comparison:
             self.results[cell.key] = result
 
     def _is_over(self, cell: Cell, result: Result) -> bool:
-        """Whether llama.cpp took more VRAM than spac had, by more than what measuring is off by."""
+        """Return True if llama.cpp took more VRAM than spac had, by more than the error of measuring."""
         limit = self._vram(cell, "spac")
         return limit is not None and result.peak_vram is not None and result.peak_vram > limit + VRAM_NOISE
 
     def bandwidths(self) -> Bandwidths | None:
-        """The machine's, measured once."""
+        """Return the machine's bandwidths, measured once."""
         path = self.cells / "bandwidths.json"
         if not path.is_file() and "bandwidths" not in self.tried and not self.args.brief:
             self.tried.add("bandwidths")

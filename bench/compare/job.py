@@ -1,4 +1,4 @@
-"""What one cell of the comparison runs, and what it found: plain data, as JSON between processes."""
+"""The job of one cell of the comparison and its result: plain data, as JSON between processes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 TOOK_TOO_LONG = "not done within"
-NO_GPU = ("cpu", "simulated", "stand-in")  # devices that are no GPU
+NO_GPU = ("cpu", "simulated", "stand-in")  # devices that are not a GPU
 
 
 class _Json:
-    """Read from and written to a file."""
+    """Data that can be read from and written to a file."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -22,7 +22,7 @@ class _Json:
         return cls(**{key: value for key, value in values.items() if key in names})
 
     def write(self, path: Path) -> None:
-        """In one go: a file that is there is complete."""
+        """Write the file in one step: a file that exists is complete."""
         unfinished = path.with_suffix(".tmp")
         unfinished.write_text(json.dumps(asdict(self)) + "\n")  # type: ignore[call-overload]
         unfinished.replace(path)
@@ -30,14 +30,14 @@ class _Json:
 
 @dataclass(frozen=True)
 class Job(_Json):
-    """One engine on one setting. The first prompt is met cold, the others warm."""
+    """One engine on one setting. The first prompt runs cold, the others warm."""
 
     kind: str  # "llama.cpp", "peer", "spac", "likelihoods"; "threads": a sweep over `thread_counts`
     target: str
     prompts: list[list[int]]
     n_predict: int
     ctx: int
-    threads: int  # 0: a peer's own
+    threads: int  # 0: the peer chooses
     device: str  # a GPU's name, "simulated", or "cpu"
     draft: str | None = None
     draft_length: int = 0
@@ -46,10 +46,10 @@ class Job(_Json):
     scheduler: str = "lru"
     governor: str | None = None  # spac; None: the draft length is fixed
     lookahead: int | None = None  # spac; None: its default
-    repack: bool = True  # llama.cpp: the CPU's weights, where it has kernels for that
-    no_host: bool = False  # llama.cpp: no pinned buffers; the loader takes them before repacked weights
+    repack: bool = True  # llama.cpp: repack the CPU's weights, where it has kernels for that
+    no_host: bool = False  # llama.cpp: no pinned buffers, which the loader prefers to repacked weights
     paging: str = "auto"  # spac
-    graphs: bool = True  # CUDA's
+    graphs: bool = True  # CUDA graphs
     command: str = ""  # a peer's command line, with its {names}
     texts: list[str] = field(default_factory=list)  # the prompts as text, for a peer
     thread_counts: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Job(_Json):
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt and what followed. The prompt ends, and the first token begins, with the first step."""
+    """One prompt and its answer. The prompt ends, and the first token begins, with the first step."""
 
     prompt_tokens: int
     prefill_s: float
@@ -68,8 +68,8 @@ class Run:
     drafted: int = 0
     accepted: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)  # where the time went; spac's statistics
-    text: str = ""  # a peer's answer, which has no tokens' numbers
-    counted: int | None = None  # tokens of `text`
+    text: str = ""  # a peer's answer, for which no token ids are known
+    counted: int | None = None  # the number of tokens of `text`
 
     @property
     def n_tokens(self) -> int:
@@ -87,18 +87,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Result(_Json):
-    """What a cell found; `error` when it failed."""
+    """The result of a cell. `error` is set when it failed."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     load_s: float = 0.0
-    peak_ram: int = 0  # bytes, pages of mapped files included
-    peak_vram: int | None = None  # bytes on the device while it ran, beyond what was used before
-    surprises: list[float] = field(default_factory=list)  # −log p, by token
+    peak_ram: int = 0  # bytes, with the pages of mapped files
+    peak_vram: int | None = None  # bytes on the device while it ran, beyond those in use before
+    surprises: list[float] = field(default_factory=list)  # −log p of each token
     bound: float | None = None  # spac: Belady's rate of hits of distinct experts, over all steps
     threads: int = 0
-    speeds: dict[str, float] = field(default_factory=dict)  # of a sweep: tokens/s by the number of threads
-    paged: bool | None = None  # spac: whether experts were read from the file as they were needed
-    pinned_bytes: int | None = None  # spac: of host memory; None where nobody counted
+    # results of a sweep: tokens/s by the number of threads
+    speeds: dict[str, float] = field(default_factory=dict)
+    paged: bool | None = None  # spac: True if experts were read from the file when they were needed
+    pinned_bytes: int | None = None  # spac: pinned bytes of host memory; None where nobody counted
     host_memory: str = ""  # spac: how experts lay in host memory
     error: str = ""
     notes: list[str] = field(default_factory=list)
@@ -109,5 +110,5 @@ class Result(_Json):
 
 
 def warm(runs: Sequence[Run]) -> Sequence[Run]:
-    """All runs but the first, which is a warm-up: slots are empty, and unit costs may be guesses."""
+    """Return all runs but the first, which is a warm-up: slots are empty, and unit costs may be guesses."""
     return runs[1:]

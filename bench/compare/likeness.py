@@ -1,4 +1,4 @@
-"""How alike the libraries' likelihoods are, and how alike they have to be."""
+"""Measure how alike the libraries' likelihoods are, and judge it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOISE = 0.01  # nats a token: what other kernels' rounding may change, where it 
 
 
 def measured(comparison: Comparison) -> dict[str, list[float]]:
-    """Returns every token's surprise over --text, or words of the chain with a leap at every 32nd.
+    """Return every token's surprise over --text, or over words of the chain with a leap at every 32nd.
 
-    They are llama.cpp's with all experts on the CPU and with all on the device (two ways to round the same),
-    and spac's with both.
+    llama.cpp runs with all experts on the CPU and with all on the device (two ways to round the same values),
+    spac with experts on both.
     """
     args = comparison.args
     tokens = [token for prompt in comparison.prompts[TOKENS] for token in prompt]
@@ -50,7 +50,8 @@ def measured(comparison: Comparison) -> dict[str, list[float]]:
 
 
 def judged(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
-    """Lines that say how alike the libraries' perplexities are, and what must not be."""
+    """Return lines that report how alike the libraries' perplexities are, and lines for differences that must
+    not be."""
     wrong: list[str] = []
     lines = [f"Perplexity, {name}: {perplexity(values):.5f}" for name, values in found.items()]
     if "spac" in found and "llama.cpp" in found:

@@ -1,4 +1,4 @@
-"""spac's side: the same prompts through its engine."""
+"""Run spac's side: the same prompts through its engine."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from spac.stats import RunStats
 
 
 def paging_of(job: Job) -> str:
-    """The job's mode; beside a GPU, "auto" is "off".
+    """Return the job's paging mode; beside a GPU, "auto" is "off".
 
-    "auto" looks at the memory that is left, and a machine with little of it would page without being asked.
+    "auto" looks at the memory that is left, so a machine with little memory would page without a request.
     """
     on_gpu = job.device.lower() not in NO_GPU
     return "off" if job.paging == "auto" and on_gpu else job.paging
 
 
 def config_of(job: Job) -> EngineConfig:
-    """As the job says; greedy, and never an end of the text."""
+    """Return the job's configuration: greedy, and the text never ends early."""
     draft: dict[str, Any] = {"draft_length": job.draft_length}
     if job.governor:
         draft = {"governor": job.governor, "draft_max": job.draft_length}
@@ -42,7 +42,8 @@ def config_of(job: Job) -> EngineConfig:
 
 
 def run(job: Job) -> Result:
-    """All prompts, one after another. Times of decoding are the clock's, with all that lies between steps."""
+    """Run all prompts, one after another. Times of decoding are the clock's, with everything between the
+    steps."""
     found = []
     with Engine(config_of(job)) as engine:
         watch = Watch(engine)
@@ -85,7 +86,7 @@ def memory_of(engine: Engine, stats: RunStats) -> dict[str, Any]:
 
 
 class Watch:
-    """What the engine's own figures do not have, taken after every step."""
+    """Figures that the engine does not have, taken after every step."""
 
     def __init__(self, engine: Engine) -> None:
         self._experts = engine.experts
@@ -101,12 +102,14 @@ class Watch:
 
     @property
     def queue_s(self) -> float | None:
-        """Of all steps of a run, as those after the first took: the time of calls that queue work."""
+        """Return the time of calls that queue work, for all steps of a run. The first step is taken to cost
+        the mean of the others."""
         n = len(self.queue_ns)
         return (self.queue_ns[-1] - self.queue_ns[0]) / (n - 1) * n / 1e9 if n > 1 else None
 
     def bound(self) -> float | None:
-        """Belady's rate of hits of distinct experts over all steps so far, in as many slots."""
+        """Return Belady's rate of hits of distinct experts over all steps so far, in the same number of
+        slots."""
         if self._experts is None or not self._demand or not any(self._experts.pool_slots):
             return None
         pools = [layer.pool for layer in self._experts.layers]
@@ -114,7 +117,7 @@ class Watch:
 
 
 def figures_of(stats: RunStats, counts: dict[str, int]) -> dict[str, Any]:
-    """What a run took and moved; `counts`: what the mechanism counted over it, its prompt included."""
+    """Return what a run took and moved. `counts`: what the mechanism counted over it, its prompt included."""
     kept = (
         "hit_rate", "hit_rate_distinct", "host_wait_s", "host_waits", "host_compute_s", "draft_s", "verify_s",
         "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "evictions_early", "activations",
@@ -126,12 +129,12 @@ def figures_of(stats: RunStats, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _counts(engine: Engine) -> dict[str, int]:
-    """The mechanism's counters since the model was loaded."""
+    """Return the mechanism's counters since the model was loaded."""
     return dict(engine.experts.stats) if engine.experts is not None else {}
 
 
 def make_resident(pair: ModelPair, slots: str) -> None:
-    """Fills so many slots, with a third of each layer's experts first; does nothing where there are none."""
+    """Fill the slots, with a third of each layer's experts first. Do nothing where there are none."""
     if pair.experts is None:
         return
     counts = [layer.n_expert for layer in pair.experts.layers]
@@ -142,8 +145,8 @@ def make_resident(pair: ModelPair, slots: str) -> None:
 
 
 def likelihoods(job: Job) -> list[float]:
-    """The surprise of all tokens of the first prompt but its first, with the job's share of the experts
-    resident."""
+    """Return the surprise of all tokens of the first prompt except the first, with the job's share of the
+    experts resident."""
     tokens, found = job.prompts[0], []
     pair = ModelPair(config_of(job), None)
     try:

@@ -1,4 +1,4 @@
-"""The results as a Markdown page, and as plots."""
+"""Write the results as a Markdown page, and as plots."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Row:
     context: int
     n_cpu_moe: int | None
     decode: float  # median of the warm runs
-    decode_range: tuple[float, float]  # the slowest and the fastest of them
+    decode_range: tuple[float, float]  # the slowest and the fastest of the warm runs
     decode_cold: float
     prefill: float
     first_token_s: float
     acceptance: float | None
-    tokens_per_step: float | None  # of a peer that does not tell what it drafted: None
+    tokens_per_step: float | None  # None: a peer does not report what it drafted
     hit_rate: float | None
     bound: float | None  # Belady's rate of hits of distinct experts
     hit_rate_distinct: float | None
-    wait_ms: float | None  # of the host for the device, per step
+    wait_ms: float | None  # the host waits for the device, per step
     vram: int | None
     ram: int
     weights: str  # how spac's experts lay in host memory
@@ -42,7 +42,7 @@ class Row:
     load_s: float
     first_token_cold_s: float
     breakdown: Breakdown | None
-    repairs: dict[str, float]  # tokens per second, by what was as good as can be
+    repairs: dict[str, float]  # tokens per second, by the part that was as good as possible
     repeated: float | None = None  # `decode` of the same cell, run again at the end
     kind: str = "spac"  # or "llama.cpp", "peer"
 
@@ -60,10 +60,10 @@ def row_of(
     repaired: Callable[[Breakdown], dict[str, float]] = lambda _: {},
     again: Result | None = None,
 ) -> Row:
-    """Reckons a row.
+    """Compute a row.
 
-    `reference`: the texts that the first engine wrote; repaired: see `breakdown.repairs`; `again`: what the
-    same cell found at the end.
+    `reference`: the texts that the first engine wrote; `repaired`: see `breakdown.repairs`; `again`: the
+    result of the same cell at the end.
     """
     runs, measured = result.each, warm(result.each)
     drafted = sum(run.drafted for run in measured)
@@ -102,7 +102,8 @@ def row_of(
 
 
 def _weights(result: Result) -> str:
-    """Tell how spac's experts lay in host memory, and how much of it was pinned where somebody counted."""
+    """Describe how spac's experts lay in host memory, and how much of it was pinned where somebody
+    counted."""
     how = "paged" if result.paged else result.host_memory
     return f"{how}, {_gb(result.pinned_bytes)} pinned" if how and result.pinned_bytes is not None else how
 
@@ -114,14 +115,14 @@ def _mean_of(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 @dataclass(frozen=True)
 class Demand:
-    """Of warm steps, on average: distinct experts wanted, and how many of them spac had resident."""
+    """The mean demand of warm steps: distinct experts used, and how many of them spac had resident."""
 
     distinct: float
     resident: float
 
     @classmethod
     def of(cls, runs: list[Run]) -> Demand | None:
-        """None without spac's counters."""
+        """Return the mean demand, None without spac's counters."""
         counted = [run for run in warm(runs) if run.figures.get("distinct")]
         steps = sum(run.steps for run in counted)
         if not steps:
@@ -138,7 +139,8 @@ def ideal_speed(
     target: Weights,
     draft: Weights | None,
 ) -> float:
-    """Tokens per second that the measured bandwidths allow, with `resident` of the demand on the device."""
+    """Return the tokens per second that the measured bandwidths allow, with `resident` of the demand on the
+    device."""
     measured = warm(runs)
     steps = max(1, sum(run.steps for run in measured))
     drafted = sum(run.drafted for run in measured) / steps
@@ -148,19 +150,20 @@ def ideal_speed(
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown, a table per context and budget; rows without a budget are in each."""
+    """Return Markdown with a table per context and budget. Rows without a budget are in each."""
     return "\n\n".join(
         f"### {_where(budget, context)}\n\n" + _one(mine) for context, budget, mine in _groups(rows)
     )
 
 
 def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) -> str:
-    """Markdown, per context and budget: where the steps' time goes, and what a repair would be worth."""
+    """Return Markdown per context and budget: where the steps' time goes, and what a repair would be
+    worth."""
     parts = []
     for context, budget, mine in _groups([row for row in rows if row.breakdown]):
         times = [(row.engine, row.breakdown) for row in mine if row.breakdown]
         used = use_table(times, bandwidths, target)
-        better = repair_table(  # beside the speed of the same steps, which is not the runs' median
+        better = repair_table(  # beside the speed of the same steps, not the runs' median
             [(row.engine, row.breakdown.speed, row.repairs) for row in mine if row.breakdown and row.repairs]
         )
         title = f"### Where a step's time goes: {_where(budget, context)}"
@@ -171,7 +174,8 @@ def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) 
 
 
 def _groups(rows: list[Row]) -> Iterator[tuple[int, str, list[Row]]]:
-    """Rows by context and budget; those without a budget are in each, or alone where all are such."""
+    """Yield rows by context and budget. Rows without a budget are in each group, or alone where all rows are
+    such."""
     budgets = dict.fromkeys(row.budget for row in rows if row.budget != "-") or ["-"]
     for context in dict.fromkeys(row.context for row in rows):
         for budget in budgets:
@@ -229,8 +233,8 @@ def _gb(value: int | None) -> str:
 
 
 def verdict(rows: list[Row]) -> list[str]:
-    """spac's best against llama.cpp's and each peer, by budget and context, one line each; then what wrote
-    another text."""
+    """Return one line for each budget and context, with spac's best against llama.cpp's and each peer. The
+    last line names engines that wrote another text."""
     lines = []
     for context, budget, mine in _groups(rows):
         ours = [r for r in mine if r.kind == "spac"]
@@ -254,7 +258,7 @@ def verdict(rows: list[Row]) -> list[str]:
 
 
 def repeats(rows: list[Row]) -> list[str]:
-    """Return what the repeated cells found: it shows how far apart two equal cells are."""
+    """Return the results of the repeated cells, which show how far apart two equal cells are."""
     lines = [
         f"{row.engine} {row.decode:.1f} → {row.repeated:.1f} tok/s ({row.repeated / row.decode - 1:+.1%})"
         for row in rows
@@ -268,7 +272,8 @@ def _share(budget: str) -> float:
 
 
 def plot(rows: list[Row], folder: Path) -> list[Path]:
-    """Decoding speed over the budget, one figure per context. Needs matplotlib; none without it."""
+    """Plot decoding speed over the budget, one figure per context. Needs matplotlib; plots nothing without
+    it."""
     try:
         import matplotlib
     except ImportError:

@@ -16,10 +16,10 @@ from bench.compare.job import Job, Result
 from bench.compare.server import PeerError, Server, free_port
 from bench.compare.vram import VramMeter
 
-ENDING_S = 0.5  # a server that has failed may be about to end, which tells more
-ROUNDS = 3  # runs with each number of threads; the median stands for it
+ENDING_S = 0.5  # seconds: a server that has failed may be about to end, which explains more
+ROUNDS = 3  # runs with each number of threads; their median is the result
 NAMES = ("target", "draft", "draft_length", "n_cpu_moe", "ctx", "threads", "port")
-"""These names are replaced in a command, in braces."""
+"""Names in braces that are replaced in a command."""
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
@@ -42,12 +42,13 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def uses(command: str, name: str) -> bool:
-    """Tell whether the name is replaced in the command."""
+    """Return True if the name is replaced in the command."""
     return f"{{{name}}}" in command
 
 
 def words(job: Job, port: int) -> list[str]:
-    """Return the command line. Values are filled in behind the splitting: spaces in them split nothing."""
+    """Return the command line. Values are filled in after the splitting, so that spaces in them split
+    nothing."""
     values = {
         "target": job.target, "draft": job.draft or "", "draft_length": job.draft_length,
         "n_cpu_moe": job.n_cpu_moe or 0, "ctx": job.ctx, "threads": job.threads, "port": port,
@@ -56,7 +57,7 @@ def words(job: Job, port: int) -> list[str]:
 
 
 def run(job: Job, log: Path, seconds: float) -> Result:
-    """Return what a peer found on all prompts, or with each number of threads; the error where it failed."""
+    """Return a peer's results on all prompts or with each number of threads, or the error where it failed."""
     deadline = time.monotonic() + seconds
     try:
         return _sweep(job, log, deadline) if job.kind == "threads" else _measure(job, log, deadline)
@@ -66,9 +67,9 @@ def run(job: Job, log: Path, seconds: float) -> Result:
 
 @contextmanager
 def _started(job: Job, log: Path, deadline: float) -> Iterator[tuple[Server, Client]]:
-    """Yield a server that answers, and its client; end it.
+    """Yield a server that answers, and its client. End the server afterwards.
 
-    Raises PeerError for a server that has ended meanwhile, also where another one answered at its port.
+    Raise PeerError for a server that has ended meanwhile, even if another one answered at its port.
     """
     port = free_port()
     with Server(words(job, port), log) as server:
@@ -96,7 +97,7 @@ def _measure(job: Job, log: Path, deadline: float) -> Result:
 
 
 def _sweep(job: Job, log: Path, deadline: float) -> Result:
-    """Start the server with each number of threads; the first answer is a warm-up and not in the speeds."""
+    """Start the server with each number of threads. The first answer is a warm-up and not in the speeds."""
     speeds = {}
     for n in job.thread_counts:
         with _started(replace(job, threads=n), log, deadline) as (_, client):

@@ -1,10 +1,11 @@
-"""What the machine could do at best: measured bandwidths, and the token rate that they bound.
+"""Compute what the machine can do at best: measured bandwidths, and the token rate that they bound.
 
     python -m bench.compare.roofline LIBRARY DEVICE THREADS MEGABYTES RESULT.json
 
-A decode step reads the dense weights and the resident experts on the device, the other experts in host
-memory, both at once; it cannot be faster than the slower of the two. Drafting reads the draft's weights once
-per drafted token. Compute, launches, waits and copies are not in it: that is the share left to be had.
+A decode step reads the dense weights and the resident experts on the device, and the other experts in host
+memory, both at once. It cannot be faster than the slower of the two. Drafting reads the draft's weights once
+per drafted token. The bound has no compute, launches, waits or copies: they are the share that can still be
+gained.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ void ggml_backend_synchronize(backend *);
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """In bytes per second; `link` is None where the device computes in host memory."""
+    """Bandwidths in bytes per second. `link` is None where the device computes in host memory."""
 
     dram: float
     link: float | None
@@ -52,14 +53,15 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a decoded token reads of a model, in bytes."""
+    """The bytes of a model that a decoded token reads."""
 
     dense: int
     expert: float  # one expert, on average over the layers
 
     @classmethod
     def of(cls, path: Path) -> Weights:
-        """From a file's header. The token embedding is a look-up: it does not count unless it is the head."""
+        """Return the weights of a file, from its header. The token embedding is a look-up, so it counts only
+        if it is the head too."""
         tensors = read_header(path).tensors
         names = {tensor.name for tensor in tensors}
         unread = {"token_embd.weight"} if "output.weight" in names else set()
@@ -79,14 +81,14 @@ def ideal_step_s(
     draft: Weights | None,
     drafted: float,
 ) -> float:
-    """Seconds that a step takes at least: `resident` and `missing` distinct experts, `drafted` tokens."""
+    """Return the least seconds of a step: `resident` and `missing` distinct experts, `drafted` tokens."""
     device = (target.dense + resident * target.expert) / bandwidths.device
     host = missing * target.expert / bandwidths.dram
     return max(device, host) + (drafted * draft.dense / bandwidths.device if draft is not None else 0.0)
 
 
 def _best_rate(n_bytes: int, work: Callable[[], object], repeats: int = 5) -> float:
-    """Bytes per second of the fastest of some repeats."""
+    """Return bytes per second of the fastest of some repeats."""
     times = []
     for _ in range(repeats + 1):  # the first one warms up
         begun = time.perf_counter()
@@ -96,14 +98,14 @@ def _best_rate(n_bytes: int, work: Callable[[], object], repeats: int = 5) -> fl
 
 
 def dram(threads: int, n_bytes: int) -> float:
-    """Bytes per second read by that many threads."""
+    """Return the bytes per second that so many threads read."""
     parts = [np.ones(n_bytes // threads // 8, np.int64) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         return _best_rate(sum(p.nbytes for p in parts), lambda: list(pool.map(lambda p: int(p.max()), parts)))
 
 
 def measure(library: Path, device_name: str, threads: int, n_bytes: int) -> Bandwidths:
-    """Measured on this machine; a device that cannot be found raises ValueError."""
+    """Measure the bandwidths of this machine. Raise ValueError if the device cannot be found."""
     from cffi import FFI
 
     ffi = FFI()

@@ -1,4 +1,4 @@
-"""The table's rows from the cells' results, each with the ideal that the bandwidths allow."""
+"""Make the table's rows from the cells' results, each with the ideal that the bandwidths allow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def rows_of(comparison: Comparison, bandwidths: Bandwidths | None) -> list[Row]:
-    """The table's rows, with the ideal that the bandwidths allow."""
-    texts: dict[int, list[list[int]]] = {}  # by context: what the first engine wrote
+    """Return the table's rows, with the ideal that the bandwidths allow."""
+    texts: dict[int, list[list[int]]] = {}  # by context: the texts of the first engine
     found = []
     for cell in comparison.grid:
         result = comparison.results.get(cell.key)
@@ -40,19 +40,19 @@ def rows_of(comparison: Comparison, bandwidths: Bandwidths | None) -> list[Row]:
 
 
 def _is_same(comparison: Comparison, result: Result, tokens: list[list[int]]) -> bool:
-    """Tell whether a peer wrote the text of these tokens. Servers differ in blanks at its ends."""
+    """Return True if a peer wrote the text of these tokens. Servers differ in blanks at its ends."""
     expected = [comparison.text_of(each).strip() for each in tokens]
     return [run.text.strip() for run in result.each] == expected
 
 
 def _ideal(comparison: Comparison, cell: Cell, result: Result, bandwidths: Bandwidths) -> float | None:
-    """None where nobody counted the demand."""
+    """Return the ideal speed, None where nobody counted the demand."""
     demand = _demand(comparison, cell)
     if demand is None:
         return None
     resident = demand.resident
     if cell.engine.kind != "spac":
-        # Whole layers of experts are resident; on the simulated device's side of the comparison none.
+        # Whole layers of experts are resident; without a GPU no layer is.
         first = len(comparison.sizes) if not comparison.on_gpu else comparison.n_cpu_moe.get(cell.key) or 0
         with_experts = [i for i, size in enumerate(comparison.sizes) if size]
         resident = demand.distinct * sum(i >= first for i in with_experts) / len(with_experts)
@@ -61,7 +61,7 @@ def _ideal(comparison: Comparison, cell: Cell, result: Result, bandwidths: Bandw
 
 
 def _demand(comparison: Comparison, cell: Cell) -> Demand | None:
-    """The cell's own, or that of spac on the same text in steps of the same kind."""
+    """Return the cell's own demand, or that of spac on the same text in steps of the same kind."""
     own = Demand.of(comparison.results[cell.key].each)
     if own is not None or cell.engine.draft_length is not None:
         return own

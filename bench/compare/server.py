@@ -1,4 +1,4 @@
-"""Run a server program: start it, measure its processes' memory, keep its last words, end it."""
+"""Run a server program: start it, measure its processes' memory, keep its last output, end it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-POLL_S = 0.5  # between two looks at the processes' memory
-STOP_S = 10  # for a server to end after SIGTERM
+POLL_S = 0.5  # seconds between two looks at the processes' memory
+STOP_S = 10  # seconds for a server to end after SIGTERM
 LAST_LINES = 3
 
 
 class PeerError(Exception):
-    """Tells in one line why a peer has no result."""
+    """A peer has no result. The message gives the reason in one line."""
 
 
 def free_port() -> int:
@@ -28,10 +28,10 @@ def free_port() -> int:
 
 
 class Server:
-    """Runs a program in a session of its own until `close`. Its output goes to a log."""
+    """A program that runs in a session of its own until `close`. Its output goes to a log."""
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
-        """Start the program. Raises PeerError where it cannot be started."""
+        """Start the program. Raise PeerError where it cannot be started."""
         self._log = log
         try:
             with log.open("wb") as out:
@@ -53,7 +53,7 @@ class Server:
 
     @property
     def peak_ram(self) -> int:
-        """Return the bytes at the peak: those of all its processes together, mapped files' pages included.
+        """Return the peak memory of all its processes together in bytes, with the pages of mapped files.
 
         Memory that processes share counts once for each of them.
         """
@@ -62,12 +62,12 @@ class Server:
 
     @property
     def last_lines(self) -> str:
-        """Return the end of what it printed."""
+        """Return the end of its output."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
         return " / ".join([line for line in lines if line][-LAST_LINES:])[-300:] or "no output"
 
     def check(self, patience_s: float = 0) -> None:
-        """Raise PeerError if the program has ended; wait so long for its end."""
+        """Raise PeerError if the program has ended. Wait up to `patience_s` for its end."""
         try:
             status = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ class Server:
         raise PeerError(f"ended with status {status}: {self.last_lines}")
 
     def close(self) -> None:
-        """End all its processes: with SIGTERM, and those that are left after some time with SIGKILL."""
+        """End all its processes: with SIGTERM first, and with SIGKILL after some time."""
         self._done.set()
         self._meter.join()
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -94,7 +94,7 @@ class Server:
             _ = self.peak_ram
 
     def _members(self) -> list[int]:
-        """Return the processes of its session; those that have ended and wait for their parent are none."""
+        """Return the processes of its session, without those that have ended and wait for their parent."""
         self._process.poll()
         return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if self._has(pid)]
 
@@ -108,7 +108,7 @@ class Server:
 
 
 def _peak_of(pid: int) -> int:
-    """Return the most bytes that were in memory of a process; 0 where it has ended."""
+    """Return the most bytes of a process that were in memory, 0 where it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

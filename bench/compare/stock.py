@@ -1,7 +1,7 @@
-"""llama.cpp as published: the unpatched library through llama-cpp-python's ctypes functions.
+"""Run llama.cpp as published: the unpatched library through llama-cpp-python's ctypes functions.
 
-Speculation is llama.cpp's simple kind, greedy: a draft model proposes, the target verifies the draft in one
-batch. The loop around the library's calls is Python's; per step it costs some ten microseconds.
+Speculation is llama.cpp's simple kind, greedy: a draft model proposes, and the target verifies the draft in
+one batch. The loop around the library's calls is Python's. It costs some ten microseconds per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 2048
 
 
 class _Override(ctypes.Structure):
-    """llama_model_tensor_buft_override."""
+    """llama.cpp's llama_model_tensor_buft_override."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
@@ -35,13 +35,13 @@ def _log(level: int, text: bytes, _user: object) -> None:
 
 
 def start() -> None:
-    """Once per process, before anything else."""
+    """Initialize the library, once per process, before anything else."""
     api.llama_log_set(_log, ctypes.c_void_p(0))
     api.llama_backend_init()
 
 
 def _experts_on_cpu(n_layer: int) -> Any:
-    """The overrides of --n-cpu-moe: experts of the first layers in the CPU's plain buffers."""
+    """Return the overrides of --n-cpu-moe: experts of the first layers go into the CPU's plain buffers."""
     buffer_type = api._lib.ggml_backend_cpu_buffer_type
     buffer_type.restype = ctypes.c_void_p
     rows = [
@@ -52,10 +52,10 @@ def _experts_on_cpu(n_layer: int) -> Any:
 
 
 class Decoder:
-    """A model and one context of it. All of it on the device but what `n_cpu_moe` keeps on the CPU."""
+    """A model and one context of it. All of it is on the device except what `n_cpu_moe` keeps on the CPU."""
 
     def __init__(self, path: str, job: Job, pool: ThreadPool, n_cpu_moe: int | None = None) -> None:
-        """`pool` computes what is on the CPU; it lives longer than this."""
+        """Load the model. `pool` computes what is on the CPU; it must outlive the decoder."""
         params = api.llama_model_default_params()
         on_device = job.device != "cpu"
         params.n_gpu_layers = -1 if on_device else 0
@@ -64,22 +64,23 @@ class Decoder:
         if n_cpu_moe:
             self._overrides = _experts_on_cpu(n_cpu_moe)
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p).value
-        # repacked, as on a CPU alone, experts are rounded otherwise
+        # Repacked experts, as on a CPU alone, are rounded differently.
         if job.kind == "likelihoods" or not job.repack:
             params.use_extra_bufts = False
         self.model = api.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise RuntimeError(f"{path} does not load in llama.cpp")
-        # An override to the CPU's plain buffers takes the first of the CPU's kinds that suits. Beside a GPU
-        # that is the pinned kind, which a mapping makes plain again, so that no weights are repacked.
+        # An override to the CPU's plain buffers takes the first CPU buffer type that fits. Beside a GPU that
+        # is the pinned type. A mapping makes it plain again, so that no weights are repacked.
         params.no_host = job.no_host
         values = api.llama_context_default_params()
         values.n_ctx, values.n_batch, values.n_ubatch = job.ctx, BATCH, 512
         values.n_threads = values.n_threads_batch = job.threads
         values.swa_full = False  # as in llama.cpp's programs
-        if job.kind == "likelihoods":  # else the device computes large batches of what is on the CPU, too
+        if job.kind == "likelihoods":  # else the device also computes large batches of what is on the CPU
             values.op_offload = False
-        else:  # the rows of logits that are read, as on spac's side: the memory of the others holds experts
+        # only the rows of logits that are read, as on spac's side: the memory of the others holds experts
+        else:
             values.n_outputs_max = 1 if path == job.draft else job.draft_length + 1
         self.context = api.llama_init_from_model(self.model, values)
         if not self.context:
@@ -95,7 +96,7 @@ class Decoder:
         self._logits = np.ctypeslib.as_array(self._batch.logits, shape)
 
     def decode(self, tokens: Sequence[int], position: int, *, logits: str = "none") -> None:
-        """Evaluates tokens from `position` on; logits of "none", the "last" of them or "all"."""
+        """Evaluate tokens from `position` on, with logits of "none", the "last" of them or "all"."""
         for start in range(0, len(tokens), BATCH):
             piece = tokens[start : start + BATCH]
             n = len(piece)
@@ -109,22 +110,23 @@ class Decoder:
                 raise RuntimeError(f"llama_decode returned {status} at position {position + start}")
 
     def best(self, row: int) -> int:
-        """The likeliest token of a row of the last batch (-1: its last with logits)."""
-        # Not llama_sampler_sample: with a large vocabulary its list of candidates costs more than this.
+        """Return the likeliest token of a row of the last batch (-1: its last row with logits)."""
+        # llama_sampler_sample would be slower: with a large vocabulary its list of candidates costs more than
+        # this.
         logits = api.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(logits, (self.n_vocab,)).argmax())
 
     def rows(self, n: int) -> np.ndarray:
-        """float32 [n, n_vocab]: the logits of the last batch."""
+        """Return float32 [n, n_vocab]: the logits of the last batch."""
         pointer = api.llama_get_logits(self.context)
         return np.ctypeslib.as_array(pointer, (n, self.n_vocab))
 
     def forget(self, position: int) -> None:
-        """Takes back what the memory holds from `position` on."""
+        """Remove what the memory holds from `position` on."""
         api.llama_memory_seq_rm(api.llama_get_memory(self.context), 0, position, -1)
 
     def close(self) -> None:
-        """Frees the model and its context, and leaves the pool."""
+        """Free the model and its context, and detach from the pool."""
         detach(self.context)
         api.llama_batch_free(self._batch)
         api.llama_free(self.context)
@@ -132,7 +134,7 @@ class Decoder:
 
 
 def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predict: int, length: int) -> Run:
-    """Greedy text after a prompt, with `length` drafted tokens a step where there is a draft."""
+    """Generate greedy text after a prompt, with `length` drafted tokens a step where there is a draft."""
     begun = time.perf_counter()
     for each in filter(None, (target, draft)):
         each.forget(0)
@@ -181,12 +183,12 @@ def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predic
 
 
 def _wait(decoder: Decoder) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has done its queued work."""
     api.llama_synchronize(decoder.context)
 
 
 def likelihoods(decoder: Decoder, tokens: list[int]) -> list[float]:
-    """The surprise of all tokens but the first, each after those before it."""
+    """Return the surprise of all tokens but the first, each after those before it."""
     decoder.forget(0)
     found: list[float] = []
     for start in range(0, len(tokens) - 1, PIECE):

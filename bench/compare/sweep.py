@@ -1,6 +1,6 @@
-"""A worker's part of choosing threads: a short run with each number (threads.py).
+"""Choose threads in a worker: a short run with each number (threads.py).
 
-The model is loaded once, and the number is changed in place. The first run is a warm-up and is not in it.
+The model is loaded once, and the number is changed in place. The first run is a warm-up and is not counted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bench.compare.pool import ThreadPool
 if TYPE_CHECKING:
     from spac.model.pair import ModelPair
 
-ROUNDS = 3  # machines are noisy: the median of so many runs stands for a number of threads
+ROUNDS = 3  # runs with each number of threads; their median is the result, because machines are noisy
 
 
 def of_stock(job: Job) -> Result:
-    """Tokens per second on the unpatched library."""
+    """Return tokens per second on the unpatched library."""
     from bench.compare import stock
 
-    # A backend keeps the pool that it computed with last, so that none may be freed before the contexts are.
+    # A backend keeps the pool that it computed with last, so all pools live until the contexts are freed.
     pools = {n: ThreadPool(n) for n in job.thread_counts}
     target = stock.Decoder(job.target, job, pools[job.thread_counts[0]], job.n_cpu_moe)
 
@@ -46,13 +46,13 @@ def of_stock(job: Job) -> Result:
 
 
 def of_spac(job: Job) -> Result:
-    """Tokens per second on spac."""
+    """Return tokens per second on spac."""
     from bench.compare.ours import config_of
     from spac.engine import Engine
     from spac.model.pair import ModelPair
 
     # spac's pool grows where it has to and never shrinks. Threads that it does not need would still poll, so
-    # that the numbers go up.
+    # the numbers go up.
     counts = sorted(job.thread_counts)
     config = config_of(replace(job, threads=counts[0]))
     pair = ModelPair(config, None)
@@ -73,6 +73,6 @@ def of_spac(job: Job) -> Result:
 
 
 def use_threads(pair: ModelPair, n: int) -> None:
-    """Lets the contexts of a loaded pair compute with so many threads from the next batch on."""
+    """Let the contexts of a loaded pair compute with so many threads from the next batch on."""
     for context in filter(None, (pair.target_context, pair.draft_context)):
         api.llama_set_n_threads(context.pointer, n, n)

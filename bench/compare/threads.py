@@ -1,4 +1,4 @@
-"""How many threads each side computes with: several numbers are tried shortly, in one process per side."""
+"""Choose how many threads each side computes with: one process per side tries several numbers shortly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = 32
 
 @dataclass
 class Threads:
-    """The numbers that were asked for, and what was chosen of them by side (`Engine.side`)."""
+    """The candidate numbers, and the number chosen for each side (`Engine.side`)."""
 
     candidates: list[int]
     chosen: dict[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Threads:
 
     @classmethod
     def read(cls, path: Path, candidates: list[int]) -> Threads:
-        """Read what an earlier call chose of the same numbers."""
+        """Return what an earlier call chose from the same numbers."""
         if path.is_file():
             known = json.loads(path.read_text())
             if known["candidates"] == candidates:
@@ -38,11 +38,11 @@ class Threads:
         return cls(candidates)
 
     def write(self, path: Path) -> None:
-        """Keeps it for later calls."""
+        """Write the choice for later calls."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def choose(self, side: str, speeds: dict[str, float]) -> None:
-        """Takes the fastest number; of equal ones the smallest. Without speeds it is the first candidate."""
+        """Choose the fastest number; of equal ones the smallest. Without speeds it is the first candidate."""
         self.speeds[side] = speeds
         order = sorted(speeds, key=lambda n: (-speeds[n], int(n)))
         self.chosen[side] = int(order[0]) if order else self.candidates[0]
@@ -53,7 +53,7 @@ class Threads:
 
     @property
     def text(self) -> str:
-        """One number, or what each side computes with and why."""
+        """Return one number, or each side's number with its reason."""
         if len(self.candidates) == 1:
             return str(self.candidates[0])
         parts = []
@@ -64,9 +64,9 @@ class Threads:
 
 
 def job_of(comparison: Comparison, engine: Engine) -> Job:
-    """The sweep of an engine's side: the shortest context, the first budget, one prompt, no draft.
+    """Return the sweep of an engine's side: the shortest context, the first budget, one prompt, no draft.
 
-    A peer whose command takes a draft has one. N of --n-cpu-moe is what the slots would hold, for nobody
+    A peer whose command takes a draft has one. N of --n-cpu-moe is computed from the slots, because nobody
     knows yet how much VRAM spac takes.
     """
     args, context = comparison.args, min(comparison.args.contexts)
@@ -83,7 +83,7 @@ def job_of(comparison: Comparison, engine: Engine) -> Job:
 
 
 def tune(comparison: Comparison) -> None:
-    """Chooses the threads of each side that has rows, once; needs nothing where there is one number."""
+    """Choose the threads of each side that has rows, once. With one number there is nothing to measure."""
     known, path = comparison.threads, comparison.cells / "threads.json"
     sides: dict[str, Engine] = {}
     for cell in comparison.grid:
@@ -101,7 +101,8 @@ def tune(comparison: Comparison) -> None:
         reference = None if side == "spac" else comparison.reference
         result = run_cell(job_of(comparison, engine), comparison.cells, key, reference, min(left, MOST_S))
         if result.error:
-            # The number of the cells that follow is kept too: they are not to be mixed with others.
+            # The number of the following cells is kept too, because cells with different numbers must not be
+            # mixed.
             comparison.not_run.append(f"{key}: {result.error}")
         known.choose(side, result.speeds)
         known.write(path)

@@ -1,4 +1,4 @@
-"""A GPU's memory in use, watched from outside while a process runs."""
+"""Watch a GPU's memory in use from outside while a process runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ POLL_S = 0.1
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t."""
+    """NVML's nvmlMemory_t."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 def _from_nvml(index: int) -> Callable[[], int | None] | None:
-    """What asks NVIDIA's management library, which takes microseconds; None where it is not there."""
+    """Return a function that asks NVIDIA's management library, which takes microseconds; None without the
+    library."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         handle, memory = ctypes.c_void_p(), _Memory()
@@ -34,7 +35,7 @@ def _from_nvml(index: int) -> Callable[[], int | None] | None:
 
 
 def _from_program(index: int) -> int | None:
-    """What nvidia-smi says. It takes a while, of a core that computes."""
+    """Return what nvidia-smi reports. It keeps a core that computes busy for a while."""
     words = ["nvidia-smi", "-i", str(index), "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         out = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -44,7 +45,8 @@ def _from_program(index: int) -> int | None:
 
 
 class VramMeter:
-    """Polls how much of a GPU's memory is in use while a process runs; None where nobody can tell."""
+    """A meter that polls how much of a GPU's memory is in use while a process runs. It gives None where
+    nobody can tell."""
 
     def __init__(self, device: str) -> None:
         """device: "CUDA0", …; others have no memory of their own."""
@@ -74,5 +76,5 @@ class VramMeter:
 
     @property
     def used(self) -> int | None:
-        """Bytes at the peak beyond those before."""
+        """Return the bytes at the peak beyond those before."""
         return None if self._peak is None or self._before is None else self._peak - self._before

@@ -1,4 +1,4 @@
-"""``python -m bench.compare.worker JOB.json RESULT.json spac|stock``: one cell, in a process of its own.
+"""Run one cell in a process of its own: ``python -m bench.compare.worker JOB.json RESULT.json spac|stock``.
 
 The library is the one that LLAMA_CPP_LIB_PATH names, or, for spac's jobs, spac's own.
 """
@@ -16,7 +16,7 @@ from bench.compare.job import Job, Result
 
 
 def run_stock(job: Job) -> Result:
-    """On the unpatched library."""
+    """Run a job on the unpatched library."""
     from bench.compare import stock, sweep
     from bench.compare.pool import ThreadPool
 
@@ -39,14 +39,14 @@ def run_stock(job: Job) -> Result:
 
 
 def run_spac(job: Job) -> Result:
-    """On spac's library."""
+    """Run a job on spac's library."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare import ours, sweep
     from spac.model.c_api import echo_log
 
     echo_log(
         _echo
-    )  # a driver's error comes through the log alone, and the cell's log is all that is left of a crash
+    )  # a driver's error comes through the log alone, and only the cell's log is left of a crash
     if job.kind == "threads":
         return sweep.of_spac(job)
     if job.kind == "likelihoods":
