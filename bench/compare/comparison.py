@@ -226,8 +226,7 @@ class Comparison:
         for i, cell in enumerate(sorted(self.grid, key=failed.__contains__)):
             if i == FIRST:
                 self.likelihoods()
-            # otherwise only the last call would do it
-            if self.deadline - time.monotonic() < 3 * self._least_s:
+            if self.deadline - time.monotonic() < 3 * self._least_s:  # or only the last call does it
                 self._repeat()
             waiting = self._attempt([cell, *waiting])
         self.not_run += [f"{cell.key}: {NOT_TUNED}" for cell in waiting]

@@ -96,8 +96,7 @@ class Result(_Json):
     surprises: list[float] = field(default_factory=list)  # −log p of each token
     bound: float | None = None  # spac: Belady's rate of hits of distinct experts, over all steps
     threads: int = 0
-    # results of a sweep: tokens/s by the number of threads
-    speeds: dict[str, float] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)  # a sweep's tokens/s by the number of threads
     paged: bool | None = None  # spac: True if experts were read from the file when they were needed
     pinned_bytes: int | None = None  # spac: pinned bytes of host memory; None where nobody counted
     host_memory: str = ""  # spac: how experts lay in host memory

@@ -79,8 +79,7 @@ class Decoder:
         values.swa_full = False  # as in llama.cpp's programs
         if job.kind == "likelihoods":  # else the device also computes large batches of what is on the CPU
             values.op_offload = False
-        # only the rows of logits that are read, as on spac's side: the memory of the others holds experts
-        else:
+        else:  # only the rows that are read get logits, as on spac's side: the other memory holds experts
             values.n_outputs_max = 1 if path == job.draft else job.draft_length + 1
         self.context = api.llama_init_from_model(self.model, values)
         if not self.context:

@@ -1,1 +1,1 @@
-"""What only a machine with a GPU can show, in stages."""
+"""Check and measure in stages what only a machine with a GPU can show."""

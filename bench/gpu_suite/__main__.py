@@ -1,12 +1,12 @@
-"""Stage 1: build with CUDA, and check the patches for all weight types on the GPU.
+"""Run stage 1: build with CUDA, and check the patches for all weight types on the GPU.
 
     python -m bench.gpu_suite OUT [--device CUDA0] [--work FOLDER] [--source FOLDER|ARCHIVE]
                                   [--objects FOLDER] [--library FILE] [--types q4_K,q8_0] [--seconds 540]
                                   [--jobs N] [--quick] [--no-cost]
 
-OUT (or the environment's OUT) gets patches.json and patches.txt. What is done is kept in the work folder: a
-run that ran out of its seconds (exit code 3) is called again in the same way and goes on. README.md says what
-a machine without a network needs.
+OUT (or the environment's OUT) gets patches.json and patches.txt. Results are kept in the work folder. A run
+that used up its seconds (exit code 3) is called again in the same way and continues. README.md says what a
+machine without a network needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# Nothing needs to be installed; the processes started below find the tree too.
+# Nothing needs to be installed: the processes started below find the tree too.
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
 from bench.gpu_suite.watched import cause  # noqa: E402
@@ -35,7 +35,7 @@ UNFINISHED = 3
 
 
 class OutOfTimeError(Exception):
-    """The seconds are used up; another run goes on."""
+    """The seconds are used up. Another run continues."""
 
 
 class Suite:
@@ -47,14 +47,14 @@ class Suite:
         self.work.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> float:
-        """Seconds that a command may still take. Raises OutOfTimeError when there are none."""
+        """Return the seconds that a command may still take. Raise OutOfTimeError when none are left."""
         left = self.deadline - time.monotonic()
         if left < 2:
             raise OutOfTimeError
         return left
 
     def command(self, *words: object) -> None:
-        """Run a command; its output goes to the log, whose last lines are said when it fails."""
+        """Run a command. Its output goes to the log, whose last lines are printed when it fails."""
         with (self.work / "log.txt").open("a+") as log:
             log.write(f"$ {' '.join(map(str, words))}\n")
             log.flush()
@@ -70,7 +70,7 @@ class Suite:
             sys.exit("\n".join([*tail, f"{words[0]} failed with status {done.returncode}"]))
 
     def source(self) -> list[str]:
-        """The option that names llama.cpp's source, unpacked when it came as an archive."""
+        """Return the option that names llama.cpp's source, unpacked when it came as an archive."""
         path = self.args.source
         if path is None:
             return []
@@ -83,7 +83,7 @@ class Suite:
         return [f"-DSPAC_LLAMA_CPP_DIR={folder}"]
 
     def configure(self, *options: object) -> Path:
-        """The build folder, configured; with CUDA where the device has it."""
+        """Return the configured build folder, with CUDA where the device has it."""
         build, args = self.work / "build", self.args
         words = [
             "-G",
@@ -106,7 +106,7 @@ class Suite:
         return build
 
     def build(self) -> Path:
-        """spac's library."""
+        """Build spac's library and return its path."""
         if self.args.library:
             return self.args.library.resolve()  # type: ignore[no-any-return]
         build = self.configure()
@@ -114,7 +114,7 @@ class Suite:
         return build / "spac" / "lib" / "libllama.so"
 
     def check(self, library: Path) -> list[dict[str, Any]]:
-        """The results of all types, those of runs before included."""
+        """Return the results of all types, with those of earlier runs."""
         stamp = f"{patches_id()}-{self.args.device}{'-quick' if self.args.quick else ''}"
         parts = self.work / f"parts-{stamp}"
         parts.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ class Suite:
         return [result for result in results if result is not None]
 
     def cost(self, library: Path) -> list[dict[str, Any]]:
-        """mask_cost's table; empty when there was no time for it."""
+        """Return mask_cost's table, empty when there was no time for it."""
         part = self.work / "cost.json"
         part.unlink(missing_ok=True)
         quick = ["--quick"] if self.args.quick else []
@@ -160,7 +160,7 @@ class Suite:
 
 
 def patches_id() -> str:
-    """Of what is checked: results of one machine's build hold for another's of the same patches."""
+    """Return an id of the patches: results of one machine's build hold for another's of the same patches."""
     digest = hashlib.sha256((ROOT / "LLAMA_CPP_VERSION").read_bytes())
     for path in sorted((ROOT / "patches").glob("*.patch")):
         digest.update(path.read_bytes())
@@ -168,7 +168,7 @@ def patches_id() -> str:
 
 
 def build_options(add: Callable[..., object]) -> None:
-    """The options of every program that builds."""
+    """Add the options of every program that builds."""
     add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later runs go on from")
     add("--source", type=Path, help="llama.cpp's tree, or an archive of it, in place of the sdist")
     add("--objects", type=Path, help="ggml-cuda's objects, compiled elsewhere (pack.py)")
@@ -187,7 +187,7 @@ def cost_table(cost: list[dict[str, Any]]) -> str:
 
 
 def page(device: str, quick: bool, results: list[dict[str, Any]], unfinished: list[str]) -> str:
-    """The results on one page."""
+    """Return the results on one page."""
     lines = [
         f"The ids mask on {device}: mul_mat_id, add_id, fused bias, gate and GLU,",
         f"{'1, 5, 9, 33' if quick else '1 to 64'} tokens, masks from none to all.",

@@ -1,4 +1,4 @@
-"""The course of a session on a machine with a GPU: its parts, in order, each within its time (session.py)."""
+"""Run a session on a machine with a GPU: its parts, in order, each within its time (session.py)."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from bench.gpu_suite.keeper import UNFINISHED
 from bench.gpu_suite.parts import ROOT, Parts
 from bench.gpu_suite.twins import Twins, place
 
-TWIN_TYPES = ("q4_K", "q6_K", "f32", "q8_0")  # of Qwen3-30B-A3B's Q4_K_M, and what comes next to it
-# What follows the comparison's first part, and the seconds that each may take.
+TWIN_TYPES = ("q4_K", "q6_K", "f32", "q8_0")  # of Qwen3-30B-A3B's Q4_K_M, and the types next to it
+# The parts that follow the comparison's first part, and the seconds that each may take.
 LATE = {"timeline": 60, "mask cost": 50, "limit": 60, "patches of all types": 80}
-BUDGETS = ("17%", "10%", "25%", "50%", "100%")  # all resident: what the split itself costs
+# at 100 % all experts are resident: the cost of the split itself
+BUDGETS = ("17%", "10%", "25%", "50%", "100%")
 PACK = (
     "import sys; from pathlib import Path; from bench.gpu_suite.pack import pack_objects, split; "
     "build, archive, out = map(Path, sys.argv[1:]); "
     "archive.is_file() or pack_objects(build, archive); split(archive, out)"
 )
 FORM = ("SPAC_DEVICE_MASKS", "SPAC_LAUNCH_AHEAD", "SPAC_LOOKAHEAD")
-TWINS_CHECKED = "patches-twins"  # apart: what other types' kernels do has no say in what the twins run on
-LARGEST_FILE = 15 << 20  # bytes of a file that comes back
+TWINS_CHECKED = "patches-twins"  # separate, because other types' kernels do not decide how the twins run
+LARGEST_FILE = 15 << 20  # bytes of a file that is brought back
 
 
 class Course(Parts):
-    """One call: what is asked, in order."""
+    """One call of the session: its parts, in order."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
         self.on_gpu = args.device.upper().startswith("CUDA")
-        self.plain_device = args.device if self.on_gpu else "CPU"  # as ggml calls it
+        self.plain_device = args.device if self.on_gpu else "CPU"  # ggml's name of the device
         self.library = ROOT / "python" / "spac" / "lib" / "libllama.so"
         self.quick = ["--quick"] if args.quick else []
 
     def run(self) -> int:
-        """The whole call; returns the exit code."""
+        """Run the whole call. Return the exit code."""
         with self.keeper:
             self.keeper.note("calls", number=self.keeper.done.get("calls", {}).get("number", 0) + 1)
             self.facts()
@@ -71,7 +72,7 @@ class Course(Parts):
         shutil.copy(self.out / "facts.txt", self.work / f"facts-{self.keeper.done['calls']['number']}.txt")
 
     def prepare(self) -> bool:
-        """Python's modules and the carried archives; False where it cannot go on."""
+        """Unpack Python's modules and the carried archives. Return False where the call cannot continue."""
         site = self.work / "site"
         missing = modules.install(self.args.carry / "wheels", site)
         paths = [str(ROOT), str(ROOT / "python"), str(site)]
@@ -87,7 +88,7 @@ class Course(Parts):
         return not missing
 
     def objects(self) -> Path | None:
-        """ggml-cuda's objects, where they were carried and are for this machine's GPU."""
+        """Return ggml-cuda's objects, where they were carried and are for this machine's GPU."""
         archive, folder = self.args.carry / "cuda.tar.xz", self.work / "objects"
         if not self.on_gpu or not archive.is_file():
             return None
@@ -105,7 +106,7 @@ class Course(Parts):
         return folder
 
     def cublas(self) -> list[str]:
-        """The option that names cuBLAS, or a library that only fails where there is none."""
+        """Return the option that names cuBLAS, or a library whose calls all fail where there is none."""
         if not self.on_gpu:
             return []
         folders = facts.cublas_folders()
@@ -122,17 +123,17 @@ class Course(Parts):
 
     @property
     def commit(self) -> str:
-        """The tree's, as it was packed; empty where nothing was."""
+        """Return the tree's commit as it was packed, empty where nothing was packed."""
         path: Path = self.args.carry / "commit"
         return path.read_text().strip() if path.is_file() else ""
 
     def begin_twins(self) -> Twins:
-        """They are written while the library is built."""
+        """Start writing the twins, while the library is built."""
         folder = place(self.args.model, Path("/dev/shm"), self.work)
         return Twins(self.args.model, folder, self.logs / "twins.txt", self.environment)
 
     def build(self) -> bool:
-        """spac and the unpatched library, into the tree; objects that were carried spare compiling CUDA."""
+        """Build spac and the unpatched library into the tree. Carried objects save compiling CUDA."""
         source, objects = self.args.carry / "source.tar.xz", self.objects()
         words = ["bench.gpu_suite.side_by_side", self.work / "out", "--only", "build", "--work", self.work]
         words += ["--device", self.args.device, "--jobs", self.args.jobs, *self.cublas()]
@@ -143,12 +144,13 @@ class Course(Parts):
         code = self.command("build", self.left - 60, *words, *more, "--seconds", int(self.left - 60))
         if code == 0 and self.on_gpu and not more:
             self.keep_objects()
-        if code not in (0, UNFINISHED):  # compiling all of CUDA after a failure would take the call's time
+        if code not in (0, UNFINISHED):  # after a failure, compiling all of CUDA would take the call's time
             self.say((self.work / "log.txt").read_text(errors="replace")[-3000:])
         return code == 0
 
     def keep_objects(self) -> None:
-        """What was compiled here, for a later call on a fresh machine: it takes minutes of many cores."""
+        """Keep what was compiled here for a later call on a fresh machine: compiling takes minutes of many
+        cores."""
         archive = self.work / "cuda.tar.xz"
         words = [sys.executable, "-c", PACK, str(self.work / "build"), str(archive), str(self.out)]
         log = self.logs / "objects.txt"
@@ -167,14 +169,14 @@ class Course(Parts):
             "--threads",
             max(1, self.args.jobs // at_once - 1),
         ]
-        # Where forms hang, each of the others has 5 s after its time: it ends by itself, with a result.
+        # Where forms hang, each of the others has 5 s after its time. It ends by itself, with a result.
         self.command("smoke", 160, *words, keep=True)
         log = self.logs / "smoke.txt"
         if log.is_file():
             self.say("the bundled pair, against the CPU:\n" + log.read_text()[-2000:])
 
     def patches(self, name: str, seconds: float, types: str, *, quick: bool) -> None:
-        """The patched kernels, checked for these weight types ("": all)."""
+        """Check the patched kernels for these weight types ("": all)."""
         folder = self.work / (TWINS_CHECKED if types else "patches")
         words = ["bench.gpu_suite", folder, "--device", self.plain_device, "--work", self.work]
         words += ["--library", self.library]
@@ -187,11 +189,11 @@ class Course(Parts):
                 self.say((folder / "patches.txt").read_text())
 
     def choose_form(self) -> None:
-        """Masks and launching ahead are used where they were right; what is used is said."""
+        """Use masks and launching ahead where they were right, and report what is used."""
         path = self.work / "smoke.json"
         rows = json.loads(path.read_text()) if path.is_file() else []
         errors = {row["name"]: row["error"] for row in rows if not row["fault"] and "error" in row}
-        bound = max(5e-3, 2 * errors.get("split, 25 %", 0.0))  # what the device rounds otherwise anyhow
+        bound = max(5e-3, 2 * errors.get("split, 25 %", 0.0))  # the device's own rounding differs by as much
         right = {name: error <= bound for name, error in errors.items()}
         checked = self.work / TWINS_CHECKED / "patches.json"
         found = json.loads(checked.read_text()) if checked.is_file() else {"types": [], "unfinished": []}
@@ -209,7 +211,7 @@ class Course(Parts):
         self.say(f"{form}; layers look ahead: {lookahead}")
 
     def side_by_side(self) -> None:
-        """The comparison, what decides first; the late parts; the rest of the comparison."""
+        """Run the deciding cells of the comparison, then the late parts, then the rest of the comparison."""
         code = self.twins.wait(max(1.0, self.left - 20))
         if code is None:
             self.unfinished.append("twins")
@@ -230,8 +232,8 @@ class Course(Parts):
             self.compare(self.left - 10)
 
     def compare(self, seconds: float) -> int:
-        """bench.compare over everything, the deciding cells first. What another machine measured, or this one
-        in another form, lies in a folder of its own: cells are not to be mixed."""
+        """Run bench.compare over everything, the deciding cells first. Each machine and each form has a
+        folder of its own, because their cells must not be mixed."""
         off = [name.lower() for name in FORM if self.environment.get(name) == "0"]
         setting = ", without ".join([facts.machine(), *off])
         place = self.work / f"compare-{re.sub('[^A-Za-z0-9]+', '-', setting).strip('-')}"
@@ -250,7 +252,7 @@ class Course(Parts):
         return code
 
     def mask_cost(self) -> None:
-        """What a mask costs and saves, by slots and tokens."""
+        """Measure what a mask costs and saves, by slots and tokens."""
         from bench.gpu_suite.__main__ import cost_table  # late: needs modules that `prepare` finds
 
         result = self.work / "mask-cost.json"
@@ -260,7 +262,7 @@ class Course(Parts):
             self.say(cost_table(json.loads(result.read_text())))
 
     def limit(self) -> None:
-        """Whether --vram-limit holds."""
+        """Check that --vram-limit holds."""
         words = ["bench.gpu_suite.limit", self.work / "limit.json", "--target", self.twins.target]
         words += ["--draft", self.twins.draft, "--device", self.args.device]
         self.command("limit", LATE["limit"], *words, keep=True)
@@ -268,7 +270,7 @@ class Course(Parts):
             self.say(" ".join(log.read_text(errors="replace").splitlines()[-1:]))
 
     def timeline(self) -> None:
-        """A trace of a short text with speculation, to see what overlaps."""
+        """Trace a short text with speculation, to see what overlaps."""
         path = self.work / "timeline.json"
         words = ["spac.run", "--target", self.twins.target, "--draft", self.twins.draft]
         words += ["--device", self.args.device]

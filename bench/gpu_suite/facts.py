@@ -1,8 +1,8 @@
-"""What a machine is, with the standard library alone: the first thing to know where nothing is known.
+"""Describe the machine with the standard library alone: this runs first on an unknown machine.
 
     python facts.py
 
-Every question may fail; what failed is said, and nothing raises.
+Every question may fail. A failure is printed, and nothing raises.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MODULES = (
     "requests", "matplotlib", "pip",
 )  # fmt: skip
 TOOLS = ("gcc", "g++", "cmake", "ninja", "nvcc", "nvidia-smi", "git", "xz", "objcopy")
-WRITTEN = 256 << 20  # bytes, to see how fast the disk is
+WRITTEN = 256 << 20  # bytes written to measure the disk's speed
 _CPU_FLAGS = ("avx2", "f16c", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8")
 
 
 def command(*words: str, seconds: float = 15) -> str:
-    """The output of a command; what kept it from giving one, in brackets."""
+    """Return the output of a command, or in brackets the reason why there is none."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
@@ -43,8 +43,8 @@ def command(*words: str, seconds: float = 15) -> str:
 
 
 def capability() -> str:
-    """The first GPU's compute capability without its dot ("90"), from the driver, or from nvidia-smi where
-    that cannot be opened; "" without one."""
+    """Return the first GPU's compute capability without its dot ("90"), from the driver, or from nvidia-smi
+    where the driver cannot be opened; "" without a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -60,7 +60,8 @@ def capability() -> str:
 
 
 def cublas_folders() -> list[Path]:
-    """Folders of a libcublas.so.*, likeliest first: Python's packages, the toolkit, the loader's cache."""
+    """Return folders of a libcublas.so.*, likeliest first: Python's packages, the toolkit, the loader's
+    cache."""
     found = [path for folder in sys.path for path in Path(folder or ".").glob("nvidia/*/lib/libcublas.so.*")]
     found += [path for pattern in ("cuda*/lib64", "cuda*/targets/*/lib") for path in Path("/usr/local").glob(
         f"{pattern}/libcublas.so.*")]  # fmt: skip
@@ -70,7 +71,7 @@ def cublas_folders() -> list[Path]:
 
 
 def _disk(folder: Path) -> str:
-    """Bytes per second of writing and of reading again (which memory may answer)."""
+    """Return bytes per second of writing and of reading again (which memory may answer)."""
     block, n = os.urandom(1 << 20), WRITTEN >> 20
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         begun = time.perf_counter()
@@ -84,7 +85,7 @@ def _disk(folder: Path) -> str:
 
 
 def processor_name() -> str:
-    """The CPU's; what the platform says where Linux does not know it."""
+    """Return the CPU's name, or the platform's where Linux does not know it."""
     try:
         found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -93,7 +94,7 @@ def processor_name() -> str:
 
 
 def machine() -> str:
-    """What figures belong to: GPU, CPU and usable cores."""
+    """Return what figures belong to: GPU, CPU and usable cores."""
     gpu = command("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()[0]
     parts = ["no GPU" if gpu.startswith("(") else gpu, processor_name()]
     return ", ".join([*parts, f"{len(os.sched_getaffinity(0))} cores"])
@@ -122,7 +123,7 @@ def _memory() -> str:
 
 
 def _nvml() -> str:
-    """Whether memory in use can be polled; without, nvidia-smi is asked, which takes a while."""
+    """Report if memory in use can be polled. Otherwise nvidia-smi is asked, which takes a while."""
     try:
         return "there" if ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2() == 0 else "does not start"
     except (OSError, AttributeError) as error:
@@ -161,7 +162,7 @@ def _include() -> str:
 
 
 def lines(folder: Path) -> Iterator[str]:
-    """One line per fact, as they are found; some seconds in all. `folder`: where the work will lie."""
+    """Yield one line per fact, as they are found; some seconds in all. `folder`: where the work will lie."""
     questions: tuple[tuple[str, Callable[[], str]], ...] = (
         ("system", lambda: f"{platform.platform()}; {_release()}"),
         ("processor", _processor),

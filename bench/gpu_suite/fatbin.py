@@ -1,7 +1,7 @@
-"""CUDA objects without what one GPU does not need: their intermediate code (PTX), half of their size.
+"""Remove from CUDA objects what one GPU does not need: their intermediate code (PTX), half of their size.
 
 A fat binary is a header (magic, version, header size u16, size u64) and entries (kind u16, version u16,
-header size u32, size u64, then the header's rest and the content, compressed or not); kind 1 is PTX, 2
+header size u32, size u64, then the header's rest and the content, compressed or not). Kind 1 is PTX, 2
 machine code.
 """
 
@@ -18,8 +18,8 @@ _MACHINE_CODE = 2
 
 
 def machine_code_only(section: bytes) -> bytes:
-    """The section's fat binaries without their PTX. Raises ValueError for what is no fat binary, and for one
-    without machine code."""
+    """Return the section's fat binaries without their PTX. Raise ValueError for bytes that are no fat binary,
+    and for one without machine code."""
     result, at = b"", 0
     while at < len(section):
         if not any(section[at : at + 8]):  # padding between binaries
@@ -43,7 +43,7 @@ def machine_code_only(section: bytes) -> bytes:
 
 
 def prune(source: Path, target: Path) -> None:
-    """Writes a copy of an object without PTX and without debugging symbols. Needs binutils."""
+    """Write a copy of an object without PTX and without debugging symbols. Needs binutils."""
     raw, slim = target.with_suffix(".fatbin"), target.with_suffix(".slim")
     words = [
         "objcopy",

@@ -1,6 +1,7 @@
-"""The visit that measures: the figures of issue and README, what decides first (session.py --figures).
+"""Run the visit that measures: the figures of issue and README, the deciding ones first (session.py
+--figures).
 
-Called twice back to back on one machine, the second call finds build, twins and cells, and goes on.
+It is called twice back to back on one machine. The second call finds build, twins and cells, and continues.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from bench.gpu_suite import facts
 from bench.gpu_suite.triage import Triage
 
-THREADS = (14, 16, 12, 8)  # tried on each side; the first one is used where a sweep fails
-FORMS = ("ahead, looking ahead", "by copies", "in place", "all, masks", "streamed")  # of the smoke test
+THREADS = (14, 16, 12, 8)  # numbers tried on each side; the first one is used where a sweep fails
+FORMS = ("ahead, looking ahead", "by copies", "in place", "all, masks", "streamed")  # forms of the smoke test
 DECIDING = (
     "spac logistic, draft", "spac logistic, governor", "spac logistic, no draft", "llama.cpp, experts on CPU",
     "llama.cpp --n-cpu-moe",
@@ -27,7 +28,7 @@ LENGTHS = ("0", "2", "4", "8", "roofline")
 
 
 class Figures(Triage):
-    """One call; each part is given up after its time and the next one begins."""
+    """One call. Each part is stopped after its time, and the next one begins."""
 
     def run(self) -> int:
         """Run the whole call; return the exit code."""
@@ -45,7 +46,7 @@ class Figures(Triage):
         return 1 if self.failed else 0
 
     def checked(self) -> bool:
-        """Run the forms that are measured, once; return whether they were right."""
+        """Run the forms that are measured, once. Return True if they were right."""
         result = self.work / "smoke.json"
         words = ["bench.gpu_suite.smoke", result, "--device", self.args.device, "--seconds", 60]
         words += ["--logs", self.logs, "--at-once", 4, "--threads", 3, "--forms", *FORMS]
@@ -64,7 +65,7 @@ class Figures(Triage):
         return right
 
     def measure(self) -> None:
-        """Measure everything that there is time for, what decides first."""
+        """Measure as much as time allows, the deciding figures first."""
         self.attempt(self.compared, 20 if self.args.quick else 300, ["17%"], [512], DECIDING)
         self.attempt(self.profiled)
         self.attempt(self.timeline)
@@ -82,7 +83,7 @@ class Figures(Triage):
     def compared(
         self, seconds: float, budgets: Sequence[str], contexts: Sequence[int], rows: Sequence[str]
     ) -> None:
-        """Run bench.compare on some cells, with what earlier calls of this machine measured."""
+        """Run bench.compare on some cells, with the results of earlier calls on this machine."""
         name = f"compare {' '.join(budgets)} {' '.join(map(str, contexts))}"
         if self.keeper.ran(name) or self.left < 40:
             return
@@ -104,7 +105,7 @@ class Figures(Triage):
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of threads to try: more than there are cores take a thousand times as long."""
+        """Return numbers of threads to try. More threads than cores take a thousand times as long."""
         return [n for n in THREADS if n <= self.args.jobs] or [max(1, self.args.jobs - 1)]
 
     def threads(self, side: str) -> int:

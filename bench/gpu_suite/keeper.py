@@ -1,4 +1,4 @@
-"""Keeps what a session found: in the work folder, and, every few seconds, in one archive that outlives it."""
+"""Keep a session's results in the work folder and, every few seconds, in one archive that outlives it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ UNFINISHED = 3  # the exit code of a part that is to be called again
 
 
 class Keeper:
-    """What is done, by part; and its archive. Safe to kill at any moment: files are replaced whole."""
+    """The results of finished parts, and their archive. A kill at any moment is safe: files are replaced
+    whole."""
 
     def __init__(self, work: Path, archive: Path, carried: Path) -> None:
-        """carried: an earlier session's archive, unpacked where the work folder has nothing newer."""
+        """carried: an earlier session's archive. It is unpacked where the work folder has nothing newer."""
         self.work, self.archive = work, archive
         work.mkdir(parents=True, exist_ok=True)
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +45,14 @@ class Keeper:
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
     def note(self, part: str, **found: Any) -> None:
-        """Remembers that a part ran, and what came of it."""
+        """Note that a part ran, and its result."""
         self.done[part] = {**found, "at": time.strftime("%H:%M:%S", time.gmtime())}
         unfinished = self.work / "done.tmp"
         unfinished.write_text(json.dumps(self.done, indent=1) + "\n")
         unfinished.replace(self.work / "done.json")
 
     def ran(self, part: str) -> bool:
-        """Whether it came to an end, good or bad."""
+        """Return True if the part came to an end, good or bad."""
         return self.done.get(part, {}).get("code", UNFINISHED) != UNFINISHED
 
     def __enter__(self) -> Keeper:
@@ -68,7 +69,7 @@ class Keeper:
             self.save()
 
     def save(self) -> None:
-        """Writes the archive anew."""
+        """Write the archive anew."""
         unfinished = self.archive.with_suffix(".tmp")
         with tarfile.open(unfinished, "w:gz", compresslevel=3) as content:
             for pattern in KEPT:

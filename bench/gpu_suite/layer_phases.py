@@ -1,10 +1,10 @@
-"""Prints what a layer's hand-off takes on the card's side, from a profile that step_profile wrote.
+"""Print how long a layer's hand-off takes on the card's side, from a profile that step_profile wrote.
 
     python -m bench.gpu_suite.layer_phases PROFILE.json.gz …
 
-Times are microseconds between kernels of the compute stream, by layer: from the end of the dense part until
-the host has what it reads, from where the host's rows begin to come until they are joined, and the wait
-between.
+Times are microseconds between kernels of the compute stream, by layer. The first phase is from the end of the
+dense part until the host has its input. The last one is from the arrival of the host's rows until they are
+joined. The wait lies between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import mean, median
 
 from bench.gpu_suite.step_profile import Event
 
-LOOKUP = "k_get_rows_float<int, int>"  # of slots by ids, and in place of what the host reads
+LOOKUP = "k_get_rows_float<int, int>"  # looks slots up by ids; it also runs in place of copies to the host
 JOIN = "k_bin_bcast"
 
 
@@ -39,7 +39,7 @@ def phases(events: list[Event]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for i, event in enumerate(stream[:-1]):
         if LOOKUP not in event[0] or "quantize" not in stream[i + 1][0]:
-            continue  # no lookup of slots
+            continue  # this event looks no slots up
         arrived = i - 1
         while arrived > 0 and _is_copy(stream[arrived], "HtoD"):
             arrived -= 1  # the mask's row

@@ -1,10 +1,10 @@
-"""Does `--vram-limit` hold on this card, and how much does the driver take beside it?
+"""Check that `--vram-limit` holds on this card, and measure what the driver takes beside it.
 
     python -m bench.gpu_suite.limit RESULT.json --target FILE --draft FILE [--device CUDA0] [--limit 10%]
                                     [--prompt 1024] [--tokens 64]
 
-spac keeps to the limit by its own account of its buffers; what the card says is more by what the driver, its
-kernels and cuBLAS keep, which no account has. Exit code 1: spac's own account is beyond the limit.
+spac keeps to the limit by its own account of its buffers. The card reports more: the memory of the driver,
+its kernels and cuBLAS is in no account. Exit code 1: spac's own account is beyond the limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from spac.machine.device_memory import size
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Bytes: the limit, spac's account at the end, and what the card had more in use at the most."""
+    """Return bytes: the limit, spac's account at the end, and the card's additional memory in use at its
+    peak."""
     config = EngineConfig(
         target=args.target, draft=args.draft, device=args.device, vram_limit=args.limit, slots="auto",
         ctx=args.prompt + args.tokens + 64, sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
@@ -39,7 +40,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(found: dict[str, Any]) -> str:
-    """The result in words."""
+    """Return the result in words."""
     card = "not measured" if found["card"] is None else size(found["card"])
     return (
         f"--vram-limit of {size(found['limit'])}: spac's account {size(found['account'])}, "
@@ -48,7 +49,7 @@ def line(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("result", type=Path)

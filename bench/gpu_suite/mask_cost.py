@@ -1,9 +1,9 @@
-"""What a mask costs and saves: the time of one mul_mat_id, by slots in the tensor, tokens and share masked.
+"""Measure the time of one mul_mat_id under masks, by slots in the tensor, tokens and masked share.
 
     python -m bench.gpu_suite.mask_cost LIBRARY DEVICE RESULT [--quick]
 
-A pool of slots is one stacked tensor, much longer than a layer; kernels that go by expert (mmq) walk those
-that ids name, not all of it (patches/0004).
+A pool of slots is one stacked tensor, much longer than a layer. Kernels that work by expert (mmq) visit only
+the experts that ids name (patches/0004).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ N_RUNS = 20
 
 
 def measure(library: Path, device_name: str, quick: bool) -> list[dict[str, object]]:
-    """Median microseconds of one q4_K mul_mat_id for each number of slots and tokens, by mask."""
+    """Return median microseconds of one q4_K mul_mat_id for each number of slots and tokens, by mask."""
     ggml = Ggml(library)
     device = ggml.device(device_name)
     n_in, n_out = (256, 64) if quick else (2048, 768)

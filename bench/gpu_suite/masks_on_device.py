@@ -1,11 +1,11 @@
-"""mul_mat_id, add_id and what CUDA fuses of them, under masks, for one weight type on one device.
+"""Check mul_mat_id, add_id and CUDA's fusions of them, under masks, for one weight type on one device.
 
     python -m bench.gpu_suite.masks_on_device LIBRARY DEVICE TYPE RESULT [--quick]
 
-Every shape is computed without a mask on the CPU and on the device, and with every mask on the device:
-skipped rows must be exactly zero, kept rows those of the device's own unmasked run within an error, and,
-where whole experts are masked, to the bit (counted; the verdict is the reader's); that run has to be within
-an error of the CPU's.
+Every shape is computed without a mask on the CPU and on the device, and with every mask on the device.
+Skipped rows must be exactly zero. Kept rows must equal those of the device's own unmasked run within an
+error. Where whole experts are masked, kept rows that differ by a bit are counted, and the reader judges the
+number. The unmasked run must be within an error of the CPU's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tools.patches.operators import Ids, Shape, operator, weights_on
 from tools.patches.worker import grouped
 
 OPS = ("mul_mat_id", "add_id", "bias", "glu", "bias_glu")
-# 128 rows are a whole tile of mmq, the others take its fallback; 80 and 40 of floats go to cuBLAS.
+# 128 rows are a whole tile of mmq. The others take its fallback. 80 and 40 of floats go to cuBLAS.
 SIZES = ((256, 64), (512, 128), (512, 96), (256, 80), (512, 40))
 # The normalized mean square error that upstream's own operator tests allow, and ten times it behind a GLU.
 BOUND = {"mul_mat_id": 5e-4, "add_id": 1e-7, "bias": 5e-4, "glu": 5e-3, "bias_glu": 5e-3}
 
 
 def shapes_of(kind: str, quick: bool) -> list[Shape]:
-    """Every operator with 1 to 64 tokens; layouts, sizes and experts per token take turns."""
+    """Return every operator with 1 to 64 tokens. Layouts, sizes and experts per token take turns."""
     found = []
     for n in (1, 5, 9, 33) if quick else range(1, 65):
         for i, op in enumerate(OPS):
@@ -57,8 +57,8 @@ class Result:
     n_skipped: int = 0
     n_nonzero: int = 0
     n_unequal: int = 0  # rows that a mask of whole experts changed by a bit or more
-    n_unequal_rows: int = 0  # the same for masks of single rows, where another order of additions is allowed
-    worst_error: float = 0.0  # of the unmasked run, or by a mask, as a share of the bound
+    n_unequal_rows: int = 0  # the same for masks of single rows, which may change the order of additions
+    worst_error: float = 0.0  # of the unmasked run, or under a mask, as a share of the bound
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -70,7 +70,7 @@ def squares(result: Float32Array, wanted: Float32Array, kept: np.ndarray) -> np.
 
 
 def share(of: np.ndarray, op: str) -> float:
-    """A normalized mean square error, as a share of what is allowed."""
+    """Return a normalized mean square error, as a share of the allowed one."""
     if of[1] == 0:
         return 0.0 if of[0] == 0 else float("inf")
     value = float(of[0] / of[1]) / BOUND[op]
@@ -103,8 +103,8 @@ def judge(total: Result, shape: Shape, mask: str, ids: Ids, out: Float32Array, o
 
 
 def judge_all(total: Result, sums: dict[str, np.ndarray]) -> None:
-    """The device without masks against the CPU, all shapes of an operator together: a few rows alone may be
-    twice as far off, for the two round inputs in other ways."""
+    """Judge the device without masks against the CPU, all shapes of an operator together. A few rows alone
+    may be twice as far off, because the two round inputs differently."""
     for op, of in sums.items():
         total.worst_error = max(total.worst_error, share(of, op))
         if not share(of, op) <= 1:
@@ -146,7 +146,7 @@ def run_type(library: Path, device_name: str, kind: str, quick: bool) -> Result:
 def main() -> None:
     library, device, kind, path = sys.argv[1:5]
     result = run_type(Path(library), device, kind, "--quick" in sys.argv)
-    # In one go: the suite takes a file that is there for a result.
+    # The file is written in one step, because the suite takes an existing file for a result.
     unfinished = Path(path).with_suffix(".tmp")
     unfinished.write_text(json.dumps(asdict(result)))
     unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""Python modules that a machine lacks, from wheels, without pip and without a network."""
+"""Install Python modules that a machine lacks from wheels, without pip and without a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROGRAMS = {"ninja": "ninja"}
 
 
 def fits(wheel: str, version: tuple[int, int] = sys.version_info[:2]) -> bool:
-    """Whether a wheel's name says that it runs on this Python (CPython, x86-64 Linux or anything)."""
+    """Return True if a wheel's name says that it runs on this Python (CPython, x86-64 Linux or anything)."""
     match = re.fullmatch(r"[^-]+-[^-]+(?:-\d[^-]*)?-([^-]+)-([^-]+)-([^-]+)\.whl", wheel)
     if match is None:
         return False
@@ -44,13 +44,13 @@ def fits(wheel: str, version: tuple[int, int] = sys.version_info[:2]) -> bool:
 
 
 def install(wheels: Path, folder: Path) -> list[str]:
-    """Unpacks what is missing here into a folder, which is for PYTHONPATH. Returns the modules that are still
+    """Unpack the missing modules into a folder, which is for PYTHONPATH. Return the modules that are still
     missing, none in the best case."""
     folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(folder))
     missing = []
     for module, name in NEEDED.items():
-        # llama_cpp has to be the pinned version; whatever else is there will do.
+        # llama_cpp must be the pinned version. Of other modules any version will do.
         if module != "llama_cpp" and importlib.util.find_spec(module) is not None:
             continue
         if not unpack(wheels, name, folder):
@@ -59,7 +59,7 @@ def install(wheels: Path, folder: Path) -> list[str]:
 
 
 def unpack(wheels: Path, name: str, folder: Path) -> bool:
-    """Whether there was a wheel of that distribution for this Python."""
+    """Unpack a wheel of that distribution. Return True if there was one for this Python."""
     for wheel in sorted(wheels.glob("*.whl")):
         if wheel.name.split("-")[0].lower().replace("-", "_") == name and fits(wheel.name):
             with zipfile.ZipFile(wheel) as archive:

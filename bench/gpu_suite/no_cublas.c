@@ -1,5 +1,5 @@
-// Stands in for cuBLAS where a machine has none, so that the library loads: every call fails. Quantized weights decode
-// without it; dense F32 and F16 products of more than a few tokens, a prompt's routers among them, do not.
+// Replaces cuBLAS on a machine that has none, so that the library loads: every call fails. Quantized weights decode
+// without it. Dense F32 and F16 products of more than a few tokens do not work, among them a prompt's routers.
 #define FAILS(name) \
     int name(void) { return 1 /* CUBLAS_STATUS_NOT_INITIALIZED */; }
 FAILS(cublasCreate_v2)

@@ -1,11 +1,11 @@
-"""Packs what `session.py` needs on a machine without a network, beside the tree itself.
+"""Pack what `session.py` needs on a machine without a network, beside the tree itself.
 
     python -m bench.gpu_suite.pack [FOLDER] [--cuda-build BUILD] [--results FOLDER]
 
-FOLDER (default: build/carry) gets llama.cpp's source, Python modules as wheels, the commit, and with
+FOLDER (default: build/carry) gets llama.cpp's source, Python modules as wheels, and the commit. With
 --cuda-build (a build folder, configured with -DSPAC_CUDA=on -DSPAC_BUILD_REFERENCE=ON and one architecture)
-the objects of ggml-cuda, which take an hour of one core to compile. --results names the OUT of the last
-session: this one goes on from there, with the objects that it compiled.
+it gets the objects of ggml-cuda, which take an hour of one core to compile. --results names the OUT of the
+last session. The next session continues from there, with the objects that it compiled.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bench.gpu_suite.fatbin import prune  # noqa: E402
 from bench.gpu_suite.modules import NEEDED  # noqa: E402
 from tools.patches import source  # noqa: E402
 
-LIMIT = 64 << 20  # bytes that travel, the tree included
-PART = 15 << 20  # bytes of a file that comes back
+LIMIT = 64 << 20  # bytes that travel, with the tree
+PART = 15 << 20  # bytes of a file that is brought back
 PYTHONS = ("3.11", "3.12", "3.13")
 BINARY = ("cffi", "pyyaml", "markupsafe")  # one wheel for each of `PYTHONS`
-TOO_LARGE = ("numpy",)  # has to be there
-# Backends of ggml that are not built, most of its source.
+TOO_LARGE = ("numpy",)  # the machine has to have it
+# Backends of ggml that are not built. They are most of its source.
 UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "rpc", "sycl", "virtgpu",
           "vulkan", "webgpu", "zdnn", "zendnn")  # fmt: skip
 OBJECTS = "llama/ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir"
@@ -45,7 +45,7 @@ PUBLISHED = "CMakeFiles/spac-reference-ggml-cuda.dir/llama.cpp/pristine/ggml/src
 
 
 class PackError(Exception):
-    """What is missing, and what to do."""
+    """Something is missing. The message says what to do."""
 
 
 def sdist() -> Path:
@@ -56,7 +56,7 @@ def sdist() -> Path:
 
 
 def pack_source(to: Path) -> None:
-    """What the build reads of llama.cpp."""
+    """Pack the part of llama.cpp's source that the build reads."""
     skipped = tuple(f"ggml/src/ggml-{name}/" for name in UNUSED)
     with tarfile.open(to, "w:xz", preset=9 | lzma.PRESET_EXTREME) as archive:
         for name, content in source.llama_source.files_of_sdist(sdist()):
@@ -65,7 +65,8 @@ def pack_source(to: Path) -> None:
 
 
 def pack_objects(build: Path, to: Path) -> None:
-    """ggml-cuda compiled, now if need be: what patches do not touch, the rest as patched and as published."""
+    """Pack compiled ggml-cuda, and compile it now if need be: the files that patches do not touch, and the
+    rest as patched and as published."""
     words = ["ninja", "-C", str(build), "ggml-cuda", "spac-reference-ggml-cuda"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -106,14 +107,14 @@ def pack_objects(build: Path, to: Path) -> None:
 
 
 def split(archive: Path, to: Path) -> None:
-    """Copies an archive in parts that are small enough to come back from a machine."""
+    """Copy an archive in parts that are small enough to be brought back from a machine."""
     content = archive.read_bytes()
     for i, start in enumerate(range(0, len(content), PART)):
         (to / f"{archive.name}.{i}").write_bytes(content[start : start + PART])
 
 
 def join(parts: Path, archive: Path) -> None:
-    """The reverse; does nothing where there are no parts."""
+    """Join the parts of an archive. Do nothing where there are no parts."""
     found = sorted(parts.glob(f"{archive.name}.*"))
     if found:
         archive.write_bytes(b"".join(path.read_bytes() for path in found))
@@ -127,7 +128,7 @@ def _cache(build: Path, name: str) -> str:
 
 
 def _architectures(build: Path) -> str:
-    """Of the objects: a compute capability without its dot."""
+    """Return the objects' architecture: a compute capability without its dot."""
     found = _cache(build, "SPAC_CUDA_ARCHITECTURES").removesuffix("-real")
     if not found.isdigit():
         raise PackError(f"{build}: one architecture is packed, not '{found}'")
@@ -148,7 +149,8 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def pack_wheels(folder: Path) -> None:
-    """What the suite imports, for every Python of `PYTHONS`; fetched by pip where it is not there yet."""
+    """Pack the modules that the suite imports for every Python of `PYTHONS`. pip fetches those that are not
+    there yet."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in (*NEEDED.values(), "ninja") if name not in (*TOO_LARGE, "llama_cpp_python")]
     for name in names:
@@ -185,7 +187,8 @@ def _download(name: str, version: str, folder: Path) -> None:
 
 
 def tree_bytes() -> int:
-    """Of the files that travel with the tree: those that git knows, and those that it does not ignore."""
+    """Return the bytes of the files that travel with the tree: those that git knows, and those that it does
+    not ignore."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
     return sum((ROOT / name).stat().st_size for name in listed if name and (ROOT / name).is_file())
@@ -196,7 +199,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def commit() -> str:
-    """The tree's commit, and a hash of what differs from it."""
+    """Return the tree's commit, and a hash of what differs from it."""
     words = ["git", "rev-parse", "--short", "HEAD"]
     name = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     changes = subprocess.run(["git", "diff", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -204,7 +207,7 @@ def commit() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "carry")
     parser.add_argument(

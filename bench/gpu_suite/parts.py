@@ -1,4 +1,5 @@
-"""Parts of a call: each a process, within its time and the call's; what came of it is said and kept."""
+"""Run parts of a call, each in a process, within its time and the call's. Their results are reported and
+kept."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Parts:
-    """One call. What failed is noted, and does not keep what follows from being tried."""
+    """One call. A failed part is noted, and the following parts still run."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.begun = args, time.monotonic()
@@ -32,19 +33,19 @@ class Parts:
 
     @property
     def left(self) -> float:
-        """Seconds of the call."""
+        """Return the seconds that are left of the call."""
         return float(self.args.seconds - (time.monotonic() - self.begun))
 
     def say(self, text: str) -> None:
-        """To stdout and to session.txt."""
+        """Print a line to stdout and to session.txt."""
         line = f"[{time.monotonic() - self.begun:5.0f} s] {text}"
         print(line, flush=True)
         with (self.out / "session.txt").open("a") as file:
             file.write(line + "\n")
 
     def command(self, name: str, seconds: float, *words: object, keep: bool = False) -> int:
-        """Runs `python -m WORDS…` within a time; its output goes to a log, whose end is said when it fails.
-        `keep`: a part that came to an end, good or bad, is not run again by later calls."""
+        """Run `python -m WORDS…` within a time. Its output goes to a log, whose end is printed when it fails.
+        With `keep`, later calls do not run a part again that came to an end, good or bad."""
         if keep and self.keeper.ran(name):
             code = int(self.keeper.done[name]["code"])
             self.say(f"{name}: ended with status {code} in an earlier call")
@@ -68,7 +69,7 @@ class Parts:
         return code
 
     def attempt(self, part: Callable[..., object], *arguments: object, **options: object) -> None:
-        """Calls it; what it raises is said, and does not keep what follows from being tried."""
+        """Call a part. Its exception is reported, and the following parts still run."""
         try:
             part(*arguments, **options)
         except Exception:
@@ -76,8 +77,8 @@ class Parts:
             self.say(traceback.format_exc()[-1500:])
 
     def process(self, log: Path, seconds: float, words: list[str]) -> int:
-        """The exit code of a process, in a group that ends with its time. Not in a session of its own, which
-        could outlive a call that is cut off, and disturb the next one."""
+        """Return the exit code of a process, in a group that ends with its time. It has no session of its
+        own, which could outlive a call that is cut off, and disturb the next one."""
         with log.open("a") as file:
             process = subprocess.Popen(
                 words, cwd=ROOT, env=self.environment, stdout=file, stderr=file, process_group=0

@@ -1,9 +1,9 @@
-"""Asks the CUDA driver what spac relies on, with the standard library alone, one question a process.
+"""Ask the CUDA driver for what spac relies on, with the standard library alone, one question a process.
 
     python probes.py [FOLDER]       # all questions, 10 s each; FOLDER: on disk, for a file of 1 GB
     python probes.py [FOLDER] NAME  # one question in this process
 
-A question that hangs or crashes costs its own line and nothing else.
+A question that hangs or crashes loses only its own line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SECONDS = 20.0  # of one question
+SECONDS = 20.0  # seconds of one question
 GB = 1 << 30
 ROUNDS = 200
 ATTRIBUTES = {
@@ -29,7 +29,7 @@ ATTRIBUTES = {
     "pageable memory access": 88,
     "copy engines": 40,
 }
-# A kernel that signals the host and waits for it in mapped memory, and one that does nothing.
+# One kernel signals the host and waits for it in mapped memory. Another one does nothing.
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -54,11 +54,11 @@ again:
 
 
 class Failed(Exception):  # noqa: N818
-    """Names the driver's call that failed and its error."""
+    """A call of the driver failed. The message names the call and its error."""
 
 
 class Driver:
-    """The driver with a context of the first GPU. Raises Failed where a call does not succeed."""
+    """The driver with a context of the first GPU. It raises Failed where a call does not succeed."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -83,7 +83,7 @@ class Driver:
         return stream
 
     def pinned(self, n_bytes: int) -> int:
-        """The address of pinned host memory, mapped into the device's address space."""
+        """Return the address of pinned host memory, mapped into the device's address space."""
         pointer = ctypes.c_void_p()
         self("cuMemHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(n_bytes), 3)
         assert pointer.value is not None
@@ -116,7 +116,7 @@ class Driver:
 
 
 def attributes() -> str:
-    """Tell what the driver says of the card."""
+    """Return the driver's description of the card."""
     driver, found = Driver(), []
     for name, number in ATTRIBUTES.items():
         value = ctypes.c_int()
@@ -126,7 +126,7 @@ def attributes() -> str:
 
 
 class Words:
-    """Two words of pinned memory: one that the device signals with, one that the host opens."""
+    """Two words of pinned memory: the device signals with one, and the host opens the other."""
 
     def __init__(self, driver: Driver) -> None:
         self.at = driver.pinned(4096)
@@ -135,7 +135,8 @@ class Words:
         self.signalled.value = self.opened.value = 0
 
     def serve(self, rounds: int) -> float:
-        """Open each gate when its signal came; return the microseconds of one. Raises Failed after 5 s."""
+        """Open each stream gate when its signal came. Return the microseconds of one. Raise Failed after 5
+        s."""
         begun = time.perf_counter()
         for n in range(1, rounds + 1):
             while self.signalled.value < n:
@@ -146,8 +147,8 @@ class Words:
 
 
 def gates(*, copies: bool = False, bulk: bool = False, kernels: bool = False) -> str:
-    """Measure a round trip between stream and host; `copies`: with what a layer copies; `bulk`: beside copies
-    of 64 MB on another stream; `kernels`: with a kernel in place of stream memory operations."""
+    """Measure a round trip between stream and host. `copies`: with the copies of a layer; `bulk`: beside
+    copies of 64 MB on another stream; `kernels`: with a kernel in place of stream memory operations."""
     driver = Driver()
     words, host, device = Words(driver), driver.pinned(1 << 16), driver.device_memory(1 << 16)
     gate = driver.kernel(b"gate") if kernels else None
@@ -185,7 +186,7 @@ def gates(*, copies: bool = False, bulk: bool = False, kernels: bool = False) ->
 
 
 def launches() -> str:
-    """Measure what queueing an empty kernel takes the host, and running one takes the device."""
+    """Measure how long the host needs to queue an empty kernel, and the device to run one."""
     driver = Driver()
     nothing = driver.kernel(b"nothing")
     for _ in range(ROUNDS):
@@ -234,7 +235,7 @@ def link() -> str:
 
 
 def registration(folder: Path | None) -> str:
-    """Register 1 GB for reading alone and copy from it: a mapped file in `folder`, or anonymous memory."""
+    """Register 1 GB for reading alone, and copy from it: a mapped file in `folder`, or anonymous memory."""
     driver, n = Driver(), GB
     if folder is None:
         memory = mmap.mmap(-1, n)
@@ -286,7 +287,7 @@ QUESTIONS: dict[str, Callable[[Path], str]] = {
 
 
 def ask(name: str, folder: Path) -> str:
-    """Ask one question in a process of its own; return its answer, or what went wrong, as one line."""
+    """Ask one question in a process of its own. Return its answer, or its failure, as one line."""
     words = [sys.executable, __file__, str(folder), name]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)

@@ -1,15 +1,15 @@
-"""All that a GPU has to show, in calls of less than ten minutes on a machine that may be fresh every time.
+"""Check and measure all that needs a GPU, in calls of less than ten minutes on possibly fresh machines.
 
     python3 bench/gpu_suite/session.py [OUT] [--carry build/carry] [--device CUDA0] [--seconds 520]
            [--quick] [--triage|--figures]
 
-Called again and again in the same way, it goes on where the last call stopped, also on another machine, when
-OUT/state.tar.gz of that call lies in the carry folder (`pack.py --results`). Begins with the standard library
-alone; the carry folder, made by `pack.py`, has what the machine may lack. In order: what the machine is; the
-build; the bundled pair on the GPU against the CPU; the patches for the twins' weight types; the twins; spac
-beside llama.cpp, what decides first; a timeline, what masks cost, the limit on memory; the patches for all
-types. OUT always holds what was found so far, in at most eight files. Exit code 0: all done; 3: call it
-again; 1: session.txt names what failed.
+It is called again and again in the same way, and continues where the last call stopped. It does so on another
+machine too, when OUT/state.tar.gz of that call lies in the carry folder (`pack.py --results`). It begins with
+the standard library alone. The carry folder, made by `pack.py`, has what the machine may lack. The order is:
+a description of the machine; the build; the bundled pair on the GPU against the CPU; the patches for the
+twins' weight types; the twins; spac beside llama.cpp, the deciding cells first; a timeline, the cost of
+masks, the limit on memory; the patches for all types. OUT always holds the results so far, in at most eight
+files. Exit code 0: all done; 3: call it again; 1: session.txt names the failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.gpu_suite.triage import Triage  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")

@@ -1,14 +1,14 @@
-"""Stages 2 and 3: full-size twins, and spac beside llama.cpp on them.
+"""Run stages 2 and 3: full-size twins, and spac beside llama.cpp on them.
 
     python -m bench.gpu_suite.side_by_side OUT [--stage 2|3] [--device CUDA0] [--work FOLDER]
                        [--model NAME] [--models FOLDER] [--source FOLDER|ARCHIVE] [--objects FOLDER]
                        [--no-build] [--only build|twins|compare] [--seconds 540] [--quick]
 
-Stage 2 is one budget (17 %), one context and the engines that decide; stage 3 the whole grid. Builds spac and
-the unpatched library with CUDA into the tree, writes the twins, runs `bench.compare`; what is done stays in
-the work folder, and a run that is out of its seconds (exit code 3) is called again in the same way. OUT gets
-the pages and the cells' results: on a fresh machine, put them back under the work folder's `compare`, and
-they are not run again.
+Stage 2 is one budget (17 %), one context and the deciding engines. Stage 3 is the whole grid. The program
+builds spac and the unpatched library with CUDA into the tree, writes the twins, and runs `bench.compare`.
+Results stay in the work folder. A run that used up its seconds (exit code 3) is called again in the same way.
+OUT gets the pages and the cells' results. On a fresh machine, put them back under the work folder's
+`compare`, and they are not run again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from pathlib import Path
 from bench.gpu_suite.__main__ import ROOT, UNFINISHED, OutOfTimeError, Suite, build_options
 
 DECIDING = ("spac logistic, draft", "governor", "llama.cpp")
-"""Parts of the names of stage 2's engines; llama.cpp's are tuned to spac's VRAM, so all of them."""
+"""Parts of the names of stage 2's engines. It has all of llama.cpp's, because they are tuned to spac's
+VRAM."""
 
 
 class SideBySide(Suite):
-    """Build, twins, comparison, each where the last call left it."""
+    """Build, twins and comparison; each continues where the last call stopped."""
 
     def build_package(self) -> None:
-        """spac's extension module, its library and the unpatched one, into the tree."""
+        """Build spac's extension module, its library and the unpatched one, into the tree."""
         build = self.configure("-DSPAC_BUILD_REFERENCE=ON")
         self.command("ninja", "-C", build, "-j", self.args.jobs)
         shutil.copytree(build / "spac", ROOT / "python" / "spac", dirs_exist_ok=True)
 
     def twins(self) -> tuple[Path, Path]:
-        """(target, draft), written once."""
+        """Return (target, draft), written once."""
         folder = (self.args.models or self.work).resolve()
         target, draft = (folder / f"{self.args.model}-{role}.gguf" for role in ("target", "draft"))
         if not draft.is_file():
@@ -51,7 +52,7 @@ class SideBySide(Suite):
         return target, draft
 
     def compare(self, target: Path, draft: Path, out: Path) -> int:
-        """bench.compare's exit code; its pages go to OUT in any case."""
+        """Return bench.compare's exit code. Its pages go to OUT in any case."""
         place = self.work / "compare"
         words = [sys.executable, "-m", "bench.compare", place, "--target", target, "--draft", draft]
         words += ["--device", self.args.device, "--seconds", int(self.left())]
@@ -64,7 +65,7 @@ class SideBySide(Suite):
 
 
 def plan(stage: int, quick: bool) -> list[str]:
-    """bench.compare's options for a stage."""
+    """Return bench.compare's options for a stage."""
     only = ["--only", *DECIDING] if stage == 2 else []
     if quick:
         return [*only, "--quick"]
@@ -72,7 +73,7 @@ def plan(stage: int, quick: bool) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("out", nargs="?", type=Path, default=os.environ.get("OUT"), help="where the results go")

@@ -1,14 +1,14 @@
-"""The bundled pair on a device and on the CPU: are the logits the same, but for what other kernels round?
+"""Compare the bundled pair's logits on a device with those on the CPU, except for other kernels' rounding.
 
     python -m bench.gpu_suite.smoke RESULT.json [--device CUDA0] [--seconds 90] [--longest 40] [--logs FOLDER]
                                     [--at-once 4] [--forms TEXT …]
 
-Every form of the split runs in a process of its own, so that a crash costs only that form: no experts
-resident, some, all; with the ids masks read by the device's kernels and without; with work queued ahead of
-the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the device. The
-unpatched library runs on the device too: with all experts resident, spac's logits are its logits. A form
-that crashes on a GPU runs once more under cuda-gdb or compute-sanitizer. LOGS gets each form's whole output.
-Exit code 1: a form crashed, or is further off than `BOUND`.
+Every form of the split runs in a process of its own, so that a crash loses only that form. The forms are: no
+experts resident, some, all; with the ids masks read by the device's kernels and without; with work queued
+ahead of the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the
+device. The unpatched library runs on the device too: with all experts resident, spac's logits must be its
+logits. A form that crashes on a GPU runs once more under cuda-gdb or compute-sanitizer. LOGS gets each form's
+whole output. Exit code 1: a form crashed, or differs by more than `BOUND`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ DEMO = ROOT / "python" / "spac" / "demo" / "target.gguf"
 REFERENCE = ROOT / "python" / "spac" / "lib" / "reference"
 BATCHES = (96, 9, 9, 4, 2, 1, 1, 1, 1)  # tokens evaluated at a time: a prompt, verifications, single tokens
 BOUND = 5e-3
-"""Normalized mean square error of the logits: ten times what upstream's tests allow one matrix product."""
-LONGEST_S = 40.0  # of one form: a device that waits for ever is one of the faults
-SANITIZER_S = 60.0  # of one form under compute-sanitizer
+"""The allowed normalized mean square error of the logits: ten times what upstream's tests allow one matrix
+product."""
+LONGEST_S = 40.0  # seconds of one form, because a device may wait for ever
+SANITIZER_S = 60.0  # seconds of one form under compute-sanitizer
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to compute the same."""
+    """One way to compute the same logits."""
 
     name: str
     slots: str = "0"
     masks: bool = False  # the device's kernels read the ids masks
-    ahead: bool = False  # what follows the CPU's part of a layer is queued before the CPU has done it
-    lookahead: int = 0  # layers, from which on experts are loaded while a step runs
+    ahead: bool = False  # what follows the CPU's part of a layer is queued before that part is done
+    lookahead: int = 0  # distance in layers from which experts are loaded while a step runs
     stream_batch: int = 0
     on_cpu: bool = False
-    unpatched: bool = False  # llama.cpp as published, all of the model on the device
+    unpatched: bool = False  # llama.cpp as published, with the whole model on the device
     settings: tuple[tuple[str, str], ...] = field(default=())  # environment variables
 
     def environment(self) -> dict[str, str]:
-        """Return what the form's process has in its environment beside this one's."""
+        """Return the variables that the form's process adds to this one's environment."""
         found = {"SPAC_DEVICE_MASKS": str(int(self.masks)), "SPAC_LAUNCH_AHEAD": str(int(self.ahead))}
         return {**found, **dict(self.settings)}
 
@@ -91,7 +92,7 @@ def tokens_of() -> list[int]:
 
 
 def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
-    """float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
+    """Return float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare.ours import logits, make_resident
     from spac.config import EngineConfig
@@ -108,7 +109,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         make_resident(pair, form.slots)
         if pair.experts is not None:
             pair.experts.set_lookahead(form.lookahead)
-            pair.experts.set_stream_tokens(form.stream_batch)  # a pair is made without
+            pair.experts.set_stream_tokens(form.stream_batch)  # a new pair streams nothing
         tokens, found, at = tokens_of(), [], 0
         for n in BATCHES:
             found.append(logits(pair, tokens[at : at + n], at))
@@ -120,7 +121,8 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
 
 
 def compute_unpatched(device: str, threads: int) -> np.ndarray:
-    """The same of the unpatched library, which LLAMA_CPP_LIB_PATH names, all of the model on the device."""
+    """Return the same logits from the unpatched library, which LLAMA_CPP_LIB_PATH names, with the whole model
+    on the device."""
     from bench.compare import stock
     from bench.compare.job import Job
     from bench.compare.pool import ThreadPool
@@ -144,14 +146,14 @@ def _echo(level: int, text: bytes, _: object) -> None:
 
 
 def error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Normalized mean square error; infinite where a number is none."""
+    """Return the normalized mean square error, infinite where a number is not finite."""
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     value = float(np.square(a - b).sum() / np.square(b - b.mean()).sum())
     return value if np.isfinite(value) else float("inf")
 
 
 class Smoke:
-    """All forms of one call, some at once."""
+    """All forms of one call, some at the same time."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder = args, folder
@@ -160,7 +162,7 @@ class Smoke:
         self.on_gpu = args.device.upper().startswith("CUDA")
 
     def run(self) -> list[dict[str, Any]]:
-        """Return a row for every form, each said as it comes."""
+        """Return a row for every form, and print each when it is done."""
         from bench.compare.cells import environment
 
         self._environment = environment
@@ -177,7 +179,7 @@ class Smoke:
         return rows
 
     def form(self, form: Form) -> dict[str, Any]:
-        """Compute a form in a process of its own; return what came of it."""
+        """Compute a form in a process of its own. Return its result."""
         begun = time.monotonic()
         seconds = min(self.args.longest, max(5.0, self.deadline - begun))
         ended = self._process(form, seconds, [])
@@ -198,7 +200,7 @@ class Smoke:
         return row
 
     def _again(self, form: Form, code: int) -> list[str]:
-        """Run a form that crashed once more, under cuda-gdb where the host crashed, else a sanitizer."""
+        """Run a crashed form once more, under cuda-gdb where the host crashed, else under a sanitizer."""
         sanitizer = shutil.which("compute-sanitizer")
         if code < 0 and (debugged := watched.again([])):
             before, begins = [str(word) for word in debugged[0]], debugged[1]
@@ -213,7 +215,7 @@ class Smoke:
         reference = REFERENCE if form.unpatched else None
         more = {**self._environment(reference), **form.environment()}
         name = "".join(c if c.isalnum() else "-" for c in form.name)
-        if before:  # its own waits are slow: nothing is to wait on it
+        if before:  # its own waits are slow, so nothing waits for it
             more |= {"SPAC_LAUNCH_AHEAD": "0", **dict(NO_GRAPHS)}
             name += "-again"
         words = [
@@ -232,7 +234,8 @@ class Smoke:
         return self.folder / f"{FORMS.index(form)}.npy"
 
     def _compare(self, rows: list[dict[str, Any]]) -> None:
-        """Note how far each form is from the CPU's logits, and from the unpatched library's to the bit."""
+        """Note how far each form is from the CPU's logits, and if it equals the unpatched library's to the
+        bit."""
         arrays = {form.name: np.load(self._path(form)) for form in FORMS if self._path(form).is_file()}
         wanted, device = arrays.get("plain, on the CPU"), arrays.get("llama.cpp, on the device")
         for row in rows:
@@ -271,7 +274,7 @@ def main() -> int:
     add("--at-once", type=int, default=1, help="forms that run at the same time")
     add("--threads", type=int, default=0, help="of one form; 0: one per core")
     add("--forms", nargs="+", metavar="TEXT", help="only forms whose names contain one of these")
-    add("--form", help=argparse.SUPPRESS)  # of the processes that this one starts
+    add("--form", help=argparse.SUPPRESS)  # for the processes that this one starts
     args = parser.parse_args()
     if args.form:
         (form,) = (form for form in FORMS if form.name == args.form)

@@ -1,11 +1,11 @@
-"""What the card does in some steps of spac or llama.cpp: kernels, copies and gaps, by torch's profiler.
+"""Profile the card in some steps of spac or llama.cpp: kernels, copies and gaps, by torch's profiler.
 
     python -m bench.gpu_suite.step_profile RESULT.json.gz spac|llama.cpp --target FILE [--draft FILE]
            [--device CUDA0] [--slots 17%] [--n-cpu-moe N] [--steps 24] [--threads N] [--draft-length N]
 
-RESULT has every event of the card (name, stream, start and length in ns); a table goes to stdout: where a
-step's time goes, and the kernels that take most of it. Needs PyTorch with CUDA for the card's side. The
-unpatched library is the one that LLAMA_CPP_LIB_PATH names.
+RESULT has every event of the card (name, stream, start and length in ns). A table goes to stdout: where a
+step's time goes, and the kernels that take most of it. The card's side needs PyTorch with CUDA. The unpatched
+library is the one that LLAMA_CPP_LIB_PATH names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from bench.compare.job import Job
 
-WARM = 24  # steps before those that are looked at
-LISTED = 24  # kernels of the table
+WARM = 24  # steps before those that are profiled
+LISTED = 24  # kernels in the table
 Event = tuple[str, int, int, int]
 """Name, stream, start and length in nanoseconds."""
 
@@ -41,7 +41,7 @@ def job_of(args: argparse.Namespace, prompt: list[int]) -> Job:
 
 
 def spac_steps(job: Job) -> Iterator[None]:
-    """Decode; yield behind every step."""
+    """Decode, and yield after every step."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare.ours import config_of
     from spac.engine import Engine
@@ -57,7 +57,7 @@ def spac_steps(job: Job) -> Iterator[None]:
 
 
 def stock_steps(job: Job) -> Iterator[None]:
-    """The same of llama.cpp, one token a step."""
+    """Decode with llama.cpp, one token a step, and yield after every step."""
     from bench.compare import stock
     from bench.compare.pool import ThreadPool
 
@@ -72,7 +72,7 @@ def stock_steps(job: Job) -> Iterator[None]:
 
 
 def profile(steps: Iterator[None], n: int) -> tuple[list[Event], float]:
-    """Return the card's events of `n` steps, and the seconds that as many took without the profiler."""
+    """Return the card's events of `n` steps, and the seconds that as many steps took without the profiler."""
     import torch
     from torch.profiler import ProfilerActivity
 

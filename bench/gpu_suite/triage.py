@@ -1,7 +1,8 @@
-"""The first visit to a GPU: what works, what does not and why, within some minutes (session.py --triage).
+"""Run the first visit to a GPU: report what works, what fails and why, within some minutes (session.py
+--triage).
 
-Everything that can fail is tried once, riskiest first, each in a process of its own; nothing is tried again
-and nothing is compiled twice. What came back is mended at leisure before the visit that measures.
+Everything that can fail is tried once, riskiest first, each in a process of its own. Nothing is tried again,
+and nothing is compiled twice. Faults are repaired before the visit that measures.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ CELLS = (
     "llama.cpp, experts on CPU",
     "llama.cpp --n-cpu-moe",
 )
-"""Parts of the names of bench.compare's rows that are run. llama.cpp's tuned rows need the others."""
+"""Parts of the names of bench.compare's rows that run. llama.cpp's tuned rows need the others."""
 
 
 class Triage(Course):
-    """One call; every part says what came of it."""
+    """One call. Every part reports its result."""
 
     def run(self) -> int:
         """Run the whole call; return the exit code."""
@@ -51,7 +52,7 @@ class Triage(Course):
         return 1 if self.failed else 0
 
     def build(self) -> bool:
-        """Build, and see that what was built can be imported; say where it crashes if it does."""
+        """Build, and check that the result can be imported. Report where it crashes if it does."""
         return super().build() and self.imports()
 
     def imports(self) -> bool:

@@ -1,9 +1,9 @@
-"""The twins that the comparison runs on: written once, beside everything else, in memory where there is room.
+"""Write the comparison's twins once, while other parts run, in memory where there is enough of it.
 
     python -m bench.gpu_suite.twins NAME FOLDER
 
-A writer that is still at work, though the call that began it has ended, is waited for: two never write the
-same file.
+A writer may outlive the call that started it. Then a new writer waits for its end: two never write the same
+file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ FULL_SIZE = 24 * GB
 
 
 def files(name: str, folder: Path) -> tuple[Path, Path]:
-    """(target, draft)."""
+    """Return (target, draft)."""
     target, draft = (folder / f"{name}-{role}.gguf" for role in ("target", "draft"))
     return target, draft
 
 
 def place(name: str, memory: Path, disk: Path) -> Path:
-    """The folder that has the pair, or in which it is to lie."""
+    """Return the folder that has the pair, or that it is written to."""
     folder = memory / "spac-twins"
     if any(path.is_file() for path in files(name, folder)):
-        return folder  # an earlier call's, which have taken some of the room
+        return folder  # an earlier call's files, which take some of the free memory
     room = ROOM.get(name, FULL_SIZE)
     return folder if memory.is_dir() and shutil.disk_usage(memory).free > 2 * room else disk
 
 
 def write(name: str, folder: Path) -> int:
-    """tools.twin's exit code; nothing is done where the pair is there."""
+    """Return tools.twin's exit code. Do nothing where the pair exists."""
     from tools.twin.__main__ import main as twin
 
     paths = files(name, folder)
@@ -63,7 +63,7 @@ class Twins:
     """A pair, and the process that writes it."""
 
     def __init__(self, name: str, folder: Path, log: Path, environment: Mapping[str, str]) -> None:
-        """Begins to write."""
+        """Start writing."""
         self.folder, self._log = folder, log
         self.target, self.draft = files(name, folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class Twins:
             )
 
     def wait(self, seconds: float) -> int | None:
-        """The writer's exit code; None where it is not done within the time."""
+        """Return the writer's exit code, None where it is not done within the time."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -82,11 +82,11 @@ class Twins:
 
     @property
     def said(self) -> str:
-        """What the writer printed last."""
+        """Return the last line that the writer printed."""
         return self._log.read_text(errors="replace")[-600:]
 
     def end(self) -> None:
-        """Ends the writer, if it is still at work."""
+        """End the writer if it is still at work."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

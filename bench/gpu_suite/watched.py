@@ -1,4 +1,4 @@
-"""Runs a process that may crash or hang, and keeps what explains it: its output, and where it hung."""
+"""Run a process that may crash or hang, and keep what explains it: its output, and where it hung."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CAUSES = re.compile(r"error|ASSERT|abort|spac: |Error|illegal|status \d{3}")
-"""What a line contains that explains a crash; the first such line names the cause, later ones its effects."""
+"""Texts of a line that explains a crash. The first such line names the cause, later ones its effects."""
 NOISE = re.compile(r"no error|errors? = 0|ERROR SUMMARY: 0|error_|0 errors|_error")
-DEBUGGER_S = 25.0  # seconds that a debugger gets to tell where a process hangs
+DEBUGGER_S = 25.0  # seconds that a debugger has to find where a process hangs
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a process. `fault` is empty when it ended well, else one line that says what went wrong."""
+    """The end of a process. `fault` is empty when it ended well, else one line that names the failure."""
 
-    code: int | None  # None: it was killed, for it was not done in time
+    code: int | None  # None: it was killed, because it was not done in time
     fault: str
     output: str
 
@@ -35,7 +35,8 @@ def cause(output: str) -> str:
 
 
 def where_it_hangs(pid: int) -> str:
-    """Return every thread's stack as cuda-gdb sees it; without it, what the kernel tells of each thread."""
+    """Return every thread's stack as cuda-gdb sees it; without cuda-gdb, what the kernel reports of each
+    thread."""
     if shutil.which("cuda-gdb"):
         words = ["cuda-gdb", "-p", str(pid), "-batch", "-ex", "thread apply all bt 24"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -51,7 +52,8 @@ def where_it_hangs(pid: int) -> str:
 
 
 def again(words: Sequence[object]) -> tuple[list[object], str] | None:
-    """Return a command line that runs a crashing command under cuda-gdb, and how lines of the cause begin."""
+    """Return a command line that runs a crashing command under cuda-gdb, and the beginnings of lines that
+    name the cause."""
     debugger = shutil.which("cuda-gdb")
     if debugger is None:
         return None
@@ -61,9 +63,9 @@ def again(words: Sequence[object]) -> tuple[list[object], str] | None:
 
 def run(words: Sequence[object], log: Path, seconds: float, *, cwd: Path,
         environment: Mapping[str, str] | None = None) -> Ended:  # fmt: skip
-    """Run a command; its whole output, and where it hung if it did, are in `log`."""
+    """Run a command. Its whole output, and where it hung if it did, are in `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    # faulthandler: a crash in native code tells the Python lines that led there
+    # faulthandler: a crash in native code prints the Python lines that led to it
     more = {**(os.environ if environment is None else environment), "PYTHONFAULTHANDLER": "1"}
     with log.open("w") as file:
         process = subprocess.Popen(
