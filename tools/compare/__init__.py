@@ -1,5 +1,5 @@
-"""Two libraries, the same inputs, every logit compared bit for bit. README.md says what the reference is and
-why."""
+"""Compare two libraries on the same inputs, every logit bit for bit. README.md describes the reference and
+the reasons."""
 
 from tools.compare.driver import compare, reference_library, run_worker
 from tools.compare.job import Case, Difference, Job, Run, Settings

@@ -1,5 +1,5 @@
-"""``python -m tools.compare MODEL.gguf [--share 0.25] [--no-masks] …``: one model file, spac against the
-reference."""
+"""Compare spac with the reference on one model file: ``python -m tools.compare MODEL.gguf [--share 0.25]
+[--no-masks] …``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.compare.job import Case, Job, Run, Settings
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 when every run is bit for bit the reference, 1 when not, 2 when there is no reference."""
+    """Return 0 when every run is bit for bit the reference, 1 when not, 2 when there is no reference."""
     parser = argparse.ArgumentParser(prog="python -m tools.compare", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL.gguf")
     parser.add_argument(

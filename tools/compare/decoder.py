@@ -1,7 +1,7 @@
-"""A context of the library that llama_cpp has loaded, behind the script's protocol.
+"""Wrap a context of the library that llama_cpp has loaded in the script's protocol.
 
-Works on llama_cpp's ctypes functions and not on its `Llama` class: batches, logits flags and positions are
-the subject here. The same code drives both libraries, so that nothing but the library differs.
+This module uses llama_cpp's ctypes functions and not its `Llama` class, because batches, logits flags and
+positions are tested here. The same code drives both libraries, so that they are the only difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _overrides(values: dict[str, int | float | bool]) -> Any:
 
 
 class Model:
-    """A loaded model; on a spac device if `device` is one, else on the CPU alone."""
+    """A loaded model. It is on a spac device if `device` is one, else on the CPU alone."""
 
     def __init__(self, case: Case, *, on_device: bool) -> None:
         params = ll.llama_model_default_params()
@@ -37,7 +37,7 @@ class Model:
         params.load_mode = ll.LLAMA_LOAD_MODE_MMAP if case.use_mmap else ll.LLAMA_LOAD_MODE_NONE
         if case.overrides:
             params.kv_overrides = self._overrides = _overrides(case.overrides)
-        # spac's expert store is an extra buffer type, so the default stands there.
+        # spac's expert store is an extra buffer type, so spac needs the default.
         params.use_extra_bufts = on_device or case.repack
         self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
         if not self.pointer:
@@ -48,7 +48,7 @@ class Model:
         self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.pointer))
 
     def context(self, settings: Settings) -> Context:
-        """A new context of this model."""
+        """Return a new context of this model."""
         return Context(self, settings, self._adapter, self._scale)
 
     def __enter__(self) -> Model:
@@ -71,11 +71,11 @@ class Context:
         params.n_threads = params.n_threads_batch = settings.n_threads
         params.flash_attn_type = int(
             settings.flash_attn
-        )  # 0 and 1: never and always, not the device's choice
+        )  # 0 never and 1 always, so that the device does not choose
         params.embeddings = settings.embeddings
-        params.pooling_type = 0  # a row for every token
+        params.pooling_type = 0  # one row for every token
         for name, value in settings.params.items():
-            getattr(params, name)  # a field of that name is there
+            getattr(params, name)  # fails unless the structure has a field of that name
             setattr(params, name, value)
         self._settings = settings
         self.n_vocab = model.n_vocab
@@ -94,8 +94,7 @@ class Context:
     def decode(
         self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]
     ) -> npt.NDArray[np.float32]:
-        """See `Decoder.decode`; more tokens than n_batch go in pieces, as a program would send a long
-        prompt."""
+        """See `Decoder.decode`. More tokens than n_batch are split, as a program would send a long prompt."""
         rows: list[npt.NDArray[np.float32]] = []
         for start in range(0, len(tokens), self._settings.n_batch):
             piece = tokens[start : start + self._settings.n_batch]

@@ -1,4 +1,4 @@
-"""Starts workers and compares what they wrote."""
+"""Start workers and compare their results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tools.compare.script import Logits
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True, repr=False)  # a failing test would print every logit
+@dataclass(frozen=True, repr=False)  # otherwise a failing test would print every logit
 class Result:
-    """Logits by (case, run) and step, in the script's order, and what the runs observed."""
+    """Logits by (case, run) and step, in the script's order, and the observations of the runs."""
 
     logits: dict[tuple[str, str], dict[str, Logits]]
     meta: dict[str, dict[str, object]]
 
 
 def reference_library() -> Path | None:
-    """The folder of the unpatched build of the same pin, or None (tools/reference.py)."""
-    # Not at the top: a worker that imports this file for the reference must not import spac.
+    """Return the folder of the unpatched build of the same pin, or None (tools/reference.py)."""
+    # Imported late: a worker that imports this file for the reference must not import spac.
     from tools.reference import reference_folder
 
     return reference_folder()
@@ -43,10 +43,10 @@ def run_worker(
     timeout: float = 300,
     environment: Mapping[str, str] | None = None,
 ) -> Result:
-    """Runs a job in a process of its own, with files in `folder`. Library "reference" needs `lib_path`.
-    `environment` is added to this process's; its PYTHONPATH says which spac is meant.
+    """Run a job in a process of its own, with files in `folder`. Library "reference" needs `lib_path`.
+    `environment` is added to this process's. Its PYTHONPATH chooses the spac.
 
-    Raises RuntimeError with the end of the worker's stderr when it fails or dies.
+    Raise RuntimeError with the end of the worker's stderr when it fails or dies.
     """
     job_path, out_path = folder / f"{library}.json", folder / f"{library}.npz"
     job.write(job_path)
@@ -81,8 +81,8 @@ def _read(path: Path) -> Result:
 
 
 def compare(case: Case, ours: Result, reference: Result) -> list[Difference]:
-    """One `Difference` for every run of the case in `ours` that is not bit for bit the reference's first
-    run."""
+    """Return one `Difference` for every run of the case in `ours` that is not bit for bit the reference's
+    first run."""
     expected = reference.logits[case.name, "reference"]
     differences = []
     for (name, run), steps in ours.logits.items():
@@ -94,14 +94,14 @@ def compare(case: Case, ours: Result, reference: Result) -> list[Difference]:
 def first_difference(
     case: str, run: str, steps: dict[str, Logits], expected: dict[str, Logits]
 ) -> Difference | None:
-    """The first step with any bit different, or None."""
+    """Return the first step with any bit different, or None."""
     if list(steps) != list(expected):
         raise ValueError(f"{case}, {run}: not the same script")
     for n_equal, (step, logits) in enumerate(steps.items()):
         wanted = expected[step]
         if logits.shape != wanted.shape:
             return Difference(case, run, step, -1, float("inf"), n_equal)
-        # As integers: bit for bit, and a NaN equals itself.
+        # Comparing integers compares bits, and makes a NaN equal to itself.
         rows = np.flatnonzero((logits.view(np.uint32) != wanted.view(np.uint32)).any(axis=1))
         if len(rows):
             gap = np.abs(logits - wanted)

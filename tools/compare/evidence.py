@@ -1,8 +1,7 @@
-"""``python -m tools.compare.evidence``: the stock library against itself under other
-settings.
+"""Compare the unpatched library with itself under other settings: ``python -m tools.compare.evidence``.
 
-Prints the tables of README.md: which settings change a bit of the logits, and therefore have to be equal on
-both sides.
+It prints the tables of README.md: which settings change a bit of the logits, and therefore have to be equal
+on both sides.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ VARIANTS = {
 
 
 def cases(folder: Path) -> Iterator[tuple[str, str, Case]]:
-    """(weight type, variant, case); the variant "" is the reference."""
+    """Yield (weight type, variant, case). The variant "" is the reference."""
     for name in TYPES:
         path = str(write_model(folder / f"{name}.gguf", "qwen3moe", replace(WIDE, types={"*": name})))
         yield name, "", Case(name, path)
@@ -46,7 +45,8 @@ def cases(folder: Path) -> Iterator[tuple[str, str, Case]]:
 
 
 def describe(case: Case, base: Case, result: Result) -> str:
-    """ "equal", or the first step that differs and the largest difference while both pick the same tokens."""
+    """Return "equal", or the first step that differs and the largest difference while both pick the same
+    tokens."""
     steps, expected = (result.logits[c.name, "reference"] for c in (case, base))
     found = first_difference(case.name, "", steps, expected)
     if found is None:
@@ -60,7 +60,7 @@ def describe(case: Case, base: Case, result: Result) -> str:
 
 
 def main() -> int:
-    """Prints a Markdown table; 2 when there is no stock library."""
+    """Print a Markdown table. Return 2 when there is no unpatched library."""
     library = reference_library()
     if library is None:
         print(

@@ -1,4 +1,4 @@
-"""What a worker is asked to do, as data that goes through a JSON file, and what a comparison finds."""
+"""Describe a worker's job, as data that goes through a JSON file, and the result of a comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIMULATED_DEVICE = "simulated"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a context: the same for both libraries, or a comparison means nothing."""
+    """Settings of a context. Both libraries must have the same settings."""
 
     n_ctx: int = 1024
     n_batch: int = 512
@@ -20,22 +20,21 @@ class Settings:
     n_threads: int = 1
     flash_attn: bool = False
     paged: bool = False  # experts stay in the file until they are needed; spac alone
-    embeddings: bool = False  # compare these: encoders have no logits
+    embeddings: bool = False  # compare embeddings: encoders have no logits
     params: dict[str, float] = field(default_factory=dict)  # further fields of llama_context_params
 
 
 @dataclass(frozen=True)
 class Run:
-    """One pass of the script over a case. A reference ignores everything but `name`.
+    """One pass of the script over a case. A reference ignores every field except `name`.
 
-    `share` of all experts get slots, filled by a random plan of `seed` that is settled before the first
-    step; with `moving`, a new plan is submitted before every step and nobody waits for it; with `midway`,
-    every step begins settled, and a new plan comes while it is under way. Without `masked`, the device does
-    not read the ids masks itself. Batches of `stream_tokens` tokens and more have their experts copied
-    through the device. Without `ahead`, nothing is queued behind the host's part of a layer before that is
-    done.
-    `in_place`: kernels write and read in the host's memory what passes between the sides, without copies.
-    `lookahead`: each layer's input is shown to the router of the layer so far behind it.
+    `share` of all experts get slots, which a random plan of `seed` fills before the first step. With
+    `moving`, a new plan is submitted before every step and nobody waits for it. With `midway`, every step
+    begins with a settled plan, and a new plan comes during the step. Without `masked`, the device does not
+    read the ids masks itself. Batches of `stream_tokens` tokens and more have their experts copied through
+    the device. Without `ahead`, work behind the host's part of a layer is queued only after that part is
+    done. With `in_place`, kernels exchange data between the sides in the host's memory, without copies.
+    `lookahead` is the distance in layers to the later layer whose router gets each layer's input.
     """
 
     name: str = "reference"
@@ -54,7 +53,7 @@ class Run:
 @dataclass(frozen=True)
 class Case:
     """A model file, the settings of its contexts, and the runs over it, all in one process with one loaded
-    model. A run that is masked and one that is not have a context each."""
+    model. Masked runs share one context, unmasked runs another one."""
 
     name: str
     model: str
@@ -63,7 +62,7 @@ class Case:
     repack: bool = False  # reference only: let the library repack weights (its default)
     lora: str = ""  # an adapter to apply, or none
     lora_scale: float = 1.0
-    overrides: dict[str, int | float | bool] = field(default_factory=dict)  # metadata in place of the file's
+    overrides: dict[str, int | float | bool] = field(default_factory=dict)  # replaces the file's metadata
     script: str = "full"  # a key of script.SCRIPTS
     n_gpu_layers: int = -1  # how many layers the device gets, where there is one
     use_mmap: bool = True
@@ -74,8 +73,8 @@ class Job:
     """Cases for one worker process.
 
     `simulated_device` has arguments of `_core.set_simulated_device`, `pinning` of `_core.set_pinning`. With
-    `together`, spac's worker runs all cases at the same time, each in a thread (all runs masked, and without
-    failing uploads: that holds for the process).
+    `together`, spac's worker runs all cases at the same time, each in a thread. Then all runs must be masked,
+    and no uploads may fail, because that setting holds for the process.
 
     `device` is the one that spac's device wraps. The reference runs on the CPU if that is the simulated
     device, else on the same device.
@@ -114,7 +113,7 @@ class Difference:
     run: str
     step: str
     row: int
-    largest: float  # of |a - b| over the step's logits; inf where shapes differ or a number is not finite
+    largest: float  # |a - b| over the step's logits; inf where shapes differ or a number is not finite
     steps_equal: int
 
     def __str__(self) -> str:

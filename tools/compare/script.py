@@ -1,4 +1,4 @@
-"""The inputs that both libraries get: a prompt, single greedy tokens, verifications with rewinding, a long
+"""Define the inputs of both libraries: a prompt, single greedy tokens, verifications with rewinding, a long
 prompt.
 
 A script works through the `Decoder` protocol only, so that it does not know which library is behind it.
@@ -18,7 +18,7 @@ N_PROMPT = 40
 N_GREEDY = 32
 N_VERIFY = 9
 N_LONG = 600
-# How many of a verification's 9 tokens are kept: all, none but the first, and in between.
+# The number of a verification's 9 tokens that are kept: all, only the first, and numbers in between.
 KEPT = (9, 1, 4, 6, 2)
 
 
@@ -28,26 +28,27 @@ class Decoder(Protocol):
     n_vocab: int
 
     def decode(self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]) -> Logits:
-        """Evaluates tokens at position, position + 1, …; logits [len(wanted), n_vocab] of the tokens
-        wanted."""
+        """Evaluate tokens at position, position + 1, …. Return logits [len(wanted), n_vocab] of the wanted
+        tokens."""
 
     def rewind(self, position: int) -> None:
-        """Forgets everything from `position` on."""
+        """Remove everything from `position` on."""
 
     def save(self) -> bytes:
-        """The state of the sequence."""
+        """Return the state of the sequence."""
 
     def restore(self, state: bytes) -> None:
-        """Takes the sequence's state from what `save` gave."""
+        """Set the sequence's state to what `save` returned."""
 
     def shift(self, start: int, end: int, position: int) -> None:
-        """A context shift: forgets the tokens from `start` to `end` and moves those up to `position` to their
-        place."""
+        """Shift the context: remove the tokens from `start` to `end`, and move those up to `position` to
+        their place."""
 
 
 def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Runs the script on an empty context; logits by step's name, in order. The script's tokens depend on the
-    model's logits only where it is greedy, so one wrong logit is seen by everything after it."""
+    """Run the script on an empty context, and return logits by step's name, in order. The script's tokens
+    depend on the model's logits only where it is greedy. So everything after a wrong logit shows the
+    error."""
     rng = np.random.default_rng(7)
     out: dict[str, Logits] = {}
 
@@ -83,7 +84,7 @@ LENGTHS = (2, 4, 2, 3, 4, 3, 2, 2, 5, 4, 3, 2, 5)
 
 
 class _Steps:
-    """A script under way: its decoder, its random tokens, and the logits so far by step's name."""
+    """A running script: its decoder, its random tokens, and the logits so far by step's name."""
 
     def __init__(self, decoder: Decoder, before_step: Callable[[], None]) -> None:
         self._decoder, self._before_step = decoder, before_step
@@ -92,13 +93,12 @@ class _Steps:
         decoder.rewind(0)
 
     def random(self, name: str, n: int, position: int) -> int:
-        """Evaluates `n` random tokens, with the logits of the last two; returns what
-        follows."""
+        """Evaluate `n` random tokens, with the logits of the last two. Return the token that follows."""
         tokens = self._rng.integers(0, 256, n, dtype=np.int32)
         return self._step(name, tokens, position, [n - 2, n - 1])
 
     def greedy(self, name: str, n: int, token: int, position: int) -> int:
-        """`n` greedy tokens, one by one, from `token` on; returns the token that would come next."""
+        """Evaluate `n` greedy tokens, one by one, from `token` on. Return the token that would come next."""
         for i in range(n):
             token = self._step(f"{name} {i}", np.array([token], np.int32), position + i, [0])
         return token
@@ -110,7 +110,7 @@ class _Steps:
 
 
 def run_short_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """A prompt, single tokens, a few at once, a prompt longer than 64 tokens; nothing is ever taken back, so
+    """Run a prompt, single tokens, a few at once, and a prompt longer than 64 tokens. No token is removed, so
     that recurrent memories can follow."""
     steps = _Steps(decoder, before_step)
     token = steps.random("prompt", 24, 0)
@@ -123,8 +123,8 @@ def run_short_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[
 
 
 def run_state_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Tokens from a state, twice: as it is, and saved and restored. Steps "before i" and "after i" are the
-    same tokens."""
+    """Run tokens from a state twice: as it is, and saved and restored. Steps "before i" and "after i" have
+    the same tokens."""
     steps = _Steps(decoder, before_step)
     token = steps.random("prompt", 40, 0)
     token = steps.greedy("first", 4, token, 40)
@@ -139,7 +139,7 @@ def run_state_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[
 
 
 def run_shift_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Context shifts: tokens in the middle are forgotten, later ones move up."""
+    """Run context shifts: tokens in the middle are removed, later ones move up."""
     steps = _Steps(decoder, before_step)
     token = steps.random("prompt", 60, 0)
     decoder.shift(8, 28, 60)
@@ -150,7 +150,7 @@ def run_shift_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[
 
 
 def run_prompts_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Nothing but prompts."""
+    """Run prompts only."""
     steps = _Steps(decoder, before_step)
     for i in range(4):
         decoder.rewind(0)
@@ -159,7 +159,7 @@ def run_prompts_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
 
 
 def run_lengths_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """A prompt of 24 tokens, then batches of `LENGTHS` tokens."""
+    """Run a prompt of 24 tokens, then batches of `LENGTHS` tokens."""
     steps = _Steps(decoder, before_step)
     steps.random("prompt", 24, 0)
     position = 24
@@ -170,12 +170,12 @@ def run_lengths_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
 
 
 BATCHES = (1, 2, 4, 8, 9, 17, 40)
-"""On both sides of where kernels change: from one token to several, and from 8 to 9."""
+"""Batch sizes on both sides of where kernels change: from one token to several, and from 8 to 9."""
 
 
 def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Batches of `BATCHES` random tokens in an empty context, and as many behind the small ones, with every
-    row: what one batch gets wrong, the next does not see."""
+    """Run batches of `BATCHES` random tokens in an empty context, and as many behind the small ones, with
+    every row. An error in one batch does not spread to the next."""
     rng = np.random.default_rng(13)
     out: dict[str, Logits] = {}
     for n in BATCHES:
@@ -196,4 +196,4 @@ SCRIPTS = {
     "lengths": run_lengths_script,
     "batches": run_batches_script,
 }
-"""What a case may run."""
+"""The scripts that a case may run."""

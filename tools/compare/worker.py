@@ -1,8 +1,8 @@
-"""``python -m tools.compare.worker reference|spac JOB.json OUT.npz``: runs a job with one library in this
-process.
+"""Run a job with one library in this process: ``python -m tools.compare.worker reference|spac JOB.json
+OUT.npz``.
 
 The library is the one that LLAMA_CPP_LIB_PATH names for "reference", and spac's own for "spac". OUT.npz has
-an array "case|run|step" [rows, n_vocab] for every step, and "meta", JSON with what each run observed
+an array "case|run|step" [rows, n_vocab] for every step. Its "meta" is JSON with the observations of each run
 (residency, statistics).
 """
 
@@ -37,16 +37,16 @@ def _quiet_log() -> object:
             sys.stderr.write(text.decode(errors="replace"))
 
     ll.llama_log_set(log, None)
-    return log  # whoever holds it keeps it alive
+    return log  # the caller must keep it alive
 
 
 def _announce(case: Case, run: Run) -> None:
-    """On stderr, so that a process that dies has said where."""
+    """Print the run to stderr, so that a process that dies has named it."""
     print(f"{case.name}, {run.name}", file=sys.stderr, flush=True)
 
 
 def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
-    """All cases on the stock library, on the CPU or on the job's device."""
+    """Run all cases on the unpatched library, on the CPU or on the job's device."""
     import llama_cpp as ll
 
     from tools.compare.decoder import Model
@@ -71,7 +71,7 @@ def run_reference(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
 
 def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
-    """All cases and runs on spac's library, experts split over the job's device and the CPU."""
+    """Run all cases on spac's library, with experts split over the job's device and the CPU."""
     from spac import _core, env  # before llama_cpp: importing spac chooses the library
 
     ll = importlib.import_module("llama_cpp")
@@ -99,7 +99,7 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
     if job.together:
         with ThreadPoolExecutor(len(job.cases)) as threads:
-            list(threads.map(run_case, job.cases))  # raises what they raise
+            list(threads.map(run_case, job.cases))  # raises the threads' exceptions
     else:
         for case in job.cases:
             run_case(case)
@@ -109,14 +109,14 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
 def _observe(
     core: Any, experts: Any, context: Any, case: Case, run: Run
 ) -> tuple[dict[str, Logits], dict[str, Any]]:
-    """One run: its steps' logits, and residency before it and statistics over it."""
+    """Do one run. Return its steps' logits, the residency before it and its statistics."""
     before = dict(experts.stats)
     resident, mover = _place(experts, run)
     core.set_launch_ahead(run.ahead)
     core.set_hand_over_in_place(run.in_place)
     experts.set_stream_tokens(run.stream_tokens)
     experts.set_lookahead(run.lookahead)
-    experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # these are no demand
+    experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # others are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)
     finally:
@@ -137,8 +137,8 @@ def _named(case: Case, run: Run, steps: dict[str, Logits]) -> Arrays:
 
 
 def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
-    """Fills the slots as the run asks; returns how many experts are resident, and what to call before every
-    step."""
+    """Fill the slots as the run asks. Return how many experts are resident, and a function to call before
+    every step."""
     shape = (experts.n_layer, experts.n_expert)
     rng = np.random.default_rng(run.seed)
     n_real = sum(layer.n_expert for layer in experts.layers)
@@ -156,7 +156,7 @@ def _place(experts: Any, run: Run) -> tuple[int, Callable[[], None]]:
 
 
 def _mover(experts: Any, run: Run, submit: Callable[[], None]) -> Callable[[], None]:
-    """What submits plans as the run asks, called before every step."""
+    """Return a function that submits plans as the run asks, called before every step."""
     if run.moving:
         return submit
     if not run.midway:
@@ -174,7 +174,7 @@ def _mover(experts: Any, run: Run, submit: Callable[[], None]) -> Callable[[], N
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0, or lets the exception end the process: the driver shows its text."""
+    """Return 0, or let the exception end the process: the driver shows its text."""
     library, job_path, out_path = argv
     job = Job.read(Path(job_path))
     arrays, meta = run_spac(job) if library == "spac" else run_reference(job)
