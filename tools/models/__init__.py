@@ -1,4 +1,4 @@
-"""Tiny random-weight GGUFs of llama.cpp's architectures, made by the tests.
+"""Make tiny random-weight GGUFs of llama.cpp's architectures, for the tests.
 
     from tools.models import Shape, write_model
     write_model("tiny.gguf", "qwen3moe", Shape(n_layer=3, n_expert=5, types={"*_exps": "Q8_0"}))

@@ -1,4 +1,4 @@
-"""``python -m tools.models FAMILY FILE [sizes]``: writes a tiny random-weight GGUF."""
+"""Write a tiny random-weight GGUF: ``python -m tools.models FAMILY FILE [sizes]``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 when the shape is impossible."""
+    """Return the exit code: 0, or 2 when the shape is impossible."""
     parser = argparse.ArgumentParser(prog="python -m tools.models", description=__doc__)
     parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("file")

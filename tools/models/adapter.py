@@ -1,4 +1,4 @@
-"""A random LoRA adapter for a tiny model, on experts and on dense matrices."""
+"""Make a random LoRA adapter for a tiny model, on experts and on dense matrices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RANK = 4
 def write_adapter(
     path: str | os.PathLike[str], model: Path, pattern: str = r"_exps\.weight|attn_q\.weight"
 ) -> Path:
-    """Writes an adapter of rank 4 for the model's matrices whose names match `pattern`, strong enough to
-    change every logit; returns its path."""
+    """Write an adapter of rank 4 for the model's matrices whose names match `pattern`, strong enough to
+    change every logit. Return its path."""
     reader = GGUFReader(model)
     writer = GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
     writer.add_type("adapter")

@@ -1,4 +1,4 @@
-"""A dense model beside a Mixture-of-Experts one, as Mistral stands beside Mixtral."""
+"""Make a dense model beside a Mixture-of-Experts one, as Mistral stands beside Mixtral."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from gguf import GGUFReader, GGUFWriter
 
 
 def dense_sibling(source: Path, path: Path, expert: int = 0) -> Path:
-    """Writes at `path` what is left of a model (experts not quantized, none shared) when all tokens use
-    `expert` alone: the same attention, norms and embedding, and an FFN in the experts' place."""
+    """Write at `path` the dense model that equals `source` when all tokens use `expert` alone. It has the
+    same attention, norms and embedding, and an FFN in place of the experts. The experts of `source` must not
+    be quantized, and none may be shared."""
     reader = GGUFReader(source)
     writer = GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():

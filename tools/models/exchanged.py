@@ -1,4 +1,4 @@
-"""A copy of a model with an error that comparisons have to notice."""
+"""Copy a model with an error that comparisons have to notice."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gguf import GGUFReader
 
 
 def exchange_experts(model: Path, out: Path) -> Path:
-    """Copy a model to `out`, with the first two experts of every MoE layer exchanged; return `out`.
+    """Copy a model to `out`, with the first two experts of every MoE layer exchanged. Return `out`.
 
-    Routers stay as they are, so tokens of one of the two get the other one.
+    Routers stay as they are, so tokens of one of the two experts get the other one.
     """
     shutil.copyfile(model, out)
     for tensor in GGUFReader(out, "r+").tensors:

@@ -1,6 +1,8 @@
-"""The architectures: each one is metadata and a list of tensors. To add one, read its `load_arch_hparams` and
-`load_arch_tensors` in llama.cpp's src/models, put it together from `parts`, and register it at the end; or
-let the loader describe its tensors (loader_families.py)."""
+"""Define the architectures: each one is metadata and a list of tensors.
+
+To add one, read its `load_arch_hparams` and `load_arch_tensors` in llama.cpp's src/models. Put it together
+from `parts`, and register it at the end. Or let the loader describe its tensors (loader_families.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Metadata = dict[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: llama.cpp's name of it, its metadata (keys without the architecture's prefix), its
+    """One architecture: llama.cpp's name for it, its metadata (keys without the architecture's prefix), its
     tensors."""
 
     architecture: str
@@ -26,11 +28,11 @@ class Family:
     embedding: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     default: Shape = field(default_factory=Shape)
-    rewinds: bool = True  # whether tokens can be taken back one by one; a state cannot do that
+    rewinds: bool = True  # tokens can be removed one by one, which a state does not allow
     embeds: bool = False  # gives embeddings, no logits
 
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
-        """All tensors in file order."""
+        """Return all tensors in file order."""
         embedding = parts.embedding(shape, n_vocab, **self.embedding)
         return [*embedding, *(t for il in range(shape.n_layer) for t in self.layer(shape, il))]
 
@@ -132,7 +134,7 @@ def _shared_moe(s: Shape, **more: Any) -> Metadata:
 
 
 def _with_shared(s: Shape, il: int, *, qk_norm: int = 0, selection_bias: bool = False) -> list[Tensor]:
-    """Dense in the leading layers, then experts with a shared one."""
+    """Return dense feed-forward tensors in the leading layers, then experts with a shared one."""
     tensors = parts.attention(s, il, qk_norm=qk_norm)
     if il < s.n_dense:
         return tensors + parts.dense(s, il)
@@ -140,7 +142,7 @@ def _with_shared(s: Shape, il: int, *, qk_norm: int = 0, selection_bias: bool = 
 
 
 def _grovemoe_layer(s: Shape, il: int) -> list[Tensor]:
-    """Beside the experts smaller ones, each for a group of two."""
+    """Return experts, and smaller ones beside them, each for a group of two."""
     p, n = f"blk.{il}.ffn_", s.n_expert // 2
     return [
         *parts.attention(s, il, qk_norm=s.head_dim),
@@ -164,7 +166,7 @@ def _grok_layer(s: Shape, il: int) -> list[Tensor]:
 
 
 def _arctic_layer(s: Shape, il: int) -> list[Tensor]:
-    """A dense block as wide as the model beside the experts."""
+    """Return experts beside a dense block as wide as the model."""
     beside = parts.dense(replace(s, n_ff=s.n_embd), il)
     return [*parts.attention(s, il), *beside, *parts.experts(s, il, with_norm="ffn_norm_exps", n_ff=s.n_ff)]
 

@@ -1,4 +1,5 @@
-"""Architectures with experts, and with layers whose memory is a state: no token can be taken back from it."""
+"""Define architectures with experts and with layers whose memory is a state: no token can be removed from
+it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from tools.models.families import Family, Metadata, _base
 from tools.models.parts import Tensor, bias, matrix, norm
 from tools.models.shape import Shape
 
-# LFM2: a short convolution. Qwen3-Next: gated delta nets.
+# LFM2 has a short convolution, Qwen3-Next gated delta nets.
 L_CACHE = 3
 KEY_HEADS, VALUE_HEADS, STATE, CONV = 2, 4, 32, 4
 
 
 def _is_attention(s: Shape, il: int) -> bool:
-    """Every second layer."""
+    """Return True for every second layer."""
     return il % 2 == 1
 
 
@@ -66,7 +67,7 @@ def _qwen3next_layer(s: Shape, il: int) -> list[Tensor]:
     if _is_attention(s, il):
         n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
         tensors = [
-            matrix(p + "attn_q", 2 * n_q, s.n_embd),  # with a gate for every output
+            matrix(p + "attn_q", 2 * n_q, s.n_embd),  # each output has a gate
             matrix(p + "attn_k", n_kv, s.n_embd),
             matrix(p + "attn_v", n_kv, s.n_embd),
             matrix(p + "attn_output", s.n_embd, n_q),

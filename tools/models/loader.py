@@ -1,7 +1,7 @@
-"""What llama.cpp's loader asks a model file for: tensors by name and shape, given the metadata alone.
+"""Ask llama.cpp's loader which tensors a model file needs, by name and shape, given the metadata alone.
 
-The loader can make a model without a file, whose tensors somebody else fills. So it tells itself what an
-architecture consists of, and no list of ours can be behind it. It runs in a process of its own, for it aborts
+The loader can make a model without a file, and somebody else fills its tensors. So the loader itself lists an
+architecture's tensors, and no list here can be outdated. It runs in a process of its own, because it aborts
 where metadata lacks something.
 """
 
@@ -23,14 +23,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes_of(files: Sequence[Path]) -> list[Shapes]:
-    """The tensors that the loader wants beside each of these files of metadata, optional ones included.
+    """Return the tensors that the loader needs beside each of these files of metadata, optional ones
+    included.
 
-    Raises RuntimeError with the end of the library's log when it refuses one: the last one named there.
+    Raise RuntimeError with the end of the library's log when it refuses a file: the last one named there.
     """
     command = [sys.executable, "-m", "tools.models.loader", *map(str, files)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": path}
-    env.pop("LLAMA_CPP_LIB_PATH", None)  # set where spac is loaded already
+    env.pop("LLAMA_CPP_LIB_PATH", None)  # set if spac is loaded already
     with tempfile.TemporaryFile("w+") as log:
         done = subprocess.run(
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=log, text=True, timeout=120
@@ -44,7 +45,7 @@ def shapes_of(files: Sequence[Path]) -> list[Shapes]:
 
 
 class _Tensor(ctypes.Structure):
-    """The head of ggml_tensor."""
+    """The first fields of ggml_tensor."""
 
     _fields_ = [("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4)]
 
@@ -78,7 +79,7 @@ def _ask(ll: Any, path: str) -> Shapes:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Prints the shapes for every file, as a line of JSON each."""
+    """Print the shapes for every file, as a line of JSON each."""
     import spac  # noqa: F401 - chooses the library
 
     # isort: split

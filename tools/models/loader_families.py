@@ -1,6 +1,8 @@
-"""Families whose tensors llama.cpp's loader describes (loader.py); only their metadata is ours.
+"""Define families whose tensors llama.cpp's loader describes (loader.py). Only their metadata is defined
+here.
 
-Every file has the keys that most architectures read, and what is particular."""
+Every file has the keys that most architectures read, and the family's own keys.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from tools.models.values import add_values
 
 @dataclass(frozen=True)
 class LoaderFamily:
-    """As `Family`. `left_out` are ends of the names of optional tensors that such files do not have (scales
-    of matrices)."""
+    """An architecture like `Family`. `left_out` are ends of the names of optional tensors that such files do
+    not have (scales of matrices)."""
 
     architecture: str
     more: Callable[[Shape], Metadata] = lambda s: {}
@@ -34,16 +36,16 @@ class LoaderFamily:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def metadata(self, s: Shape) -> Metadata:
-        """All keys, without the architecture's prefix."""
+        """Return all keys, without the architecture's prefix."""
         return {**_usual(s), **self.more(s)}
 
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
-        """All tensors in the loader's order."""
+        """Return all tensors in the loader's order."""
         shapes = _ask(self.question(shape))
         return [_tensor(name, of) for name, of in shapes.items() if not name.endswith(self.left_out)]
 
     def question(self, shape: Shape) -> Question:
-        """What the loader is asked for a file of this shape."""
+        """Return the loader's question for a file of this shape."""
         return self.architecture, json.dumps(self.metadata(shape)), shape.n_vocab
 
 
@@ -83,8 +85,9 @@ _answers: dict[Question, Shapes] = {}
 def _ask(question: Question) -> Shapes:
     """Return the loader's description.
 
-    With the first question go those of all architectures at their default shapes: it is the process that
-    takes long, not the answer."""
+    The first question includes those of all architectures at their default shapes, because starting the
+    process takes long and an answer does not.
+    """
     if question not in _answers:
         others = () if _answers else (family.question(family.default) for family in LOADER_FAMILIES.values())
         questions = list(dict.fromkeys((question, *others)))
@@ -115,7 +118,7 @@ _GAINS = {
 
 
 def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:
-    """How to fill a tensor, by its name."""
+    """Return a tensor, filled by the rule for its name."""
     stem = name.split(".", 2)[-1] if name.startswith("blk.") else name
     if "norm" in stem.removesuffix(".bias") and not stem.endswith(".bias"):
         return Tensor(name, shape, "norm")
@@ -134,11 +137,11 @@ def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     return Tensor(name, shape, "matrix", _GAINS.get(stem, 1.0))
 
 
-# ---- what is particular
+# ---- the families' own metadata
 
 
 def _windows(s: Shape) -> Metadata:
-    """A sliding window in every second layer."""
+    """Return metadata of a sliding window in every second layer."""
     return {
         "attention.sliding_window_pattern": [il % 2 == 0 for il in range(s.n_layer)],
         "rope.freq_base_swa": 10000.0,
@@ -146,12 +149,12 @@ def _windows(s: Shape) -> Metadata:
 
 
 def _hybrid(s: Shape) -> Metadata:
-    """Attention in every third layer, a state in the others."""
+    """Return metadata of attention in every third layer, and a state in the others."""
     return {"attention.head_count_kv": [s.n_head_kv * (il % 3 == 2) for il in range(s.n_layer)]}
 
 
 def _latent(s: Shape) -> Metadata:
-    """Multi-head latent attention."""
+    """Return metadata of multi-head latent attention."""
     return {
         "attention.q_lora_rank": 32,
         "attention.kv_lora_rank": 32,
@@ -165,7 +168,8 @@ def _latent(s: Shape) -> Metadata:
 
 
 def _latent_windows(s: Shape) -> Metadata:
-    """As `_latent`, with as large heads in layers with a window; the others choose by an indexer."""
+    """Return metadata like `_latent`, with equally large heads in layers with a window. The others choose
+    positions by an indexer."""
     names = ("kv_lora_rank", "key_length", "value_length", "key_length_mla", "value_length_mla")
     swa = {f"attention.{name}_swa": _latent(s)[f"attention.{name}"] for name in names}
     types = {"attention.indexer.types": [il % 2 for il in range(s.n_layer)]}
@@ -173,7 +177,7 @@ def _latent_windows(s: Shape) -> Metadata:
 
 
 def _indexer(s: Shape) -> Metadata:
-    """Sparse attention: an indexer chooses the positions that are read."""
+    """Return metadata of sparse attention: an indexer chooses the positions that are read."""
     return {
         "attention.indexer.head_count": 2,
         "attention.indexer.key_length": 64,
@@ -185,7 +189,7 @@ def _indexer(s: Shape) -> Metadata:
 
 
 def _linear(s: Shape) -> Metadata:
-    """Latent attention in every second layer, Kimi's delta attention in the others."""
+    """Return metadata of latent attention in every second layer, and Kimi's delta attention in the others."""
     return {
         **_latent(s),
         "attention.head_count_kv": [il % 2 for il in range(s.n_layer)],
@@ -196,7 +200,7 @@ def _linear(s: Shape) -> Metadata:
 
 
 def _hyper(s: Shape) -> Metadata:
-    """Hyper-connections: several residual streams."""
+    """Return metadata of hyper-connections: several residual streams."""
     return {
         "hyper_connection.count": 4,
         "hyper_connection.sinkhorn_iterations": 2,
@@ -213,24 +217,24 @@ def _gemma4(s: Shape) -> Metadata:
 
 
 def _graniteswitch(s: Shape) -> Metadata:
-    """No experts: adapters, chosen by tokens and applied as experts are."""
+    """Return metadata without experts: tokens choose adapters, which are applied like experts."""
     tokens = {f"adapters.token_ids_{use}": [32 + i for i in range(2)] for use in ("activate", "substitute")}
     return {**tokens, "adapters.count": 2, "adapters.lora_rank": 4, "expert_count": 0, "expert_used_count": 0}
 
 
 def _hy_v4(s: Shape) -> Metadata:
-    """Every second layer reads the positions that the one before it chose."""
+    """Return metadata in which every second layer reads the positions that the layer before it chose."""
     types = {"attention.indexer.types": [(il + 1) % 2 for il in range(s.n_layer)]}
     return {**_latent(s), **_indexer(s), **_hyper(s), **types}
 
 
 def _bert(s: Shape) -> Metadata:
-    """An encoder: embeddings and no logits."""
+    """Return metadata of an encoder: it has embeddings and no logits."""
     return {"attention.causal": False, "moe_every_n_layers": 2, "tokenizer.ggml.token_type_count": 2}
 
 
 def _nemotron(s: Shape) -> Metadata:
-    """Every layer is one thing only: a state, experts, or attention."""
+    """Return metadata in which every layer is a state, experts, or attention alone."""
     return {**_hybrid(s), "feed_forward_length": [0, s.n_ff, 0]}
 
 
@@ -260,12 +264,12 @@ def _kimi_k3(s: Shape) -> Metadata:
 
 
 def _glm5_next(s: Shape) -> Metadata:
-    """Its latent attention has no rotary part."""
+    """Return metadata of latent attention without a rotary part."""
     no_rope = {"rope.dimension_count": 0, "attention.key_length": 32}
     return {**_linear(s), **_indexer(s), **_hyper(s), **no_rope}
 
 
-_WIDE = Shape(n_embd=128)  # heads together as wide as the model
+_WIDE = Shape(n_embd=128)  # heads together are as wide as the model
 _FULL = Shape(n_embd=128, n_head_kv=4)
 _FOUR = Shape(n_layer=4)
 

@@ -1,7 +1,6 @@
-"""The parts that architectures are put together from: lists of tensors with their shapes and how to fill
-them.
+"""Provide the parts of architectures: lists of tensors with their shapes and how to fill them.
 
-Shapes are as numpy sees them, rows last (the reverse of ggml's `ne`): a matrix is (outputs, inputs).
+Shapes have numpy's order, rows last (the reverse of ggml's `ne`): a matrix is (outputs, inputs).
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from tools.models.shape import Shape
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a model. `gain` is the standard deviation of its output per unit of input for a matrix
-    (kind "matrix"), of the numbers themselves for a "bias"; a "norm" lies around 1, a "decay" around -1.
-    "ids" are rows of different experts."""
+    """One tensor of a model. For a matrix (kind "matrix"), `gain` is the standard deviation of its output per
+    unit of input. For a "bias" it is that of the numbers themselves. A "norm" lies around 1, a "decay" around
+    -1. "ids" are rows of different experts."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +37,7 @@ def bias(name: str, *shape: int, gain: float = 0.2) -> Tensor:
 def embedding(
     s: Shape, n_vocab: int, *, output: bool = True, biases: bool = False, norm_name: str = "output_norm"
 ) -> list[Tensor]:
-    """Token embedding, final norm and, unless tied to the embedding, the output matrix."""
+    """Return token embedding, final norm and, unless tied to the embedding, the output matrix."""
     tensors = [Tensor("token_embd.weight", (n_vocab, s.n_embd), "embedding"), norm(norm_name, s.n_embd)]
     if output:
         tensors.append(matrix("output", n_vocab, s.n_embd, gain=3.0))
@@ -58,8 +57,8 @@ def attention(
     sinks: bool = False,
     fused: bool = False,
 ) -> list[Tensor]:
-    """Grouped-query attention with its norm before. `qk_norm` is the size of the norms on queries and keys,
-    if any; for norms over all heads together use -1."""
+    """Return grouped-query attention with its norm before. `qk_norm` is the size of the norms on queries and
+    keys, if any. For norms over all heads together use -1."""
     p = f"blk.{il}."
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
     rows = {"attn_qkv": n_q + 2 * n_kv} if fused else {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv}
@@ -83,7 +82,8 @@ def attention(
 
 
 def latent_attention(s: Shape, il: int, mla: LatentSizes) -> list[Tensor]:
-    """DeepSeek's multi-head latent attention, absorbed (k_b and v_b) or as old files have it (kv_b)."""
+    """Return DeepSeek's multi-head latent attention, absorbed (k_b and v_b) or as old files have it
+    (kv_b)."""
     p = f"blk.{il}."
     head_k = mla.nope + mla.rope
     tensors = [
@@ -112,7 +112,7 @@ def latent_attention(s: Shape, il: int, mla: LatentSizes) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """Sizes of multi-head latent attention; the defaults keep rows whole numbers of 32-blocks."""
+    """Sizes of multi-head latent attention. With the defaults, rows are whole numbers of 32-blocks."""
 
     q_rank: int = 0
     kv_rank: int = 32
@@ -123,7 +123,7 @@ class LatentSizes:
 
 
 def dense(s: Shape, il: int, *, with_norm: str = "ffn_norm") -> list[Tensor]:
-    """A gated feed-forward block with the norm before it."""
+    """Return a gated feed-forward block with the norm before it."""
     p = f"blk.{il}."
     return [
         norm(p + with_norm, s.n_embd),
@@ -145,12 +145,12 @@ def experts(
     gateless: bool = False,
     scales: bool = False,
 ) -> list[Tensor]:
-    """Router and experts with the norm before them; `merged`: gate and up in one tensor; `gateless`: two
-    matrices; `scales`: a number for every expert and matrix that its output is multiplied with."""
+    """Return router and experts with the norm before them. `merged`: gate and up in one tensor; `gateless`:
+    two matrices; `scales`: every expert and matrix has a number that its output is multiplied with."""
     p = f"blk.{il}."
     n_ff = n_ff or s.n_ff_exp
-    # A router that is sure of itself: with small logits all experts weigh the same, and a wrong one is hard
-    # to see.
+    # The router's logits are large. With small logits all experts weigh the same, and a wrong one is hard to
+    # see.
     tensors = [
         norm(p + with_norm, s.n_embd),
         Tensor(p + "ffn_gate_inp.weight", (s.n_expert, s.n_embd), "router", 1.5),
@@ -177,7 +177,7 @@ def experts(
 
 
 def shared_expert(s: Shape, il: int, *, n_ff: int = 0, gated: bool = False) -> list[Tensor]:
-    """An expert that every token takes; `gated`: weighted by a gate of its own."""
+    """Return an expert that every token uses. `gated`: a gate of its own weights it."""
     p = f"blk.{il}."
     n_ff = n_ff or s.n_ff_exp * s.n_shared
     tensors = [
@@ -191,7 +191,7 @@ def shared_expert(s: Shape, il: int, *, n_ff: int = 0, gated: bool = False) -> l
 
 
 def prediction(s: Shape, il: int) -> list[Tensor]:
-    """What makes a layer one of multi-token prediction."""
+    """Return the tensors of a layer of multi-token prediction."""
     p = f"blk.{il}.nextn."
     return [
         matrix(p + "eh_proj", s.n_embd, 2 * s.n_embd),

@@ -1,4 +1,4 @@
-"""What a tiny model looks like: its sizes, its weight types and what is special about its family."""
+"""Describe a tiny model: its sizes, its weight types and its family's own options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gguf import GGMLQuantizationType
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes and weight types of a tiny model; every family reads the fields that it has a use for.
+    """Sizes and weight types of a tiny model. Every family reads the fields that it uses.
 
     ``types`` maps patterns (`fnmatch`, over "blk.1.ffn_down_exps.weight" and "ffn_down_exps") to names of
-    ggml types; the last pattern that fits wins, "*" is F32 by default. Norms, biases and routers stay F32
-    unless a pattern names them without a wildcard. ``options`` are a family's own switches (`Family.options`
-    lists them).
+    ggml types. The last pattern that fits applies, and "*" is F32 by default. Norms, biases and routers stay
+    F32 unless a pattern names them without a wildcard. ``options`` are a family's own switches
+    (`Family.options` lists them).
     """
 
     n_layer: int = 3
@@ -34,13 +34,13 @@ class Shape:
     n_group_used: int = 1
     n_swa: int = 64  # sliding window, in families that have one
     n_ctx: int = 4096
-    n_vocab: int = 0  # 0: what the tokenizer has; more: padded with unused tokens
+    n_vocab: int = 0  # 0: the tokenizer's vocabulary; more: padded with unused tokens
     seed: int = 0
     types: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, int] = field(default_factory=dict)
 
     def type_of(self, tensor: str, *, is_matrix: bool) -> GGMLQuantizationType:
-        """The ggml type of the tensor with this full name ("blk.0.ffn_up_exps.weight")."""
+        """Return the ggml type of the tensor with this full name ("blk.0.ffn_up_exps.weight")."""
         stem = tensor.removesuffix(".weight")
         short = stem.split(".", 2)[-1] if stem.startswith("blk.") else stem
         chosen = "F32"
@@ -56,5 +56,5 @@ class Shape:
             raise ValueError(f"unknown weight type {chosen!r} for {tensor}; known: {known}") from None
 
     def option(self, name: str, default: int = 0) -> int:
-        """A family's own switch."""
+        """Return a family's own switch."""
         return self.options.get(name, default)

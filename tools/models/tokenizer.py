@@ -1,16 +1,17 @@
-"""A byte-level tokenizer small enough for a tiny model: 256 bytes, a few merges, a few special tokens."""
+"""Make a byte-level tokenizer small enough for a tiny model: 256 bytes, a few merges, a few special
+tokens."""
 
 from __future__ import annotations
 
 from gguf import GGUFWriter, TokenType
 
-# Frequent pairs of English and of Python sources; each is a token made of two tokens before it.
+# Frequent pairs of English and of Python sources. Each is a token made of two tokens before it.
 _MERGES = ["Ġ t", "h e", "i n", "r e", "Ġ a", "Ġt he", "e r", "o n", "Ġ Ġ", "ĠĠ ĠĠ", "s e", "l f"]
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
 
 
 def byte_symbols() -> list[str]:
-    """The printable symbol that stands for every byte in byte-level BPE, by byte."""
+    """Return the printable symbol that stands for each byte in byte-level BPE, by byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in symbols)
@@ -19,14 +20,14 @@ def byte_symbols() -> list[str]:
 
 
 def n_tokens() -> int:
-    """Tokens of the unpadded vocabulary."""
+    """Return the number of tokens of the unpadded vocabulary."""
     return 256 + len(_MERGES) + len(SPECIALS)
 
 
 def write_tokenizer(writer: GGUFWriter, n_vocab: int = 0, *, pad: str = "<|unused_{}|>") -> int:
-    """Writes the tokenizer's metadata, padded with unused tokens to `n_vocab`; returns the number of tokens.
+    """Write the tokenizer's metadata, padded with unused tokens to `n_vocab`. Return the number of tokens.
 
-    The end-of-text token also begins a text, and none is added to a prompt by itself.
+    The end-of-text token also begins a text, and no token is added to a prompt by itself.
     """
     tokens = byte_symbols() + [merge.replace(" ", "") for merge in _MERGES]
     types = [TokenType.NORMAL] * len(tokens)

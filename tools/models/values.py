@@ -1,4 +1,4 @@
-"""Metadata values of any type that a GGUF can hold."""
+"""Write metadata values of any type that a GGUF can hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = int | float | bool | str | list[int] | list[bool] | list[float]
 
 
 def add_values(writer: GGUFWriter, architecture: str, values: Mapping[str, Value]) -> None:
-    """Adds an architecture's metadata, whose keys lack its name, and the tokenizer's, which have theirs."""
+    """Add an architecture's metadata, whose keys lack its name, and the tokenizer's, which have theirs."""
     for key, value in values.items():
         _add(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
 

@@ -1,8 +1,8 @@
-"""Random weights in any ggml type.
+"""Make random weights in any ggml type.
 
 Types that the gguf package can quantize are quantized from normal numbers. For the others (K-quants, IQ
-types) random bytes are as good a set of quants as any: only the block's float scales must be chosen, so that
-the dequantized numbers have the standard deviation asked for.
+types) random bytes are valid quants. Only the block's float scales are chosen, so that the dequantized
+numbers have the wanted standard deviation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-# Where a block keeps its float16 scale `d`, and its float16 minimum `dmin` where it has one.
+# The place of a block's float16 scale `d`, and of its float16 minimum `dmin` where it has one.
 _SCALES: dict[str, tuple[int, int | None]] = {
     "Q2_K": (80, 82),
     "Q3_K": (108, None),
@@ -38,11 +38,11 @@ def random_weights(
     std: float,
     mean: float = 0.0,
 ) -> npt.NDArray[np.generic]:
-    """Normal (or, for scale-only types, centred) random numbers of the given shape, rows last, in ggml type
-    `kind`.
+    """Return normal (or, for scale-only types, centred) random numbers of the given shape, rows last, in ggml
+    type `kind`.
 
-    Returns the array that `GGUFWriter.add_tensor` takes: float32/float16 for these types, else uint8 of the
-    byte shape. Raises ValueError when a row is not a whole number of blocks.
+    The result is the array that `GGUFWriter.add_tensor` takes: float32/float16 for these types, else uint8 of
+    the byte shape. Raise ValueError when a row is not a whole number of blocks.
     """
     block, _ = GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
@@ -68,7 +68,7 @@ def _random_blocks(
     n_blocks = int(np.prod(shape)) // block
     blocks = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
     at, at_min = _SCALES[kind.name]
-    if kind.name == "Q6_K":  # signed sub-block scales: keep them apart from 0
+    if kind.name == "Q6_K":  # its sub-block scales are signed and must not be near 0
         blocks[:, 192:208] = rng.integers(16, 64, (n_blocks, 16), dtype=np.uint8)
     factors = rng.uniform(0.7, 1.3, n_blocks).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Writes a tiny model: metadata, tokenizer, random weights."""
+"""Write a tiny model: metadata, tokenizer, random weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tools.models.weights import random_weights
 
 
 def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None = None) -> Path:
-    """Writes a random-weight GGUF of `family` (a key of `FAMILIES`) and returns its path.
+    """Write a random-weight GGUF of `family` (a key of `FAMILIES`) and return its path.
 
-    The same family and shape give the same bytes; a tensor's numbers depend on the seed and its own name
-    only, so that a variant with other types or one layer more keeps what it shares. Raises ValueError for
-    shapes that cannot be.
+    The same family and shape give the same bytes. A tensor's numbers depend on the seed and its own name
+    only, so that a variant with other types or one layer more keeps what it shares. Raise ValueError for
+    impossible shapes.
     """
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}; known: {', '.join(sorted(FAMILIES))}")
