@@ -1,1 +1,1 @@
-"""What our patches to llama.cpp do, measured on ggml itself, through its C interface."""
+"""Measure the effects of the patches to llama.cpp on ggml itself, through its C interface."""

@@ -1,5 +1,7 @@
-"""Compiles the CUDA files that our patches touch, and those that include a touched header: minutes, where all
-of ggml-cuda takes half an hour. Needs nvcc and cuBLAS (PyPI's nvidia-cublas will do); no GPU.
+"""Compile the CUDA files that the patches touch, and those that include a touched header.
+
+This takes minutes, where all of ggml-cuda takes half an hour. It needs nvcc and cuBLAS (PyPI's nvidia-cublas
+will do), and no GPU.
 
     python -m tools.patches.compile_cuda --build FOLDER [--architectures 80;90] [--cublas FOLDER] [--jobs N]
 """
@@ -38,8 +40,8 @@ def configure(build: Path, architectures: str, cublas: str | None) -> None:
 
 
 def touched(build: Path) -> list[str]:
-    """The .cu files of ggml-cuda itself that are patched or include a patched header, and of its template
-    instances that do one for each header."""
+    """Return the .cu files of ggml-cuda itself that are patched or include a patched header. Of its template
+    instances that do, return one for each header."""
     folder = build / "llama.cpp" / "patched" / "ggml" / "src" / "ggml-cuda"
     names = {Path(name).name for name in source.patched_names() if "/ggml-cuda/" in name}
     found, instanced = [], set[str]()
@@ -55,7 +57,7 @@ def touched(build: Path) -> list[str]:
 
 
 def compile_file(entry: dict[str, str]) -> tuple[str, float, str]:
-    """(name, seconds, the compiler's complaints) of one entry of compile_commands.json."""
+    """Return (name, seconds, the compiler's complaints) of one entry of compile_commands.json."""
     start = time.monotonic()
     (Path(entry["directory"]) / entry["output"]).parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(

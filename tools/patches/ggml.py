@@ -1,4 +1,4 @@
-"""ggml's C interface, as much of it as one MoE operator needs, through cffi from the library file."""
+"""Bind the part of ggml's C interface that one MoE operator needs, through cffi from the library file."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ Pointer = Any  # a cffi pointer
 
 
 class Ggml:
-    """One library file. Everything made here must be let go before the next library is loaded: processes of
-    their own keep two libraries apart."""
+    """One library file. Everything made here must be freed before the next library is loaded. Two libraries
+    at a time need a process each."""
 
     I32 = 26
     F32 = 0
@@ -96,8 +96,8 @@ class Ggml:
         }  # fmt: skip
 
     def device(self, name: str) -> Pointer:
-        """The ggml device called "CPU", or "CUDAn", which spac's library keeps out of ggml's registry. Raises
-        ValueError when there is none."""
+        """Return the ggml device called "CPU", or "CUDAn", which spac's library keeps out of ggml's registry.
+        Raise ValueError when there is none."""
         if name.startswith("CUDA"):
             try:
                 registration = self.c.ggml_backend_cuda_reg()
@@ -127,7 +127,7 @@ class Ggml:
             self.c.ggml_backend_free(backend)
 
     def extra_buffer_types(self, device: Pointer) -> dict[str, Pointer]:
-        """The device's buffer types that hold weights in a form of their own, by name."""
+        """Return the device's buffer types that hold weights in a form of their own, by name."""
         getter = self._function(
             device,
             "ggml_backend_dev_get_extra_bufts",
@@ -158,7 +158,7 @@ class Ggml:
         return bytes(_ffi.buffer(out))
 
     def context(self, n_tensors: int) -> Pointer:
-        """A context for that many tensors and a graph; `memory` gives it memory and frees it."""
+        """Return a context for that many tensors and a graph. `memory` gives it memory and frees it."""
         size = n_tensors * self.c.ggml_tensor_overhead() + self.c.ggml_graph_overhead()
         return self.c.ggml_init({"mem_size": size, "mem_buffer": _ffi.NULL, "no_alloc": True})
 
@@ -166,7 +166,8 @@ class Ggml:
     def memory(
         self, context: Pointer, backend: Pointer, buffer_type: Pointer | None = None, weights: bool = False
     ) -> Iterator[None]:
-        """Memory for all tensors of `context`, on `backend` or of `buffer_type`; frees both in the end."""
+        """Allocate memory for all tensors of `context`, on `backend` or of `buffer_type`. Free both in the
+        end."""
         if buffer_type is None:
             buffer = self.c.ggml_backend_alloc_ctx_tensors(context, backend)
         else:

@@ -1,4 +1,4 @@
-"""Masks, and what the results have to be under them."""
+"""Make masks, and the results that are required under them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from spac.machine.arrays import BoolArray, Float32Array
 from tools.patches.operators import Ids, Shape
 
-# An ids mask has or has not an expert, for all tokens alike: every token of a kept expert is kept, and the
-# results must be the bits of a run without mask. "rows" masks single rows, with other negative numbers too:
-# then an expert has fewer rows, may get another kernel, and is compared with a run where the masked rows went
-# to a spare expert.
+# An ids mask hides an expert for all tokens or for none. Every token of a kept expert is kept, and the
+# results must be the bits of a run without mask. "rows" masks single rows, with other negative numbers too.
+# Then an expert has fewer rows and may get another kernel. It is compared with a run where the masked rows
+# went to a spare expert.
 BY_EXPERT = ("none", "one", "half", "all but one", "all")
 MASKS = (*BY_EXPERT, "rows")
 
 
 def masked(shape: Shape, mask: str) -> Ids:
-    """The shape's ids with negative numbers where `mask` hides an expert."""
+    """Return the shape's ids with negative numbers where `mask` hides an expert."""
     ids, rng = shape.ids(), np.random.default_rng(shape.n_tokens)
     n = shape.n_expert
     if mask == "rows":
@@ -29,17 +29,17 @@ def masked(shape: Shape, mask: str) -> Ids:
 
 
 def with_spare(shape: Shape, ids: Ids) -> Ids:
-    """Masked ids as an unpatched library can read them: the spare expert for what is hidden."""
+    """Return masked ids for an unpatched library: the spare expert replaces hidden ones."""
     return np.where(ids < 0, shape.n_expert, ids).astype(np.int32)
 
 
 @dataclass
 class Count:
-    """Rows, over results and masks."""
+    """Numbers of rows, over results and masks."""
 
     n_kept: int = 0
     n_skipped: int = 0
-    n_unequal: int = 0  # kept, and not the reference's bits
+    n_unequal: int = 0  # kept, and different from the reference's bits
     n_nonzero: int = 0  # skipped, and not exactly zero
 
     def add(self, ids: Ids, results: list[Float32Array], expected: list[Float32Array]) -> None:

@@ -1,7 +1,7 @@
-"""One MoE operator on one device, run again and again with other ids.
+"""Run one MoE operator on one device, again and again with other ids.
 
 Weights are random and the same in every process: a run with the unpatched library and a run with the patched
-one see the same bits.
+one get the same bits.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tools.patches.ggml import Ggml, Pointer
 
 Ids = Int32Array
 
-# Ids of columns behind the view that the operator gets: reading one would be noticed.
+# Ids of columns behind the view that the operator gets. An operator that reads one of them is noticed.
 POISON = 1 << 30
-# Operators in the graph of "many", for taking the time: launching a graph costs more than one of them.
+# Operators in the graph of "many", for timing: launching a graph costs more than one operator.
 MANY = 16
-# Their quantizers need seconds to set themselves up; random blocks are as good.
+# Their quantizers need seconds for setup, and random blocks serve as well.
 SLOW = ("iq2_", "iq3_", "iq1_s")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What an operator is run with. `broadcast`: one input row per token for all its experts (as gate and up
-    have), not one for each (as down has). `strided`: ids are the first columns of a wider table (as argsort
-    leaves them), not packed."""
+    """The inputs of an operator. `broadcast`: one input row per token for all its experts (like gate and up),
+    not one for each (like down). `strided`: ids are the first columns of a wider table (as argsort leaves
+    them), not packed."""
 
     kind: str
     n_tokens: int
@@ -58,7 +58,7 @@ class Shape:
         return np.random.default_rng(zlib.crc32(self.name.encode()))
 
     def ids(self) -> Ids:
-        """[n_tokens, n_used]: what a router may choose; no expert twice for a token."""
+        """Return [n_tokens, n_used] ids that a router may choose. No token has an expert twice."""
         rng = self.rng
         return np.stack([rng.permutation(self.n_expert)[: self.n_used] for _ in range(self.n_tokens)]).astype(
             np.int32
@@ -66,7 +66,7 @@ class Shape:
 
 
 def outputs_of(ggml: Ggml, context: Pointer, op: str, t: dict[str, Pointer]) -> list[Pointer]:
-    """The results of operator `op`, each [n_tokens, n_used, n_out]. CUDA fuses "glu" and the like."""
+    """Return the results of operator `op`, each [n_tokens, n_used, n_out]. CUDA fuses "glu" and the like."""
     c = ggml.c
 
     def up(name: str) -> Pointer:
@@ -92,7 +92,7 @@ def outputs_of(ggml: Ggml, context: Pointer, op: str, t: dict[str, Pointer]) -> 
 
 
 def can_multiply(ggml: Ggml, device: Pointer, shape: Shape, weights: Pointer) -> bool:
-    """Whether the device has mul_mat_id for these weights, in the buffer where they are."""
+    """Return True if the device has mul_mat_id for these weights, in the buffer where they are."""
     context = ggml.context(3)
     x = ggml.c.ggml_new_tensor_3d(context, ggml.F32, shape.n_in, shape.n_used, shape.n_tokens)
     ids = ggml.c.ggml_new_tensor_2d(context, ggml.I32, shape.n_used, shape.n_tokens)
@@ -103,7 +103,7 @@ def can_multiply(ggml: Ggml, device: Pointer, shape: Shape, weights: Pointer) ->
 
 
 def quantized_rows(ggml: Ggml, kind: int, shape: Shape) -> npt.NDArray[np.uint8]:
-    """A few rows to draw weights from."""
+    """Return a few rows to draw weights from."""
     rng = np.random.default_rng(kind)
     if shape.kind == "iq1_m":  # its float16 scale lies in the upper bits of the last four words: 2^-6
         words = rng.integers(0, 1 << 16, (16, shape.n_in // 256, 28), dtype=np.uint16)
@@ -120,8 +120,8 @@ def quantized_rows(ggml: Ggml, kind: int, shape: Shape) -> npt.NDArray[np.uint8]
 def weights_on(
     ggml: Ggml, backend: Pointer, device: Pointer, shape: Shape, buffer_type: Pointer | None = None
 ) -> Iterator[dict[str, Pointer] | None]:
-    """Random weights of n_expert + 1 experts (the last one spare), in memory of the backend's own or of
-    `buffer_type`; None when the device cannot compute with them there."""
+    """Make random weights of n_expert + 1 experts (the last one spare), in memory of the backend's own or of
+    `buffer_type`. Give None when the device cannot compute with them there."""
     names = ("up", "gate") if "glu" in shape.op else ("up",)
     kind = ggml.types[shape.kind]
     context = ggml.context(len(names))
@@ -139,7 +139,7 @@ def weights_on(
 
 
 class Operator:
-    """A prepared graph; `run(ids)` gives its results."""
+    """A prepared graph. `run(ids)` returns its results."""
 
     def __init__(
         self, ggml: Ggml, backend: Pointer, shape: Shape, graph: Pointer, ids: Any, out: list[Pointer]
@@ -156,7 +156,7 @@ class Operator:
         return [self._ggml.read(tensor, (s.n_tokens, s.n_used, s.n_out)) for tensor in self._out]
 
     def seconds(self, ids: Ids, n_runs: int) -> float:
-        """The median time of the whole graph, after three runs that are not counted."""
+        """Return the median time of the whole graph, after three runs that are not counted."""
         self._write(ids)
         times = []
         for _ in range(n_runs + 3):
@@ -166,7 +166,7 @@ class Operator:
         return statistics.median(times[3:])
 
     def time(self, ids: Ids) -> float:
-        """Seconds of the whole graph, once."""
+        """Return the seconds of the whole graph, once."""
         self._write(ids)
         start = time.perf_counter()
         self._ggml.compute(self._backend, self._graph)
@@ -181,7 +181,7 @@ class Operator:
 
 @contextmanager
 def operator(ggml: Ggml, backend: Pointer, shape: Shape, weights: dict[str, Pointer]) -> Iterator[Operator]:
-    """The operator on the backend, with random input."""
+    """Prepare the operator on the backend, with random input."""
     c, s = ggml.c, shape
     context = ggml.context(16 + MANY)
     wide = s.n_used + 5 if s.strided else s.n_used

@@ -1,4 +1,4 @@
-"""The pinned llama.cpp source, as published and as patched, from the sdist in the build's cache."""
+"""Read the pinned llama.cpp source, as published and as patched, from the sdist in the build's cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import unified_diff  # noqa: E402
 
 @cache
 def sdist() -> Path | None:
-    """The sdist of the pin, if a build on this machine has fetched it. Nothing is fetched here."""
+    """Return the sdist of the pin, if a build on this machine has fetched it. Nothing is fetched here."""
     version, sha256 = llama_source.read_pin(ROOT / "LLAMA_CPP_VERSION")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spac"
     file = folder / f"llama_cpp_python-{version}.tar.gz"
@@ -29,13 +29,13 @@ def patches() -> list[Path]:
 
 
 def patched_names() -> list[str]:
-    """The files that the patches change."""
+    """Return the files that the patches change."""
     lines = [line for patch in patches() for line in patch.read_text().splitlines()]
     return [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
 
 
 def published(*names: str) -> dict[str, str]:
-    """The texts of these files of llama.cpp."""
+    """Return the texts of these files of llama.cpp."""
     file = sdist()
     assert file is not None
     wanted = set(names)
@@ -53,7 +53,7 @@ def published(*names: str) -> dict[str, str]:
 
 
 def patched(texts: dict[str, str]) -> dict[str, str]:
-    """`texts` with all patches applied; it must hold every file that they change."""
+    """Return `texts` with all patches applied. It must hold every file that they change."""
     result = dict(texts)
     for patch in patches():
         result.update(unified_diff.apply_patch(patch.read_text(), result.__getitem__))

@@ -1,9 +1,9 @@
-"""Runs operators with one library, in a process of its own.
+"""Run operators with one library, in a process of its own.
 
     python -m tools.patches.worker reference LIBRARY JOB RESULTS        unmasked results, to the file RESULTS
     python -m tools.patches.worker check     LIBRARY JOB RESULTS COUNTS masked ones, compared with RESULTS
 
-JOB is JSON: {"shapes": [...], "n_threads": 1, "extra": false, "device": "CPU"}; with "extra", weights go to
+JOB is JSON: {"shapes": [...], "n_threads": 1, "extra": false, "device": "CPU"}. With "extra", weights go to
 each of the CPU's extra buffer types (repacked and the like) that can compute the operator.
 """
 
@@ -26,7 +26,7 @@ from tools.patches.operators import Operator, Shape, operator, weights_on
 
 @contextmanager
 def operators(library: Path, job: dict[str, object]) -> Iterator[Iterator[tuple[str, Shape, Operator]]]:
-    """(name of the buffer type, shape, operator) for every shape of the job that can be computed."""
+    """Yield (name of the buffer type, shape, operator) for every shape of the job that can be computed."""
     ggml = Ggml(library)
     device = ggml.device(str(job.get("device", "CPU")))
     shapes = [Shape(**shape) for shape in job["shapes"]]  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def operators(library: Path, job: dict[str, object]) -> Iterator[Iterator[tuple[
 
 
 def grouped(shapes: list[Shape]) -> list[tuple[str, list[Shape]]]:
-    """Shapes by the weights that they share."""
+    """Group shapes by the weights that they share."""
 
     def weights(s: Shape) -> str:
         return f"{s.kind} {s.n_in}x{s.n_out}x{s.n_expert} {'glu' in s.op}"
@@ -57,7 +57,7 @@ def reference(library: Path, job: dict[str, object], results: Path) -> None:
     with operators(library, job) as walk:
         for buffer, shape, it in walk:
             full = it.run(shape.ids())
-            # A repacked kernel's table of rows has no room for an expert that a token names twice, nor have
+            # A repacked kernel's table of rows cannot hold an expert that a token names twice. Neither can
             # CUDA's, where a row's bits do not depend on how many others its expert has.
             alike = job["extra"] or "device" in job
             spare = full if alike else it.run(with_spare(shape, masked(shape, "rows")))
