@@ -1,4 +1,4 @@
-"""A low-bit copy of a model, to be its draft: what the scheduler moe-speq needs, as llama-quantize makes it.
+"""Make a low-bit copy of a model to be its draft, as llama-quantize does. The scheduler moe-speq needs it.
 
 python -m tools.self_draft MODEL.gguf COPY.gguf [Q4_0]
 """
@@ -19,7 +19,7 @@ KINDS = tuple(name.removeprefix(_PREFIX) for name in dir(api) if name.startswith
 
 
 def quantize(source: Path, path: Path, kind: str = "Q4_0") -> Path:
-    """Writes `source` at `path`, quantized like this whatever it was before; OSError if that fails."""
+    """Write `source` at `path`, quantized to `kind` from any type. Raise OSError if that fails."""
     params = api.llama_model_quantize_default_params()
     params.ftype = getattr(api, _PREFIX + kind)
     params.allow_requantize = True

@@ -1,4 +1,4 @@
-"""How many threads this process has."""
+"""Count the threads of this process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 
 
 def n_threads() -> int:
-    """As the kernel lists them, once the number has stood for a while: it still lists a thread for a moment
-    after that was joined."""
+    """Return the number of threads that the kernel lists, once it has stood for a while. The kernel still
+    lists a thread for a moment after that was joined."""
     seen: list[int] = []
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:

@@ -1,1 +1,2 @@
-"""Full-size twins: GGUFs of a named model's shapes whose synthetic weights behave (README.md)."""
+"""Make full-size twins: GGUFs of a named model's shapes with synthetic weights that imitate its routing
+(README.md)."""

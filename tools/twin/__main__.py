@@ -1,10 +1,10 @@
-"""Full-size twins: a GGUF of a named model's shapes whose synthetic weights behave.
+"""Make a full-size twin: a GGUF of a named model's shapes with synthetic weights that imitate its routing.
 
     python -m tools.twin NAME OUT [--type q4_k_m|q8_0|f16|mxfp4] [--draft OUT2] [--agreement 0.8]
                                   [--locality KEPT,NEAR] [--skew SHARE] [--width N] [--vocab N] [--seed N]
     python -m tools.twin measure FILE [--draft FILE] [--tokens 400] [--json FILE]
 
-README.md says how they are made, and how closely they follow what they are twins of.
+README.md describes how twins are made, and how closely they follow their models.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def numbers(text: str) -> tuple[float, float]:
-    """Two numbers with a comma between."""
+    """Return the two numbers of a text with a comma between."""
     first, second = (float(part) for part in text.split(","))
     return first, second
 
 
 def write_one(job: tuple[Path, Twin]) -> str:
-    """Writes a file, and says what it cost."""
+    """Write a file. Return its cost as text."""
     path, twin = job
     begun = time.perf_counter()
     write_twin(path, twin)
@@ -75,7 +75,7 @@ def write(args: argparse.Namespace) -> None:
 
 
 def report(path: Path, found: Measured) -> str:
-    """The figures beside those published."""
+    """Return the figures beside those published."""
     place = found.locality
     lines = [
         f"{path.name}: {found.n_token} greedy tokens, {found.in_chain:.1%} of them in the chain, "
@@ -150,7 +150,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     args = arguments().parse_args(argv)
     try:
         args.run(args)

@@ -1,7 +1,7 @@
-"""Weights in ggml's block formats: computed ones quantized, random ones made as blocks.
+"""Make weights in ggml's block formats: computed ones are quantized, random ones are made as blocks.
 
-Random weights are independent and uniform over a block's quants, with the same scale in every block: their
-standard deviation is exact, their mean zero, and making them is as fast as random bytes.
+Random weights are independent and uniform over a block's quants, with the same scale in every block. Their
+standard deviation is exact, their mean is zero, and making them is as fast as random bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_Q4_SCALE = 8  # of the 6-bit scales and minima in random Q4_K and Q5_K blocks
+_Q4_SCALE = 8  # value of the 6-bit scales and minima in random Q4_K and Q5_K blocks
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def quantize(numbers: Floats, kind: GGMLQuantizationType) -> Bytes:
-    """uint8 [rows, bytes] of float32 [rows, columns]; columns have to be whole blocks."""
+    """Return uint8 [rows, bytes] of float32 [rows, columns]. Columns have to be whole blocks."""
     if kind == GGMLQuantizationType.Q4_K:
         return _q4_k(numbers.reshape(-1, 256)).reshape(len(numbers), -1)
     if kind == GGMLQuantizationType.Q6_K:
@@ -30,7 +30,7 @@ def quantize(numbers: Floats, kind: GGMLQuantizationType) -> Bytes:
 
 
 def _q4_k(x: Floats) -> Bytes:
-    """Blocks of 256 numbers: eight groups of 32, each d·scale·q − dmin·min with q in 0 to 15."""
+    """Return blocks of 256 numbers: eight groups of 32, each d·scale·q − dmin·min with q in 0 to 15."""
     groups = x.reshape(-1, 8, 32)
     low = np.minimum(groups.min(axis=2), 0)
     scale = (groups.max(axis=2) - low) / 15
@@ -52,13 +52,14 @@ def _q4_k(x: Floats) -> Bytes:
 
 
 def _divide(values: Floats, by: npt.NDArray[np.float16]) -> Floats:
-    """values / by, rounded, by row; 0 where `by` is."""
+    """Return values / by, rounded, by row; 0 where `by` is 0."""
     wide = np.broadcast_to(by.astype(np.float32)[:, None], values.shape)
     return np.rint(np.divide(values, wide, out=np.zeros_like(values), where=wide > 0))
 
 
 def _six_bits(scales: Bytes, minima: Bytes) -> Bytes:
-    """[blocks, 12] of eight 6-bit scales and minima: the last four's upper bits lie on the first four."""
+    """Return [blocks, 12] of eight 6-bit scales and minima. The last four's upper bits lie on the first
+    four."""
     packed = np.empty((len(scales), 12), np.uint8)
     packed[:, 0:4] = scales[:, :4] | scales[:, 4:] >> 4 << 6
     packed[:, 4:8] = minima[:, :4] | minima[:, 4:] >> 4 << 6
@@ -67,7 +68,7 @@ def _six_bits(scales: Bytes, minima: Bytes) -> Bytes:
 
 
 def _q6_k(x: Floats) -> Bytes:
-    """Blocks of 256 numbers: sixteen groups of 16, each d·scale·(q − 32) with q in 0 to 63."""
+    """Return blocks of 256 numbers: sixteen groups of 16, each d·scale·(q − 32) with q in 0 to 63."""
     groups = x.reshape(-1, 16, 16)
     scale = np.abs(groups).max(axis=2) / 31
     d = (scale.max(axis=1) / 127).astype(np.float16)
@@ -87,7 +88,7 @@ def _q6_k(x: Floats) -> Bytes:
 
 
 def random_blocks(rng: np.random.Generator, n_number: int, kind: GGMLQuantizationType, std: float) -> Bytes:
-    """uint8 [bytes] of that many random numbers. Raises ValueError for types without a maker."""
+    """Return uint8 [bytes] of that many random numbers. Raise ValueError for types without a maker."""
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
         numbers = rng.standard_normal(n_number, dtype=np.float32) * np.float32(std)
         return np.ascontiguousarray(quants.quantize(numbers, kind)).view(np.uint8).reshape(-1)
@@ -108,12 +109,13 @@ def _half(value: float) -> Bytes:
 
 
 def _spread(levels: int) -> float:
-    """Standard deviation of a uniform choice of that many neighbouring integers."""
+    """Return the standard deviation of a uniform choice of that many neighbouring integers."""
     return float(np.sqrt((levels**2 - 1) / 12))
 
 
 def _header_k(blocks: Bytes, std: float, levels: int) -> None:
-    """Q4_K and Q5_K: a scale and a minimum for all numbers of the block, so that they lie around zero."""
+    """Write the header of Q4_K and Q5_K: a scale and a minimum for all numbers of the block, so that they lie
+    around zero."""
     d = std / (_spread(levels) * _Q4_SCALE)
     blocks[:, 0:2], blocks[:, 2:4] = _half(d), _half(d * (levels - 1) / 2)
     eight = np.full((1, 8), _Q4_SCALE, np.uint8)
@@ -135,7 +137,8 @@ def _header_q5_1(blocks: Bytes, std: float) -> None:
 
 
 def _header_mxfp4(blocks: Bytes, std: float) -> None:
-    """A power of two is all the scale there is: the deviation is right to within a factor of √2."""
+    """Write the header of MXFP4. Its scale is a power of two, so the deviation is right to within a factor of
+    √2."""
     exponent = round(np.log2(std / np.sqrt(np.mean(_FP4**2))))
     blocks[:, 0] = np.clip(exponent + 127, 1, 254)
 

@@ -1,4 +1,4 @@
-"""The models that there are twins of: their shapes and metadata as their published files have them."""
+"""List the models that have twins: their shapes and metadata as their published files have them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _YARN_GPT_OSS = {
 
 @dataclass(frozen=True)
 class Named:
-    """A model: its family in tools/models, its sizes, metadata beside the family's, its usual mix, and which
-    model drafts for it."""
+    """A model: its family in tools/models, its sizes, metadata beside the family's, its usual mix, and its
+    draft model."""
 
     family: str
     shape: Shape
@@ -34,7 +34,8 @@ class Named:
     draft: str | None = None
 
     def narrow(self, width: int, n_vocab: int = 0) -> Named:
-        """The same layers and experts, `width` wide: routing and scheduling as they are, cheap to compute."""
+        """Return the same layers and experts, `width` wide. Routing and scheduling stay, and computing is
+        cheap."""
         if width < 64 or width % 32:
             raise ValueError(f"a width of {width} is not a multiple of 32 from 64 on")
         shape = replace(

@@ -1,8 +1,8 @@
-"""The chain that a twin's embeddings and its head compute together.
+"""Make the chain that a twin's embeddings and its head compute together.
 
-Token c's successor is c + 1, the last one's is 0: the head's row of a token is the embedding of its
-predecessor, so that the residual stream, an embedding with what the layers add, points at the successor.
-Rows are made in order, a piece at a time; the same seed makes the same rows.
+Token c's successor is c + 1, the last one's is 0. The head's row of a token is the embedding of its
+predecessor. So the residual stream, an embedding with the layers' additions, points at the successor. Rows
+are made in order, a piece at a time. The same seed makes the same rows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tools.twin.vocabulary import Vocabulary
 Floats = npt.NDArray[np.float32]
 
 PEAK = 30.0
-"""The logit of the chain's successor, where noise has PEAK / √width: text at temperature 1 follows it too."""
-_IDLE = 0.05  # head rows of tokens that are never written, and embeddings of what pads the vocabulary
-_SKIPPED = 0.6  # weight of the tokens that a draft skips in the row of the first one after them
+"""The logit of the chain's successor, where noise has PEAK / √width. Text at temperature 1 follows it too."""
+_IDLE = 0.05  # scale of head rows of tokens that are never written, and of padding's embeddings
+_SKIPPED = 0.6  # weight of the tokens that a draft skips, in the row of the first token after them
 
 
 class Chain:
@@ -33,11 +33,11 @@ class Chain:
         self._vocabulary, self._width, self._drift, self._seed = vocabulary, width, drift, seed
         rng = np.random.default_rng([seed, 2])
         self.knows: npt.NDArray[np.bool_] = rng.random(vocabulary.n_chain) < agreement
-        """bool [n_chain]: whether the successor of a token of the chain is known."""
+        """bool [n_chain]: the model knows the successor of this token of the chain."""
         self._last = self._chain_end()
 
     def _words(self, n_rows: int) -> Iterator[Floats]:
-        """The chain's embeddings, root mean square 1, [<= n_rows, width] at a time."""
+        """Yield the chain's embeddings, root mean square 1, [<= n_rows, width] at a time."""
         drift, n, width = self._drift, self._vocabulary.n_chain, self._width
         rng = np.random.Generator(np.random.SFC64([self._seed, 3]))
         common = np.float32(np.sqrt(drift.skew)) * rng.standard_normal(width, dtype=np.float32)
@@ -63,7 +63,7 @@ class Chain:
         return last
 
     def embedding(self, n_rows: int) -> Iterator[Floats]:
-        """All rows of the token embedding, float32 [<= n_rows, width] at a time.
+        """Yield all rows of the token embedding, float32 [<= n_rows, width] at a time.
 
         An entry (a byte, a part of a word) has the embedding of a word, spread over the chain: a prompt may
         end with any token.
@@ -87,13 +87,14 @@ class Chain:
             yield np.float32(scale) * rng.standard_normal(shape, dtype=np.float32)
 
     def head(self, n_rows: int) -> Iterator[Floats]:
-        """All rows of the output matrix: of every token its predecessor's embedding, to the peak's scale."""
+        """Yield all rows of the output matrix. Each is the embedding of the token's predecessor, scaled to
+        the peak."""
         v, gain = self._vocabulary, np.float32(PEAK / self._width)
         before, skipped, start = self._last, np.zeros(self._width, np.float32), 0
         for rows in self._words(n_rows):
             head = np.concatenate([before[None], rows[:-1]])
             before = rows[-1]
-            known = self.knows[np.arange(start - 1, start + len(rows) - 1)]  # of the predecessors
+            known = self.knows[np.arange(start - 1, start + len(rows) - 1)]  # the predecessors' values
             for i in np.flatnonzero(~known | np.concatenate([[True], ~known[:-1]])):
                 if known[i]:
                     head[i] += skipped

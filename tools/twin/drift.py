@@ -1,10 +1,10 @@
-"""How fast routing changes: embeddings that drift along the chain.
+"""Control how fast routing changes, by embeddings that drift along the chain.
 
 An embedding is √(1 − w − c)·own + √w·slow + √c·common, all standard normal per dimension: `own` belongs to
 the token alone, `slow` is an AR(1) process along the chain with persistence s, `common` is one vector. A
-router's logits are projections of it, so that their correlation over a lag of j tokens is w·sʲ + c, whatever
-the width: locality follows from w, s and c, the number of experts and how many a token takes. `common` is a
-constant logit per expert: static skew.
+router's logits are projections of it, so their correlation over a lag of j tokens is w·sʲ + c for any width.
+Locality follows from w, s and c, the number of experts and the number that a token uses. `common` gives each
+expert a constant logit: static skew.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DRAFTS = (3, 5, 8)
 PAPER_GROWTH = {3: 2.24, 5: 3.20, 8: 4.13}
 """Experts of a step of γ + 1 tokens over those of one token: MoE-SpAc, Appendix A.1 (Qwen3-235B-A22B)."""
 PUBLISHED = (0.45, 0.80)
-"""Of a token's experts, those that the last token had, and those that one of the last 8 had (Qwen3-30B)."""
+"""Shares of a token's experts that the last token used, and that one of the last 8 used (Qwen3-30B)."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """w, s and c of the module's text."""
+    """The parameters w, s and c of the module's text."""
 
     share: float
     persistence: float
@@ -43,16 +43,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class Locality:
-    """What routing does over a text, averaged over layers. Shares are of a token's experts."""
+    """Locality of routing over a text, averaged over layers. Shares are of a token's experts."""
 
-    kept: float  # the last token had them too
-    near: float  # one of the last 8 tokens had them
+    kept: float  # the last token used them too
+    near: float  # one of the last 8 tokens used them
     growth: dict[int, float]  # by draft length γ: distinct experts of γ + 1 tokens over those of one
     load: float  # the busiest tenth of the experts: their share of all activations
 
     @classmethod
     def of(cls, active: Active) -> Locality:
-        """From bool [T, L, N]: whether a token used an expert. T has to be more than 9."""
+        """Return the locality of bool [T, L, N]: the token used the expert. T has to be more than 9."""
         n_token = len(active)
         if n_token <= max(NEAR, *DRAFTS):
             raise ValueError(f"{n_token} tokens are too few to measure locality over")
@@ -76,7 +76,8 @@ class Locality:
 
 
 def simulate(drift: Drift, n_expert: int, n_used: int, n_token: int = 240, n_row: int = 40) -> Active:
-    """bool [T, rows, N]: routing by logits of that drift, without a model. Always the same numbers."""
+    """Return bool [T, rows, N]: routing by logits of that drift, without a model. The numbers are always the
+    same."""
     rng = np.random.default_rng(1)
     own = np.sqrt(1 - drift.share - drift.skew)
     common = np.sqrt(drift.skew) * rng.standard_normal((n_row, n_expert), dtype=np.float32)
@@ -95,9 +96,10 @@ def simulate(drift: Drift, n_expert: int, n_used: int, n_token: int = 240, n_row
 
 @cache
 def solve(kept: float, near: float, n_expert: int, n_used: int, skew: float = 0.0) -> Drift:
-    """The drift whose routing has this locality, to about a point. Raises ValueError, naming what can be had.
+    """Return the drift whose routing has this locality, to about a point. Raise ValueError with the range
+    that is possible.
 
-    `kept` fixes the correlation over one token, w·s + c; among the drifts of that correlation `near` grows
+    `kept` fixes the correlation over one token, w·s + c. Among the drifts of that correlation `near` grows
     with s, from a pure AR(1) process (w = 1 − c) to a slow part that stands still (s = 1).
     """
 
@@ -121,7 +123,7 @@ def solve(kept: float, near: float, n_expert: int, n_used: int, skew: float = 0.
 
 
 def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a growing function crosses zero, to a thousandth of the range."""
+    """Return the point where a growing function crosses zero, to a thousandth of the range."""
     for _ in range(10):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < 0 else (low, middle)

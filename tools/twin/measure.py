@@ -1,7 +1,7 @@
-"""What a twin does when it runs: locality of its routing, its chain, and what its draft gets right.
+"""Measure a running twin: locality of its routing, its chain, and the correct predictions of its draft.
 
-The model runs in spac, a token at a time, and every step's demand is kept; nothing here knows how the
-weights were made but for the chain's length, which the file states.
+The model runs in spac, a token at a time, and every step's demand is kept. The only knowledge of how the
+weights were made is the chain's length, which the file states.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Measured:
     n_token: int
     in_chain: float  # share of the generated tokens that are their predecessor's successor
     tokens_per_second: float
-    acceptance: float | None  # drafted tokens that were accepted
-    agreement: float | None  # steps of whose first drafted tokens the draft was right
+    acceptance: float | None  # share of the drafted tokens that were accepted
+    agreement: float | None  # share of the steps whose first drafted token was right
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
 def chain_length(path: Path) -> int:
-    """Tokens in the twin's chain. Raises ValueError for a file that is no twin."""
+    """Return the number of tokens in the twin's chain. Raise ValueError for a file that is no twin."""
     length = read_header(path).metadata.get("twin.chain")
     if not isinstance(length, int):
         raise ValueError(f"{path}: not a twin (no twin.chain in its metadata)")
@@ -61,7 +61,7 @@ def run(
     target: Path, n_token: int, *, draft: Path | None = None, draft_length: int = 0, start: int = 0,
     threads: int = 0, device: str = "simulated",
 ) -> Run:  # fmt: skip
-    """Greedy text of `n_token` tokens from token `start` on, with the demand of every step."""
+    """Generate greedy text of `n_token` tokens from token `start` on, with the demand of every step."""
     recorder = Recorder(scheduler.make("static"))
     config = EngineConfig(
         target=target, draft=draft, draft_length=draft_length, device=device, slots=1, scheduler=recorder,
@@ -80,13 +80,13 @@ def run(
 
 
 def in_chain(tokens: list[int], start: int, n_chain: int) -> float:
-    """The share of `tokens`, which follow `start`, that are their predecessor's successor."""
+    """Return the share of `tokens`, which follow `start`, that are their predecessor's successor."""
     before = np.array([start, *tokens[:-1]])
     return float(np.mean(np.array(tokens) == (before + 1) % n_chain))
 
 
 def first_right(accepted: np.ndarray, drafted: np.ndarray) -> float:
-    """The share of steps with a draft whose first token was accepted: agreement per token."""
+    """Return the share of steps with a draft whose first token was accepted: agreement per token."""
     return float(np.mean(accepted[drafted > 0] > 0))
 
 
@@ -94,7 +94,7 @@ def measure(
     target: Path, n_token: int, *, draft: Path | None = None, threads: int = 0, start: int = 0,
     device: str = "simulated",
 ) -> Measured:  # fmt: skip
-    """Runs the target alone, and with its draft where one is given."""
+    """Run the target alone, and with its draft where one is given."""
     n_chain = chain_length(target)
     alone = run(target, n_token, threads=threads, start=start, device=device)
     active = alone.demand.counts > 0

@@ -1,4 +1,4 @@
-"""Which ggml type every tensor has, by the rules that llama.cpp quantizes files with."""
+"""Choose the ggml type of every tensor, by the rules that llama.cpp quantizes files with."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tools.models.parts import Tensor
 
 MIXES = ("q4_k_m", "q8_0", "f16", "mxfp4")
 FILE_TYPES = {"q4_k_m": 15, "q8_0": 7, "f16": 1, "mxfp4": 38}
-"""general.file_type, llama.cpp's llama_ftype."""
+"""Values of general.file_type, llama.cpp's llama_ftype."""
 
-_SMALLER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # where a row is not whole blocks of 256
+_SMALLER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # used where a row is not whole blocks of 256
 _ATTENTION = re.compile(r"blk\.\d+\.attn_(q|k|v|output)\.weight")
 
 
@@ -26,7 +26,7 @@ class Mix:
     n_expert: int
 
     def type_of(self, tensor: Tensor) -> GGMLQuantizationType:
-        """The type of a tensor. Norms, biases and routers are F32."""
+        """Return the type of a tensor. Norms, biases and routers are F32."""
         if tensor.kind in ("norm", "bias", "router") or len(tensor.shape) == 1:
             return GGMLQuantizationType.F32
         wanted = {
@@ -41,7 +41,7 @@ class Mix:
         return GGMLQuantizationType.F16
 
     def _q4_k_m(self, name: str) -> str:
-        """Q4_K, with more bits for the head, and for values and down projections in some layers."""
+        """Return Q4_K, with more bits for the head, and for values and down projections in some layers."""
         if name == "output.weight":
             return "Q6_K"
         if self.n_expert == 8 and (

@@ -1,7 +1,7 @@
-"""The vocabulary of a twin: made-up words, as many as the named model has tokens.
+"""Make a twin's vocabulary: made-up words, as many as the named model has tokens.
 
 A word of the chain is a space and one, two or four syllables, and every one is a merge of two tokens before
-it: text that a twin writes is read back as the tokens that it was written from.
+it. So a text that a twin writes is read back as the tokens that it was written from.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from gguf import GGUFWriter, TokenType
 from tools.models.tokenizer import SPECIALS, byte_symbols
 
 _SPACE = "Ġ"
-_MULTIPLIER = 1_000_003  # a prime: times it, modulo a number that it does not divide, is a permutation
+# a prime: multiplication by it, modulo a number that it does not divide, is a permutation
+_MULTIPLIER = 1_000_003
 LEAST = 1024
-"""Tokens below which no vocabulary is made."""
+"""The smallest possible size of a vocabulary, in tokens."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Tokens by id: first the words of the chain, then entries (bytes and parts of words), control tokens,
-    and what pads the vocabulary to its size."""
+    and padding up to the vocabulary's size."""
 
     tokens: list[str]
     merges: list[str]
@@ -35,7 +36,8 @@ class Vocabulary:
         return self.n_chain + self.n_entry
 
     def write(self, writer: GGUFWriter, pre: str) -> None:
-        """The tokenizer's metadata; the first special token begins and ends texts, none is added unasked."""
+        """Write the tokenizer's metadata. The first special token begins and ends texts. No token is added
+        without a request."""
         n_pad = len(self.tokens) - self.first_special - len(SPECIALS)
         types = [TokenType.NORMAL] * self.first_special
         types += [TokenType.CONTROL] * len(SPECIALS) + [TokenType.UNUSED] * n_pad
@@ -52,7 +54,7 @@ class Vocabulary:
 
 
 def make_vocabulary(n_vocab: int, seed: int) -> Vocabulary:
-    """A vocabulary of exactly `n_vocab` tokens. Raises ValueError below `LEAST`."""
+    """Return a vocabulary of exactly `n_vocab` tokens. Raise ValueError below `LEAST`."""
     if n_vocab < LEAST:
         raise ValueError(f"a vocabulary of {n_vocab} tokens is too small; take {LEAST} or more")
     n_syllable = 60 if n_vocab > 20_000 else 12
@@ -66,7 +68,7 @@ def make_vocabulary(n_vocab: int, seed: int) -> Vocabulary:
     merges += [f"{a} {b}" for a, b in pairs]
     words = [_SPACE + s for s in syllables] + [f"{_SPACE}{a}{b}" for a, b in pairs]
     entries = [*byte_symbols(), *syllables, *(a + b for a, b in pairs)]
-    n_long = n_vocab - len(words) - len(entries) - len(SPECIALS) - 16  # a few are left to pad with
+    n_long = n_vocab - len(words) - len(entries) - len(SPECIALS) - 16  # a few are left for padding
     n_long = max(0, min(n_long, len(pairs) ** 2))
     for i in range(n_long):
         first, last = divmod((i * _MULTIPLIER + seed) % len(pairs) ** 2, len(pairs))

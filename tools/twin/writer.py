@@ -1,4 +1,4 @@
-"""Writes a twin: header first, then tensors side by side, each a piece at a time."""
+"""Write a twin: the header first, then tensors side by side, each a piece at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tools.twin.vocabulary import Vocabulary, make_vocabulary
 PIECE = 1 << 23  # numbers made at a time: 5 to 60 MB, and several times that where they are quantized
 QUANTIZED_AT_A_TIME = 3
 PERTURBATION = 0.5
-"""What all layers together add to the residual stream, as a share of the embedding."""
+"""The sum of what all layers add to the residual stream, as a share of the embedding."""
 ROUTER = 1.5  # standard deviation of router logits
 CHAINED = ("token_embd.weight", "output.weight")
 _OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
@@ -39,7 +39,7 @@ _OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
 
 @dataclass(frozen=True)
 class Twin:
-    """What to write. `agreement`: the share of tokens whose successor the model knows (1 for a target)."""
+    """A twin to write. `agreement`: the share of tokens whose successor the model knows (1 for a target)."""
 
     name: str
     model: Named
@@ -50,10 +50,10 @@ class Twin:
 
 
 def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> Path:
-    """Writes the file and returns its path. Memory stays below 2 GB whatever the model's size (16 threads).
+    """Write the file and return its path. Memory stays below 2 GB whatever the model's size (16 threads).
 
-    n_threads: that make weights; 0: one per core. The same twin gives the same bytes, whatever their number.
-    Raises ValueError for what cannot be.
+    n_threads: the number of threads that make weights; 0: one per core. The same twin gives the same bytes
+    with any number. Raise ValueError for a twin that is impossible.
     """
     family, shape = FAMILIES[twin.model.family], twin.model.shape
     vocabulary = make_vocabulary(shape.n_vocab, twin.seed)
@@ -102,13 +102,13 @@ Piece = Callable[[], npt.NDArray[Any]]
 
 
 def _write(file: int, place: int, pieces: Iterator[Piece]) -> None:
-    """Piece after piece."""
+    """Write piece after piece."""
     for piece in pieces:
         place += _put(file, place, piece())
 
 
 def _write_chained(file: int, place: int, pieces: Iterator[Piece], pool: ThreadPoolExecutor) -> None:
-    """Rows that have to be made in order, while the pool quantizes those before."""
+    """Write rows that have to be made in order, while the pool quantizes those before."""
     begun: deque[Future[npt.NDArray[Any]]] = deque()
     for piece in pieces:
         begun.append(pool.submit(piece))
@@ -119,7 +119,7 @@ def _write_chained(file: int, place: int, pieces: Iterator[Piece], pool: ThreadP
 
 
 def _put(file: int, place: int, piece: npt.NDArray[Any]) -> int:
-    """Writes at a place of the file; returns the number of bytes."""
+    """Write at a place of the file. Return the number of bytes."""
     rest = memoryview(np.ascontiguousarray(piece)).cast("B")
     n_bytes = len(rest)
     while rest:
@@ -151,14 +151,16 @@ def _write_metadata(writer: GGUFWriter, twin: Twin, family: dict[str, Any], voca
 
 
 def _chained_pieces(tensor: Tensor, kind: GGMLQuantizationType, chain: Chain) -> Iterator[Piece]:
-    """What quantizes the embedding's or the head's rows, some at a time; may be called in any order."""
+    """Yield functions that quantize the embedding's or the head's rows, some at a time. They may be called in
+    any order."""
     n_rows = max(1, PIECE // tensor.shape[-1])
     rows = chain.embedding(n_rows) if tensor.name.startswith("token") else chain.head(n_rows)
     yield from (partial(quantize, piece, kind) for piece in rows)
 
 
 def _random_pieces(tensor: Tensor, kind: GGMLQuantizationType, twin: Twin) -> Iterator[Piece]:
-    """What makes another tensor's bytes, some rows at a time; each is called before the next is asked for."""
+    """Yield functions that make another tensor's bytes, some rows at a time. Each is called before the next
+    is asked for."""
     rng = np.random.Generator(np.random.SFC64([twin.seed, zlib.crc32(tensor.name.encode())]))
     std = _deviation(tensor, twin)
     if tensor.kind in ("norm", "bias", "router"):
@@ -177,11 +179,11 @@ def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> Bytes:
 
 
 def _deviation(tensor: Tensor, twin: Twin) -> float:
-    """The standard deviation of a tensor's numbers: what keeps every part of the stream well scaled.
+    """Return the standard deviation of a tensor's numbers, which keeps every part of the stream well scaled.
 
-    All layers' outputs add up to `PERTURBATION`: attention and feed-forward share it evenly. Inputs of
-    output projections are of about unit size behind attention, 0.6 behind a gate (the root mean square of
-    SiLU of a normal number).
+    All layers' outputs add up to `PERTURBATION`: attention and feed-forward share it evenly. Inputs of output
+    projections are of about unit size behind attention, 0.6 behind a gate (the root mean square of SiLU of a
+    normal number).
     """
     name = tensor.name
     if tensor.kind == "norm":
@@ -196,8 +198,8 @@ def _deviation(tensor: Tensor, twin: Twin) -> float:
 
 
 def draft_of(twin: Twin, draft: Named, agreement: float, mix: str, name: str) -> Twin:
-    """The twin of a draft model that writes the same chain, but for a share of the tokens."""
+    """Return the twin of a draft model that writes the same chain, except for a share of the tokens."""
     shape = replace(draft.shape, n_vocab=twin.model.shape.n_vocab)
     model = replace(draft, shape=shape, pre=twin.model.pre)
-    # Embeddings of its own that do not drift: nothing routes by them.
+    # It has embeddings of its own that do not drift: nothing routes by them.
     return Twin(name, model, mix, Drift(0.0, 0.0), twin.seed, agreement)
