@@ -1,1 +1,1 @@
-"""Makes the demo pair: a small Mixture-of-Experts target and a dense draft, from installed text."""
+"""Make the demo pair, a small Mixture-of-Experts target and a dense draft, from installed text."""

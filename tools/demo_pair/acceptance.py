@@ -1,8 +1,8 @@
-"""How much of a draft the target accepts, from one forward pass of each over text of the target.
+"""Compute how much of a draft the target accepts, from one forward pass of each over text of the target.
 
-Every step drafts ``length`` tokens; the step ends at the first refusal, and the target adds a token
-of its own.  Given the text which the target wrote, whether a drafted token would have been accepted
-does not depend on how that text came about, so no generation has to be repeated:
+Every step drafts ``length`` tokens. The step ends at the first refusal, and the target adds a token of its
+own. For a given text of the target, the acceptance of a drafted token does not depend on how that text came
+about. So no generation has to be repeated. There are three kinds of acceptance:
 
 * ``greedy``: both take their best token; accepted where these agree.
 * ``sampled``: speculative sampling; the written token x was drafted and accepted with chance
@@ -36,7 +36,7 @@ class Acceptance:
     steps: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -50,7 +50,7 @@ class Measured:
     loop_share: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -63,7 +63,7 @@ def _scores(model: LanguageModel, rows: Tensor, prompt: int) -> Tensor:
 def accepted_tokens(
     target: LanguageModel, draft: LanguageModel, rows: Tensor, prompt: int, sampling: Sampling, matched: bool
 ) -> np.ndarray:
-    """Which of the tokens after the prompt, [B, T - prompt], the draft would have had accepted."""
+    """Return bool [B, T - prompt]: the target would have accepted the draft's token at this position."""
     result, random = [], torch.Generator().manual_seed(5)
     for part in rows.split(8):
         written = part[:, prompt:].reshape(-1, 1)
@@ -79,12 +79,12 @@ def accepted_tokens(
 
 
 def chance_of(written: Tensor, chance: Tensor, tokens: Tensor) -> Tensor:
-    """The probability [N, 1] of ``written`` [N, 1]; zero where the samplers dropped it."""
+    """Return the probability [N, 1] of ``written`` [N, 1]; zero where the samplers dropped it."""
     return (chance * (tokens == written)).sum(-1, keepdim=True)
 
 
 def _steps(accepted: np.ndarray, length: int) -> list[tuple[int, int]]:
-    """(first token, accepted tokens) of each step over one text."""
+    """Return (first token, accepted tokens) of each step over one text."""
     steps, place = [], 0
     while place + length < len(accepted):
         window = accepted[place : place + length]
@@ -102,7 +102,7 @@ def _summary(counts: list[int], agreed: np.ndarray, length: int) -> Acceptance:
 
 
 def summarise(rows: np.ndarray, accepted: np.ndarray, prompt: int, length: int = DRAFT_LENGTH) -> Measured:
-    """Split the steps over ``rows`` [B, T] by whether they begin in a repetition loop."""
+    """Split the steps over ``rows`` [B, T]: those that begin in a repetition loop, and the others."""
     looping = np.stack([in_loop(row)[prompt:] for row in rows])
     counts: dict[bool, list[int]] = {True: [], False: []}
     for text, loop in zip(accepted, looping, strict=True):

@@ -1,6 +1,6 @@
-"""Makes the demo pair from nothing: corpus, tokenizer, target, draft, GGUF files, figures, model card.
+"""Make the demo pair from nothing: corpus, tokenizer, target, draft, GGUF files, figures, model card.
 
-Every part goes on where it stopped, so the command may be interrupted and repeated.
+Every part continues where it stopped, so the command may be interrupted and repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from . import card, data, distill, evaluate, export, train
 from .corpus import CorpusError
 
-#: Large tensors come from the heap and stay there; else a third of the time goes into page faults.
+#: Keeps large tensors on the heap; otherwise a third of the time goes into page faults.
 _ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -25,7 +25,7 @@ _ALLOCATOR = {
 
 
 def _with_allocator_settings() -> None:
-    """Start this command anew where glibc's settings, which it reads at start only, are not there."""
+    """Start this command anew if glibc's settings, which it reads only at start, are not set."""
     if any(name not in os.environ for name in _ALLOCATOR):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**_ALLOCATOR, **os.environ})
 
@@ -43,7 +43,7 @@ def build(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line of the whole pair."""
+    """Run the command line of the whole pair."""
     _with_allocator_settings()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"), help="checkpoints and streams")

@@ -1,4 +1,4 @@
-"""Renders the model card from measured figures and the shipped files."""
+"""Render the model card from measured figures and the shipped files."""
 
 from __future__ import annotations
 
@@ -217,14 +217,14 @@ and the contributors to Python.
 
 
 def render(results: dict[str, Any], models: Path) -> str:
-    """The card's text; ``results`` as :func:`evaluate.evaluate` returns them."""
+    """Return the card's text. ``results`` are those of :func:`evaluate.evaluate`."""
     results = json.loads(json.dumps(results))
     sections = (_models_section(results, models), _acceptance_section(results), _routing_section(results))
     return "\n".join(sections)
 
 
 def main() -> None:
-    """Command line of the card."""
+    """Run the command line of the card."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--models", type=Path, default=Path("python/spac/demo"))

@@ -1,4 +1,4 @@
-"""Shapes of the two models."""
+"""Define the shapes of the two models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTEXT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A Qwen3-form transformer; ``experts == 0`` means a dense feed-forward of ``ffn`` rows."""
+    """A Qwen3-form transformer. ``experts == 0`` means a dense feed-forward of ``ffn`` rows."""
 
     layers: int
     width: int
@@ -29,11 +29,11 @@ class ModelConfig:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name for this form."""
+        """Return llama.cpp's name for this form."""
         return "qwen3moe" if self.experts else "qwen3"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for checkpoints."""
+        """Return plain values, for checkpoints."""
         return asdict(self)
 
 

@@ -1,7 +1,7 @@
-"""The text the demo pair is trained on: Python's standard library and Python's documentation.
+"""Read the text that the demo pair is trained on: Python's standard library and Python's documentation.
 
-Both are distributed under the PSF License 2.0 (documentation examples also under 0BSD).  The text
-is read from where Python and its documentation package are installed; nothing of it is kept here.
+Both are distributed under the PSF License 2.0 (documentation examples also under 0BSD). The text is read from
+the places where Python and its documentation package are installed. This repository contains none of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 LICENCE = "PSF-2.0 (Python standard library and documentation; documentation examples also 0BSD)"
 
-#: Parts of the standard library's tree which are somebody else's, generated, or not Python 3 text.
+#: Parts of the standard library's tree that have other authors, are generated, or are not Python 3 text.
 _SKIPPED_PARTS = frozenset(
     {
         "site-packages",
@@ -35,7 +35,7 @@ _MIN_BYTES, _MAX_BYTES = 200, 400_000
 
 
 class CorpusError(RuntimeError):
-    """Text which the training needs is not installed; the message says how to get it."""
+    """Text that the training needs is not installed. The message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Whether this file is kept for evaluation; decided by its name alone."""
+        """Return True if this file is kept for evaluation. Its name alone decides."""
         digest = hashlib.sha256(f"{self.kind}:{self.name}".encode()).digest()
         return int.from_bytes(digest[:4], "big") % 1000 < _HELD_OUT_OF_1000
 
 
 def stdlib_dir() -> Path:
-    """The running Python's standard library."""
+    """Return the folder of the running Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def docs_dir() -> Path:
-    """The reST sources of Python's documentation as Debian's ``python3-doc`` installs them."""
+    """Return the folder of the documentation's reST sources as Debian's ``python3-doc`` installs them."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     roots = [Path(f"/usr/share/doc/python{version}/html/_sources")]
     roots += sorted(Path("/usr/share/doc").glob("python3.*/html/_sources"), reverse=True)
@@ -73,7 +73,7 @@ def docs_dir() -> Path:
 
 
 def _reads_as_text(text: str) -> bool:
-    """False for tables and generated data: many digits, long lines or much outside ASCII."""
+    """Return False for tables and generated data: many digits, long lines or much outside ASCII."""
     size = len(text)
     digits = sum(ch.isdigit() for ch in text)
     foreign = sum(ch > "\x7f" for ch in text)
@@ -96,7 +96,7 @@ def _read(root: Path, pattern: str, kind: str) -> Iterator[Document]:
 
 
 def load(stdlib: Path | None = None, docs: Path | None = None) -> list[Document]:
-    """All documents without duplicates, in a fixed order."""
+    """Return all documents without duplicates, in a fixed order."""
     stdlib = stdlib or stdlib_dir()
     docs = docs or docs_dir()
     if not any(stdlib.glob("*.py")):
@@ -119,7 +119,7 @@ def load(stdlib: Path | None = None, docs: Path | None = None) -> list[Document]
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Training documents and held-out ones."""
+    """Return the training documents and the held-out ones."""
     train = [document for document in documents if not document.held_out]
     held_out = [document for document in documents if document.held_out]
     return train, held_out

@@ -1,4 +1,4 @@
-"""Token streams: the corpus as arrays on disk, and batches from it in a repeatable order."""
+"""Provide token streams: the corpus as arrays on disk, and batches from it in a repeatable order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens of whole documents: document ``i`` is ``tokens[starts[i]:starts[i + 1]]``."""
+    """Tokens of whole documents. Document ``i`` is ``tokens[starts[i]:starts[i + 1]]``."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -35,13 +35,13 @@ class Stream:
 
     @classmethod
     def load(cls, path: Path) -> Stream:
-        """Read what :meth:`save` wrote."""
+        """Read a file that :meth:`save` wrote."""
         with np.load(path) as file:
             names = [str(name) for name in file["names"]]
             return cls(file["tokens"], file["starts"], file["byte_counts"], names)
 
     def document(self, index: int) -> np.ndarray:
-        """The tokens of one document, its leading end-of-text token included."""
+        """Return the tokens of one document, with its leading end-of-text token."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
 
@@ -57,7 +57,7 @@ def _stream(documents: list[corpus.Document], encoder: tokenizer.Tokenizer) -> S
 
 
 def prepare(work: Path, stdlib: Path | None = None, docs: Path | None = None) -> None:
-    """Read the corpus, train the tokenizer and write both streams; does nothing if all is there."""
+    """Read the corpus, train the tokenizer and write both streams. Do nothing if all files exist."""
     names = ("tokenizer.json", "train.npz", "held_out.npz")
     if all((work / name).exists() for name in names):
         return
@@ -70,17 +70,17 @@ def prepare(work: Path, stdlib: Path | None = None, docs: Path | None = None) ->
 
 
 class Batches:
-    """The batch with a given number is always the same, whatever happened before.
+    """Batches by number. The batch with a given number is always the same, whatever happened before.
 
-    Rows begin at the points of a golden-ratio sequence, which covers the text evenly at any time and
-    puts rows of one batch, and of batches near each other, into different documents.
+    Rows begin at the points of a golden-ratio sequence, which covers the text evenly at any time. It puts
+    rows of one batch, and of batches near each other, into different documents.
     """
 
     def __init__(self, stream: Stream, seed: int = 1) -> None:
         self.tokens, self.seed = stream.tokens, seed
 
     def get(self, number: int) -> tuple[Tensor, Tensor]:
-        """Inputs and next tokens, both [B, T] with B * T = ``TOKENS_PER_BATCH``."""
+        """Return inputs and next tokens, both [B, T] with B * T = ``TOKENS_PER_BATCH``."""
         lengths, shares = zip(*_LENGTHS, strict=True)
         length = int(np.random.default_rng((self.seed, number)).choice(lengths, p=shares))
         places = self.seed * 0.5 + np.arange(TOKENS_PER_BATCH // length) + number * _MOST_ROWS

@@ -1,4 +1,4 @@
-"""Training of the draft: it learns the target's distribution on the corpus and on the target's own text."""
+"""Train the draft: it learns the target's distribution on the corpus and on the target's own text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEMPERATURES, _TEMPERATURE_SHARES = (0.0, 0.6, 0.8, 1.0), (0.1, 0.2, 0.5, 0.2)
 
 
 def _write_part(work: Path, number: int) -> None:
-    """One part of the target's own text; its number decides what is in it."""
+    """Write one part of the target's own text. Its number determines its content."""
     path = work / "own" / f"{number:04}.npy"
     if path.exists():
         return
@@ -47,14 +47,14 @@ def _write_part(work: Path, number: int) -> None:
 
 
 def own_text(work: Path, tokens: int, workers: int) -> Tensor:
-    """About ``tokens`` tokens written by the target itself, [N, 512]; kept in the folder ``own``.
+    """Return about ``tokens`` tokens written by the target itself, [N, 512]; kept in the folder ``own``.
 
-    Each row starts with a few tokens of the corpus and goes on as the target samples it, most of them
-    near the demo's default temperature.
+    Each row starts with a few tokens of the corpus and continues as the target samples it. Most rows are
+    sampled near the demo's default temperature.
     """
     (work / "own").mkdir(exist_ok=True)
     numbers = range(max(1, tokens // (_OWN_LENGTH * _OWN_BATCH)))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave the block, so that the pool ends too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits the block, so that the pool ends too
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         pool.starmap(_write_part, [(work, number) for number in numbers], chunksize=1)
     parts = [np.load(work / "own" / f"{number:04}.npy") for number in numbers]
@@ -62,7 +62,7 @@ def own_text(work: Path, tokens: int, workers: int) -> Tensor:
 
 
 def inherit(target: LanguageModel) -> LanguageModel:
-    """A fresh draft with the target's embedding, output matrix and some of its attention layers."""
+    """Return a fresh draft with the target's embedding, output matrix and some of its attention layers."""
     draft, last = LanguageModel(DRAFT), target.config.layers - 1
     with torch.no_grad():
         draft.embedding.copy_(target.embedding)
@@ -76,7 +76,7 @@ def inherit(target: LanguageModel) -> LanguageModel:
 
 
 def distill(work: Path, tokens: int, own_tokens: int, workers: int) -> None:
-    """Train for ``tokens`` tokens in all; writes ``draft.pt`` and ``draft.log``."""
+    """Train for ``tokens`` tokens in all. Write ``draft.pt`` and ``draft.log``."""
     own = own_text(work, own_tokens, workers)
     torch.manual_seed(1)
     target, _ = load_model(work / "target.pt")
@@ -98,7 +98,7 @@ def distill(work: Path, tokens: int, own_tokens: int, workers: int) -> None:
 
 
 def batch(batches: Batches, own: Tensor, number: int) -> Tensor:
-    """Inputs of one batch: from the corpus, or (at odd numbers) from the target's own text."""
+    """Return the inputs of one batch: from the corpus, or (at odd numbers) from the target's own text."""
     if number % 2 == 0:
         return batches.get(number // 2)[0]
     rows = np.random.default_rng((3, number)).integers(len(own), size=TOKENS_PER_BATCH // _OWN_LENGTH)
@@ -106,7 +106,7 @@ def batch(batches: Batches, own: Tensor, number: int) -> Tensor:
 
 
 def main() -> None:
-    """Command line of the draft's training."""
+    """Run the command line of the draft's training."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
     parser.add_argument("--tokens", type=float, default=DEFAULT_TOKENS)

@@ -1,4 +1,4 @@
-"""Measures the finished pair, as it is shipped (Q8_0), and writes ``results.json``."""
+"""Measure the finished pair, as it is shipped (Q8_0), and write ``results.json``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PIECES, _PIECE = 64, 1024
 
 
 def held_out_rows(stream: Stream, count: int, length: int) -> Tensor:
-    """``count`` pieces of held-out text at even distances."""
+    """Return ``count`` pieces of held-out text at even distances."""
     begins = np.linspace(0, len(stream.tokens) - length - 1, count).astype(int)
     return torch.from_numpy(np.stack([stream.tokens[b : b + length] for b in begins]).astype(np.int64))
 
 
 @torch.no_grad()
 def bits_per_byte(model: LanguageModel, rows: Tensor, token_bytes: Tensor) -> float:
-    """Of all tokens of ``rows`` but the first of each."""
+    """Return the bits per byte of all tokens of ``rows`` except the first of each."""
     bits, size = 0.0, int(token_bytes[rows[:, 1:]].sum())
     for row in rows:
         features, _ = model.features(row[None, :-1])
@@ -64,7 +64,7 @@ def _routing(model: LanguageModel, rows: Tensor) -> list[dict[str, Any]]:
 
 
 def evaluate(work: Path) -> dict[str, Any]:
-    """All figures of the pair in ``work``."""
+    """Return all figures of the pair in ``work``."""
     trained, target_state = load_model(work / "target.pt")
     trained_draft, draft_state = load_model(work / "draft.pt")
     target, draft = rounded(trained), rounded(trained_draft)
@@ -115,7 +115,7 @@ def _model_figures(model: LanguageModel, state: dict[str, Any], bits: float) -> 
 
 
 def main() -> None:
-    """Command line of the measurement."""
+    """Run the command line of the measurement."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -1,7 +1,7 @@
-"""The routed feed-forward: one matrix product per expert over the tokens sorted by expert.
+"""Compute the routed feed-forward: one matrix product per expert over the tokens sorted by expert.
 
-On a CPU this loop is faster than batched or grouped products, and a backward pass by hand keeps
-autograd from copying slices.
+On a CPU this loop is faster than batched or grouped products. The backward pass is written by hand, so that
+autograd copies no slices.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 def silu_backward(gate: Tensor) -> tuple[Tensor, Tensor]:
-    """``silu(gate)`` and its derivative."""
+    """Return ``silu(gate)`` and its derivative."""
     sigmoid = torch.sigmoid(gate)
     value = gate * sigmoid
     return value, sigmoid + value * (1 - sigmoid)
 
 
 def _bounds(counts: Tensor) -> list[tuple[int, int, int]]:
-    """(expert, first row, last row) of every expert which has rows."""
+    """Return (expert, first row, last row) of every expert that has rows."""
     result, start = [], 0
     for expert, count in enumerate(counts.tolist()):
         if count:
@@ -34,7 +34,8 @@ class ExpertFeedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """``x`` [N, d], ``weight``/``chosen`` [N, k], ``gate_up`` [E, 2f, d], ``down`` [E, d, f]."""
+        """Compute the output from ``x`` [N, d], ``weight``/``chosen`` [N, k], ``gate_up`` [E, 2f, d],
+        ``down`` [E, d, f]."""
         used = chosen.shape[1]
         flat = chosen.reshape(-1)
         order = torch.argsort(flat, stable=True)
@@ -58,7 +59,7 @@ class ExpertFeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor, Tensor]:
-        """Gradients of the tokens, the router's weights and both expert matrices."""
+        """Return the gradients of the tokens, the router's weights and both expert matrices."""
         token, place, rows, both, share, hidden, gate_up, down = ctx.saved_tensors
         used = ctx.used
         d_out = grads[0].index_select(0, token)

@@ -1,4 +1,4 @@
-"""Checkpoint to GGUF: matrices as Q8_0, norms and routers as F32."""
+"""Convert a checkpoint to GGUF: matrices as Q8_0, norms and routers as F32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _array(value: Tensor) -> np.ndarray:
 
 
 def _block_tensors(config: ModelConfig, block: Block) -> Iterator[tuple[str, Tensor]]:
-    """llama.cpp's names of one block's tensors."""
+    """Yield one block's tensors with llama.cpp's names."""
     sizes = [heads * config.head_dim for heads in (config.heads, config.kv_heads, config.kv_heads)]
     attention, ffn = block.attention, block.ffn
     q, k, v = attention.qkv.split(sizes)
@@ -46,7 +46,7 @@ def _block_tensors(config: ModelConfig, block: Block) -> Iterator[tuple[str, Ten
 
 
 def tensors(model: LanguageModel) -> Iterator[tuple[str, Tensor]]:
-    """All tensors under llama.cpp's names."""
+    """Yield all tensors with llama.cpp's names."""
     yield "token_embd.weight", model.embedding
     yield "output.weight", model.output
     yield "output_norm.weight", model.norm.weight
@@ -60,7 +60,8 @@ def _stays_exact(name: str, value: Tensor) -> bool:
 
 
 def rounded(model: LanguageModel, kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0) -> LanguageModel:
-    """A copy whose matrices have gone through ``kind`` and back: what llama.cpp computes with."""
+    """Return a copy whose matrices were converted to ``kind`` and back: llama.cpp computes with these
+    values."""
     result = copy.deepcopy(model).requires_grad_(False)
     for name, value in tensors(result):
         if not _stays_exact(name, value):
@@ -104,7 +105,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, encoder: tokenizer.Tokenizer) -> Non
 
 
 def write(model: LanguageModel, encoder: tokenizer.Tokenizer, name: str, path: Path) -> None:
-    """Write ``model`` to ``path``; an old file there is replaced at the end, in one step."""
+    """Write ``model`` to ``path``. An old file there is replaced at the end, in one step."""
     partial = path.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, model.config.architecture)
     writer.add_type("model")
@@ -141,7 +142,7 @@ def export_pair(work: Path, models: Path) -> None:
 
 
 def main() -> None:
-    """Command line of the export."""
+    """Run the command line of the export."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
     parser.add_argument("--models", type=Path, default=Path("python/spac/demo"))

@@ -1,4 +1,4 @@
-"""Sampling from a model in torch, many sequences at once, by llama.cpp's default chain of samplers."""
+"""Sample from a model in torch, many sequences at once, by llama.cpp's default chain of samplers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ GREEDY = Sampling(temperature=0.0)
 def distribution(
     scores: Tensor, sampling: Sampling, temperature: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Probabilities [N, top_k] after the samplers, and their tokens; the best token comes first.
+    """Return probabilities [N, top_k] after the samplers, and their tokens. The best token comes first.
 
-    ``temperature`` [N], where given, takes the place of the one in ``sampling``, row by row.
+    ``temperature`` [N], where given, replaces the one in ``sampling``, row by row.
     """
     chance, tokens = scores.float().softmax(-1).topk(sampling.top_k, dim=-1)
     before = chance.cumsum(-1) - chance
@@ -52,7 +52,7 @@ def generate(
     temperature: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """``count`` tokens after each of ``prompts`` [B, P]; the prompts are part of the result."""
+    """Return ``count`` tokens after each of ``prompts`` [B, P]. The prompts are part of the result."""
     generator = torch.Generator().manual_seed(seed)
     batch, length = prompts.shape
     cache = Cache.empty(model.config, batch, length + count, COMPUTE_TYPE)

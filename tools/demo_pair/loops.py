@@ -1,4 +1,4 @@
-"""Repetition loops in generated text."""
+"""Find repetition loops in generated text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ SHORTEST_LOOP = 24
 
 
 def in_loop(tokens: np.ndarray) -> np.ndarray:
-    """For each token, whether the text up to and with it repeats itself.
+    """Return for each token if the text up to and with it repeats itself.
 
-    It does when, for some period of at most 64 tokens, the last ``max(24, 2 * period)`` tokens each
-    equal the one a period earlier.
+    It does when, for some period of at most 64 tokens, the last ``max(24, 2 * period)`` tokens each equal the
+    one a period earlier.
     """
     looping = np.zeros(len(tokens), dtype=bool)
     for period in range(1, min(LONGEST_PERIOD, len(tokens) - 1) + 1):

@@ -1,4 +1,4 @@
-"""Losses on the output matrix, computed in slices so that no full score matrix is kept."""
+"""Compute losses on the output matrix in slices, so that no full score matrix is kept."""
 
 from __future__ import annotations
 

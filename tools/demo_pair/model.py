@@ -1,4 +1,4 @@
-"""The two models in torch, in the exact form of llama.cpp's ``qwen3moe`` and ``qwen3``."""
+"""Define the two models in torch, in the exact form of llama.cpp's ``qwen3moe`` and ``qwen3``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPUTE_TYPE = torch.bfloat16
 
 @dataclass
 class Routing:
-    """What the routers of one forward pass did, layer by layer."""
+    """The routers' outputs in one forward pass, layer by layer."""
 
     probabilities: list[Tensor] = field(default_factory=list)
     chosen: list[Tensor] = field(default_factory=list)
@@ -33,13 +33,13 @@ class Cache:
 
     @classmethod
     def empty(cls, config: ModelConfig, batch: int, capacity: int, dtype: torch.dtype) -> Cache:
-        """Room for ``capacity`` tokens of ``batch`` sequences."""
+        """Return a cache that holds ``capacity`` tokens of ``batch`` sequences."""
         shape = (config.layers, batch, config.kv_heads, capacity, config.head_dim)
         return cls(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
 
 
 class Norm(nn.Module):
-    """RMSNorm which computes in float32."""
+    """RMSNorm that computes in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def _matrix(rows: int, columns: int) -> nn.Parameter:
 
 
 def _silent_matrix(*shape: int) -> nn.Parameter:
-    """Zeros: at first a block adds nothing, and the token's own embedding stays readable."""
+    """Return zeros. At first a block adds nothing, and the token's own embedding stays readable."""
     return nn.Parameter(torch.zeros(shape))
 
 
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(config.head_dim, config.norm_eps)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None, layer: int) -> Tensor:
-        """Attend from ``x`` [B, T, d] to itself and to what ``cache`` holds."""
+        """Attend from ``x`` [B, T, d] to itself and to the contents of ``cache``."""
         c, (batch, length, _) = self.config, x.shape
         dtype = x.dtype
         heads = functional.linear(x, self.qkv.to(dtype)).view(batch, length, -1, c.head_dim).transpose(1, 2)
@@ -91,9 +91,9 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of [B, H, T, D] to [B, G, S, D], with either T = S or T = 1.
+    """Compute causal attention of [B, H, T, D] to [B, G, S, D], with either T = S or T = 1.
 
-    Plain products: on a CPU three times as fast as torch's fused attention with its backward pass.
+    Plain products are on a CPU three times as fast as torch's fused attention with its backward pass.
     """
     batch, heads, length, dim = q.shape
     groups = k.shape[1]
@@ -107,14 +107,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding of the NEOX kind on [B, H, T, head_dim]."""
+    """Apply rotary position embedding of the NEOX kind to [B, H, T, head_dim]."""
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class DenseFeedForward(nn.Module):
-    """SwiGLU."""
+    """A SwiGLU feed-forward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class DenseFeedForward(nn.Module):
         self.down = _silent_matrix(config.width, config.ffn)
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
-        """Apply to [N, d]; ``routing`` is not touched."""
+        """Apply to [N, d]. ``routing`` does not change."""
         gate, up = functional.linear(x, self.gate_up.to(x.dtype)).chunk(2, dim=-1)
         return functional.linear(functional.silu(gate) * up, self.down.to(x.dtype))
 
@@ -181,7 +181,7 @@ class LanguageModel(nn.Module):
     def features(
         self, tokens: Tensor, cache: Cache | None = None, dtype: torch.dtype = COMPUTE_TYPE
     ) -> tuple[Tensor, Routing]:
-        """The normalised last hidden state [B, T, d] and what the routers did."""
+        """Return the normalised last hidden state [B, T, d] and the routers' outputs."""
         batch, length = tokens.shape
         start = cache.length if cache is not None else 0
         rotation = (self.cos[start : start + length].to(dtype), self.sin[start : start + length].to(dtype))
@@ -196,10 +196,10 @@ class LanguageModel(nn.Module):
         return self.norm(x).to(dtype), routing
 
     def logits(self, features: Tensor) -> Tensor:
-        """Scores of the next token."""
+        """Return the scores of the next token."""
         return functional.linear(features, self.output.to(features.dtype))
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of trained values."""
+    """Return the number of trained values."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, AdamW for everything else."""
+"""Optimize hidden matrices with Muon, and everything else with AdamW."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADAM_MATRICES = ("embedding", "output", "router")
 
 
 def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrices of a stack [S, m, n], by Newton-Schulz iteration."""
+    """Return the nearest (semi-)orthogonal matrices of a stack [S, m, n], by Newton-Schulz iteration."""
     x = matrices.to(torch.bfloat16)
     tall = x.shape[1] > x.shape[2]
     if tall:
@@ -27,7 +27,7 @@ def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizer:
-    """Both methods behind one step; every learning rate is scaled by the schedule's factor."""
+    """Both methods behind one step. The schedule's factor scales every learning rate."""
 
     def __init__(self, model: nn.Module, rate: float, router_rate: float, decay: float = 0.1) -> None:
         self.rate, self.router_rate, self.decay = rate, router_rate, decay
@@ -44,12 +44,12 @@ class Optimizer:
         return [torch.zeros_like(value, requires_grad=False) for _ in range(copies)]
 
     def share_memory(self) -> None:
-        """Let processes forked from now on work on the same state."""
+        """Let processes that are forked from now on work on the same state."""
         for tensor in [tensor for tensors in self.state.values() for tensor in tensors]:
             tensor.share_memory_()
 
     def share(self, rank: int, workers: int) -> list[str]:
-        """The names of the parameters which one of several workers updates."""
+        """Return the names of the parameters that one of several workers updates."""
         loads, result = [0] * workers, []
         for name in sorted(self.named, key=lambda name: -self.named[name].numel()):
             owner = loads.index(min(loads))
@@ -59,11 +59,11 @@ class Optimizer:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to go on later."""
+        """Return everything that is needed to continue later."""
         return {"state": self.state, "steps": self.steps}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`."""
         self.state, self.steps = saved["state"], saved["steps"]
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class Optimizer:
 
 
 def _parts(name: str, value: Tensor, update: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Stacks of matrices [S, m, n]; the two halves of a gate-up matrix are separate matrices."""
+    """Yield stacks of matrices [S, m, n]. The two halves of a gate-up matrix are separate matrices."""
     stack = value if value.dim() == 3 else value.unsqueeze(0)
     change = update if update.dim() == 3 else update.unsqueeze(0)
     if name.endswith("gate_up"):

@@ -1,4 +1,4 @@
-"""What the routers do: how evenly, and how locally, experts are used."""
+"""Measure the routers: how evenly, and how locally, experts are used."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NEAR = 8
 class LayerRouting:
     """Figures of one layer over some text.
 
-    ``entropy``: of the share each expert has of all activations, in bits (uniform: log2 of the number
-    of experts).  ``token_entropy``: of the router's probabilities for one token, mean.
-    ``lowest_load``: the rarest expert's share as a part of the uniform share.  ``kept``: share of a
-    token's experts which were the previous token's; ``near``: which one of the last 8 tokens had.
-    ``growth``: for a draft length, the distinct experts of gamma + 1 consecutive tokens over those of
-    one token (the paper's a / b).
+    ``entropy`` belongs to the share that each expert has of all activations, in bits (uniform: log2 of the
+    number of experts). ``token_entropy`` belongs to the router's probabilities for one token, mean.
+    ``lowest_load`` is the rarest expert's share as a part of the uniform share. ``kept`` is the share of a
+    token's experts that the previous token used. ``near`` is the share that one of the last 8 tokens used.
+    ``growth`` is, for a draft length, the distinct experts of gamma + 1 consecutive tokens over those of one
+    token (the paper's a / b).
     """
 
     entropy: float
@@ -34,7 +34,7 @@ class LayerRouting:
     growth: dict[int, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -43,7 +43,7 @@ def _entropy(probability: Tensor) -> Tensor:
 
 
 def measure_layer(chosen: Tensor, probability: Tensor) -> LayerRouting:
-    """Figures from ``chosen`` [B, T, k] and ``probability`` [B, T, E]."""
+    """Return figures from ``chosen`` [B, T, k] and ``probability`` [B, T, E]."""
     batch, length, used = chosen.shape
     experts = probability.shape[-1]
     active = torch.zeros(batch, length, experts, dtype=torch.bool).scatter_(2, chosen, True)
@@ -67,7 +67,7 @@ def measure_layer(chosen: Tensor, probability: Tensor) -> LayerRouting:
 
 @torch.no_grad()
 def measure(model: LanguageModel, tokens: Tensor) -> list[LayerRouting]:
-    """Figures of every layer over sequences ``tokens`` [B, T]."""
+    """Return figures of every layer over sequences ``tokens`` [B, T]."""
     _, routing = model.features(tokens)
     shape = (*tokens.shape, -1)
     return [

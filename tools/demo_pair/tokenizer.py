@@ -1,4 +1,4 @@
-"""A byte-level BPE which llama.cpp reads as model ``gpt2`` with the pre-tokenizer ``qwen2``."""
+"""Make a byte-level BPE that llama.cpp reads as model ``gpt2`` with the pre-tokenizer ``qwen2``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 PRE_TOKENIZER = "qwen2"
 
-#: Callers of llama.cpp often give a token's text 32 bytes of room (llama-cpp-python does).
+#: Callers of llama.cpp often provide 32 bytes for a token's text (llama-cpp-python does).
 _LONGEST_TOKEN = 24
 
 #: llama.cpp's LLAMA_VOCAB_PRE_TYPE_QWEN2, word for word.
@@ -47,12 +47,12 @@ def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
 
 
 def load(path: Path) -> Tokenizer:
-    """Read a tokenizer which :func:`train` made."""
+    """Read a tokenizer that :func:`train` made."""
     return Tokenizer.from_file(str(path))
 
 
 def vocabulary(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """The tokens by id, and the merges as llama.cpp wants them (two pieces and a space between)."""
+    """Return the tokens by id, and the merges as llama.cpp needs them (two pieces and a space between)."""
     state = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(state["vocab"], key=state["vocab"].__getitem__)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["merges"]]

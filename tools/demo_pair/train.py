@@ -1,4 +1,4 @@
-"""Training of the target on the corpus; may be stopped at any time and goes on where it was."""
+"""Train the target on the corpus. The training may be stopped at any time, and continues where it was."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _LOAD_MEMORY = 0.97
 
 
 class Balance:
-    """Keeps experts alive: load times mean probability, the load taken over some thirty batches.
+    """A penalty that keeps all experts in use: load times mean probability, the load taken over some thirty
+    batches.
 
-    Over many batches - that is, over many different texts - each expert gets its share, while within
-    one text the router is free to prefer a few.
+    Over many batches, which have many different texts, each expert gets its share. Within one text the router
+    is free to prefer a few experts.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         self.load = torch.full((config.layers, config.experts), 1 / config.experts)
 
     def loss(self, routing: Routing) -> Tensor:
-        """The penalty of one batch, mean over layers."""
+        """Return the penalty of one batch, mean over layers."""
         terms = []
         for layer, (chosen, probability) in enumerate(
             zip(routing.chosen, routing.probabilities, strict=True)
@@ -45,12 +46,12 @@ class Balance:
 
 
 def score_penalty(routing: Routing) -> Tensor:
-    """Keeps the router's scores small."""
+    """Return a penalty that keeps the router's scores small."""
     return torch.stack([scores.logsumexp(-1).square().mean() for scores in routing.logits]).mean()
 
 
 def train_target(work: Path, tokens: int, workers: int) -> None:
-    """Train for ``tokens`` tokens in all; writes ``target.pt`` and ``target.log``."""
+    """Train for ``tokens`` tokens in all. Write ``target.pt`` and ``target.log``."""
     torch.manual_seed(0)
     batches, balance = Batches(Stream.load(work / "train.npz")), Balance(TARGET)
     training = Training(work / "target.pt", lambda: LanguageModel(TARGET), _RATE, _ROUTER_RATE)
@@ -69,7 +70,7 @@ def train_target(work: Path, tokens: int, workers: int) -> None:
 
 
 def main() -> None:
-    """Command line of the target's training."""
+    """Run the command line of the target's training."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
     parser.add_argument("--tokens", type=float, default=DEFAULT_TOKENS)

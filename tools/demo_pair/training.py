@@ -1,8 +1,8 @@
-"""The training loop of both models: several single-threaded workers on shared weights.
+"""Train either model with several single-threaded workers on shared weights.
 
 On a CPU that is faster than one process with several threads, which would wait for one another in every
-product.  Each worker computes the gradient of its own batch; then each updates its own part of the weights
-from the mean of all gradients.  Weights, gradients and optimizer state lie in shared memory.
+product. Each worker computes the gradient of its own batch. Then each worker updates its own part of the
+weights from the mean of all gradients. Weights, gradients and optimizer state lie in shared memory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WARM_UP_STEPS = 50
 _SAVE_EVERY_SECONDS = 120
 _NOTE_EVERY_STEPS = 10
 
-#: The loss of the batch with a given number, and figures for the log.
+#: Returns the loss of the batch with a given number, and figures for the log.
 LossOf = Callable[[int], tuple[Tensor, dict[str, float]]]
 
 
 def schedule(step: int, steps: int, hold: float = 0.2) -> float:
-    """Learning rate factor: linear warm-up, a plateau, then linear down to zero."""
+    """Return the learning rate factor: linear warm-up, a plateau, then linear down to zero."""
     if step < WARM_UP_STEPS:
         return (step + 1) / WARM_UP_STEPS
     start = max(hold * steps, WARM_UP_STEPS)
@@ -43,7 +43,7 @@ def schedule(step: int, steps: int, hold: float = 0.2) -> float:
 
 @dataclass
 class Progress:
-    """Where a training stands."""
+    """The progress of a training."""
 
     step: int = 0
     tokens: int = 0
@@ -51,7 +51,7 @@ class Progress:
 
 
 def load_model(path: Path) -> tuple[LanguageModel, dict[str, Any]]:
-    """The model of a checkpoint and all that was saved beside it."""
+    """Return the model of a checkpoint, and everything that was saved beside it."""
     state: dict[str, Any] = torch.load(path, weights_only=True)
     model = LanguageModel(ModelConfig(**state["config"]))
     model.load_state_dict(state["model"])
@@ -59,7 +59,7 @@ def load_model(path: Path) -> tuple[LanguageModel, dict[str, Any]]:
 
 
 class Training:
-    """A model, its optimizer and its checkpoint at ``path``; the log lies beside it."""
+    """A model, its optimizer and its checkpoint at ``path``. The log lies beside it."""
 
     def __init__(
         self, path: Path, fresh: Callable[[], LanguageModel], rate: float, router_rate: float
@@ -75,7 +75,7 @@ class Training:
             self.optimizer = Optimizer(self.model, rate, router_rate)
 
     def run(self, loss_of: LossOf, tokens: int, workers: int, **more: Any) -> None:
-        """Train until ``tokens`` tokens are done in all; ``more`` is saved in every checkpoint."""
+        """Train until ``tokens`` tokens are done in all. ``more`` is saved in every checkpoint."""
         self._steps = tokens // (TOKENS_PER_BATCH * workers)
         if self.progress.step >= self._steps:
             return
@@ -147,7 +147,7 @@ class Training:
             log.write(line + "\n")
 
     def _save(self, **more: Any) -> None:
-        """Write a checkpoint; the old one stays until the new one is complete."""
+        """Write a checkpoint. The old one stays until the new one is complete."""
         state = {
             "config": self.model.config.to_dict(),
             "model": self.model.state_dict(),

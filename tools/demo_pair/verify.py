@@ -1,6 +1,6 @@
-"""Checks the GGUF files with the real llama.cpp against torch: tokens, likelihood, text.
+"""Check the GGUF files with the real llama.cpp against torch: tokens, likelihood, text.
 
-Needs ``llama-cpp-python``; the library is found through ``LLAMA_CPP_LIB_PATH`` as usual.
+It needs ``llama-cpp-python``. The library is found through ``LLAMA_CPP_LIB_PATH`` as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKENS_COMPARED = 8192
 
 
 def token_differences(llama: Llama, encoder: tokenizer.Tokenizer, texts: list[str]) -> int:
-    """How many of ``texts`` llama.cpp and the training's tokenizer cut or join differently."""
+    """Return the number of ``texts`` that llama.cpp and the training's tokenizer cut or join differently."""
     different = 0
     for text in texts:
         expected = encoder.encode(text).ids
@@ -37,7 +37,7 @@ def _mean_loss(scores: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @torch.no_grad()
 def losses(llama: Llama, checkpoint: Path, tokens: np.ndarray) -> tuple[float, float]:
-    """Mean negative log likelihood in llama.cpp and in torch over the same windows."""
+    """Return the mean negative log likelihood in llama.cpp and in torch over the same windows."""
     model, _ = load_model(checkpoint)
     window, ours, theirs = llama.n_ctx(), [], []
     for first in range(0, len(tokens) - window, window):
@@ -52,7 +52,7 @@ def losses(llama: Llama, checkpoint: Path, tokens: np.ndarray) -> tuple[float, f
 
 
 def main() -> None:
-    """Command line of the check; fails when something differs."""
+    """Run the command line of the check. It fails when something differs."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"))
     parser.add_argument("--models", type=Path, default=Path("python/spac/demo"))
