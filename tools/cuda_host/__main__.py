@@ -1,4 +1,4 @@
-"""Runs a CUDA build of spac on the pretend card and prints what it calls, per MoE layer of a decode step.
+"""Run a CUDA build of spac on the pretend card and print what it calls, per MoE layer of a decode step.
 
 python -m tools.cuda_host --build FOLDER [--out FOLDER]
 """
@@ -44,12 +44,14 @@ JOBS = {
 
 
 def marks(calls: dict[str, int]) -> tuple[int, int]:
-    """Orders streams: the target's tells the host most, or copies most where the host is told nothing."""
+    """Return the key that orders streams. The target's stream signals the host most, or copies most where
+    nothing signals the host."""
     return calls.get("write_value", 0) + calls.get("event_record", 0), calls.get("copy_to_host", 0)
 
 
 def rows(result: Result, steps: int = 8) -> list[str]:
-    """The columns' figures: calls per MoE layer of the last steps, on the stream that runs the layers."""
+    """Return the columns' figures: calls per MoE layer of the last steps, on the stream that runs the
+    layers."""
     last = result.steps[-steps:]
     stream = max(last[-1].streams, key=lambda s: marks(last[-1].streams[s]) if int(s) > 1 else (-1, 0))
     n = len(last) * result.n_layers

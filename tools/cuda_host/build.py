@@ -1,7 +1,7 @@
 """Build the pretend CUDA runtime, and link a CUDA build of spac against it.
 
-A CUDA build's objects are taken as they are (`ninja -t commands` says how they are linked); only the shared
-library and the module are linked anew, with the pretend runtime in the place of cudart, cuBLAS and cuBLASLt.
+A CUDA build's objects are used unchanged (`ninja -t commands` shows how they are linked). Only the shared
+library and the module are linked anew, with the pretend runtime in place of cudart, cuBLAS and cuBLASLt.
 """
 
 import itertools
@@ -15,14 +15,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# The driver's name: programs that look for the driver find the library that is there already.
+# The driver's name: programs that look for the driver find this loaded library.
 NAME = "libcuda.so.1"
-# What the pretend runtime takes the place of, in a link command.
+# The libraries that the pretend runtime replaces in a link command.
 REPLACED = re.compile(r"lib(cudart_static|cublas|cublasLt|culibos|cudart)\.(a|so[.\d]*)$")
 
 
 class BuildError(Exception):
-    """A tool failed, or the CUDA build is not one; the message says which."""
+    """A tool failed, or the folder is no CUDA build. The message says which."""
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -33,7 +33,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def include_folders(build: Path) -> list[str]:
-    """The folders of CUDA's and cuBLAS's headers, as ggml-cuda is compiled with them."""
+    """Return the folders of CUDA's and cuBLAS's headers, as ggml-cuda is compiled with them."""
     try:
         commands = json.loads((build / "compile_commands.json").read_text())
         command = next(entry["command"] for entry in commands if entry["file"].endswith("/ggml-cuda.cu"))
@@ -44,7 +44,7 @@ def include_folders(build: Path) -> list[str]:
 
 
 def build_pretend(build: Path, out: Path) -> Path:
-    """Compile the pretend runtime with the CUDA headers of `build` into `out`; returns the library."""
+    """Compile the pretend runtime with the CUDA headers of `build` into `out`. Return the library."""
     library = out / NAME
     sources = sorted((HERE / "pretend").glob("*.cpp"))
     parts = [*(HERE / "pretend").iterdir(), HERE / "ptx" / "lanes.h"]
@@ -71,7 +71,7 @@ def build_pretend(build: Path, out: Path) -> Path:
 
 
 def link_command(build: Path, target: str, output: Path, library: Path) -> list[str]:
-    """How `build` links `target`, with another output and the pretend runtime."""
+    """Return the command that links `target` in `build`, with another output and the pretend runtime."""
     last = run(["ninja", "-t", "commands", target], build).strip().splitlines()[-1]
     parts = shlex.split(last.removeprefix(": && ").removesuffix(" && :"))
     command = []
@@ -87,7 +87,7 @@ def link_command(build: Path, target: str, output: Path, library: Path) -> list[
 
 
 def make_package(build: Path, out: Path) -> Path:
-    """A folder for PYTHONPATH with spac's Python files and the CUDA build on the pretend runtime."""
+    """Make a folder for PYTHONPATH with spac's Python files and the CUDA build on the pretend runtime."""
     out.mkdir(parents=True, exist_ok=True)
     library = build_pretend(build, out)
     package = out / "python" / "spac"
@@ -95,7 +95,7 @@ def make_package(build: Path, out: Path) -> Path:
     shutil.copytree(ROOT / "python" / "spac", package, ignore=ignore, dirs_exist_ok=True)
     (package / "lib").mkdir(exist_ok=True)
     run(link_command(build, "spac/lib/libllama.so", package / "lib" / "libllama.so", library), build)
-    reference = package / "lib" / "reference" / "libllama.so"  # where the build has SPAC_BUILD_REFERENCE
+    reference = package / "lib" / "reference" / "libllama.so"  # exists if the build has SPAC_BUILD_REFERENCE
     if (build / reference.relative_to(package.parent)).is_file():
         reference.parent.mkdir(exist_ok=True)
         run(link_command(build, "spac/lib/reference/libllama.so", reference, library), build)
@@ -105,6 +105,7 @@ def make_package(build: Path, out: Path) -> Path:
 
 
 def package_of(folder: Path, out: Path) -> Path:
-    """The package in `folder`, where it is an earlier `out`, or one made of that CUDA build in `out`."""
+    """Return the package in `folder`, if it is an earlier `out`, else one made of that CUDA build in
+    `out`."""
     package = folder.resolve() / "python"
     return package if (package / "spac").is_dir() else make_package(folder.resolve(), out.resolve())

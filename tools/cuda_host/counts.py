@@ -1,4 +1,4 @@
-"""The pretend runtime's counts, as differences between moments of one process."""
+"""Read the pretend runtime's counts, as differences between moments of one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIELDS = ("calls", "bytes", "wait_ns")
 
 
 def report() -> dict[str, Any]:
-    """Everything since the library was loaded: calls, kernels, misuse (pretend/counts.h)."""
+    """Return everything since the library was loaded: calls, kernels, misuse (pretend/counts.h)."""
     function = ctypes.CDLL(NAME).pretend_cuda_report  # loaded with spac's library: found by its SONAME
     function.restype = ctypes.c_char_p
     found: dict[str, Any] = json.loads(function())

@@ -1,4 +1,5 @@
-"""Jobs of tools/compare on the executing card: spac's CUDA library, and the unpatched one beside it."""
+"""Run jobs of tools/compare on the executing card, with spac's CUDA library and the unpatched one beside
+it."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from tools.compare import Job, Run, run_worker
 from tools.compare.driver import Result
 from tools.compare.script import Logits
 
-CAPABILITY = 89  # mmvq up to 8 tokens, mmq behind them
+CAPABILITY = 89  # mmvq up to 8 tokens, mmq above
 DEVICE = "CUDA0"
 Steps = dict[str, Logits]
 
 
 class CardError(Exception):
-    """The card noticed a misuse, or computed nothing; the message says what it said."""
+    """The card noticed a misuse, or computed nothing. The message has the card's words."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What `build.make_package` made, where translated kernels are kept, and a place for files."""
+    """A package that `build.make_package` made, the folder of translated kernels, and a folder for files."""
 
     package: Path
     kernels: Path
@@ -32,15 +33,15 @@ class Card:
 
     @property
     def stock(self) -> Path:
-        """The folder of the unpatched library on the same card."""
+        """Return the folder of the unpatched library on the same card."""
         return self.package / "spac" / "lib" / "reference"
 
     def spac(self, job: Job, **settings: int) -> Result:
-        """Runs the job on spac's library. `settings` are the card's: PRETEND_CUDA_…, without the prefix."""
+        """Run the job on spac's library. `settings` are the card's: PRETEND_CUDA_…, without the prefix."""
         return self._run("spac", replace(job, device=DEVICE), settings)
 
     def reference(self, job: Job, **settings: int) -> Result:
-        """The job's cases on the unpatched library, all layers on the card."""
+        """Run the job's cases on the unpatched library, all layers on the card."""
         cases = tuple(replace(case, runs=(Run(),)) for case in job.cases)
         return self._run("reference", replace(job, cases=cases, device=DEVICE), settings)
 
@@ -55,7 +56,7 @@ class Card:
             job,
             self.folder,
             lib_path=self.stock if library == "reference" else None,
-            timeout=1200,  # what is not translated yet takes minutes
+            timeout=1200,  # kernels that are not translated yet take minutes
             environment=environment,
         )
         said = json.loads(report.read_text())
@@ -65,14 +66,16 @@ class Card:
 
 
 def kernels_folder(build: Path) -> Path:
-    """Where translated kernels are kept: PRETEND_CUDA_EXECUTE, or a folder in the build's."""
+    """Return the folder of translated kernels: PRETEND_CUDA_EXECUTE, or a folder in the build's."""
     return Path(os.environ.get("PRETEND_CUDA_EXECUTE") or build / "kernels").resolve()
 
 
 def strays(steps: Steps, others: Steps) -> float:
-    """The share of rows that are more than a tenth of their size away from the other's, or not finite. Where
-    weights are quantized, two ways to round differ by some percent, and by more where they meet a router's
-    near-tie, in some rows of a hundred."""
+    """Return the share of rows that are more than a tenth of their size away from the other's, or not finite.
+
+    Where weights are quantized, two ways to round differ by some percent. They differ by more where they meet
+    a router's near-tie, in some rows of a hundred.
+    """
     a, b = (np.concatenate(list(each.values())) for each in (steps, others))
     return float(np.mean(~(np.linalg.norm(a - b, axis=1) <= 0.1 * np.linalg.norm(b, axis=1))))
 
@@ -82,5 +85,5 @@ def finite(steps: Steps) -> bool:
 
 
 def of_batches(steps: Steps, least: int, most: int) -> Steps:
-    """The steps of the script "batches" with `least` to `most` tokens."""
+    """Return the steps of the script "batches" with `least` to `most` tokens."""
     return {name: logits for name, logits in steps.items() if least <= int(name.split()[0]) <= most}

@@ -1,4 +1,4 @@
-"""Generations on the pretend card, each in a process of its own, and what they called."""
+"""Run generations on the pretend card, each in a process of its own, and report their calls."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ VOCABULARY = {"demo": 4096, "tiny": 272}
 
 
 class JobError(Exception):
-    """A worker ended without a result; the message is its last lines."""
+    """A worker ended without a result. The message is its last lines."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to generate with. The options are EngineConfig's."""
+    """Settings of a generation. The options are EngineConfig's."""
 
     target: str = ""  # default: the demo pair
     vocabulary: int = VOCABULARY["demo"]
     draft_length: int = 0
-    changing_length: bool = False  # another one, from 1 to draft_length, at every step
-    sentences: int = 1  # of the prompt, 14 tokens or so each
+    changing_length: bool = False  # another length, from 1 to draft_length, at every step
+    sentences: int = 1  # sentences of the prompt, about 14 tokens each
     tokens: int = 40
     masked: bool = True  # the device reads ids masks, as after bench/gpu_suite
     ahead: bool = True  # launches ahead of the host, where the device can
@@ -40,13 +40,13 @@ class Job:
         switches = {"SPAC_DEVICE_MASKS": int(self.masked), "SPAC_LAUNCH_AHEAD": int(self.ahead)}
         card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
         card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)
-        card.setdefault("PRETEND_CUDA_EXECUTE", "")  # whatever test_executed.py is given
+        card.setdefault("PRETEND_CUDA_EXECUTE", "")  # overrides the environment of test_executed.py
         return {name: str(value) for name, value in (switches | card).items()}
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step called, and by how much Experts.stats grew."""
+    """The calls of one step, and the growth of Experts.stats."""
 
     calls: dict[str, int]  # by kind
     bytes: dict[str, int]
@@ -69,7 +69,7 @@ class Result:
 
 
 def run(job: Job, package: Path, timeout_s: float = 120) -> Result:
-    """Run `job` with the package that `build.make_package` made. Raises JobError."""
+    """Run `job` with the package that `build.make_package` made. Raise JobError on failure."""
     environment = os.environ | job.environment() | {"PYTHONPATH": os.pathsep.join((str(package), str(ROOT)))}
     command = [sys.executable, "-m", "tools.cuda_host.worker", json.dumps(asdict(job))]
     done = subprocess.run(

@@ -1,5 +1,6 @@
-"""What a model's steps launch on the pretend card, in the library that llama_cpp loads: spac's with all
-experts resident, or the unpatched one with all layers on the card.
+"""Print the kernels that a model's steps launch on the pretend card, in the library that llama_cpp loads.
+
+That is spac's library with all experts resident, or the unpatched one with all layers on the card.
 
 python -m tools.cuda_host.kernels MODEL LENGTH…: kernels by name for each length of a batch, as JSON
 """
@@ -22,7 +23,7 @@ STOCK = "LLAMA_CPP_LIB_PATH"
 
 
 def fill(experts: Any) -> None:
-    """All experts into slots."""
+    """Load all experts into slots."""
     experts.attach_slots(sum(layer.n_expert for layer in experts.layers))
     shape = experts.n_layer, experts.n_expert
     experts.submit(np.ones(shape, np.int32), np.ones(shape[0], np.int32))

@@ -1,4 +1,4 @@
-"""Runs a job of jobs.py: generates on the pretend card and prints as JSON what every step called."""
+"""Run a job of jobs.py: generate on the pretend card and print as JSON what every step called."""
 
 from __future__ import annotations
 

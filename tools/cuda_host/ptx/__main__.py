@@ -1,7 +1,8 @@
-"""Makes a kernel of a PTX module callable: python -m tools.cuda_host.ptx MODULE.ptx KERNEL OUT.so
+"""Make a kernel of a PTX module callable: python -m tools.cuda_host.ptx MODULE.ptx KERNEL OUT.so
 
-The library has ptx_kernel() and ptx_run(launch) (lanes.h). Exit code 1: it cannot be translated at all.
-Single instructions that are not known are named on stderr; the kernel complains where it gets to one.
+The library has ptx_kernel() and ptx_run(launch) (lanes.h). Exit code 1 means that the kernel cannot be
+translated at all. Unknown single instructions are named on stderr, and the kernel complains where it reaches
+one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .module import PtxError
 from .translate import translate
 
 HERE = Path(__file__).resolve().parent
-# No contraction: PTX says which operations are fused. -O1: kernels are long, and run a few thousand times.
+# Contraction is off, because PTX says which operations are fused. -O1 is enough: kernels are long, and run a
+# few thousand times.
 FLAGS = [
     "-std=c++17",
     "-O1",
@@ -30,7 +32,8 @@ FLAGS = [
 
 
 def build(module: Path, kernel: str, out: Path) -> list[str]:
-    """Translates and compiles; returns what is not translated. Raises PtxError and CalledProcessError."""
+    """Translate and compile. Return the instructions that are not translated. Raise PtxError and
+    CalledProcessError."""
     source, unknown = translate(module.read_text(), kernel)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         text, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"

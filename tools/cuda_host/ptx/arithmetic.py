@@ -1,4 +1,4 @@
-"""Instructions that compute: sums, products, functions, bits."""
+"""Translate instructions that compute: sums, products, functions, bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from .operands import HALVES, TYPES, WIDE, Place
 
 
 def binary(name: str, *, rounds: bool = True) -> Translator:
-    """Of two operands: a function of numbers.h, which takes a way of rounding where it `rounds`."""
+    """Translate an instruction of two operands to a function of numbers.h. With `rounds`, the function takes
+    a rounding mode."""
 
     def make(at: Place, parts: list[str], operands: list[str]) -> str:
         kind = kind_of(parts)
@@ -90,7 +91,7 @@ def unary(function: str, known: set[str] | None = None) -> Translator:
 
 
 def real(function: str) -> Translator:
-    """Of a float, by C's function of a float or a double."""
+    """Translate an instruction of one float to C's function of a float or a double."""
     argument = "(static_cast<std::conditional_t<sizeof({type}) == 8, f64, f32>>({x}))"
     return unary("static_cast<{type}>(" + function + argument + ")")
 
@@ -124,7 +125,7 @@ def invert(at: Place, parts: list[str], operands: list[str]) -> str:
 
 
 def of_bits(form: str, second: str = "") -> Translator:
-    """Of two words; the second is of another type where one is named."""
+    """Translate an instruction of two words. The second is of another type where one is named."""
 
     def make(at: Place, parts: list[str], operands: list[str]) -> str:
         kind = kind_of(parts)
@@ -154,7 +155,7 @@ def funnel(at: Place, parts: list[str], operands: list[str]) -> str:
 
 
 def words(function: str, n: int, known: set[str] | None = None) -> Translator:
-    """Of n words of the operation's type."""
+    """Translate an instruction of n words of the operation's type."""
 
     def make(at: Place, parts: list[str], operands: list[str]) -> str:
         kind = kind_of(parts)

@@ -1,4 +1,4 @@
-"""Instructions that compare, choose, move and convert."""
+"""Translate instructions that compare, choose, move and convert."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The table of PTX instructions that can be translated, and what all of them share.
+"""Provide the table of PTX instructions that can be translated, and the functions that all of them share.
 
-A translation takes the place where the instruction stands, the operation's parts behind the first dot, and
-the operands. The instructions are in arithmetic.py, choosing.py, memory.py and threads.py.
+A translator gets the place where the instruction stands, the operation's parts behind the first dot, and the
+operands. The instructions are in arithmetic.py, choosing.py, memory.py and threads.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def instruction(*names: str) -> Callable[[Translator], Translator]:
 
 
 def kind_of(parts: list[str]) -> str:
-    """The last part that is a type."""
+    """Return the last part that is a type."""
     for part in reversed(parts):
         if part in TYPES:
             return part
@@ -37,7 +37,7 @@ def round_of(parts: list[str]) -> str:
 
 
 def check(parts: list[str], known: set[str]) -> None:
-    """Raises PtxError where a part is not understood: it would change the result."""
+    """Raise PtxError for an unknown part, which would change the result."""
     left = [p for p in parts if p not in known and p not in IGNORED and p not in TYPES and p not in ROUNDS]
     if left:
         raise PtxError(f"unknown: .{left[0]}")

@@ -1,4 +1,4 @@
-"""Runs a kernel of PTX text from Python, on numpy arrays."""
+"""Run a kernel of PTX text from Python, on numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPLAIN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
 class _Launch(ctypes.Structure):
-    """ptx::Launch of lanes.h."""
+    """The structure ptx::Launch of lanes.h."""
 
     _fields_ = [
         ("grid", _Index),
@@ -61,7 +61,8 @@ class Kernel:
         block: tuple[int, ...] = (32,),
         shared: int = 0,
     ) -> list[str]:
-        """Runs it; arrays are passed by address and written in place. Returns what it complained of."""
+        """Run the kernel. Arrays are passed by address and written in place. Return the kernel's
+        complaints."""
         kernel = self._kernel
         sizes = [kernel.param_sizes[i] for i in range(kernel.n_params)]
         offsets = [kernel.param_offsets[i] for i in range(kernel.n_params)]

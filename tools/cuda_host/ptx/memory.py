@@ -1,4 +1,4 @@
-"""Instructions that read and write memory."""
+"""Translate instructions that read and write memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def space_of(parts: list[str]) -> str:
 
 
 def memory_parts(parts: list[str]) -> tuple[str, str, int]:
-    """Space, type, elements."""
+    """Return space, type and number of elements."""
     n = next((int(part[1]) for part in parts if part in ("v2", "v4", "v8")), 1)
     left = {
         p
@@ -88,7 +88,7 @@ def cp(at: Place, parts: list[str], operands: list[str]) -> str:
         return ""  # it has been copied already
     to, source, size, *n = operands
     code = f"char * to = {at.address(to, 'shared')}; const char * from = {at.address(source, 'global')}; "
-    if n:  # so many bytes, and zeros behind them
+    if n:  # n bytes, and zeros behind them
         code += f"const uint32_t n = std::min({at.read(n[0], 'u32')}, {size}u); std::memset(to, 0, {size}); "
         return code + "std::memcpy(to, from, n);"
     return code + f"std::memcpy(to, from, {size});"

@@ -1,4 +1,4 @@
-"""PTX modules as text: their functions, variables and statements."""
+"""Read PTX modules as text: their functions, variables and statements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 class PtxError(Exception):
-    """What cannot be read or translated; the message says what."""
+    """PTX text that cannot be read or translated. The message names it."""
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Variable:
 
     name: str
     type: str  # without its dot
-    count: int = 1  # elements; 0: as many as the launch says
+    count: int = 1  # elements; 0: the launch gives the number
     align: int = 0
     initial: list[str] = field(default_factory=list)
 
@@ -35,11 +35,11 @@ class Function:
     is_entry: bool
     parameters: list[Variable]
     results: list[Variable]
-    body: str  # without the outer braces; empty: only declared
+    body: str  # without the outer braces; empty if only declared
 
 
 def width(kind: str) -> int:
-    """Bytes of a type: `b32`, `f16x2`, `pred`."""
+    """Return the bytes of a type: `b32`, `f16x2`, `pred`."""
     if kind == "pred":
         return 1
     found = re.fullmatch(r"[a-z]+(\d+)(?:x(\d+))?", kind)
@@ -49,7 +49,7 @@ def width(kind: str) -> int:
 
 
 def split(text: str, separator: str = ",") -> list[str]:
-    """The parts of a list, at separators outside of brackets."""
+    """Return the parts of a list, split at separators outside of brackets."""
     parts, depth, last = [], 0, 0
     for i, c in enumerate(text):
         if c in "([{<":
@@ -64,7 +64,7 @@ def split(text: str, separator: str = ",") -> list[str]:
 
 
 def declaration(text: str) -> Variable:
-    """A declaration without its space: `.align 4 .b8 name[16] = {…}`, `.u64 .ptr .global name`."""
+    """Parse a declaration without its space: `.align 4 .b8 name[16] = {…}`, `.u64 .ptr .global name`."""
     text, _, initial = text.partition("=")
     align = re.search(r"\.align\s+(\d+)", text)
     pointer = text.find(".ptr")
@@ -85,7 +85,7 @@ def without_comments(text: str) -> str:
 
 
 def matching(text: str, at: int, pair: str = "{}") -> int:
-    """The place of the bracket that closes the one at `at`."""
+    """Return the position of the bracket that closes the one at `at`."""
     depth = 0
     for found in re.compile(f"[{re.escape(pair)}]").finditer(text, at):
         depth += 1 if found[0] == pair[0] else -1
@@ -95,7 +95,7 @@ def matching(text: str, at: int, pair: str = "{}") -> int:
 
 
 class Module:
-    """A module, read as far as it is asked for: they are long, and one kernel of it is wanted."""
+    """A module that is read as far as needed: modules are long, and one kernel is needed."""
 
     def __init__(self, text: str) -> None:
         self.text = without_comments(text)
@@ -128,7 +128,7 @@ class Module:
         return Function(name, ".entry" in head[1], parameters, returned, body)
 
     def variables(self) -> dict[str, tuple[str, Variable]]:
-        """Variables outside of functions: name -> (space, variable)."""
+        """Return the variables outside of functions: name -> (space, variable)."""
         if self._variables is None:
             found = re.finditer(
                 r"^(?:\.(?:visible|weak|extern)\s+)*\.(global|const|shared)\s+([^;]*);", self.text, re.M
@@ -140,7 +140,7 @@ class Module:
 
 @dataclass
 class Statement:
-    """`kind`: label, open, close, directive or instruction."""
+    """A statement. `kind` is label, open, close, directive or instruction."""
 
     kind: str
     text: str

@@ -1,4 +1,5 @@
-"""PTX's operands in C++: registers, numbers, special registers, addresses; and the names of its types."""
+"""Translate PTX's operands to C++: registers, numbers, special registers and addresses. Name its types in
+C++."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ SPECIAL = {
 }
 ROUNDS = {"rz": "Round::rz", "rm": "Round::rm", "rp": "Round::rp"}
 WHOLES = {"rni": "Whole::near", "rzi": "Whole::zero", "rmi": "Whole::down", "rpi": "Whole::up"}
-# What changes nothing here.
+# Parts that change nothing here.
 IGNORED = {
     "ftz", "rn", "approx", "full", "uni", "sync", "aligned", "cta", "gpu", "sys", "volatile", "weak",
     "relaxed", "acquire", "release", "acq_rel", "nc", "noftz", "mmio", "ca", "cg", "cs", "cv", "wb", "wt",
@@ -45,17 +46,17 @@ IGNORED = {
 
 
 class Place:
-    """Where an instruction stands: what its operands are."""
+    """The place of an instruction, which gives its operands their meaning."""
 
     def lookup(self, name: str) -> str | None:
-        """The C++ name of a register; of another variable, its key."""
+        """Return the C++ name of a register, or the key of another variable."""
         raise NotImplementedError
 
     def word_type(self, name: str) -> str:
         raise NotImplementedError
 
     def symbol(self, name: str) -> tuple[str, str] | None:
-        """A variable's space and address."""
+        """Return a variable's space and address."""
         raise NotImplementedError
 
     def label(self, name: str) -> str:
@@ -67,7 +68,7 @@ class Place:
     targets: dict[str, list[str]]
 
     def read(self, operand: str, kind: str) -> str:
-        """An operand's value, of PTX's type `kind`."""
+        """Return an operand's value, of PTX's type `kind`."""
         negated = operand.startswith("!")
         name = operand.lstrip("!").strip()
         to = TYPES[kind]
@@ -121,7 +122,7 @@ class Place:
         return f"{name} = {value};" if kind == "bool" else f"{name} = word<{kind}>({value});"
 
     def address(self, operand: str, space: str) -> str:
-        """`[base + offset]` as a pointer to bytes."""
+        """Return `[base + offset]` as a pointer to bytes."""
         text = operand.strip()[1:-1].strip()
         found = re.fullmatch(r"([$%\w]+)\s*(?:\+\s*(-?\w+))?", text)
         if found is None:

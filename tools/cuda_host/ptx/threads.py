@@ -1,4 +1,4 @@
-"""Branches, calls, and what threads do together: barriers, shuffles, votes, matrices."""
+"""Translate branches, calls, and operations of several threads: barriers, shuffles, votes, matrices."""
 
 from __future__ import annotations
 

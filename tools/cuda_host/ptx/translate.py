@@ -1,7 +1,7 @@
-"""Translates a kernel of a PTX module to C++ for the CPU, with lanes.h, numbers.h and matrices.h.
+"""Translate a kernel of a PTX module to C++ for the CPU, with lanes.h, numbers.h and matrices.h.
 
-Registers become unsigned variables, labels labels. What is not known is translated to a complaint that stops
-the kernel where it gets there.
+Registers become unsigned variables, and labels stay labels. An unknown instruction becomes a complaint that
+stops the kernel where it gets there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def identifier(name: str) -> str:
 
 
 class Translation:
-    """A kernel and what it calls, as C++."""
+    """A kernel and the functions that it calls, as C++."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.globals: dict[str, str] = {}  # name -> definition
         self.shared: dict[str, int] = {}  # name -> offset
         self.shared_size = 0
-        self.functions: dict[str, str] = {}  # name -> definition, in order of being finished
+        self.functions: dict[str, str] = {}  # name -> definition, in the order in which they were finished
         self.unknown: list[str] = []
 
     def place_shared(self, variable: Variable, key: str) -> None:
@@ -43,7 +43,7 @@ class Translation:
             self.shared_size = offset + variable.size
 
     def symbol(self, name: str) -> tuple[str, str] | None:
-        """A module's variable: its space, and its address as C++ (shared: its offset)."""
+        """Return the space of a module's variable, and its address as C++ (shared: its offset)."""
         found = self.module.variables().get(name)
         if found is None:
             return None
@@ -79,7 +79,7 @@ class Translation:
         return f"{value}ll" if value < 1 << 63 else f"{value}ull"
 
     def function(self, name: str) -> str:
-        """Translates a function; returns its C++ name."""
+        """Translate a function. Return its C++ name."""
         called = f"F_{identifier(name)}"
         if name in self.functions:
             return called
@@ -139,7 +139,7 @@ def head(function: Function | None) -> str:
 
 
 class Body(Place):
-    """One function's body."""
+    """The body of one function."""
 
     def __init__(self, translation: Translation, function: Function) -> None:
         self.translation = translation
@@ -147,7 +147,7 @@ class Body(Place):
         self.scopes: list[dict[str, str]] = [{}]  # declared name -> C++ name
         self.declared: dict[str, str] = {}  # C++ name -> type of word
         self.families: list[tuple[str, str]] = []  # registers declared by number: prefix, type
-        self.spaces: dict[str, tuple[str, str]] = {}  # C++ name of a variable -> space, address
+        self.spaces: dict[str, tuple[str, str]] = {}  # C++ name of a variable -> (space, address)
         self.depots: list[str] = []
         self.targets: dict[str, list[str]] = {}
         self.n_scopes = 0
@@ -191,7 +191,7 @@ class Body(Place):
 
     def text(self) -> str:
         every = statements(self.function.body)
-        for statement in every:  # lists of targets stand behind the branch at times
+        for statement in every:  # lists of targets may stand behind the branch
             if statement.kind == "label":
                 label = statement.text
             elif statement.kind == "directive" and statement.text.startswith(".branchtargets"):
@@ -302,6 +302,6 @@ class Body(Place):
 
 
 def translate(text: str, entry: str) -> tuple[str, list[str]]:
-    """C++ for the kernel `entry`, and what is not translated. Raises PtxError."""
+    """Return C++ for the kernel `entry`, and the instructions that are not translated. Raise PtxError."""
     translation = Translation(Module(text))
     return translation.source(entry), translation.unknown
