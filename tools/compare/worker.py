@@ -116,7 +116,7 @@ def _observe(
     core.set_hand_over_in_place(run.in_place)
     experts.set_stream_tokens(run.stream_tokens)
     experts.set_lookahead(run.lookahead)
-    experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # others are no demand
+    experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # larger ones are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)
     finally:
