@@ -54,7 +54,7 @@ constexpr std::array<const char *, n_kinds> names = {
     "event_create",
 };
 
-// Written by one thread, read by any.
+// One thread writes it, and any thread reads it.
 struct Cell {
     std::atomic<uint64_t> calls{0}, bytes{0}, wait_ns{0};
 };
@@ -70,7 +70,7 @@ struct Table {
 
 struct All {
     std::mutex                           mutex;
-    std::vector<Table *>                 tables; // for good
+    std::vector<Table *>                 tables; // never freed
     std::map<std::string, KernelCount *> kernels;
     std::map<std::string, uint64_t>      misuse;
     std::FILE *                          trace = nullptr;

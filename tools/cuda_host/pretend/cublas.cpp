@@ -1,4 +1,4 @@
-// cuBLAS: products, on the stream that the handle was given. They compute where kernels do (settings().execute).
+// cuBLAS's products, on the handle's stream. They compute if kernels do (settings().execute).
 #include "../ptx/numbers.h"
 #include "counts.h"
 #include "memory.h"
@@ -68,11 +68,11 @@ void set_element(char * matrix, cudaDataType type, size_t i, double value) {
 
 struct Matrix {
     cudaDataType type;
-    size_t       ld; // from column to column
+    size_t       ld; // distance of columns
     bool         transposed = false;
 };
 
-// C = alpha A B + beta C, m x n, k products each; columns one behind the other.
+// C = alpha A B + beta C, m x n, k products each. Matrices are stored by columns.
 struct Product {
     int    m, n, k;
     Matrix a, b, c;
@@ -110,7 +110,7 @@ Product product(cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
 
 Matrix matrix(cudaDataType type, int ld) { return {type, static_cast<size_t>(ld)}; }
 
-// Products of matrices whose addresses lie on the device.
+// Multiplies matrices whose addresses lie in device memory.
 std::function<void()> batched(const Product & one, const void * const * a, const void * const * b, void * const * c,
                               int n) {
     return [=] {

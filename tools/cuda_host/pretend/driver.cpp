@@ -1,5 +1,5 @@
-// The driver: stream memory operations, and what tells of them. Programs ask the runtime for these functions by name,
-// or find them in libcuda.so.1, which this library is called.
+// The driver: stream memory operations, and queries about them. Programs ask the runtime for these functions by name,
+// or find them in libcuda.so.1, which is this library's name.
 #include "runtime.h"
 #include "settings.h"
 #include "stream.h"
@@ -180,7 +180,7 @@ PRETEND_API CUresult(cuStreamWaitValue32_v2)(CUstream stream, CUdeviceptr at, cu
     return wait_value(stream, at, value, flags);
 }
 
-// Every thread has the one context.
+// All threads have the same context.
 PRETEND_API CUresult cuCtxGetCurrent(CUcontext * context) {
     static char one;
     *context = reinterpret_cast<CUcontext>(&one);

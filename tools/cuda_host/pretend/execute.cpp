@@ -29,7 +29,7 @@ struct Compiled {
     int (*run)(const ptx::Launch * launch) = nullptr;
 };
 
-// The parts of a fat binary that are read here (bench/gpu_suite/fatbin.py knows the same).
+// The parts of a fat binary that are read here (bench/gpu_suite/fatbin.py reads the same).
 struct Wrapper {
     uint32_t     magic, version;
     const char * data;
@@ -46,7 +46,8 @@ struct Part {
 };
 constexpr uint16_t ptx_kind = 1;
 
-// The PTX of a fat binary; empty: it has none that can be read (compressed: -DGGML_CUDA_COMPRESSION_MODE=none).
+// Returns the PTX of a fat binary, empty without readable PTX (it must be uncompressed:
+// -DGGML_CUDA_COMPRESSION_MODE=none).
 std::string_view ptx_of(const void * fatbin) {
     Wrapper wrapper;
     Header  header;
@@ -84,7 +85,7 @@ fs::file_time_type newest_source() {
     return newest;
 }
 
-// python -m tools.cuda_host.ptx, in the repository's root, without this library and without what loaded it.
+// Runs python -m tools.cuda_host.ptx in the repository's root, without this library and without what loaded it.
 bool build(const fs::path & module, const std::string & kernel, const fs::path & out) {
     const std::string command = std::string("cd '") + PRETEND_ROOT + "' && exec python3 -m tools.cuda_host.ptx '" +
                                 module.string() + "' '" + kernel + "' '" + out.string() + "' >&2";

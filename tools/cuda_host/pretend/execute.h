@@ -1,5 +1,5 @@
-// Kernels that compute: their PTX, taken from the fat binary that a program registered, is translated to C++, compiled,
-// and run on the CPU (../ptx).
+// Kernels that compute. Their PTX comes from the fat binary that a program registered. It is translated to C++,
+// compiled, and run on the CPU (../ptx).
 #pragma once
 
 #include <functional>
@@ -9,8 +9,9 @@
 
 namespace pretend {
 
-// What a launch does. Translates the kernel when it is first met, which takes a second or more; what was made is kept
-// in settings().execute. `fatbin`: what the program gave __cudaRegisterFatBinary. Null, and a misuse, where that fails.
+// Returns the function that a launch runs. A kernel is translated at its first launch, which takes a second or more,
+// and kept in settings().execute. `fatbin` is what the program gave to __cudaRegisterFatBinary. A failure returns null
+// and notes a misuse.
 std::function<void()> execution(const void * fatbin, const std::string & mangled, void ** arguments, dim3 grid,
                                 dim3 block, size_t shared);
 

@@ -22,7 +22,7 @@ std::string demangle(const char * mangled) {
     return status == 0 ? text.get() : mangled;
 }
 
-// The parts of a parameter list, at its commas outside of brackets.
+// Returns the parts of a parameter list, split at its commas outside of brackets.
 std::vector<std::string> parts(const std::string & list) {
     std::vector<std::string> found(1);
     int                      depth = 0;
@@ -37,7 +37,7 @@ std::vector<std::string> parts(const std::string & list) {
     return found;
 }
 
-// Where the parameter list of a function's name begins.
+// Returns the position where the parameter list of a function's name begins.
 size_t list_begin(const std::string & text) {
     int depth = 0;
     for (size_t i = text.size(); i-- > 0;) {
@@ -51,20 +51,20 @@ size_t list_begin(const std::string & text) {
 
 template <typename T> T argument(void ** arguments, int i) { return *static_cast<T *>(arguments[i]); }
 
-// The number in front of the first comma of a name's template arguments.
+// Returns the number in front of the first comma of a name's template arguments.
 int first_template_argument(const std::string & name) {
     const size_t at = name.find('<');
     return at == std::string::npos ? 0 : std::atoi(name.c_str() + at + 1);
 }
 
-// The first `n` of a shuffle of 0 … n_expert - 1, drawn with a liking for some of them.
+// Chooses the first `n` of a shuffle of 0 … n_expert - 1. The draw prefers some of them.
 void choose(int32_t * ids, int n, int n_expert, uint64_t place, uint64_t draw) {
     std::vector<int32_t> all(static_cast<size_t>(n_expert));
     std::iota(all.begin(), all.end(), 0);
     for (int i = 0; i < n; ++i) {
         const uint64_t drawn = mix(draw * 1024 + static_cast<uint64_t>(i));
         const int      left  = n_expert - i;
-        const bool     liked = (drawn & 1) != 0; // of a quarter that belongs to the place
+        const bool     liked = (drawn & 1) != 0; // from a quarter that belongs to the place
         const auto     from =
             liked ? (place % static_cast<uint64_t>(n_expert) + (drawn >> 8) % (n_expert / 4 + 1)) : (drawn >> 8);
         std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(i) + from % static_cast<uint64_t>(left)]);
@@ -88,7 +88,7 @@ Target target_of(const void * p, size_t bytes) {
 
 Target target_of(uintptr_t p, size_t bytes) { return target_of(reinterpret_cast<const void *>(p), bytes); }
 
-// topk_moe_cuda<n_expert, …>(logits, weights, ids, bias, n_rows, n_used, …): ids of rows n_expert long.
+// topk_moe_cuda<n_expert, …>(logits, weights, ids, bias, n_rows, n_used, …): the rows of ids are n_expert long.
 std::function<void()> top_k(const Kernel & kernel, void ** arguments) {
     const int  n_expert = first_template_argument(kernel.name);
     const auto n_rows = argument<int>(arguments, 4), n_used = argument<int>(arguments, 5);
@@ -110,7 +110,7 @@ std::function<void()> top_k(const Kernel & kernel, void ** arguments) {
     };
 }
 
-// k_argsort_f32_i32<order>(x, dst, ncols, …): a permutation a block.
+// k_argsort_f32_i32<order>(x, dst, ncols, …) writes one permutation per block.
 std::function<void()> argsort(void ** arguments, dim3 grid) {
     const auto n_cols = argument<int>(arguments, 2);
     const auto n_rows = static_cast<int>(std::max(grid.x, std::max(grid.y, grid.z)));
@@ -127,15 +127,15 @@ std::function<void()> argsort(void ** arguments, dim3 grid) {
     };
 }
 
-// k_get_rows_float<int, int>(table, ids, to, width, ne11, ne12, s1, s2, s3, nb01, nb02, nb03, s10, s11, s12): lookups
-// of numbers by ids, by which a router's choice reaches the host's memory.
+// k_get_rows_float<int, int>(table, ids, to, width, ne11, ne12, s1, s2, s3, nb01, nb02, nb03, s10, s11, s12) looks
+// numbers up by ids. A router's choice reaches the host's memory by it.
 std::function<void()> look_up(void ** arguments, dim3 grid) {
     const auto table = reinterpret_cast<uintptr_t>(argument<void *>(arguments, 0));
     const auto ids   = reinterpret_cast<uintptr_t>(argument<void *>(arguments, 1));
     const auto to    = reinterpret_cast<uintptr_t>(argument<void *>(arguments, 2));
     const auto width = static_cast<size_t>(argument<int64_t>(arguments, 3)), n1 = argument<size_t>(arguments, 4);
     const auto n2                = static_cast<size_t>(argument<uint3>(arguments, 5).z);
-    std::array<size_t, 9> stride = {}; // of `to`, in elements; of the table, in bytes; of ids, in elements
+    std::array<size_t, 9> stride = {}; // elements for `to` and ids, bytes for the table
     for (int i = 0; i < 9; ++i) {
         stride[static_cast<size_t>(i)] = argument<size_t>(arguments, 6 + i);
     }

@@ -1,4 +1,4 @@
-// Kernels: their names, what they take, and the few that do something.
+// Kernels: their names, their parameters, and the effects of the few that do something.
 #pragma once
 
 #include "counts.h"
@@ -13,17 +13,17 @@
 namespace pretend {
 
 struct Kernel {
-    std::string      mangled, name; // the name without its parameters
-    std::vector<int> pointers;      // which parameters are pointers
+    std::string      mangled, name; // `name` is the name without its parameters
+    std::vector<int> pointers;      // indices of the parameters that are pointers
     size_t           shared_limit = size_t{48} << 10;
     KernelCount *    counter      = nullptr;
 };
 
-// Makes what the name tells.
+// Makes a kernel from its name.
 Kernel describe(const char * mangled);
 
-// What the kernel does to memory, with the arguments of a launch; null: nothing. The router's write ids that are
-// distinct for a token and differ between tokens and launches.
+// Returns what the kernel does to memory, with the arguments of a launch; null if it does nothing. The router's kernels
+// write ids that are distinct for a token and differ between tokens and launches.
 std::function<void()> work_of(const Kernel & kernel, void ** arguments, dim3 grid);
 
 } // namespace pretend

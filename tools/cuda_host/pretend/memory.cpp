@@ -17,9 +17,9 @@ namespace {
 
 struct Books {
     std::shared_mutex          mutex;
-    std::map<char *, RangePtr> ranges; // by base; they do not overlap
+    std::map<char *, RangePtr> ranges; // by base; ranges do not overlap
     size_t                     device = 0, pinned = 0;
-    size_t                     mapped = 0; // of the window: addresses do not come again
+    size_t                     mapped = 0; // bytes of the window: addresses are never reused
 };
 
 Books & books() {
@@ -107,7 +107,7 @@ bool runs_into_range(const void * p, size_t bytes) {
 void * device_alloc(size_t bytes) {
     Books &               b = books();
     const std::lock_guard lock(b.mutex);
-    constexpr size_t      grain = size_t{512}; // a card rounds more than that where it must
+    constexpr size_t      grain = size_t{512}; // a card rounds up more where it must
     const size_t          size  = (bytes + grain - 1) / grain * grain;
     char *                base = nullptr, *backing = nullptr;
     if (size == 0 || size > settings().memory - b.device || !map_device(b, size, base, backing)) {

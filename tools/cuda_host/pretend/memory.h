@@ -1,8 +1,7 @@
-// Device memory, pinned and registered host memory: what is where, and what was there.
+// Device memory, and pinned and registered host memory: where it is now, and where it was.
 //
-// Device memory has two addresses, a fixed distance apart: the one that the program knows, where nobody may read or
-// write, and the one where the pretend card works on it. So a program that looks into device memory ends as it would
-// with a card.
+// Device memory has two addresses, a fixed distance apart. The program knows one, where nobody may read or write. The
+// pretend card works at the other one. So a program that reads device memory ends as it does with a card.
 #pragma once
 
 #include <atomic>
@@ -17,9 +16,9 @@ struct Range {
     Where             where;
     char *            base;
     size_t            size;
-    char *            backing; // where the bytes can be touched
+    char *            backing; // the address where the bytes can be touched
     bool              read_only = false;
-    std::atomic<int>  in_use{0}; // operations under way that touch it
+    std::atomic<int>  in_use{0}; // operations under way that touch the range
     std::atomic<bool> gone{false};
 
     bool   holds(const void * p, size_t n) const;
@@ -27,12 +26,12 @@ struct Range {
 };
 using RangePtr = std::shared_ptr<Range>;
 
-// The range that an address lies in; null: memory that the driver knows nothing of.
+// Returns the range that an address lies in; null if the driver does not know the memory.
 RangePtr find(const void * p);
-// Whether a range begins behind an address, and before the end of so many bytes.
+// Returns true if a range begins behind an address, within `bytes`.
 bool runs_into_range(const void * p, size_t bytes);
 
-// Where all device memory's addresses lie, and how far from there the bytes are.
+// The addresses of all device memory, and the distance from there to the bytes.
 struct Window {
     char *    base   = nullptr;
     size_t    size   = 0;
@@ -40,16 +39,16 @@ struct Window {
 };
 const Window & device_window();
 
-// Device memory, zeroed, or full of NaNs where POISON is set; null when there is none left.
+// Allocates device memory, zeroed, or full of NaNs where POISON is set. Returns null when none is left.
 void * device_alloc(size_t bytes);
-// Pinned host memory; null when no more may be pinned.
+// Allocates pinned host memory. Returns null when no more may be pinned.
 void * pinned_alloc(size_t bytes);
-// Null when it is registered already, in part or wholly.
+// Returns null when the memory is registered already, in part or wholly.
 RangePtr add_registered(void * p, size_t bytes, bool read_only, bool & refused);
 
-// Takes the range that begins there out of the books; null when none does. What is under way must be over.
+// Removes and returns the range that begins there; null when none does. Its operations must be over.
 RangePtr take(void * p, Range::Where where);
-void     release(const RangePtr & range); // device and pinned memory
+void     release(const RangePtr & range); // for device and pinned memory
 
 size_t device_free_bytes();
 

@@ -1,4 +1,4 @@
-// What the files that implement the runtime's calls share.
+// Functions that the files with the runtime's calls share.
 #pragma once
 
 #include "counts.h"
@@ -12,13 +12,13 @@
 
 namespace pretend {
 
-// Sets the thread's last error, as every call does that fails.
+// Sets the thread's last error. Every call that fails does so.
 cudaError_t fail(cudaError_t error);
 
-// Waits for all streams; `why` for the trace.
+// Waits for all streams. `why` goes to the trace.
 void synchronize_all(const char * why);
 
-// A call that a capture on this thread's stream does not allow. True: say so.
+// Returns true while a capture on a stream of this thread forbids calls. The caller reports the misuse.
 bool under_capture();
 void note_capture(int change);
 

@@ -79,7 +79,7 @@ PRETEND_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp * prop, int devic
     prop->unifiedAddressing             = 1;
     prop->asyncEngineCount              = 3;
     prop->l2CacheSize                   = 50 << 20;
-    prop->cooperativeLaunch             = settings().execute.empty(); // blocks run one by one
+    prop->cooperativeLaunch             = settings().execute.empty(); // if kernels compute, blocks run one by one
     prop->hostRegisterSupported         = settings().registers;
     prop->hostRegisterReadOnlySupported = settings().read_only;
     return cudaSuccess;

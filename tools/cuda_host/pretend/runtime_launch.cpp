@@ -1,4 +1,4 @@
-// Kernels' registration and launches.
+// Registration and launches of kernels.
 #include "execute.h"
 #include "kernels.h"
 #include "runtime.h"
@@ -19,12 +19,12 @@ struct Entry {
     const void *      fatbin  = nullptr;
     std::once_flag    once;
     std::atomic<bool> loaded{false};
-    Kernel            kernel; // described when it is first asked for: there are thousands
+    Kernel            kernel; // described at the first request, because there are thousands
 };
 
 struct Entries {
     std::mutex                              mutex;
-    std::unordered_map<const void *, Entry> by_host; // the host's function; addresses of entries last
+    std::unordered_map<const void *, Entry> by_host; // by the host's function; entries keep their addresses
 };
 
 Entries & entries() {
@@ -66,7 +66,7 @@ bool valid(const Kernel & kernel, dim3 grid, dim3 block, size_t shared) {
     return true;
 }
 
-// What its pointers point to must be memory that a card can reach.
+// Checks that the kernel's pointers point to memory that a card can reach.
 std::vector<RangePtr> touched(const Kernel & kernel, void ** arguments) {
     std::vector<RangePtr> ranges;
     for (const int i : kernel.pointers) {
@@ -112,7 +112,7 @@ cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size
 
 } // namespace
 
-// The handle points to what was given.
+// Returns a handle that points to the argument.
 PRETEND_API void ** __cudaRegisterFatBinary(void * fatbin) { return new void *(fatbin); }
 
 PRETEND_API void __cudaRegisterFatBinaryEnd(void **) {}
@@ -197,7 +197,7 @@ PRETEND_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * attributes, c
 
 PRETEND_API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * n, const void *, int threads,
                                                                                size_t shared, unsigned int) {
-    const int by_threads = threads > 0 ? 1024 / threads : 1; // as with 64 registers a thread
+    const int by_threads = threads > 0 ? 1024 / threads : 1; // with 64 registers a thread
     const int by_shared  = shared > 0 ? static_cast<int>((size_t{227} << 10) / shared) : 32;
     *n                   = std::max(1, std::min(by_threads, by_shared));
     return cudaSuccess;

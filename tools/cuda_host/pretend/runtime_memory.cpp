@@ -13,7 +13,7 @@ using namespace pretend;
 
 namespace {
 
-// A card waits for all that is queued before memory goes.
+// A card waits for all queued work before it frees memory.
 void settle(Kind kind, size_t bytes) {
     const int64_t start = now_ns();
     synchronize_all("free");
@@ -81,7 +81,7 @@ int64_t copy_ns(size_t bytes, bool over_link) {
     return static_cast<int64_t>(ns + settings().copy_us * 1000);
 }
 
-// Rows of logits get a peak, for zeros would make every token as likely as another.
+// Rows of logits get a peak, because zeros would make all tokens equally likely.
 void make_logits(char * to, size_t bytes) {
     static std::atomic<uint64_t> n_rows{0};
     const size_t                 row = settings().vocabulary * sizeof(float);
@@ -137,7 +137,7 @@ cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind ki
         }
     }
     std::shared_ptr<std::vector<char>> staged;
-    if (source.range == nullptr) { // read before the call returns
+    if (source.range == nullptr) { // pageable memory is read before the call returns
         staged = std::make_shared<std::vector<char>>(source.bytes, source.bytes + span(r.from_pitch, r));
         count(Kind::pageable_to_device, number, bytes);
     }
@@ -150,7 +150,7 @@ cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind ki
         }
     };
     stream->push(std::move(op));
-    constexpr size_t staged_at_once = size_t{64} << 10; // a driver's own pinned memory takes so much
+    constexpr size_t staged_at_once = size_t{64} << 10; // the size of a driver's own pinned memory
     if (waits || target.range == nullptr || (source.range == nullptr && bytes > staged_at_once)) {
         const int64_t start = now_ns();
         stream->synchronize();

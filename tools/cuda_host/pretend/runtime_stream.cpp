@@ -18,7 +18,7 @@ size_t n_kernels(const std::vector<Operation> & operations) {
     }));
 }
 
-// Whether an executable graph can take over the other's parameters.
+// Returns true if an executable graph can take over the other's parameters.
 bool same_shape(const std::vector<Operation> & a, const std::vector<Operation> & b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                       [](const Operation & x, const Operation & y) { return x.kind == y.kind && x.what == y.what; });
@@ -27,7 +27,7 @@ bool same_shape(const std::vector<Operation> & a, const std::vector<Operation> &
 Graph * as_graph(cudaGraph_t handle) { return reinterpret_cast<Graph *>(handle); }
 Graph * as_graph(cudaGraphExec_t handle) { return reinterpret_cast<Graph *>(handle); }
 
-// A call by the host that may not be made for a stream under capture.
+// Refuses a call of the host on a stream under capture.
 bool refused(const std::shared_ptr<Capture> & capture, const char * call) {
     if (capture == nullptr) {
         return false;
@@ -73,7 +73,7 @@ PRETEND_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t eve
     }
     count(Kind::event_wait, stream->number);
     if (event->capture != nullptr) {
-        stream->capture = event->capture; // joins: the order of the calls is one that the graph allows
+        stream->capture = event->capture; // the stream joins; the graph allows the order of the calls
         return cudaSuccess;
     }
     if (stream->capture != nullptr) {

@@ -1,4 +1,4 @@
-// What the pretend card is and how it behaves: environment variables PRETEND_CUDA_…, read once.
+// Properties and behaviour of the pretend card: environment variables PRETEND_CUDA_…, read once.
 #pragma once
 
 #include <cstddef>
@@ -8,33 +8,33 @@
 namespace pretend {
 
 struct Settings {
-    int         cc;            // CC: compute capability times ten; what the objects were compiled for
+    int         cc;            // CC: compute capability times ten; the objects are compiled for it
     int         n_sm;          // SM: multiprocessors
     size_t      memory;        // MEMORY_MB: device memory, in bytes
     size_t      pinned;        // PINNED_MB: host memory that may be pinned, in bytes
     bool        registers;     // REGISTER=0: host memory cannot be registered
-    bool        read_only;     // READ_ONLY=0: … nor registered as read-only
-    bool        mem_ops;       // MEM_OPS=0: streams neither write nor wait for values
+    bool        read_only;     // READ_ONLY=0: host memory cannot be registered as read-only
+    bool        mem_ops;       // MEM_OPS=0: streams cannot write or wait for values
     bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
     int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
-    bool        at_once;       // AT_ONCE=1: what need not wait runs in the call, without a worker: for timing the host
+    bool        at_once;       // AT_ONCE=1: work without waits runs in the call, without a worker: for timing the host
     bool        check;         // CHECK=0: kernels' pointers are not looked up
     bool        abort;         // ABORT=1: a misuse ends the process, for a debugger
-    double      gb_s;          // GB_S: of copies between host and device; 0 = as fast as memory
-    double      copy_us;       // COPY_US: what every copy takes besides
-    double      kernel_us;     // KERNEL_US: what every kernel takes
-    uint64_t    seed;          // SEED: of the router's choices and of logits
+    double      gb_s;          // GB_S: speed of copies between host and device; 0 = as fast as memory
+    double      copy_us;       // COPY_US: additional time of every copy
+    double      kernel_us;     // KERNEL_US: time of every kernel
+    uint64_t    seed;          // SEED: seed of the router's choices and of logits
     size_t      vocabulary;    // VOCABULARY: copies to the host of so many floats a row are logits, and get a peak
     double      agreement;     // AGREEMENT: share of rows whose peak is at TOKEN
-    int         token;         // TOKEN
-    bool        poison;        // POISON=1: new device memory is full of NaNs, not of zeros
-    std::string execute;       // EXECUTE: a folder: kernels compute, and what they are translated to is kept there
+    int         token;         // TOKEN: the token of these peaks
+    bool        poison;        // POISON=1: new device memory is full of NaNs instead of zeros
+    std::string execute;       // EXECUTE: a folder: kernels compute, and their translations are kept there
     std::string report, trace; // REPORT, TRACE: files for the counts at the end, and for a line per call
 };
 
 const Settings & settings();
 
-// Different for every argument, the same in every run with one seed.
+// Returns a number that differs for every argument, and is the same in every run with one seed.
 uint64_t mix(uint64_t x);
 
 } // namespace pretend

@@ -18,7 +18,7 @@ int64_t now_ns() {
 namespace {
 
 void sleep_until(int64_t ns) {
-    constexpr int64_t short_ns = 80000; // less than this is not worth a sleep
+    constexpr int64_t short_ns = 80000; // a shorter wait is not worth a sleep
     for (int64_t left = ns - now_ns(); left > 0; left = ns - now_ns()) {
         if (left > short_ns) {
             std::this_thread::sleep_for(std::chrono::nanoseconds(left - short_ns / 2));
@@ -93,7 +93,7 @@ void Stream::work() {
         if (queue_.empty()) {
             return;
         }
-        Operation & operation = queue_.front(); // stays there: it is not over
+        Operation & operation = queue_.front(); // stays in the queue until it is over
         lock.unlock();
         if (operation.ready) {
             wait_until(operation.ready);

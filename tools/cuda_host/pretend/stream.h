@@ -1,7 +1,7 @@
 // Streams, events and captured graphs.
 //
-// A stream is a queue and a worker that takes from it in order, late. Handles are looked up, so that a destroyed one is
-// noticed; what they name lives until its last operation is over.
+// A stream is a queue and a worker that executes it in order, late. Handles are looked up, so that a destroyed one is
+// noticed. The object of a handle lives until its last operation is over.
 #pragma once
 
 #include "counts.h"
@@ -23,13 +23,13 @@ namespace pretend {
 struct Operation {
     Kind                  kind    = Kind::kernel;
     const void *          what    = nullptr; // a kernel's identity, for comparing graphs
-    int64_t               cost_ns = 0;       // what it takes on the card
-    std::function<void()> run;               // null: nothing but time
-    std::function<bool()> ready;             // null: at once
+    int64_t               cost_ns = 0;       // time on the card
+    std::function<void()> run;               // null: only time passes
+    std::function<bool()> ready;             // null: ready at once
     std::vector<RangePtr> touches;
 };
 
-// What a stream under capture was asked for.
+// The operations that a stream under capture got.
 struct Capture {
     std::vector<Operation> operations;
     bool                   invalid = false;
@@ -39,15 +39,15 @@ class Stream {
   public:
     explicit Stream(int stream_number) : number(stream_number) {}
 
-    // Queues it, or notes it while the stream is under capture.
+    // Queues the operation, or notes it while the stream is under capture.
     void push(Operation operation);
     void synchronize();
     bool idle() { return done_ == pushed_; }
     void stop(); // the worker ends when the queue is empty
 
     const int                number;
-    std::shared_ptr<Capture> capture;          // used by the thread that captures
-    bool                     captures = false; // the capture began here
+    std::shared_ptr<Capture> capture;          // only the capturing thread uses it
+    bool                     captures = false; // the capture began at this stream
 
     std::weak_ptr<Stream> self;
 
@@ -59,16 +59,17 @@ class Stream {
     std::condition_variable wake_, over_;
     std::deque<Operation>   queue_;
     std::atomic<uint64_t>   pushed_{0}, done_{0};
-    int64_t                 busy_until_ = 0; // of the card, on the worker's clock
+    int64_t                 busy_until_ = 0; // the card's time, on the worker's clock
     bool                    works_ = false, stops_ = false;
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
 class Event {
   public:
-    // Returns what to run when the stream gets there.
+    // Returns the function to run when the stream gets there.
     std::function<void()> record();
-    // Whether the record that is the last one now has been passed; to be asked again.
+    // Returns a function that tells if the stream has passed the record that is now the last one. It may be called
+    // again.
     std::function<bool()> passed() const;
     void                  synchronize();
 
@@ -85,7 +86,7 @@ class Event {
 };
 using EventPtr = std::shared_ptr<Event>;
 
-// Handles. The default streams are made when they are first asked for. Null, and a misuse, for one that is not known.
+// Handles. The default streams are made at the first request. An unknown handle gives null, and is a misuse.
 StreamPtr              stream_of(cudaStream_t handle);
 cudaStream_t           add_stream();
 bool                   remove_stream(cudaStream_t handle);
@@ -94,11 +95,11 @@ EventPtr               event_of(cudaEvent_t handle);
 cudaEvent_t            add_event();
 bool                   remove_event(cudaEvent_t handle);
 
-// What a driver may do inside a call that launches or allocates (it loads a kernel, it looks for memory): waits for all
-// streams, and lets no other call on a stream in meanwhile. Does so where IMPLICIT is set.
+// Does what a driver may do inside a call that launches or allocates (it loads a kernel, it looks for memory): waits
+// for all streams, and lets no other call on a stream in meanwhile. It does so where IMPLICIT is set.
 void wait_implicitly(bool surely);
 
-// An operation that runs others, in order.
+// Returns an operation that runs others, in order.
 Operation sequence(const std::shared_ptr<const std::vector<Operation>> & operations);
 
 int64_t now_ns();

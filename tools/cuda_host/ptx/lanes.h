@@ -1,8 +1,8 @@
 // A CUDA grid on one CPU thread: every thread of a block is a fiber, warps and blocks run one after the other.
 //
-// What kernels are translated to (translate.py) is compiled with this header, for x86-64. A fiber runs until it waits
-// for its warp or its block; the last to come does what they do together, so that a collective operation sees memory at
-// one moment. Threads that have ended count as come. Where nobody can go on, the launch ends with a complaint.
+// Translated kernels (translate.py) are compiled with this header, for x86-64. A fiber runs until it waits for its warp
+// or its block. The last fiber to come does the common operation, so that a collective operation sees memory at one
+// moment. Threads that have ended count as come. If no fiber can go on, the launch ends with a complaint.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ struct Index {
     uint32_t x, y, z;
 };
 
-// One launch, as the caller describes it (the same layout in Python's ctypes).
+// One launch, as the caller describes it (Python's ctypes has the same layout).
 struct Launch {
     Index        grid, block;
     const char * params;
     uint64_t     shared;                    // bytes of dynamic shared memory
-    uint64_t     window, window_size;       // addresses of device memory …
-    int64_t      window_offset;             // … and what leads from there to where its bytes are
-    void (*complain)(const char * message); // misuse: what has no meaning on a GPU either
+    uint64_t     window, window_size;       // addresses of device memory
+    int64_t      window_offset;             // distance from these addresses to the bytes
+    void (*complain)(const char * message); // reports a misuse: an operation without meaning on a GPU too
 };
 
 constexpr int    n_lanes = 32, n_words = 8;
@@ -38,16 +38,16 @@ constexpr size_t stack_size = size_t{256} << 10;
 struct Lane;
 using Words = uint32_t[n_words];
 
-// What the lanes of a collective operation gave, or what it made of that.
+// The inputs of a collective operation's lanes, or its results.
 struct Board {
     Words lane[n_lanes];
-    int   n_unread = 0; // lanes that have not looked at it yet
+    int   n_unread = 0; // lanes that have not read the board yet
 };
 
 struct Warp {
     Lane *   lanes   = nullptr;
     int      n       = 0;
-    uint32_t waiting = 0, done = 0; // lanes that wait for others of the warp; that have ended
+    uint32_t waiting = 0, done = 0; // lanes that wait for others of the warp; lanes that have ended
     Board    boards[n_lanes + 1];
 };
 
@@ -60,7 +60,7 @@ struct Block {
     uint32_t       n = 0, n_done = 0, n_waiting = 0, n_voted = 0;
     uint32_t       votes     = 0; // of the last barrier that was passed
     const Warp *   warps     = nullptr;
-    void *         scheduler = nullptr; // its stack pointer
+    void *         scheduler = nullptr; // the scheduler's stack pointer
     bool           failed    = false;
 };
 
@@ -69,15 +69,15 @@ struct Lane {
     Block *      block;
     Warp *       warp;
     Index        tid;
-    int          number; // in its warp
+    int          number; // number in its warp
     State        state;
-    uint32_t     mask;      // of the operation that it waits in
-    const void * operation; // which one: lanes that wait for each other must be in the same
-    Board *      board;     // that operation's, when it is over
+    uint32_t     mask;      // mask of the operation that it waits in
+    const void * operation; // identifies the operation: lanes that wait for each other must be in the same one
+    Board *      board;     // the operation's board, when it is over
     Words        words;
 };
 
-// Saves the callee's registers and the stack pointer, and goes on where `to` was saved.
+// Saves the callee's registers and the stack pointer, and continues where `to` was saved.
 __attribute__((naked, noinline)) inline void switch_stack(void ** /*from*/, void * /*to*/) {
     asm volatile("pushq %rbx\n pushq %rbp\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
                  "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
@@ -97,7 +97,7 @@ inline void complain(const Lane & lane, const char * what) {
 
 inline void yield(Lane & lane) { switch_stack(&lane.stack_pointer, lane.block->scheduler); }
 
-// Ends this thread, for good.
+// Ends this thread for good.
 [[noreturn]] inline void end(Lane & lane) {
     lane.state = State::done;
     lane.warp->done |= 1U << lane.number;
@@ -111,7 +111,7 @@ inline void yield(Lane & lane) { switch_stack(&lane.stack_pointer, lane.block->s
     end(lane);
 }
 
-// Where a generic or global address's bytes are.
+// Returns the place of the bytes of a generic or global address.
 inline char * at(const Lane & lane, uint64_t address) {
     const Launch & l = *lane.block->launch;
     return reinterpret_cast<char *>(address - l.window < l.window_size ? address + l.window_offset : address);
@@ -132,12 +132,12 @@ template <typename To, typename From> To bits(From from) {
 
 // --- Warps ------------------------------------------------------------------------------------------------------
 
-// The mask's lanes that the warp has.
+// Returns the mask's lanes that the warp has.
 inline uint32_t there(const Warp & warp, uint32_t mask) {
     return warp.n == n_lanes ? mask : mask & ((1U << warp.n) - 1);
 }
 
-// Whether all of the mask's lanes wait in this operation, or have ended.
+// Returns true if all of the mask's lanes wait in this operation, or have ended.
 inline bool all_there(const Warp & warp, uint32_t mask, const void * operation) {
     if ((there(warp, mask) & ~(warp.waiting | warp.done)) != 0) {
         return false;
@@ -151,8 +151,8 @@ inline bool all_there(const Warp & warp, uint32_t mask, const void * operation) 
     return true;
 }
 
-// Waits for the mask's lanes, each of which has set its `words`; the last to come calls make(board, warp, lanes).
-// Returns the board, to be read at once. `operation` tells one kind of operation from another.
+// Waits for the mask's lanes, each of which has set its `words`. The last lane to come calls make(board, warp, lanes).
+// Returns the board, which must be read at once. `operation` distinguishes the kinds of operations.
 template <typename Make> const Board & together(Lane & lane, uint32_t mask, const void * operation, Make make) {
     Warp & warp = *lane.warp;
     if ((mask >> lane.number & 1) == 0) {
@@ -195,7 +195,7 @@ inline void sync_warp(Lane & lane, uint32_t mask) { together(lane, mask, name<op
 
 enum class Shuffle { up, down, bfly, idx };
 
-// shfl.sync: the value, and whether its source was in range.
+// shfl.sync: returns the value, and sets `in_range` if its source was in range.
 inline uint32_t shuffle(Lane & lane, Shuffle mode, uint32_t value, uint32_t b, uint32_t c, uint32_t mask,
                         bool * in_range) {
     lane.words[0]       = value;
@@ -220,7 +220,7 @@ inline uint32_t shuffle(Lane & lane, Shuffle mode, uint32_t value, uint32_t b, u
     return board.lane[from][0];
 }
 
-// vote.sync.ballot; the other votes are made of it.
+// vote.sync.ballot. The other votes are made of it.
 inline uint32_t ballot(Lane & lane, bool vote, uint32_t mask) {
     lane.words[0]       = vote ? 1 : 0;
     const Board & board = together(lane, mask, name<op_vote>(), nothing);
@@ -260,13 +260,13 @@ template <typename T, typename F> T reduce(Lane & lane, T value, uint32_t mask, 
 
 // --- Blocks -----------------------------------------------------------------------------------------------------
 
-// bar.sync and bar.red: waits for all of the block's threads that have not ended; returns how many voted.
+// bar.sync and bar.red: waits for all of the block's threads that have not ended. Returns the number of votes.
 inline uint32_t sync_block(Lane & lane, bool vote = false) {
     Block & block = *lane.block;
     ++block.n_waiting;
     block.n_voted += vote ? 1 : 0;
     lane.state = State::block;
-    yield(lane); // the scheduler lets all go on
+    yield(lane); // the scheduler lets all continue
     return block.votes;
 }
 
@@ -275,7 +275,7 @@ inline uint32_t sync_block(Lane & lane, bool vote = false) {
 struct Kernel {
     void (*run)(Lane &, const char * params);
     uint64_t         static_shared; // bytes
-    bool             waits;         // whether its threads ever wait for each other
+    bool             waits;         // true if its threads ever wait for each other
     uint32_t         n_params;
     const uint32_t * param_offsets;
     const uint32_t * param_sizes;
@@ -345,7 +345,7 @@ class Runner {
         block_.shared = shared_memory_;
         block_.warps  = warps_.data();
         block_.n      = static_cast<uint32_t>(lanes_.size());
-        std::memset(shared_memory_, 0xFF, shared_size_); // nobody may count on what is there
+        std::memset(shared_memory_, 0xFF, shared_size_); // no kernel may rely on the contents
         for (size_t i = 0; i < lanes_.size(); ++i) {
             Lane & lane = lanes_[i];
             lane.block  = &block_;
@@ -402,7 +402,7 @@ class Runner {
         return !block_.failed;
     }
 
-    // Runs a warp's lanes until all wait or have ended; whether any could go on.
+    // Runs a warp's lanes until all wait or have ended. Returns true if any could continue.
     bool run_warp(Warp & warp) {
         bool moved = false;
         for (bool again = true; again;) {

@@ -1,11 +1,11 @@
-// What a warp does with matrices: mma.sync, ldmatrix, movmatrix.
+// Matrix operations of a warp: mma.sync, ldmatrix, movmatrix.
 #pragma once
 
 #include "numbers.h"
 
 namespace ptx {
 
-// tf32: a float of which the last 13 bits are not looked at.
+// tf32: a float whose last 13 bits are ignored.
 struct tf32 {
     uint32_t word;
              operator f32() const { return bits<f32>(word & 0xFFFFE000); }
@@ -17,9 +17,10 @@ template <typename T> double element(const uint32_t * words, int i) {
     return static_cast<double>(value);
 }
 
-// D = A B + C of m x 8 x k. A lane is (row group g, place t in it), lane = 4 g + t. Word i of A holds 4 bytes of row g
-// + 8 (i mod 2) (m = 16) or g (m = 8), from place t of its k-chunk; word i of B the same of column g. An accumulator's
-// words are of the rows g, then g + 8, columns 2 t and 2 t + 1. `a`: lane's words of A, B behind them.
+// D = A B + C of m x 8 x k. A lane has row group g and place t in it, lane = 4 g + t. Word i of A holds 4 bytes of row
+// g + 8 (i mod 2) (m = 16) or g (m = 8), from place t of its k-chunk. Word i of B holds the same of column g. An
+// accumulator's words belong to the rows g, then g + 8, columns 2 t and 2 t + 1. `a` has the lane's words of A, with B
+// behind them.
 template <typename A, typename B, typename C, int m, int k>
 void multiply(Lane & lane, const uint32_t * a, const uint32_t * b, const uint32_t * c, uint32_t * d) {
     constexpr int per_word = 4 / sizeof(A), chunk = 4 * per_word, n_chunks = k / chunk, n_halves = m / 8;
@@ -59,7 +60,7 @@ void multiply(Lane & lane, const uint32_t * a, const uint32_t * b, const uint32_
     }
 }
 
-// ldmatrix: n matrices of 8 x 8 halves; lane 8 i + r names row r of matrix i, in shared memory.
+// ldmatrix: loads n matrices of 8 x 8 halves. Lane 8 i + r gives row r of matrix i, in shared memory.
 inline void load_matrices(Lane & lane, uint64_t address, int n, bool transposed, uint32_t * d) {
     std::memcpy(lane.words, &address, sizeof(address));
     const Board & board =
@@ -86,7 +87,7 @@ inline void load_matrices(Lane & lane, uint64_t address, int n, bool transposed,
     std::memcpy(d, board.lane[lane.number], static_cast<size_t>(n) * sizeof(uint32_t));
 }
 
-// movmatrix: an 8 x 8 matrix of halves, transposed.
+// movmatrix: transposes an 8 x 8 matrix of halves.
 inline uint32_t transpose(Lane & lane, uint32_t a) {
     lane.words[0]       = a;
     const Board & board = together(lane, ~0U, name<op_move_matrix>(), nothing);

@@ -1,4 +1,4 @@
-// PTX's arithmetic in C++: registers are unsigned words, an operation says what they mean.
+// PTX's arithmetic in C++: registers are unsigned words, and an operation gives them a type.
 #pragma once
 
 #include "lanes.h"
@@ -30,7 +30,7 @@ struct bf16 {
 template <typename T>
 using WordOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// A register read as T: a float of its width, or its low part as an integer.
+// Reads a register as T: a float of its width, or its low part as an integer.
 template <typename T, typename R> T as(R word) {
     if constexpr (std::is_integral_v<T>) {
         return static_cast<T>(word);
@@ -41,7 +41,7 @@ template <typename T, typename R> T as(R word) {
     }
 }
 
-// What register R holds after T was written to it.
+// Returns the content of register R after T was written to it.
 template <typename R, typename T> R word(T value) {
     if constexpr (std::is_integral_v<T>) {
         return static_cast<R>(value); // signed types extend their sign
@@ -175,7 +175,7 @@ template <typename T> T magnitude(T a) {
 }
 template <typename T> T saturate(T a) { return nan(a) || !(a > T(0)) ? T(0) : a > T(1) ? T(1) : a; }
 
-// Two halves of a word at a time.
+// Computes two halves of a word at a time.
 template <typename H, typename F> uint32_t by_halves(F f, uint32_t a, uint32_t b = 0, uint32_t c = 0) {
     const auto half = [](uint32_t w, int i) { return bits<H>(static_cast<uint16_t>(w >> (16 * i))); };
     uint32_t   all  = 0;
@@ -185,7 +185,7 @@ template <typename H, typename F> uint32_t by_halves(F f, uint32_t a, uint32_t b
     return all;
 }
 
-// Shifts by more than the width are no wrap-around.
+// Shifts by more than the width do not wrap around.
 template <typename T> T shift_left(T a, uint32_t n) {
     return n >= 8 * sizeof(T) ? T{0} : static_cast<T>(static_cast<Unsigned<T>>(a) << n);
 }
@@ -322,7 +322,7 @@ template <typename To, typename From, Whole mode = Whole::none, Round round = Ro
     } else if constexpr (std::is_same_v<To, From>) {
         return whole(x, mode);
     } else if constexpr (std::is_same_v<To, f16> && round != Round::rn) {
-        f16 near = static_cast<f16>(x); // towards zero, the only other one that is met
+        f16 near = static_cast<f16>(x); // towards zero, the only other rounding that occurs
         if (std::fabs(static_cast<double>(near)) > std::fabs(static_cast<double>(x))) {
             near = bits<f16>(static_cast<uint16_t>(bits<uint16_t>(near) - 1));
         }
