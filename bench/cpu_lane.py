@@ -58,7 +58,7 @@ def measure(decode: Callable[[list[int], int], object], n_vocab: int) -> dict[st
             position += size
         return batches * size / (time.perf_counter() - start)
 
-    speed(1, PROMPT // 2)  # Touch every page once.
+    speed(1, PROMPT // 2)  # touches every page once
     speed(4, 1)
     prompt = speed(1, PROMPT)
     return {KINDS[0]: speed(DECODED, 1), KINDS[1]: speed(DECODED // VERIFIED, VERIFIED), KINDS[2]: prompt}
@@ -140,7 +140,7 @@ def run(engine: str, model: str, threads: int, options: dict[str, Any]) -> dict[
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Return one row an engine: medians, with ranges, in tokens per second."""
+    """Return one row per engine: medians, with ranges, in tokens per second."""
     lines = ["| | " + " | ".join(NAMES[kind] for kind in KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
     for engine, runs in found.items():
         cells = []

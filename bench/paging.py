@@ -41,7 +41,7 @@ from tools.reference import reference_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = ("def fibonacci(n):", "The history of the city begins with", "import numpy as np\n\nclass Matrix:")
-SECONDS = 900  # for one process
+SECONDS = 900  # seconds of one process
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def jobs(given: argparse.Namespace) -> dict[str, Job]:
         kind="spac", target=str(given.target), prompts=prompts, n_predict=given.tokens, ctx=512,
         threads=given.threads, device="simulated", scheduler="none",
     )  # fmt: skip
-    # memory does not hold both forms of the weights
+    # Memory does not hold both forms of the weights.
     stock = replace(job, kind="llama.cpp", device="cpu", repack=False)
     return {"llama.cpp": stock, "unpaged": replace(job, paging="off"), "paged": job}
 

@@ -38,7 +38,7 @@ class Client:
     """A client of a server that has been started. All methods raise PeerError, with one line."""
 
     def __init__(self, server: Server, port: int, deadline: float) -> None:
-        """deadline: the time.monotonic() at which the client gives up."""
+        """Give up at the time.monotonic() of `deadline`."""
         self.notes: dict[str, None] = {}  # how prompts were sent and tokens counted, in order
         self._server, self._port, self._deadline = server, port, deadline
         self._begun = time.monotonic()

@@ -144,7 +144,7 @@ class Comparison:
         }
 
     def has(self, key: str, command: str) -> bool:
-        """Tell whether what is kept under this key is of this command; "" for all but peers."""
+        """Return True if the result under this key belongs to this command ("" except for peers)."""
         path = self.cells / f"{key}.job.json"
         return not command or (path.is_file() and Job.read(path).command == command)
 

@@ -1,4 +1,4 @@
-"""The job of one cell of the comparison and its result: plain data, as JSON between processes."""
+"""Define the job of one cell of the comparison and its result: plain data, as JSON between processes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _NAMED = re.compile(r"\{(\w+)\}")
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Return the name and the command of NAME=COMMAND. Raises PeerError with one line."""
+    """Return the name and the command of NAME=COMMAND. Raise PeerError with one line."""
     name, equals, command = (part.strip() for part in text.partition("="))
     if not (name and equals and command):
         raise PeerError("--peer takes NAME=COMMAND")

@@ -110,8 +110,7 @@ class Decoder:
 
     def best(self, row: int) -> int:
         """Return the likeliest token of a row of the last batch (-1: its last row with logits)."""
-        # llama_sampler_sample would be slower: with a large vocabulary its list of candidates costs more than
-        # this.
+        # llama_sampler_sample is slower: with a large vocabulary its list of candidates costs more than this.
         logits = api.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(logits, (self.n_vocab,)).argmax())
 

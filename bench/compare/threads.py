@@ -101,8 +101,7 @@ def tune(comparison: Comparison) -> None:
         reference = None if side == "spac" else comparison.reference
         result = run_cell(job_of(comparison, engine), comparison.cells, key, reference, min(left, MOST_S))
         if result.error:
-            # The number of the following cells is kept too, because cells with different numbers must not be
-            # mixed.
+            # The number is kept too, because the following cells must not be mixed with others.
             comparison.not_run.append(f"{key}: {result.error}")
         known.choose(side, result.speeds)
         known.write(path)

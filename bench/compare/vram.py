@@ -49,7 +49,7 @@ class VramMeter:
     nobody can tell."""
 
     def __init__(self, device: str) -> None:
-        """device: "CUDA0", …; others have no memory of their own."""
+        """Watch `device`: "CUDA0", …; others have no memory of their own."""
         index = int("".join(c for c in device if c.isdigit()) or 0)
         on_gpu = device.upper().startswith("CUDA")
         self._read = (_from_nvml(index) if on_gpu else None) or (lambda: _from_program(index))

@@ -22,7 +22,7 @@ from bench.gpu_suite.twins import Twins, place
 TWIN_TYPES = ("q4_K", "q6_K", "f32", "q8_0")  # of Qwen3-30B-A3B's Q4_K_M, and the types next to it
 # The parts that follow the comparison's first part, and the seconds that each may take.
 LATE = {"timeline": 60, "mask cost": 50, "limit": 60, "patches of all types": 80}
-# at 100 % all experts are resident: the cost of the split itself
+# At 100 % all experts are resident: it is the cost of the split itself.
 BUDGETS = ("17%", "10%", "25%", "50%", "100%")
 PACK = (
     "import sys; from pathlib import Path; from bench.gpu_suite.pack import pack_objects, split; "

@@ -32,7 +32,7 @@ class Keeper:
     whole."""
 
     def __init__(self, work: Path, archive: Path, carried: Path) -> None:
-        """carried: an earlier session's archive. It is unpacked where the work folder has nothing newer."""
+        """Unpack `carried`, an earlier session's archive, where the work folder has nothing newer."""
         self.work, self.archive = work, archive
         work.mkdir(parents=True, exist_ok=True)
         archive.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ def phases(events: list[Event]) -> dict[str, list[float]]:
             continue  # this event looks no slots up
         arrived = i - 1
         while arrived > 0 and _is_copy(stream[arrived], "HtoD"):
-            arrived -= 1  # the mask's row
+            arrived -= 1  # skips the mask's row
         dense = arrived
         while dense > 0 and (_is_copy(stream[dense]) or "k_get_rows" in stream[dense][0]):
             dense -= 1

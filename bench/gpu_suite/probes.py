@@ -162,7 +162,7 @@ def gates(*, copies: bool = False, bulk: bool = False, kernels: bool = False) ->
             driver(
                 "cuMemcpyHtoDAsync_v2", large_device, ctypes.c_void_p(large), ctypes.c_size_t(64 << 20), side
             )
-    rounds = 16  # queued ahead at a time
+    rounds = 16  # round trips queued at a time
     times = []
     for _ in range(8):
         words.signalled.value = words.opened.value = 0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GB = 1 << 30
-ROOM = {"tiny": GB // 16}  # bytes that a pair needs; of other names:
+ROOM = {"tiny": GB // 16}  # bytes that a pair needs; other names need FULL_SIZE
 FULL_SIZE = 24 * GB
 
 

@@ -65,7 +65,7 @@ def run(words: Sequence[object], log: Path, seconds: float, *, cwd: Path,
         environment: Mapping[str, str] | None = None) -> Ended:  # fmt: skip
     """Run a command. Its whole output, and where it hung if it did, are in `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    # faulthandler: a crash in native code prints the Python lines that led to it
+    # With faulthandler, a crash in native code prints the Python lines that led to it.
     more = {**(os.environ if environment is None else environment), "PYTHONFAULTHANDLER": "1"}
     with log.open("w") as file:
         process = subprocess.Popen(

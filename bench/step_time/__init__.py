@@ -1,1 +1,1 @@
-"""A model of a step's time on machines given by their figures. It predicts, and measures nothing."""
+"""Model a step's time on machines given by their figures. The results are predictions, no measurements."""

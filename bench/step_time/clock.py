@@ -34,8 +34,8 @@ class Learned:
     def __init__(
         self, layers: tuple[Layer, ...], n_tokens: int, *, noise: float, stalls: float, stall_s: float
     ) -> None:
-        """noise: the relative noise of every time; stalls: the share of waits that take `stall_s` longer,
-        whatever the cause (another program, a copy in the way)."""
+        """Guess the costs. `noise` is the relative noise of every time. `stalls` is the share of waits that
+        take `stall_s` longer, whatever the cause (another program, a copy in the way)."""
         self._estimator = CostEstimator(Costs.guessed(layers, n_tokens), layers)
         self._rng = np.random.default_rng(1)
         self._noise, self._stalls, self._stall_s = noise, stalls, stall_s

@@ -19,7 +19,7 @@ class Link:
     def __init__(
         self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int], expert_bytes: int
     ) -> None:
-        """layers: (experts, pool) of each layer; all experts have one size."""
+        """Make empty slots. `layers` has (experts, pool) of each layer. All experts have one size."""
         self._table = _core.SlotTable(list(layers), list(pool_slots))
         self._pools = [pool for _, pool in layers]
         self._bytes = float(expert_bytes)

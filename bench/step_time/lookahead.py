@@ -78,7 +78,7 @@ class LookaheadSimulation(Simulation):
         self, machine: Machine, model: Model, demand: Demand, n_slots: int,
         predicted: Predicted | None, how: Lookahead,
     ) -> None:  # fmt: skip
-        """predicted: of the recording's steps; None: nothing is fetched inside a step."""
+        """Take predictions of the recording's steps. With None, nothing is fetched inside a step."""
         super().__init__(machine, model, demand, n_slots)
         self._predicted, self._how = predicted, how
         self._window = how.distance * machine.dense(1) / len(self.layers)

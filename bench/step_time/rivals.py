@@ -1,4 +1,4 @@
-"""Reference schedulers: the set that was used most, and one that knows the future."""
+"""Define reference schedulers: the set that was used most, and one that knows the future."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Case:
     lora_scale: float = 1.0
     overrides: dict[str, int | float | bool] = field(default_factory=dict)  # replaces the file's metadata
     script: str = "full"  # a key of script.SCRIPTS
-    n_gpu_layers: int = -1  # how many layers the device gets, where there is one
+    n_gpu_layers: int = -1  # number of layers on the device, where there is one
     use_mmap: bool = True
 
 

@@ -137,7 +137,7 @@ def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     return Tensor(name, shape, "matrix", _GAINS.get(stem, 1.0))
 
 
-# ---- the families' own metadata
+# ---- The families' own metadata
 
 
 def _windows(s: Shape) -> Metadata:

@@ -15,7 +15,7 @@ from gguf import GGUFWriter, TokenType
 from tools.models.tokenizer import SPECIALS, byte_symbols
 
 _SPACE = "Ġ"
-# a prime: multiplication by it, modulo a number that it does not divide, is a permutation
+# A prime. Multiplication by it, modulo a number that it does not divide, is a permutation.
 _MULTIPLIER = 1_000_003
 LEAST = 1024
 """The smallest possible size of a vocabulary, in tokens."""
