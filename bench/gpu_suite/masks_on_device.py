@@ -64,7 +64,7 @@ class Result:
 
 
 def squares(result: Float32Array, wanted: Float32Array, kept: np.ndarray) -> np.ndarray:
-    """Of the kept rows: the sum of their squared errors, and that of their squares."""
+    """Return the sum of the kept rows' squared errors, and the sum of their squares."""
     a, b = result[kept].astype(np.float64), wanted[kept].astype(np.float64)
     return np.array([np.square(a - b).sum(), np.square(b).sum()])
 
@@ -83,7 +83,7 @@ def fail(total: Result, what: str) -> None:
 
 
 def judge(total: Result, shape: Shape, mask: str, ids: Ids, out: Float32Array, own: Float32Array) -> None:
-    """A masked run against the device's own without a mask."""
+    """Judge a masked run against the device's own without a mask."""
     count = Count()
     count.add(ids, [out], [own])
     total.n_kept += count.n_kept

@@ -24,7 +24,7 @@ class Link:
         self._pools = [pool for _, pool in layers]
         self._bytes = float(expert_bytes)
         self.slot_of: Int32Array = np.full((len(layers), max(n for n, _ in layers)), -1, np.int32)
-        """int32 [L, N]: changes while copies run."""
+        """int32 [L, N], which changes while copies run."""
         self.uploads = 0
         """The number of complete copies."""
         self._queue: list[tuple[Expert, Expert | None]] = []

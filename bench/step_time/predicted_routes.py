@@ -16,7 +16,7 @@ import numpy as np
 from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from spac.scheduler.replay import Demand
 
-_BEFORE = 4  # tokens before a step that count as neighbours; those of the step itself are what is predicted
+_BEFORE = 4  # tokens before a step that count as neighbours; the step's own are predicted
 _NO_ERROR = 40.0  # an edge that noise never makes up for
 _BINS = 64
 
@@ -26,12 +26,12 @@ class Predicted:
     """The predictions for every step."""
 
     chosen: BoolArray
-    """bool [T, L, N]: among the best k of some token."""
+    """bool [T, L, N]: the expert is among the best k of some token."""
     probability: Float32Array
-    """float32 [T, L, N]: that some token takes it, by its scores."""
+    """float32 [T, L, N]: the probability that some token uses the expert, by its scores."""
 
     def agreement(self, counts: Int32Array) -> tuple[float, float]:
-        """Recall and precision, of distinct experts of a step. counts: int32 [T, L, N]."""
+        """Return recall and precision, of distinct experts of a step. counts: int32 [T, L, N]."""
         right = float((self.chosen & (counts > 0)).sum())
         return right / max(1, (counts > 0).sum()), right / max(1, self.chosen.sum())
 
@@ -60,7 +60,8 @@ def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predic
 
 
 def _taken(routes: Int32Array, n_expert: int) -> tuple[BoolArray, BoolArray]:
-    """bool [tokens, L, N], in the order of the text: routed to it; a token just before the step was."""
+    """Return two bool [tokens, L, N], in the order of the text: the token is routed to the expert; a token
+    just before the step was."""
     n_step, n_layer, n_token, _ = routes.shape
     flat = routes.transpose(0, 2, 1, 3).reshape(n_step * n_token, n_layer, -1)
     taken = np.zeros((*flat.shape[:2], n_expert + 1), np.bool_)
@@ -73,7 +74,7 @@ def _taken(routes: Int32Array, n_expert: int) -> tuple[BoolArray, BoolArray]:
 
 
 def _best(score: Float32Array, k: int) -> BoolArray:
-    """bool, of the same shape: the k highest of the last axis."""
+    """Return bool of the same shape: the k highest of the last axis."""
     best = np.argpartition(-score, k - 1, axis=-1)[..., :k]
     found = np.zeros(score.shape, np.bool_)
     np.put_along_axis(found, best, True, axis=-1)
@@ -92,7 +93,7 @@ def _edge_for(noise: Float32Array, taken: BoolArray, k: int, recall: float) -> f
 
 
 def _calibrated(score: Float32Array, right: BoolArray) -> Float32Array:
-    """float32, of the same shape: how often a score like this one was right.
+    """Return float32 of the same shape: how often a score like this one was right.
 
     The result comes from a table over the quantiles of right scores, which a learner that watches its
     predictions would learn. The function sees the score alone, because nothing of the predicted routes may

@@ -19,7 +19,7 @@ class Foreseen(Scheduler):
     name = "foreseen"
 
     def __init__(self, counts: Int32Array) -> None:
-        """counts: int32 [T, L, N], of the steps that it will be asked after."""
+        """Take the demand of the steps that it is asked after, as int32 [T, L, N]."""
         self._counts, self._next = counts, next_use(counts)
 
     def on(self, event: Event, view: View) -> Plan | None:

@@ -25,7 +25,7 @@ class UrgentLink(Link):
         self._priority: Int64Array = np.zeros(self.slot_of.shape, np.int64)
         self._urgent: list[Expert] = []
         self.kept: BoolArray = np.zeros(self.slot_of.shape, np.bool_)
-        """bool [L, N]: no victims of urgent copies."""
+        """bool [L, N]: experts that no urgent copy may evict."""
         self.urgent_uploads = 0
         """The number of urgent copies that began."""
 
@@ -53,7 +53,7 @@ class UrgentLink(Link):
                 self._urgent.append(expert)
 
     def relax(self, layer: int, unless: BoolArray | None = None) -> None:
-        """Urgent copies of this layer that have not begun are dropped, but for those marked (bool [N])."""
+        """Drop this layer's urgent copies that have not begun, except for those marked (bool [N])."""
         self._urgent = [e for e in self._urgent if e[0] != layer or (unless is not None and unless[e[1]])]
 
     def on_its_way(self, expert: Expert) -> bool:

@@ -147,7 +147,7 @@ class Ggml:
         return None if address == _ffi.NULL else _ffi.cast(signature, address)
 
     def quantize(self, kind: int, numbers: Float32Array) -> bytes:
-        """`numbers` [n_rows, n_per_row] in ggml type `kind`."""
+        """Return `numbers` [n_rows, n_per_row] in ggml type `kind`."""
         n_rows, n_per_row = numbers.shape
         out = _ffi.new("char[]", n_rows * self.c.ggml_row_size(kind, n_per_row))
         importance = np.ones(n_per_row, np.float32)

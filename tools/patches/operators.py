@@ -149,7 +149,7 @@ class Operator:
         )  # fmt: skip
 
     def run(self, ids: Ids) -> list[Float32Array]:
-        """The operator's results for `ids` [n_tokens, n_used], each [n_tokens, n_used, n_out]."""
+        """Return the operator's results for `ids` [n_tokens, n_used], each [n_tokens, n_used, n_out]."""
         s = self._shape
         self._write(ids)
         self._ggml.compute(self._backend, self._graph)

@@ -29,7 +29,7 @@ class Chain:
     def __init__(
         self, vocabulary: Vocabulary, width: int, drift: Drift, seed: int, agreement: float = 1.0
     ) -> None:
-        """Make a chain. The model knows the successors of a share `agreement` of tokens and skips others."""
+        """Make a chain. The model knows the successors of a share `agreement` of tokens, no others."""
         self._vocabulary, self._width, self._drift, self._seed = vocabulary, width, drift, seed
         rng = np.random.default_rng([seed, 2])
         self.knows: npt.NDArray[np.bool_] = rng.random(vocabulary.n_chain) < agreement
