@@ -1,4 +1,4 @@
-// Chat templates and formats. What goes in and out as an object of OpenAI's is JSON text on both sides.
+// Bindings of chat templates and formats. Objects of OpenAI's interface pass in both directions as JSON text.
 #include "bindings/bindings.h"
 #include "session/chat_format.h"
 

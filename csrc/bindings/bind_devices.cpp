@@ -1,4 +1,4 @@
-// Devices that experts can be put on, and the simulated device's settings.
+// Bindings of the devices that can hold experts, and of the simulated device's settings.
 #include "backend/device/abort_guard.h"
 #include "backend/device/device.h"
 #include "backend/device/settings.h"
@@ -15,7 +15,7 @@ namespace py = pybind11;
 
 namespace {
 
-// A guard that begins and ends with a `with` block; both on one thread.
+// A guard that begins and ends with a `with` block. Both ends must run on the same thread.
 class GuardBlock {
   public:
     void enter() { guard_ = std::make_unique<spac::AbortGuard>(); }

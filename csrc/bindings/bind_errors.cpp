@@ -1,5 +1,5 @@
-// spac's C++ exceptions become those of spac.errors. That module is imported when the first error is raised: it belongs
-// to the package that imports this one.
+// Translation of spac's C++ exceptions into those of spac.errors. That module belongs to the package that imports this
+// one. So it is imported when the first error is raised.
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "session/session.h"

@@ -1,4 +1,4 @@
-// The experts of a model: layers, slots, plan, demand.
+// Bindings of a model's experts: layers, slots, plan, demand.
 #include "backend/experts/experts.h"
 #include "bindings/bindings.h"
 #include "core/error.h"
@@ -59,8 +59,8 @@ std::vector<spac::LayerInfo> layers(const Experts & experts) {
     return result;
 }
 
-// Experts' methods may wait for a lock that a computing thread holds while it asks for the GIL (to see signals): they
-// are all called without it.
+// Calls a method of Experts without the GIL. The method may wait for a lock that a computing thread holds, and that
+// thread may ask for the GIL meanwhile, to see signals. So no method of Experts is called with the GIL held.
 template <typename Call> auto without_gil(const Call & call) {
     const py::gil_scoped_release release;
     return call();
@@ -108,7 +108,7 @@ py::array_t<spac::LayerCost> take_layer_costs(Experts & experts) {
     return costs;
 }
 
-// A method that is refused in a child process.
+// Returns a function that calls the method, and that throws in a child process.
 template <typename Result, typename... Args> auto at_home(Result (Experts::*method)(Args...)) {
     return [method](Experts & experts, Args... args) {
         experts.home.check("the handle on the experts");
@@ -122,7 +122,7 @@ template <typename Result, typename... Args> auto at_home(Result (Experts::*meth
     };
 }
 
-// A LoadScope between __enter__ and __exit__; the handle stays.
+// A LoadScope that lives from __enter__ to __exit__. The handle on the experts stays valid afterwards.
 struct PyLoadScope {
     bool                              paged = false;
     std::shared_ptr<spac::HugeCopies> copies;

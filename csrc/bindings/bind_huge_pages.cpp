@@ -1,4 +1,4 @@
-// Copies of files on huge pages, and how fast such pages are read here.
+// Bindings of copies of files on huge pages, and of the rates at which this machine reads such pages.
 #include "bindings/bindings.h"
 #include "core/huge_pages.h"
 #include "core/read_rates.h"
@@ -19,7 +19,8 @@ namespace {
 
 using Release = py::call_guard<py::gil_scoped_release>;
 
-// What Python raises in the progress function cannot cross the loader: it stops the copying, and is kept.
+// Copies with a progress function in Python. An exception of that function cannot cross the loader. It stops the
+// copying, and is kept here.
 struct PyCopies : HugeCopies {
     PyCopies(const CopySettings & settings, Progress progress, std::shared_ptr<py::object> raised)
         : HugeCopies(settings, std::move(progress)), error(std::move(raised)) {}
@@ -40,7 +41,7 @@ std::shared_ptr<PyCopies> make_copies(int n_threads, bool drop_cache, double mos
                 return progress(done).cast<bool>();
             } catch (const py::error_already_set & raised) {
                 *error = raised.value();
-            } catch (const py::cast_error &) { // no bool
+            } catch (const py::cast_error &) { // The function did not return a bool.
             }
             return false;
         };

@@ -1,4 +1,4 @@
-// The CPU's kernels (csrc/kernels): which there are, how long each way takes, and which way is used.
+// Bindings of the CPU's kernels (csrc/kernels): their list, the time that each way takes, and the way in use.
 #include "bindings/bindings.h"
 #include "kernels/repack_times.h"
 #include "kernels/rows.h"
@@ -64,7 +64,7 @@ void check_threads(int threads) {
     }
 }
 
-// Runs a measurement without the lock of the interpreter.
+// Runs a measurement without the GIL.
 template <typename Function> auto measured_unlocked(const Function & measure) {
     const py::gil_scoped_release others_run;
     return measure();
@@ -112,7 +112,7 @@ int checked_quantized(const std::string & name) {
     return type;
 }
 
-// Measures types with so many threads, and returns what was found by their names, and the share of the time for which
+// Measures types with this many threads. Returns the results by the types' names, and the share of the time for which
 // the threads ran.
 template <typename Check, typename Measure, typename Describe>
 py::tuple times_by_type(const std::vector<std::string> & names, int threads, const Check & check,

@@ -1,4 +1,4 @@
-// The library itself: versions, and where its llama_decode is.
+// Bindings of the library itself: its versions, and the address of its llama_decode.
 #include <pybind11/pybind11.h>
 
 #include "session/library.h"

@@ -1,4 +1,4 @@
-// The learned scheduler's step on arrays that Python owns.
+// Binding of the learned scheduler's step, which works on arrays that Python owns.
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "core/logistic.h"
@@ -66,7 +66,7 @@ class PyLogistic {
     }
 
   private:
-    py::dict              arrays_; // keeps them
+    py::dict              arrays_; // keeps the memory that state_ points to
     spac::bindings::Shape shape_;
     spac::LogisticState   state_{};
     spac::LogisticOptions options_;

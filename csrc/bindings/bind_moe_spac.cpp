@@ -1,4 +1,4 @@
-// MoE-SpAc's step on arrays that Python owns.
+// Binding of MoE-SpAc's step, which works on arrays that Python owns.
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "core/moe_spac.h"
@@ -75,7 +75,7 @@ class PyMoeSpac {
     }
 
   private:
-    py::dict              arrays_; // keeps them
+    py::dict              arrays_; // keeps the memory that state_ points to
     spac::bindings::Shape shape_;
     spac::MoeSpacState    state_{};
     spac::MoeSpacOptions  options_;

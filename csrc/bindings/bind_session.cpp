@@ -1,4 +1,4 @@
-// The speculative session: its calls without the GIL, its events with it.
+// Bindings of the speculative session. Its calls run without the GIL, and its events with it.
 #include "bindings/bindings.h"
 #include "bindings/session_config.h"
 #include "bindings/session_events.h"
@@ -107,7 +107,7 @@ class PySession {
         call->reset();
     }
 
-    // Lets go of the contexts. Throws while a call runs.
+    // Releases the contexts. Throws while a call runs.
     void close() {
         if (session_ == nullptr) {
             return;
@@ -126,21 +126,21 @@ class PySession {
         return 0;
     }
 
-    // Also when the garbage collector finds that only the callbacks keep the session. The session goes first: it uses
-    // the contexts to its end.
+    // Releases the session and all Python objects. The garbage collector calls this too, when only the callbacks keep
+    // the session. The session goes first, because it uses the contexts to its end.
     void clear() {
         if (home_.is_here()) {
             session_.reset();
         } else {
-            static_cast<void>(session_.release()); // a child's copy: it cannot be ended without its threads
+            static_cast<void>(session_.release()); // a child's copy cannot be ended without its threads
         }
         callbacks_.clear();
         owner_ = py::none();
     }
 
   private:
-    // One call at a time, from before it lets go of the GIL: what runs then can be neither changed nor closed. Made and
-    // ended with the GIL held.
+    // The session's one call under way. It is made before the GIL is released, so that nobody can change or close the
+    // session while the call runs. It is made and destroyed with the GIL held.
     class Call {
       public:
         explicit Call(PySession & owner) : owner_(owner), session_(owner.get()) {
@@ -166,7 +166,7 @@ class PySession {
     Callbacks                callbacks_;
     bool                     in_call_            = false;
     bool                     keeps_draft_routes_ = false;
-    std::unique_ptr<Session> session_; // before the others go: it may still use the contexts
+    std::unique_ptr<Session> session_; // declared last, so destroyed first: it may still use the contexts
 };
 
 void * context_pointer(const py::object & address, const char * name) {
@@ -202,7 +202,8 @@ std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py:
     return std::make_unique<PySession>(config, std::move(owner));
 }
 
-// The callbacks usually belong to the object that holds the session: such a ring must be visible to the collector.
+// Makes the type visible to the garbage collector. The callbacks usually belong to the object that holds the session,
+// and only the collector can free such a cycle.
 void collectable(PyHeapTypeObject * heap_type) {
     auto * type = &heap_type->ht_type;
     type->tp_flags |= Py_TPFLAGS_HAVE_GC;

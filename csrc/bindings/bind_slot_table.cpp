@@ -1,5 +1,5 @@
-// The slot table and the residency steps by themselves: for property tests, and for replaying recorded demand without a
-// device.
+// Bindings of the slot table and of the residency steps by themselves. Property tests use them, and so do programs that
+// replay recorded demand without a device.
 #include "bindings/bindings.h"
 #include "core/copy_runs.h"
 #include "core/error.h"
@@ -59,7 +59,7 @@ spac::Plan plan_of(const SlotTable & table, const py::object & priority, const p
     return plan;
 }
 
-// Residency for one thread, with the batches of loads under way kept for finish(), the oldest first.
+// Residency for one thread. It keeps the batches of loads under way for finish(), which ends the oldest first.
 class Steps {
   public:
     Steps(const Layers & layers, const std::vector<int> & pool_slots)
@@ -68,7 +68,7 @@ class Steps {
     void submit(const py::object & priority, const py::object & threshold) {
         residency_.submit(plan_of(residency_.table(), priority, threshold));
     }
-    // [(layer, expert, pool, slot)]
+    // Begins loads, and returns them as a list of (layer, expert, pool, slot).
     py::list begin(int cursor, size_t max_loads, size_t max_evictions) {
         spac::Residency::Retired retired;
         const auto               plan  = residency_.look();
@@ -111,12 +111,12 @@ class Steps {
     std::deque<std::vector<spac::Residency::Load>> batches_;
 };
 
-// Holding a Python object of it holds the version, as a launch does.
+// A mask that Python holds. Its version stays valid as long as the object lives, as it does for a launch.
 struct HeldMask {
     std::shared_ptr<const spac::Mask> mask;
 };
 
-// A list of (kind, load, evict or None), kind one of "use_free", "wait", "use_evicted".
+// Returns a list of (kind, load, evict or None). The kind is "use_free", "wait" or "use_evicted".
 py::list toward(const SlotTable & table, const py::object & priority, const py::object & threshold, int cursor) {
     const spac::Plan       plan    = plan_of(table, priority, threshold);
     constexpr const char * kinds[] = {"use_free", "wait", "use_evicted"};

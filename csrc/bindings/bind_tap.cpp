@@ -1,4 +1,4 @@
-// What enters the FFNs of a draft's layers.
+// Binding of the tap, which records the inputs of the FFNs of a draft's layers.
 #include "backend/hidden_states/tap.h"
 #include "bindings/bindings.h"
 
@@ -8,7 +8,7 @@ namespace py = pybind11;
 
 namespace {
 
-// A tap, and its scope between __enter__ and __exit__.
+// A tap, and the scope that lives from __enter__ to __exit__.
 class PyTap {
   public:
     void enter() {
@@ -24,7 +24,7 @@ class PyTap {
         return *tap_;
     }
 
-    // A read-only view on the tap's memory, [n_layer, n_embd]; None where there is nothing.
+    // Returns a read-only view on the tap's memory, [n_layer, n_embd], or None if the tap has no states.
     py::object states() const {
         using Holder      = std::shared_ptr<const float>;
         const Holder data = get().states();

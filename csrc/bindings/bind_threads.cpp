@@ -1,4 +1,4 @@
-// The CPU's threads: pools for contexts, and the CPUs that they run on.
+// Bindings of the CPU's threads: pools for contexts, and the CPUs that the threads run on.
 #include "backend/split/thread_pool.h"
 #include "bindings/bindings.h"
 #include "session/attach_pool.h"
@@ -13,7 +13,7 @@ using spac::ThreadPool;
 
 constexpr int most_threads = 512; // ggml's limit
 
-// A pool that can be ended before its object is.
+// A thread pool that Python can end before its object is destroyed.
 class PyThreadPool {
   public:
     PyThreadPool(int n_threads, int poll) {

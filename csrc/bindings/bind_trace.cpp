@@ -1,4 +1,4 @@
-// The recorder of a timeline, and the layouts of what it and the layers' costs hand to numpy.
+// Bindings of the recorder of a timeline, and the layouts of its records and of the layers' costs for numpy.
 #include "backend/experts/experts.h"
 #include "bindings/bindings.h"
 #include "core/churn.h"
@@ -15,7 +15,7 @@ using spac::Trace;
 
 namespace {
 
-// What a field of numpy's record is called and what it is in C++: `activity` is an int32 there.
+// One record in numpy's array. The fields have the names and types that Python sees: `activity` is an int32 there.
 struct Record {
     int64_t start_ns, end_ns, bytes;
     int32_t activity, layer, expert, pool, count, distinct, ok;

@@ -1,4 +1,4 @@
-// What the binding files share: one function per room, and checked numpy arrays.
+// Declarations that the binding files share: one function for each file, and checked numpy arrays.
 #pragma once
 
 #include "core/error.h"
@@ -30,24 +30,25 @@ namespace spac::bindings {
 
 using Shape = std::vector<pybind11::ssize_t>;
 
-// The data of an int32 array of exactly this shape, in C order. Throws InputError naming `name`, what was expected and
-// what was given. The array keeps the data.
+// Returns the data of an int32 array of exactly this shape, in C order. The array keeps the data. Throws InputError,
+// which names `name`, the expected type and shape, and the given ones.
 const int32_t * int32_data(const pybind11::object & object, const char * name, const Shape & shape);
 
-// The tokens in a one-dimensional int32 array, or in any sequence of integers. Throws InputError.
+// Returns the tokens in a one-dimensional int32 array, or in any sequence of integers. Throws InputError for anything
+// else.
 std::vector<int32_t> token_list(const pybind11::object & object, const char * name);
 
-// A read-only array on data that `owner` keeps alive.
+// Returns a read-only array on data that `owner` keeps alive.
 pybind11::array_t<int32_t> int32_view(const int32_t * data, const Shape & shape, const pybind11::object & owner);
 
-// A read-only array on a shared buffer. An empty one where there is none.
+// Returns a read-only array on a shared buffer. The array is empty if there is no buffer.
 pybind11::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>> data, const Shape & shape);
 
-// What an argument is, for messages: "int32[2, 3]" for arrays, else the type's name.
+// Describes an argument for messages: "int32[2, 3]" for an array, else the type's name.
 std::string describe(pybind11::handle object);
 
-// The data of one of the arrays in a dict, of this type and size, in C order, to be changed in place. Throws InputError
-// naming it. The array keeps the data.
+// Returns the data of one of the arrays in a dict, to be changed in place. The array has this type and size, is in C
+// order, and keeps the data. Throws InputError, which names the array.
 template <typename T> T * owned_data(const pybind11::dict & arrays, const char * name, pybind11::ssize_t size) {
     const pybind11::object object = arrays[name];
     if (pybind11::array_t<T, pybind11::array::c_style>::check_(object)) {
@@ -60,7 +61,7 @@ template <typename T> T * owned_data(const pybind11::dict & arrays, const char *
                      std::to_string(size) + " numbers");
 }
 
-// A message as Python text, whatever bytes it quotes from a file.
+// Returns a message as Python text. It may quote any bytes from a file.
 pybind11::str message(const std::string & text);
 
 } // namespace spac::bindings

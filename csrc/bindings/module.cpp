@@ -1,4 +1,4 @@
-// spac._core: a table of contents.
+// The module spac._core, as a list of its bindings.
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_core, m) {

@@ -20,7 +20,7 @@ struct Setter {
     std::function<void(SessionConfig &, py::handle)> set;
 };
 
-// What Python code calls a type, for messages.
+// Returns Python's word for a type, for messages.
 template <typename T> const char * python_name() {
     if constexpr (std::is_same_v<T, bool>) {
         return "a bool";
@@ -44,7 +44,7 @@ template <typename T> const char * python_name() {
 }
 
 template <typename T> void assign(const char * name, py::handle value, T & field) {
-    // A string is a sequence of strings to Python, which is never what was meant.
+    // Python takes a string for a sequence of strings. The caller never means that.
     const bool is_list =
         std::is_same_v<T, std::vector<std::string>> || std::is_same_v<T, std::optional<std::vector<std::string>>>;
     try {

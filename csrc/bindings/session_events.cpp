@@ -27,7 +27,7 @@ struct DraftEnd {
     py::object           routes;
 };
 
-// A copy as int32 [L, T, U], or None.
+// Returns a copy of the routes as int32 [L, T, U], or None.
 py::object draft_routes(const DraftRoutes * routes) {
     if (routes == nullptr) {
         return py::none();
@@ -36,7 +36,7 @@ py::object draft_routes(const DraftRoutes * routes) {
     return by_token.attr("transpose")(1, 0, 2);
 }
 
-// A read-only view on the session's one buffer, [L]; empty without experts.
+// Returns a read-only view on the session's one buffer, [L]. It is empty without experts.
 py::array_t<LayerCost> layer_costs(const Step & self) {
     using Holder = std::shared_ptr<const std::vector<LayerCost>>;
     py::array_t<LayerCost> view;

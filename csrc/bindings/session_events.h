@@ -1,4 +1,4 @@
-// A session's events in Python: what callbacks are given, and the listeners that call them.
+// A session's events in Python: the arguments of callbacks, and the listeners that call them.
 #pragma once
 
 #include "session/session.h"
@@ -12,12 +12,12 @@ namespace spac::bindings {
 
 using Callbacks = std::map<std::string, pybind11::object>; // by event
 
-// Throws InputError for an event that is unknown, listing those known, and for a callback that is neither None nor
-// something to call.
+// Throws InputError for an unknown event, with a list of those known. Throws it also for a callback that is neither
+// None nor callable.
 void check_callback(const std::string & event, const pybind11::object & callback);
 
-// Listeners for the events that are in `callbacks` only: the others cost nothing. They take the GIL, and borrow the
-// callbacks.
+// Returns listeners for the events in `callbacks`. Other events cost nothing. The listeners take the GIL, and borrow
+// the callbacks.
 Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes = false);
 
 void bind_session_events(pybind11::module_ & m);

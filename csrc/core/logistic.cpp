@@ -15,15 +15,16 @@
 namespace spac {
 namespace {
 
-// To the nearest, ties to even, for |x| < 2^51. nearbyint() is a call where the compiler may not assume SSE4.1.
+// Rounds to the nearest integer, ties to even, for |x| < 2^51. Where the compiler may not assume SSE4.1, nearbyint() is
+// a function call.
 double rounded(double x) {
     constexpr double shift = 3.0 * (int64_t{1} << 51);
     return (x + shift) - shift;
 }
 
 constexpr int     n_features = n_logistic_features;
-constexpr double  one        = 1 << 20; // priority of certainty
-constexpr int32_t above      = 2 << 20; // what experts of whole layers have more
+constexpr double  one        = 1 << 20; // priority of an expert with probability 1
+constexpr int32_t above      = 2 << 20; // addition to the priority of experts of whole layers
 
 enum Feature { count, recent, near, far, position, rejected };
 
@@ -41,11 +42,11 @@ void check(const LogisticState & s, const LogisticStep & step) {
     }
 }
 
-// 1 or 0, from the sign's bit: a comparison becomes a branch, and nobody can predict it.
+// Return 1 or 0, from the sign's bit. A comparison would become a branch that the processor cannot predict.
 int is_negative(int32_t x) { return static_cast<int>(static_cast<uint32_t>(x) >> 31); }
 int is_positive(int32_t x) { return static_cast<int>((0 - static_cast<uint32_t>(x)) >> 31); }
 
-// The sums, over all experts in their order, of error and of error times feature; the features are the last step's.
+// Sums of the error, and of the error times each feature of the last step. They run over all experts in their order.
 class Gradient {
   public:
     void add(const LogisticState & s, const int32_t * demand, int first) {
@@ -58,7 +59,7 @@ class Gradient {
         }
         const double *x0 = row(s, 0) + first, *x1 = row(s, 1) + first, *x2 = row(s, 2) + first;
         const double *x3 = row(s, 3) + first, *x4 = row(s, 4) + first, *x5 = row(s, 5) + first;
-        auto          sums = sums_; // each sum waits for itself only
+        auto          sums = sums_; // a local copy, so that each sum waits for itself only
         for (int e = 0; e < s.n_expert; ++e) {
             const double error = errors_[e];
             sums[0] += error * x0[e];
@@ -84,10 +85,10 @@ class Gradient {
   private:
     std::array<double, n_features + 1> sums_   = {};
     int                                n_real_ = 0;
-    std::vector<double>                errors_; // of a layer
+    std::vector<double>                errors_; // [N] of one layer
 };
 
-// The features that counts tell, layer by layer.
+// Computes the features that come from counts, layer by layer.
 class Counts {
   public:
     Counts(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step)
@@ -115,7 +116,7 @@ class Counts {
     }
 
   private:
-    // Denormal numbers are slow, and would stay.
+    // Returns x, or 0 if x is very small. Denormal numbers are slow, and would never fade to 0.
     double faded(double x) const { return x < least_ ? 0.0 : x; }
     double share_of(double n) const { return std::min(1.0, std::sqrt(n / step_.n_verified)); }
 
@@ -128,12 +129,12 @@ class Counts {
     const LogisticState &  s_;
     const LogisticStep &   step_;
     double                 least_, old_, new_near_, new_far_;
-    std::array<double, 33> shares_ = {}; // of few tokens
+    std::array<double, 33> shares_ = {}; // share_of() of small counts
 };
 
-// The features that routes tell.
+// Computes the features that come from routes.
 void place(const LogisticState & s, const LogisticStep & step) {
-    std::fill_n(row(s, position), static_cast<size_t>(2) * s.n_layer * s.n_expert, 0.0); // and the one behind it
+    std::fill_n(row(s, position), static_cast<size_t>(2) * s.n_layer * s.n_expert, 0.0); // `rejected` lies behind it
     const int32_t * route = step.routes;
     for (int token = 0; route != nullptr && token < step.n_token; ++token) {
         const double at = (token + 1.0) / step.n_token, is_rejected = token >= step.n_token - step.n_rejected;
@@ -151,7 +152,7 @@ void place(const LogisticState & s, const LogisticStep & step) {
     }
 }
 
-// Probabilities of a layer's experts, and what they are worth.
+// Computes the probabilities of a layer's experts, and their priorities.
 void predict(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step, int first,
              int32_t * priority) {
     const double * w  = s.weights;
@@ -171,8 +172,8 @@ void predict(const LogisticState & s, const LogisticOptions & options, const Log
     }
 }
 
-// Every pool wants as many as it has slots, none of priority 0, and all that tie at the threshold; whole layers have
-// slots of their own.
+// Chooses the thresholds. Every pool wants as many experts as it has slots, and all that tie at the threshold. It wants
+// none of priority 0. Whole layers have slots of their own.
 void choose(const LogisticState & s, const int32_t * priority, int32_t * threshold) {
     std::vector<int32_t> values;
     for (int pool = 0; pool < s.n_pool; ++pool) {

@@ -9,7 +9,7 @@ namespace {
 constexpr int32_t level_unit = 1 << 20;
 constexpr double  reach      = 0.75;
 
-// Means of what the utilities known before the step made of its demand.
+// Updates the averages of a step's demand by utility level. The levels are those that were known before the step.
 void average(const MoeSpacState & s, const MoeSpacStep & step) {
     const int           K = s.n_level;
     std::vector<double> sums(2 * (static_cast<size_t>(K) + 1));
@@ -68,7 +68,7 @@ class Balance {
         share_out();
     }
 
-    // tau of a layer.
+    // Returns a layer's threshold tau.
     int solve(int il) const {
         const double *      experts  = experts_.data() + il * K_;
         const double *      held     = held_.data() + il * K_;
@@ -126,7 +126,7 @@ class Balance {
         }
     }
 
-    // Of each level of a pool, the share for which the levels above leave slots.
+    // Computes the share of each level's experts that fits into a pool's slots. Higher levels take slots first.
     void share_out() {
         std::vector<double> in_pool(fit_.size(), 0.0);
         for (int il = 0; il < s_.n_layer; ++il) {
@@ -147,8 +147,8 @@ class Balance {
     const MoeSpacState & s_;
     const MoeSpacTimes & times_;
     size_t               K_;
-    std::vector<double>  experts_, held_; // [L, K] of each level
-    std::vector<double>  fit_;            // [P, K]
+    std::vector<double>  experts_, held_; // [L, K] experts of each level, and those of them in slots
+    std::vector<double>  fit_;            // [P, K] share of a level's experts that fits
     double               drafting_;
 };
 
