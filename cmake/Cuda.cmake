@@ -1,7 +1,8 @@
-# Decides whether ggml's CUDA backend is built: sets SPAC_WITH_CUDA, and defines spac_link_cuda().
+# Decides whether ggml's CUDA backend is built. Sets SPAC_WITH_CUDA, and defines spac_link_cuda().
 #
-# The CUDA runtime is linked statically and the driver not at all (cudart opens it), so that the library loads where there
-# is no GPU. cuBLAS, too large to carry, stays a shared library, found when spac is loaded (spac/_library.py).
+# The library must load on machines without a GPU. So the CUDA runtime is linked statically, and the driver is not
+# linked: the runtime opens it. cuBLAS is too large to carry. It stays a shared library, which spac/_library.py finds
+# when spac is loaded.
 
 set(SPAC_CUDA auto CACHE STRING "build the CUDA backend: auto (when the toolkit and cuBLAS are found), on, off")
 set_property(CACHE SPAC_CUDA PROPERTY STRINGS auto on off)
@@ -11,7 +12,8 @@ set(SPAC_CUBLAS_ROOT "" CACHE PATH "folder with cuBLAS's include/ and lib/, when
 set(SPAC_CUDA_OBJECTS "" CACHE PATH
     "folder of ggml-cuda's objects, compiled elsewhere from the same source (bench/gpu_suite/README.md); needs no nvcc")
 
-# Sets `result` to a folder with cuBLAS in it: the option, or PyPI's nvidia-cublas beside this Python; empty if none.
+# Sets `result` to a folder with cuBLAS in it, or to an empty string if there is none. The folder is the option's, or
+# that of PyPI's nvidia-cublas beside this Python.
 function(spac_find_cublas_root result)
     file(GLOB candidates "${Python_SITEARCH}/nvidia/cu*")
     foreach(root IN LISTS SPAC_CUBLAS_ROOT candidates)
@@ -24,7 +26,7 @@ function(spac_find_cublas_root result)
     set(${result} "" PARENT_SCOPE)
 endfunction()
 
-# Sets `result` to what keeps CUDA from being built, empty if nothing does.
+# Sets `result` to the reason why CUDA cannot be built, or to an empty string if it can.
 macro(spac_find_cuda result)
     set(${result} "")
     spac_find_cublas_root(_cublas_root)
@@ -32,7 +34,7 @@ macro(spac_find_cuda result)
         foreach(_library cublas cublasLt)
             file(GLOB _found "${_cublas_root}/lib*/lib${_library}.so*")
             list(GET _found 0 _found)
-            set(CUDA_${_library}_LIBRARY "${_found}" CACHE FILEPATH "" FORCE) # FindCUDAToolkit's own names
+            set(CUDA_${_library}_LIBRARY "${_found}" CACHE FILEPATH "" FORCE) # FindCUDAToolkit's variable
         endforeach()
     endif()
     find_package(CUDAToolkit QUIET)
@@ -43,7 +45,8 @@ macro(spac_find_cuda result)
     endif()
 endmacro()
 
-# Sets `result` to the compute capabilities of this machine's GPUs, or to intermediate code for all from Turing on.
+# Sets `result` to the compute capabilities of this machine's GPUs. If it has none, the result is intermediate code for
+# all GPUs from Turing on.
 function(spac_cuda_architectures result)
     execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
         RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -58,7 +61,8 @@ function(spac_cuda_architectures result)
     endif()
 endfunction()
 
-# Makes sure that the objects in SPAC_CUDA_OBJECTS are of this tree, and sets SPAC_CUBLAS to the library to link.
+# Fails if the objects in SPAC_CUDA_OBJECTS were compiled from another source than this tree's. Sets SPAC_CUBLAS to the
+# library to link.
 macro(spac_use_cuda_objects)
     execute_process(COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_LIST_DIR}/cuda_source_id.py" "${SPAC_LLAMA_SOURCE}"
         "${SPAC_LLAMA_PRISTINE}" OUTPUT_VARIABLE _id OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
@@ -104,11 +108,11 @@ if(SPAC_WITH_CUDA AND NOT SPAC_CUDA_OBJECTS)
     endif()
     set(GGML_CUDA_NO_VMM ON) # its memory pool would make the driver a link-time dependency
     set(GGML_CUDA_NCCL OFF)
-    enable_language(CUDA) # here, for cmake/Reference.cmake compiles some of its files too
+    enable_language(CUDA) # in the top folder, because cmake/Reference.cmake compiles CUDA files too
     message(STATUS "spac: with CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 endif()
 
-# Links CUDA into a library: `kind` "patched", or "published" where it is to have ggml-cuda as upstream wrote it.
+# Links CUDA into a library. `kind` is "patched", or "published" for ggml-cuda as upstream wrote it.
 function(spac_link_cuda target kind)
     if(NOT SPAC_CUDA_OBJECTS)
         target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::cublas)

@@ -1,4 +1,4 @@
-# Compiles llama.cpp as static, position-independent libraries, whose objects csrc links into one shared library.
+# Compiles llama.cpp as static, position-independent libraries. csrc links their objects into one shared library.
 # Options that change results stay at upstream's defaults.
 
 set(BUILD_SHARED_LIBS OFF)
@@ -14,11 +14,11 @@ set(GGML_OPENMP OFF)  # its threads spin, and a second OpenMP runtime (PyTorch's
 set(GGML_CUDA ${SPAC_WITH_CUDA})
 set(GGML_VULKAN ${SPAC_WITH_VULKAN})
 if(SPAC_CUDA_OBJECTS)
-    set(GGML_CUDA OFF) # it is compiled
+    set(GGML_CUDA OFF) # its objects are compiled already
 endif()
 option(GGML_NATIVE "compile for this machine's CPU (OFF: for the instruction sets that the GGML_… options name)" ON)
 
-# Upstream asks git for its version: around our build folder that would be another project's, so it gets no git.
+# Upstream asks git for its version. In our build folder, git would give another project's, so upstream finds no git.
 set(LLAMA_BUILD_NUMBER 0)
 set(LLAMA_BUILD_COMMIT "llama-cpp-python-${SPAC_LLAMA_CPP_PYTHON_VERSION}")
 set(CMAKE_DISABLE_FIND_PACKAGE_Git ON)
@@ -26,7 +26,7 @@ find_program(SPAC_TRUE true)
 mark_as_advanced(SPAC_TRUE)
 set(GIT_EXECUTABLE "${SPAC_TRUE}")
 
-# Upstream's own warnings are not ours to read.
+# Upstream's compiler warnings and CMake messages are hidden, because they do not concern this project.
 set(LLAMA_ALL_WARNINGS OFF)
 set(_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
 if(NOT _log_level)
@@ -35,8 +35,8 @@ endif()
 add_subdirectory("${SPAC_LLAMA_SOURCE}" "${CMAKE_CURRENT_BINARY_DIR}/llama" EXCLUDE_FROM_ALL)
 set(CMAKE_MESSAGE_LOG_LEVEL "${_log_level}")
 
-# The static libraries whose objects go into the shared one, whole. cpp-httplib is common's downloader: it stays an
-# archive, from which the linker takes what common refers to.
+# All objects of these static libraries go into the shared one. cpp-httplib, common's downloader, stays an archive. The
+# linker takes from it only the objects that common refers to.
 set(SPAC_LLAMA_TARGETS llama llama-common llama-common-base ggml ggml-base ggml-cpu)
 if(TARGET ggml-cuda)
     list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)

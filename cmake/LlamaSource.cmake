@@ -1,5 +1,5 @@
-# Sets SPAC_LLAMA_SOURCE (patched) and SPAC_LLAMA_PRISTINE (as published), both in the build folder, and
-# SPAC_PATCHED_FILES, relative to them. What is fetched and how: llama_source.py.
+# Sets SPAC_LLAMA_SOURCE (patched) and SPAC_LLAMA_PRISTINE (as published), which are both in the build folder. Sets
+# SPAC_PATCHED_FILES, relative to them. llama_source.py fetches the source.
 
 set(SPAC_LLAMA_CPP_DIR "" CACHE PATH "a llama.cpp source tree to use in place of the pinned sdist")
 
@@ -21,7 +21,7 @@ string(REPLACE "\n" ";" SPAC_PATCHED_FILES "${_files}")
 set(SPAC_LLAMA_SOURCE "${_build}/patched")
 set(SPAC_LLAMA_PRISTINE "${_build}/pristine")
 
-# Editing a patch, adding one, or moving the pin configures anew.
+# CMake configures anew when a patch is edited or added, or when the pin moves.
 file(GLOB _patches CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/patches/*.patch")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
     ${_patches} LLAMA_CPP_VERSION cmake/llama_source.py cmake/unified_diff.py)

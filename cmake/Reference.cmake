@@ -1,8 +1,8 @@
-# The unpatched library that the tests and the side-by-side comparison use: llama.cpp's own objects, but for the sources
-# that our patches change, which are compiled again as published, and nothing of ours. With CUDA where spac has it. It is
-# called libllama.so too, so that LLAMA_CPP_LIB_PATH=<its folder> makes llama-cpp-python run on it (in a process of its own).
+# Builds the unpatched library that the tests and the side-by-side comparison use. It has llama.cpp's objects and none
+# of ours. The sources that our patches change are compiled again as published. It has CUDA if spac has it. It is called
+# libllama.so too, so that LLAMA_CPP_LIB_PATH=<its folder> makes llama-cpp-python run on it, in a process of its own.
 
-# Lists in `result` those of `files` that include one of the headers `names`, directly or through each other.
+# Sets `result` to those of `files` that include one of the headers `names`, directly or through each other.
 function(spac_including files names result)
     set(known "${names}")
     set(found "")
@@ -27,8 +27,9 @@ function(spac_including files names result)
     set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Lists in `result` the sources of `target` to compile again, relative to its folder: those that are patched, and when a
-# header is, those that include it (CUDA's, which are all known and slow to compile) or all.
+# Sets `result` to the sources of `target` to compile again, relative to its folder. These are the patched ones. If a
+# CUDA header is patched, the sources that include it are compiled again too: all of them are known, and they compile
+# slowly. If another header is patched, all sources are compiled again.
 function(spac_patched_sources target result)
     get_target_property(folder ${target} SOURCE_DIR)
     get_target_property(sources ${target} SOURCES)
@@ -38,7 +39,7 @@ function(spac_patched_sources target result)
     foreach(source IN LISTS sources)
         cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY "${folder}" NORMALIZE OUTPUT_VARIABLE path)
         if(NOT EXISTS "${path}")
-            continue() # generated
+            continue() # a generated source
         endif()
         list(APPEND files "${path}")
         cmake_path(RELATIVE_PATH path BASE_DIRECTORY "${SPAC_LLAMA_SOURCE}" OUTPUT_VARIABLE name)
@@ -68,7 +69,7 @@ function(spac_patched_sources target result)
     set(${result} "${relative}" PARENT_SCOPE)
 endfunction()
 
-# Adds the objects of `target` to the reference, replacing the given sources by the published ones.
+# Adds the objects of `target` to the reference. Replaces the given sources by the published ones.
 function(spac_reference_objects target again)
     if(NOT again)
         target_sources(spac-reference PRIVATE $<TARGET_OBJECTS:${target}>)
@@ -87,7 +88,7 @@ function(spac_reference_objects target again)
         "$<FILTER:$<TARGET_OBJECTS:${target}>,EXCLUDE,/${target}[.]dir/([.]/)?(${pattern})[.]o$>")
 
     add_library(spac-reference-${target} OBJECT ${published})
-    set_property(TARGET spac-reference-${target} PROPERTY CUDA_STANDARD 17) # of others it is inherited
+    set_property(TARGET spac-reference-${target} PROPERTY CUDA_STANDARD 17) # other targets inherit it
     foreach(property INCLUDE_DIRECTORIES COMPILE_OPTIONS COMPILE_DEFINITIONS COMPILE_FEATURES C_STANDARD CXX_STANDARD
             CUDA_ARCHITECTURES)
         get_target_property(value ${target} ${property})

@@ -1,13 +1,14 @@
-# Decides whether ggml's Vulkan backend is built: sets SPAC_WITH_VULKAN, and defines spac_link_vulkan().
+# Decides whether ggml's Vulkan backend is built. Sets SPAC_WITH_VULKAN, and defines spac_link_vulkan().
 #
-# Only where it is asked for: it compiles some hundred shaders, and has run on Mesa's software device alone. libvulkan,
-# which finds the drivers, stays a shared library: such a build is for machines that have one.
+# The backend is off by default, because its build compiles some hundred shaders, and because it has only run on Mesa's
+# software device. libvulkan, which finds the drivers, stays a shared library. So such a build runs only on machines
+# that have libvulkan.
 
 set(SPAC_VULKAN off CACHE STRING
     "build the Vulkan backend: off, on, auto (when its headers, libvulkan, glslc and SPIR-V's headers are found)")
 set_property(CACHE SPAC_VULKAN PROPERTY STRINGS auto on off)
 
-# Sets `result` to what keeps Vulkan from being built, empty if nothing does.
+# Sets `result` to the reason why Vulkan cannot be built, or to an empty string if it can.
 macro(spac_find_vulkan result)
     set(${result} "")
     find_package(Vulkan QUIET COMPONENTS glslc)

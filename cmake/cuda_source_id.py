@@ -1,4 +1,4 @@
-"""Prints what tells ggml-cuda's sources apart, as patched and as published: objects fit trees of equal id.
+"""Print an id of ggml-cuda's sources, as patched and as published. Objects fit trees with the same id.
 
 python cuda_source_id.py PATCHED PRISTINE
 """
@@ -12,7 +12,7 @@ KINDS = (".cu", ".cuh", ".h")
 
 
 def source_id(*trees: Path) -> str:
-    """sha256, hexadecimal, over names and contents of what the objects are compiled from."""
+    """Return the sha256 (hexadecimal) of the names and contents of the files that the objects are made of."""
     digest = hashlib.sha256()
     for tree in trees:
         for inside in INSIDE:

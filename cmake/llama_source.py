@@ -2,10 +2,10 @@
 
     python llama_source.py --pin FILE --patches FOLDER --build FOLDER [--local FOLDER]
 
-Leaves two trees in the build folder, `pristine` (as published) and `patched`, and prints the patched files,
-one a line, for the reference build. Files whose content did not change keep their time stamp, so that
-editing a patch recompiles only what it touches. Runs with the standard library alone, before anything is
-built; needs neither `patch` nor `git`.
+The program makes two trees in the build folder, `pristine` (as published) and `patched`. It prints the
+patched files, one a line, for the reference build. Files whose content did not change keep their time stamp.
+So an edit of a patch recompiles only the files that it touches. The program runs before anything is built.
+It needs the standard library only, neither `patch` nor `git`.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from pathlib import Path
 
 from unified_diff import PatchError, apply_patch
 
-# What our build reads; the rest of the sdist (tools, tests, web pages, models) stays packed.
+# The build reads these parts of llama.cpp. The rest of the sdist (tools, tests, pages, models) stays packed.
 WANTED = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "vendor")
 INSIDE_SDIST = "vendor/llama.cpp/"
 
 
 class SourceError(Exception):
-    """The source cannot be had; the message says what to do."""
+    """The source is not available. The message says what to do."""
 
 
 def read_pin(path: Path) -> tuple[str, str]:
-    """The pinned llama-cpp-python version and its sdist's sha256."""
+    """Return the pinned version of llama-cpp-python and the sha256 of its sdist."""
     fields = dict(
         line.split() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")
     )
@@ -39,7 +39,7 @@ def read_pin(path: Path) -> tuple[str, str]:
 
 
 def cache_folder(build: Path) -> Path:
-    """The user's cache folder, or one in the build folder where that cannot be written."""
+    """Return the user's cache folder, or one in the build folder if the user's cannot be written."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(root) / "spac"
     try:
@@ -58,8 +58,10 @@ def sha256_of(path: Path) -> str:
 
 
 def fetch_sdist(version: str, sha256: str, cache: Path) -> Path:
-    """The pinned sdist in the cache, downloaded by pip when it is not there yet; its hash is always
-    checked."""
+    """Return the path of the pinned sdist in the cache.
+
+    pip downloads it if it is not there yet. Its hash is always checked.
+    """
     sdist = cache / f"llama_cpp_python-{version}.tar.gz"
     if sdist.is_file() and sha256_of(sdist) == sha256:
         return sdist
@@ -76,7 +78,7 @@ def fetch_sdist(version: str, sha256: str, cache: Path) -> Path:
             "--no-deps",
         ]
         command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", folder, requirement]
-        # Without Python's warnings: they would read like our own.
+        # The output is captured, because Python's warnings in it would read like our own.
         done = subprocess.run(command, capture_output=True, text=True)
         found = list(Path(folder).glob("*.tar.gz"))
         if done.returncode != 0 or len(found) != 1:
@@ -138,7 +140,7 @@ def unpack(files: Iterator[tuple[str, bytes]], pristine: Path) -> None:
 
 
 def mirror(pristine: Path, patched: Path, changed: dict[str, str]) -> None:
-    """Make `patched` equal to `pristine` but for the files in `changed`."""
+    """Make `patched` equal to `pristine`, except for the files in `changed`."""
     names = {path.relative_to(pristine).as_posix() for path in pristine.rglob("*") if path.is_file()}
     for name in sorted(names | changed.keys()):
         source, target = pristine / name, patched / name
@@ -153,7 +155,7 @@ def mirror(pristine: Path, patched: Path, changed: dict[str, str]) -> None:
 
 
 def apply_patches(patches: Path, pristine: Path) -> dict[str, str]:
-    """The content of every file that a patch changes, after all patches in the order of their numbers."""
+    """Apply all patches in the order of their numbers. Return the new content of every changed file."""
     changed: dict[str, str] = {}
 
     def read(name: str) -> str:
@@ -171,7 +173,7 @@ def apply_patches(patches: Path, pristine: Path) -> dict[str, str]:
 
 
 def provide(pin: Path, patches: Path, build: Path, local: Path | None) -> list[str]:
-    """Bring both trees in `build` up to date; returns the names of the patched files."""
+    """Bring both trees in `build` up to date. Return the names of the patched files."""
     pristine, patched, stamp = build / "pristine", build / "patched", build / "pristine.stamp"
     version, sha256 = read_pin(pin)
     if local:

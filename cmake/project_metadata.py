@@ -1,4 +1,4 @@
-"""The project's metadata that is written elsewhere: our version, and the pinned llama-cpp-python as a
+"""Provide the project's metadata that other files hold: our version, and the pinned llama-cpp-python as a
 dependency."""
 
 import re
@@ -10,8 +10,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """Called by scikit-build-core with pyproject's settings for this provider; returns a fragment of
-    [project]."""
+    """Return a fragment of [project].
+
+    scikit-build-core calls this with pyproject's settings for this provider.
+    """
     text = (ROOT / "python" / "spac" / "__init__.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
     pin = re.search(r"^version (\S+)", (ROOT / "LLAMA_CPP_VERSION").read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Apply unified diffs (as `git diff` and `diff -u` write them) strictly: every context line must match.
+"""Apply unified diffs (as `git diff` and `diff -u` write them) strictly. Every context line must match.
 
-There is no fuzz on purpose: a patch that half fits the pinned source must fail the build, not land
-elsewhere. A hunk may have moved, as long as its old lines occur exactly once in the file.
+There is no fuzz. A patch that fits the pinned source only in part must fail the build, and must not change
+other places. A hunk may have moved, if its old lines occur exactly once in the file.
 """
 
 import re
@@ -11,11 +11,11 @@ HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 class PatchError(Exception):
-    """A diff cannot be read or does not fit; the message names file and hunk."""
+    """A diff cannot be read or does not fit. The message names the file and the hunk."""
 
 
 def file_name(header: str) -> str | None:
-    """The path in a `--- a/path` or `+++ b/path` line; None for /dev/null."""
+    """Return the path in a line `--- a/path` or `+++ b/path`, or None for /dev/null."""
     path = header[4:].split("\t")[0].strip()
     if path == "/dev/null":
         return None
@@ -23,8 +23,7 @@ def file_name(header: str) -> str | None:
 
 
 def read_hunk(lines: list[str], start: int) -> tuple[int, list[str], list[str], int]:
-    """The hunk whose header is lines[start]: (old line number, old lines, new lines, index after the
-    hunk)."""
+    """Return the hunk whose header is lines[start]: (old line number, old lines, new lines, index behind)."""
     match = HUNK.match(lines[start])
     if match is None:
         raise PatchError(f"not a hunk header: {lines[start]!r}")
@@ -34,7 +33,7 @@ def read_hunk(lines: list[str], start: int) -> tuple[int, list[str], list[str], 
     at = start + 1
     while len(old) < n_old or len(new) < n_new:
         line = lines[at] if at < len(lines) else "?"
-        # Editors and mail strip the blank that marks an empty context line.
+        # Editors and mail programs remove the blank that marks an empty context line.
         mark, text = line[:1] or " ", line[1:]
         if mark not in " +-":
             raise PatchError(f"the hunk {lines[start]!r} is cut off")
@@ -47,7 +46,7 @@ def read_hunk(lines: list[str], start: int) -> tuple[int, list[str], list[str], 
 
 
 def replace(content: list[str], old: list[str], new: list[str], at: int, where: str) -> int:
-    """Replace the lines `old`, expected at index `at`; returns the index after the new ones."""
+    """Replace the lines `old`, which are expected at index `at`. Return the index after the new lines."""
     if content[at : at + len(old)] != old:
         found = [i for i in range(len(content) - len(old) + 1) if content[i : i + len(old)] == old]
         if len(found) != 1 or not old:
@@ -58,9 +57,10 @@ def replace(content: list[str], old: list[str], new: list[str], at: int, where: 
 
 
 def apply_patch(patch: str, read: Callable[[str], str]) -> dict[str, str]:
-    """The new content of every file that `patch` changes or adds; `read(name)` gives the present content.
+    """Return the new content of every file that `patch` changes or adds.
 
-    Raises PatchError when it does not fit. Lines end in "\\n"; deleting and renaming files is not supported.
+    `read(name)` returns the present content of a file. Raise PatchError if the patch does not fit, or if it
+    deletes a file. Renaming is not supported either. Lines end in "\\n".
     """
     lines = patch.removesuffix("\n").split("\n")
     result: dict[str, str] = {}

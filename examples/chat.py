@@ -1,4 +1,4 @@
-"""Chat with a model through llama-cpp-python's interface: one line is one message, an empty one ends.
+"""Chat with a model through llama-cpp-python's interface. Each line is a message. An empty line ends it.
 
 python examples/chat.py [MODEL [DRAFT]]
 """
@@ -18,7 +18,7 @@ def main(model: str, draft: str | None) -> None:
         slots="25%",
         n_ctx=2048,
         verbose=False,
-        chat_format="common",  # the format of the model's family, by llama.cpp's own templates
+        chat_format="common",  # the format of the model's family, from llama.cpp's own templates
     )
     messages = [{"role": "system", "content": "Answer briefly."}]
     while line := sys.stdin.readline().strip():
@@ -29,7 +29,7 @@ def main(model: str, draft: str | None) -> None:
             answer += text
             print(text, end="", flush=True)
         print()
-        # The context still holds the conversation: of the next prompt, only the new message is evaluated.
+        # The context still holds the conversation, so only the new message of the next prompt is evaluated.
         messages.append({"role": "assistant", "content": answer})
     if llm.stats is not None:
         print(llm.stats.table(), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A scheduler of one's own: keep the experts that were used most since the start. Compared with `lru`.
+"""Define a scheduler that keeps the experts that were used most since the start, and compare it with `lru`.
 
 python examples/custom_scheduler.py [MODEL [DRAFT]]
 """
@@ -19,28 +19,28 @@ PROMPT = "class Stack:\n    def push(self, item):\n"
 
 
 class MostUsed(Scheduler):
-    """Counts uses. It is asked at the start and after each verification."""
+    """Counts uses. The engine calls it at the start and after each verification."""
 
     name = "most-used"
 
     def on(self, event: Event, view: View) -> Plan | None:
-        """Return a priority for every expert, and the threshold from which on it is wanted."""
+        """Return a priority for every expert. An expert is wanted if it reaches its layer's threshold."""
         if event == Event.START:
             self.uses = np.zeros_like(view.demand)  # int32 [layer, expert]
-        # The arrays of a view are valid during the call only, and a plan keeps its arrays: make a new one.
+        # The arrays of a view are valid during the call only, and a plan keeps its arrays: make a new array.
         self.uses = self.uses + view.demand
-        # Layers of equal experts share a pool of slots: each pool wants as many experts as it has slots.
+        # Layers with equal experts share a pool of slots. Each pool wants as many experts as it has slots.
         return Plan(self.uses, best_per_pool(self.uses, view))
 
 
 def main(model: str, draft: str | None) -> None:
-    """Run the same text with two schedulers."""
+    """Generate from the same prompt with two schedulers."""
     sampling = SamplingConfig(temp=0)
     config = EngineConfig(target=model, draft=draft, slots="25%", scheduler=MostUsed(), sampling=sampling)
     with Engine(config) as engine:
         for scheduler in (None, "lru"):
             if scheduler is not None:
-                engine.set_scheduler(scheduler)  # from the next step on; what is resident stays
+                engine.set_scheduler(scheduler)  # from the next step on; resident experts stay
             generation = engine.generate(PROMPT, max_tokens=64)
             for _ in generation:
                 pass

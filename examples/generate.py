@@ -1,4 +1,4 @@
-"""Generate text with spac's own engine, and show what it cost.
+"""Generate text with spac's own engine, and show the statistics.
 
 python examples/generate.py [MODEL [DRAFT]]
 """
@@ -18,16 +18,16 @@ def main(model: str, draft: str | None) -> None:
     """Continue a prompt."""
     config = EngineConfig(
         target=model,
-        draft=draft,  # None: no speculation
-        slots="25%",  # a quarter of all experts gets slots; "auto" takes what fits
+        draft=draft,  # None turns speculation off
+        slots="25%",  # a quarter of all experts gets slots; "auto" takes as many as fit
         sampling=SamplingConfig(temp=0.7, seed=1),
     )
     with Engine(config) as engine:
-        for note in engine.notes:  # such as: no GPU was found
+        for note in engine.notes:  # a note says, for example, that no GPU was found
             print(f"note: {note}", file=sys.stderr)
         generation = engine.generate(PROMPT, max_tokens=64)
         print(PROMPT, end="")
-        for piece in generation:  # the work is done here, piece by piece
+        for piece in generation:  # the loop does the work, piece by piece
             print(piece, end="", flush=True)
         print()
     print(generation.stats.table(), file=sys.stderr)

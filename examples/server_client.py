@@ -1,4 +1,4 @@
-"""Ask a running server through OpenAI's client: `spac serve`, and in another terminal
+"""Ask a running server through OpenAI's client. Run `spac serve`, and then in another terminal:
 
 python examples/server_client.py [URL]
 """
@@ -14,8 +14,8 @@ PROMPT = "def add(a, b):\n"
 
 
 def main(url: str) -> None:
-    """Stream one completion, then show what the server says of it."""
-    # A server without a key takes any.
+    """Stream one completion, then show the number of prompt tokens that the server reports."""
+    # A server that has no key accepts any key.
     with openai.OpenAI(base_url=url, api_key=os.environ.get("SPAC_API_KEY", "none")) as client:
         [model] = client.models.list().data
         print(PROMPT, end="")
@@ -25,7 +25,7 @@ def main(url: str) -> None:
             for chunk in chunks:
                 print(chunk.choices[0].text, end="", flush=True)
         print()
-        # A conversation that comes back is not read again: `cached_tokens` counts what was kept.
+        # When a prompt returns, it is not evaluated again. `cached_tokens` counts the tokens that were kept.
         done = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=1, temperature=0)
         assert done.usage is not None
         print(f"model {model.id}: {done.usage.prompt_tokens} prompt tokens", file=sys.stderr)
