@@ -21,7 +21,7 @@ from pathlib import Path
 
 from unified_diff import PatchError, apply_patch
 
-# The build reads these parts of llama.cpp. The rest of the sdist (tools, tests, pages, models) stays packed.
+# The build reads these parts of llama.cpp. The sdist's rest (tools, tests, web pages, models) stays packed.
 WANTED = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "vendor")
 INSIDE_SDIST = "vendor/llama.cpp/"
 

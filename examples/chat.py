@@ -1,4 +1,4 @@
-"""Chat with a model through llama-cpp-python's interface. Each line is a message. An empty line ends it.
+"""Chat with a model through llama-cpp-python's interface. A line is a message. An empty one ends the chat.
 
 python examples/chat.py [MODEL [DRAFT]]
 """
