@@ -23,7 +23,10 @@ def file_name(header: str) -> str | None:
 
 
 def read_hunk(lines: list[str], start: int) -> tuple[int, list[str], list[str], int]:
-    """Return the hunk whose header is lines[start]: (old line number, old lines, new lines, index behind)."""
+    """Return the hunk whose header is lines[start].
+
+    The tuple has the old line number, the old lines, the new lines, and the index of the line after the hunk.
+    """
     match = HUNK.match(lines[start])
     if match is None:
         raise PatchError(f"not a hunk header: {lines[start]!r}")
