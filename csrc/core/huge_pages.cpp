@@ -247,7 +247,7 @@ bool Region::interleave(const std::vector<int> & nodes) const {
         mask.resize(std::max(mask.size(), bit / bits + 1));
         mask[bit / bits] |= 1UL << bit % bits;
     }
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than it is given.
     return syscall(SYS_mbind, data_, size_, MPOL_INTERLEAVE, mask.data(), mask.size() * bits + 1, 0) == 0;
 }
 

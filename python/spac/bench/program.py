@@ -98,7 +98,7 @@ def make_parser() -> Parser:
                       help="rounds through all settings (default: %(default)s)")  # fmt: skip
     own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
     add_engine(parser, own)
-    add_sampling(parser, "as for spac.run, but greedy unless told")
+    add_sampling(parser, "as for spac.run, but greedy by default")
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
                         "and the table goes to stderr")  # fmt: skip
