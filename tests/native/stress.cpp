@@ -4,6 +4,7 @@
 // [seed]
 #include "backend/device/settings.h"
 #include "backend/experts/experts.h"
+#include "backend/simulated_device/settings.h"
 #include "backend/wrapper/device.h"
 #include "limits.h"
 #include "moe.h"
