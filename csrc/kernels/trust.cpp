@@ -102,7 +102,7 @@ Table trusted() {
     return table;
 }
 
-// Of types that there are kernels for.
+// The comparison for each type that there are kernels for.
 using DenseTable = std::array<Dense, GGML_TYPE_COUNT>;
 
 DenseTable compared_dense() {

@@ -202,9 +202,10 @@ LOOKAHEAD = Switch(
 )
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
-    "Whether the device reads the ids masks itself, a GPU with the patched kernels. Without, the CPU lists "
-    "the resident experts, and the device waits. Not set: on CUDA, whose kernels have been tried, and on the "
-    "simulated device. 0 is for comparisons, and for GPUs on which bench/gpu_suite fails.",
+    "1 makes the device read the ids masks itself, a GPU with the patched kernels. With 0, the CPU lists "
+    "the resident experts, and the device waits. If it is not set, CUDA reads them, whose kernels have been "
+    "tried, and so does the simulated device. 0 is for comparisons, and for GPUs on which bench/gpu_suite "
+    "fails.",
 )
 PIN = Switch(
     "SPAC_PIN",

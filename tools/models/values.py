@@ -12,10 +12,11 @@ Value = int | float | bool | str | list[int] | list[bool] | list[float]
 def add_values(writer: GGUFWriter, architecture: str, values: Mapping[str, Value]) -> None:
     """Add an architecture's metadata, whose keys lack its name, and the tokenizer's, which have theirs."""
     for key, value in values.items():
-        _add(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
+        add_value(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
 
 
-def _add(writer: GGUFWriter, key: str, value: Value) -> None:
+def add_value(writer: GGUFWriter, key: str, value: Value) -> None:
+    """Add one value under its whole key."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

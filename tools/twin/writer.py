@@ -21,6 +21,7 @@ from gguf.quants import quant_shape_to_byte_shape
 
 from tools.models import FAMILIES
 from tools.models.parts import Tensor
+from tools.models.values import add_value
 from tools.twin.blocks import Bytes, quantize, random_blocks
 from tools.twin.catalog import Named
 from tools.twin.chain import Chain
@@ -139,14 +140,7 @@ def _write_metadata(writer: GGUFWriter, twin: Twin, family: dict[str, Any], voca
     values |= {"twin.drift.share": float(drift.share), "twin.drift.persistence": float(drift.persistence)}
     values |= {"twin.drift.skew": float(drift.skew), "twin.seed": twin.seed}
     for key, value in values.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_string(key, value)
+        add_value(writer, key, value)
     vocabulary.write(writer, twin.model.pre)
 
 

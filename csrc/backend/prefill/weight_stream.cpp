@@ -194,10 +194,11 @@ std::shared_ptr<WeightStream::Recorded> WeightStream::begin_span(const ModelExpe
     auto recorded             = std::make_shared<Recorded>(experts.trace(), Span{});
     recorded->second.activity = Activity::fill;
     recorded->second.layer    = layer;
-    recorded->second.ok       = extension_of(stream_.get()) != nullptr ? 1 : 0;
     if (StreamExtension * const extension = extension_of(stream_.get())) {
+        recorded->second.ok = 1;
         extension->call([recorded] { recorded->second.start_ns = Trace::now(); });
     } else {
+        recorded->second.ok       = 0;
         recorded->second.start_ns = Trace::now();
     }
     return recorded;

@@ -1,6 +1,5 @@
 #include "backend/split/device_part.h"
 
-#include "backend/device/capabilities.h"
 #include "backend/device/inner_devices.h"
 #include "backend/device/settings.h"
 #include "backend/graph/nodes.h"
@@ -90,7 +89,7 @@ void set_compact_pairs(SplitBlock & b, int n) {
 } // namespace
 
 DevicePart::DevicePart(ComputeStream & stream)
-    : stream_(stream), masked_(trust_device_masks().value_or(capabilities_of(stream.device()).masked_kernels)) {}
+    : stream_(stream), masked_(trust_device_masks().value_or(stream.capabilities().masked_kernels)) {}
 
 void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
                          const ModelExperts::Snapshot & now) {

@@ -1,6 +1,5 @@
 #include "backend/split/split_stream.h"
 
-#include "backend/device/capabilities.h"
 #include "backend/device/timer.h"
 #include "backend/experts/expert_store.h"
 #include "backend/split/look_ahead.h"
@@ -17,7 +16,7 @@ constexpr size_t most_ahead = 8;
 } // namespace
 
 SplitStream::SplitStream(ggml_backend_dev_t device)
-    : stream_(device), graphs_(stream_), host_(capabilities_of(device).shares_host_cores), device_(stream_),
+    : stream_(device), graphs_(stream_), host_(stream_.capabilities().shares_host_cores), device_(stream_),
       turns_(stream_) {}
 
 SplitStream::~SplitStream() {
@@ -52,7 +51,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
     if (tap_) {
         tap_->plan(stream_, graph);
     }
-    const std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
+    const std::vector<Block> blocks = find_blocks(graph, stream_.capabilities().computes_repeats);
     for (const Block & block : blocks) {
         if (block.splittable) {
             experts_of(block.weights.front())->find_or_add_layer(block.weights, block.n_used());

@@ -1,6 +1,5 @@
 // Launching ahead of the host. SplitStream's helper queues the device's work behind gates. Meanwhile the thread that
 // decodes serves the host's parts and opens the gates.
-#include "backend/device/capabilities.h"
 #include "backend/device/settings.h"
 #include "backend/device/timer.h"
 #include "backend/split/look_ahead.h"
@@ -143,7 +142,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
 // Returns true if this graph can be launched ahead of the host.
 bool SplitStream::can_go_ahead(const SplitGraph & g) {
     const auto listened = [](auto & b) { return b->experts->demand.listens(); };
-    return launch_ahead().value_or(!capabilities_of(stream_.device()).shares_host_cores) && device_.masked() &&
+    return launch_ahead().value_or(!stream_.capabilities().shares_host_cores) && device_.masked() &&
            graphs_.host_pinned() && std::none_of(g.blocks.begin(), g.blocks.end(), listened) &&
            stream_.gate() != nullptr;
 }

@@ -9,7 +9,8 @@
 
 namespace spac {
 
-ComputeStream::ComputeStream(ggml_backend_dev_t device) : backend_(ggml_backend_dev_init(device, nullptr)) {
+ComputeStream::ComputeStream(ggml_backend_dev_t device)
+    : backend_(ggml_backend_dev_init(device, nullptr)), capabilities_(capabilities_of(device)) {
     if (!backend_) {
         throw DeviceError(std::string("device ") + ggml_backend_dev_name(device) + " gave no stream");
     }
@@ -82,8 +83,6 @@ void ComputeStream::record_device_part(const SplitBlock & b) {
         parts_.push_back({n_marks_ + 1, {b.experts->trace(), span}});
     }
 }
-
-bool ComputeStream::computes_repeats() const { return capabilities_of(device()).computes_repeats; }
 
 Gate * ComputeStream::gate() {
     if (!gate_made_) {

@@ -6,6 +6,7 @@
 // and the spans of the launches end.
 #pragma once
 
+#include "backend/device/capabilities.h"
 #include "backend/device/ggml_internals.h"
 #include "backend/device/stream_gate.h"
 #include "backend/graph/split_graph.h"
@@ -26,10 +27,9 @@ class ComputeStream {
     explicit ComputeStream(ggml_backend_dev_t device);
 
     ggml_backend_t             backend() const { return backend_.get(); }
+    const Capabilities &       capabilities() const { return capabilities_; }
     ggml_backend_dev_t         device() const { return ggml_backend_get_device(backend_.get()); }
     ggml_backend_buffer_type_t buffer_type() const { return ggml_backend_dev_buffer_type(device()); }
-    // Returns true if its kernels compute a token that names an expert twice. GPUs' kernels sort tokens by expert.
-    bool computes_repeats() const;
     // Allocates host memory from which copies are asynchronous: pinned if the device can.
     ggml_backend_buffer_ptr host_buffer(size_t bytes) const;
     // Returns true if the buffer is pinned. A driver that cannot pin more gives pageable memory, from which a copy
@@ -88,6 +88,7 @@ class ComputeStream {
     std::atomic<uint64_t> & queue_time(const SplitBlock & b) const;
 
     ggml_backend_ptr                                backend_;
+    Capabilities                                    capabilities_;
     ggml_backend_event_ptr                          event_;
     std::unique_ptr<Gate>                           gate_;
     bool                                            gate_made_   = false;

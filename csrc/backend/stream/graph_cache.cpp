@@ -1,6 +1,5 @@
 #include "backend/stream/graph_cache.h"
 
-#include "backend/device/capabilities.h"
 #include "backend/device/inner_devices.h"
 #include "backend/device/settings.h"
 #include "backend/experts/expert_store.h"
@@ -34,7 +33,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
         known->used = n_asked_;
         return *known;
     }
-    std::vector<Block> blocks = find_blocks(graph, stream_.computes_repeats());
+    std::vector<Block> blocks = find_blocks(graph, stream_.capabilities().computes_repeats);
     // if no logits of a batch are wanted, its last layer has no rows, and devices skip such nodes
     blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
                  blocks.end());
@@ -100,7 +99,7 @@ void GraphCache::reserve(const StagingSize & size) {
 // Makes the numbers together with the staging, so that nothing is allocated between steps. Without the numbers, the
 // hand-off copies.
 void GraphCache::make_numbers() {
-    if (numbers_ != nullptr || !capabilities_of(stream_.device()).reaches_host) {
+    if (numbers_ != nullptr || !stream_.capabilities().reaches_host) {
         return;
     }
     numbers_ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
@@ -115,8 +114,7 @@ void GraphCache::make_numbers() {
 }
 
 InPlace GraphCache::in_place() const {
-    const bool on =
-        hand_over_in_place().value_or(!capabilities_of(stream_.device()).shares_host_cores) && host_pinned();
+    const bool on = hand_over_in_place().value_or(!stream_.capabilities().shares_host_cores) && host_pinned();
     return {host_buffer_.get(), on ? numbers_ : nullptr};
 }
 
