@@ -117,6 +117,8 @@ def test_names_in_gguf_files_are_ggmls() -> None:
 def test_words() -> None:
     ways = {"q4_K": ["512"] * 8, "q6_K": ["ggml", *["512"] * 6, "256"]}
     assert kernels.described(ways) == "q4_K 512; q6_K ggml for 1, 512 for 2-7, 256 for 8"
+    dense = {"q4_K": [True] * 8, "q8_0": [True] * 4 + [False] * 4}
+    assert kernels.described_dense(dense) == "q8_0 spac's for 1-4, llama.cpp's for 5-8"
 
 
 FIXED = """

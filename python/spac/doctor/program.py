@@ -62,7 +62,8 @@ def examine(
     trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python),
-        ("cpu", functools.partial(_cpu, target)), ("repacking", functools.partial(_repacking, target)),
+        ("cpu", functools.partial(_cpu, target)), ("threads", functools.partial(_threads, target)),
+        ("repacking", functools.partial(_repacking, target)),
         ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)),
         ("huge pages", functools.partial(_huge_pages, target)), ("folders", _folders), ("extras", _extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
@@ -122,13 +123,35 @@ def _kernels(target: Path | None) -> Finding:
         return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
     threads = physical_cores()
     types = kernels.kept(threads) if target is None else check_model(target).types
-    chosen = kernels.described(kernels.choose(types, threads))
-    measured = chosen or "none measured yet: a run measures the types of its models"
+    chosen = kernels.choose(types, threads)
+    dense = kernels.described_dense({kind: _core.chosen_dense_cpu_kernels(kind) for kind in chosen})
+    measured = (
+        kernels.described(chosen) + (f"; dense matrices: {dense}" if dense else "")
+        or "none measured yet: a run measures the types of its models"
+    )
     unequal = [kind for kind in there if kind not in used]
     why = (
         f"{', '.join(unequal)}: not llama.cpp's results in this build, so its own are used" if unequal else ""
     )
     return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types; {measured}", why)
+
+
+def _threads(target: Path | None) -> Iterator[Finding]:
+    """Yield the number of threads that computes a token of a model fastest, and the times of all numbers."""
+    from spac.model import threads
+    from spac.model.gguf.check import check_model
+
+    info = check_model(target) if target is not None else None
+    kind = threads.most_read_type(info) if info is not None else None
+    most = physical_cores()
+    if kind is None or most < 2:
+        return
+    times = threads.measured(kind, threads.candidates(most))
+    listed = ", ".join(f"{count}: {seconds * 1e6:.0f} µs" for count, seconds in times.items())
+    found = (
+        f"{threads.fastest(times)} for a token on the CPU alone; time of {kind} experts by threads: {listed}"
+    )
+    yield Finding("threads", "ok", found)
 
 
 def _repacking(target: Path | None) -> Iterator[Finding]:

@@ -15,8 +15,9 @@ def load_what_fits(
 ) -> None:
     """Call `load` with `config`, or with the largest number of layers that fits if `gpu_layers` is auto.
 
-    The number is found by loading, because only loading shows how much memory a context takes. `unload`
-    undoes a `load`, also a failed one. Raises the errors of `load`.
+    The number is found by loading, because only loading shows how much memory a context takes. Files are
+    copied to pages of 2 MB in the last load alone, because a copy takes long and no memory of the device.
+    `unload` undoes a `load`, also a failed one. Raises the errors of `load`.
     """
     try:
         load(config)
@@ -25,6 +26,7 @@ def load_what_fits(
         if not config.gpu_layers.is_auto:
             raise
         unload()
+    mapped = config if config.huge_pages == "off" else replace(config, huge_pages="off")
     fits, too_many, loaded = 0, n_layer + 1, -1
     while too_many - fits > 1:
         tried = (fits + too_many) // 2
@@ -32,12 +34,12 @@ def load_what_fits(
             if loaded >= 0:
                 unload()
             loaded = -1
-            load(replace(config, gpu_layers=GpuLayers(tried)))
+            load(replace(mapped, gpu_layers=GpuLayers(tried)))
             fits = loaded = tried
         except OutOfMemoryError:
             unload()
             too_many = tried
-    if loaded != fits:
+    if loaded != fits or mapped is not config:
         if loaded >= 0:
             unload()
         load(replace(config, gpu_layers=GpuLayers(fits)))

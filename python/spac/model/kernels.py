@@ -97,6 +97,20 @@ def described(ways: Mapping[str, list[str]]) -> str:
     return "; ".join(f"{kind} {_runs(row)}" for kind, row in ways.items())
 
 
+def described_dense(dense: Mapping[str, list[bool]]) -> str:
+    """Return who multiplies dense matrices, such as "q8_0 spac's for 1-4, llama.cpp's for 5-8".
+
+    `dense` has True for the numbers of rows, 1 to 8, that the type's ways multiply. Types whose ways multiply
+    all are left out.
+    """
+    rows = {
+        kind: ["spac's" if ours else "llama.cpp's" for ours in row]
+        for kind, row in dense.items()
+        if not all(row)
+    }
+    return described(rows)
+
+
 def _runs(row: list[str]) -> str:
     """Return runs of equal ways as text, with the first and last number of rows of each."""
     parts, start = [], 0
