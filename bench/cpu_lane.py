@@ -6,18 +6,23 @@ tokens per second. It uses spac's library, the unpatched library at its best set
 not repacked), and the llama-bench programs of other engines. Every measurement is a process of its own, and
 the file is read into memory before it starts. All measurements run in turns, --rounds times. The table has
 medians and ranges. It compares the rate at which one token's weights are read with the rate at which the
-machine reads memory in the same round. --out writes all figures as JSON.
+machine reads memory in the same round. --out writes all figures as JSON. --profile shows instead which
+functions spac spends its time in, for each of the three kinds, by samples of Linux's perf.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ PROMPT, VERIFIED, DECODED = 256, 4, 32
 KINDS = ("tg", f"pp{VERIFIED}", f"pp{PROMPT}")
 NAMES = {"tg": "1 token", f"pp{VERIFIED}": f"{VERIFIED} tokens", f"pp{PROMPT}": f"prompt of {PROMPT}"}
 BUFFER = bytearray(1 << 24)
+Scope = Callable[[str], AbstractContextManager[None]]
 TOKENS = np.random.default_rng(1)
 
 
@@ -45,8 +51,13 @@ def tokens(n: int, n_vocab: int) -> list[int]:
     return [int(token) for token in TOKENS.integers(0, n_vocab, n)]
 
 
-def measure(decode: Callable[[list[int], int], object], n_vocab: int) -> dict[str, float]:
-    """Return tokens per second of each kind. `decode` evaluates tokens from a position on."""
+def measure(
+    decode: Callable[[list[int], int], object], n_vocab: int, scope: Scope = lambda _: nullcontext()
+) -> dict[str, float]:
+    """Return tokens per second of each kind, each measured in a `scope`.
+
+    `decode` evaluates tokens from a position on.
+    """
     position = 0
 
     def speed(batches: int, size: int) -> float:
@@ -60,11 +71,34 @@ def measure(decode: Callable[[list[int], int], object], n_vocab: int) -> dict[st
 
     speed(1, PROMPT // 2)  # touches every page once
     speed(4, 1)
-    prompt = speed(1, PROMPT)
-    return {KINDS[0]: speed(DECODED, 1), KINDS[1]: speed(DECODED // VERIFIED, VERIFIED), KINDS[2]: prompt}
+    found = {}
+    for kind, batches, size in zip(
+        KINDS[::-1], (1, DECODED // VERIFIED, DECODED), (PROMPT, VERIFIED, 1), strict=True
+    ):
+        with scope(kind):
+            found[kind] = speed(batches, size)
+    return found
 
 
-def worker(engine: str, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
+@contextmanager
+def sampled(kind: str) -> Iterator[None]:
+    """Sample this process in this scope, and print its most costly functions with their share of the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = f"{folder}/perf.data"
+        recorder = subprocess.Popen(["perf", "record", "-q", "-o", data, "-p", str(os.getpid())])
+        time.sleep(0.5)  # until it has begun
+        yield
+        recorder.send_signal(signal.SIGINT)
+        recorder.wait()
+        report = ["perf", "report", "-i", data, "--stdio", "-q", "--no-children", "-F", "overhead,symbol"]
+        done = subprocess.run(report, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    print(f"{NAMES[kind]}:", *lines[:12], sep="\n")
+
+
+def worker(
+    engine: str, model: str, threads: int, options: dict[str, Any], scope: Scope = lambda _: nullcontext()
+) -> dict[str, Any]:
     """Return the figures of one measurement, which runs in this process. `options`: spac's configuration."""
     start = time.perf_counter()
     if engine == "spac":
@@ -86,7 +120,7 @@ def worker(engine: str, model: str, threads: int, options: dict[str, Any]) -> di
         theirs, notes = stock.Decoder(model, job, ThreadPool(threads)), []
         decode, n_vocab = decoder_of(theirs.context, theirs.model)
     loaded = time.perf_counter() - start
-    return {**measure(decode, n_vocab), "load_s": loaded, "notes": notes}
+    return {**measure(decode, n_vocab, scope), "load_s": loaded, "notes": notes}
 
 
 def decoder_of(context: Any, model: Any) -> tuple[Callable[[list[int], int], object], int]:
@@ -207,10 +241,16 @@ def main() -> None:
         "--variant", action="append", default=[], metavar="NAME=JSON", help="spac with other options"
     )
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--profile", action="store_true", help="show where spac's time goes")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
         print(json.dumps(worker(given.worker, given.model, given.threads, given.options)))
+        return
+    if given.profile:
+        print(f"{Path(given.model).name}, share of samples, {given.threads} threads. {where()}")
+        read_file(Path(given.model))
+        worker("spac", given.model, given.threads, given.options, sampled)
         return
     variants = {name: json.loads(text) for name, _, text in (item.partition("=") for item in given.variant)}
     peers = dict(item.split("=", 1) for item in given.peer)
