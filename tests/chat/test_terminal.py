@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
+import time
 
 import pytest
 
@@ -30,6 +32,7 @@ class Terminal:
         self.child = pexpect.spawn(
             sys.executable, ["-m", "spac.chat", *GREEDY, *options],
             env=env, cwd=folder, dimensions=(24, 100), timeout=30, encoding="utf-8",
+            ignore_sighup=True,
         )  # fmt: skip
         self.child.delaybeforesend = None
         self.folder = folder
@@ -183,3 +186,14 @@ def test_ctrl_c_while_it_reasons(terminal, templated):
     assert chat.messages() == []
     assert "reasoning off" in chat.type("/reasoning off")
     assert chat.leave() == 0
+
+
+def test_it_ends_when_its_terminal_is_gone(terminal):
+    """Programs started with nohup get no SIGHUP then."""
+    chat = terminal()
+    os.dup2(os.open(os.devnull, os.O_RDWR), chat.child.child_fd)
+    for _ in range(100):
+        if not chat.child.isalive():
+            break
+        time.sleep(0.1)
+    assert chat.child.exitstatus == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable
@@ -85,8 +86,16 @@ class Editor:
         )
 
     def read(self) -> str:
-        """Return the next message. Raise EOFError for Ctrl-D, and KeyboardInterrupt for Ctrl-C."""
-        return unfold(str(self._session.prompt(PROMPT)))
+        """Return the next message. Raise KeyboardInterrupt for Ctrl-C.
+
+        Raise EOFError for Ctrl-D, and if the terminal is gone.
+        """
+        try:
+            return unfold(str(self._session.prompt(PROMPT)))
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise EOFError from None
+            raise
 
 
 def _keys() -> Any:
