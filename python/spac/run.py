@@ -42,7 +42,7 @@ _ESCAPE = re.compile(r"""\\(?:x([0-9a-fA-F]{2})|([nrt'"\\]))""")
 def make_parser() -> Parser:
     """Return the parser with the options of `spac.run`."""
     parser = Parser(
-        prog="spac.run",
+        prog="spac run",
         description="Generate text with a Mixture-of-Experts model split between a device and the CPU. "
         "Without --target, the bundled demo pair runs.",
         like_llama_cpp=True,

@@ -79,7 +79,7 @@ def test_commands_that_cannot_be(chat):
     lines = done.err.splitlines()
     assert len(lines) == len(bad)
     for line, words in zip(lines, bad.values(), strict=True):
-        assert line.startswith("spac.chat: error: ")
+        assert line.startswith("spac chat: error: ")
         assert words in line
     assert done.out.count("\n") == 1  # the chat continued
 

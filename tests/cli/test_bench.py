@@ -70,7 +70,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
     assert len(marked) == 1
     assert fastest["setting"] in marked[0]
     assert fastest["is_best"]
-    assert f"for spac.run: {fastest['options']}" in out
+    assert f"for spac run: {fastest['options']}" in out
     assert "tell nothing about a GPU" in out
 
 

@@ -39,7 +39,7 @@ def refusal(program, *words):
     with pytest.raises(RefusedError) as refused:
         parsed(program, *words)
     line = str(refused.value)
-    assert line.startswith(f"spac.{program}: error: ")
+    assert line.startswith(f"spac {program}: error: ")
     assert line.count("\n") == 1
     return line
 
@@ -223,7 +223,7 @@ def test_command_lines_of_llama_cpp(program, words):
 @pytest.mark.parametrize(
     ("program", "words", "said"),
     [
-        ("run", "-hf a/b:Q4_K_M", "spac downloads nothing: pass --target FILE"),
+        ("run", "-hf a/b:Q4_K_M", "spac downloads nothing: download the file first, and pass --target FILE"),
         ("run", "--mmproj x", "no images"),
         ("serve", "-np 4", "one sequence at a time"),
         ("run", "-ts 3,1", "--device"),
@@ -235,6 +235,8 @@ def test_command_lines_of_llama_cpp(program, words):
         ("serve", "--dry-base 2", "the server sets no default for it"),
         ("serve", "--ignore-eos", "the server sets no default for it"),
         ("serve", "-j {}", "the server sets no default for it"),
+        ("run", "a.gguf", "a model file is given with --target, a prompt with --prompt"),
+        ("serve", "a.gguf", "belongs to no option: a model file is given with --target (--help"),
     ],
 )
 def test_what_is_not_done_is_refused_with_the_remedy(program, words, said):
@@ -310,14 +312,14 @@ def test_what_cannot_be_is_one_line(tiny_model, capsys, words, said):
     out, err = capsys.readouterr()
     assert out == ""
     [line] = err.splitlines()
-    assert line.startswith("spac.run: error: ")
+    assert line.startswith("spac run: error: ")
     assert said in line
 
 
 def test_the_help_s_first_screen_is_readable(spac_run):
     outcome = spac_run("--help", env={"COLUMNS": "100"})
     lines = outcome.out.splitlines()
-    assert lines[0] == "usage: spac.run [OPTIONS]"
+    assert lines[0] == "usage: spac run [OPTIONS]"
     assert lines.index("text:") < 10
     headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
     assert headings == ["options:", "text:", "engine:", "context and memory:", "sampling:", "output:"]

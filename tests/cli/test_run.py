@@ -122,6 +122,11 @@ def test_a_target_without_experts_runs_as_plain_llama_cpp(spac_run, tiny_model):
     assert [line for line in outcome.err.splitlines() if "has no experts: runs as plain llama.cpp" in line]
 
 
+def test_a_draft_that_is_larger_than_the_target(spac_run, target, draft):
+    assert "is larger than the target" in spac_run("-m", draft, "-md", target, "-p", "x", *GREEDY).err
+    assert "is larger" not in spac_run("-m", target, "-md", draft, "-p", "x", *GREEDY).err
+
+
 def test_the_cpu_as_device_is_plain_llama_cpp(spac_run, target):
     plain = spac_run("-m", target, "-p", "def f(", "--temp", 0, "-n", 12, "--device", "cpu")
     assert plain.code == 0

@@ -60,7 +60,7 @@ def test_every_command_has_help_on_its_options(capsys, name):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
-    assert f"spac.{name}" in capsys.readouterr().out
+    assert f"spac {name}" in capsys.readouterr().out
 
 
 def test_nothing_is_loaded_before_it_is_needed():

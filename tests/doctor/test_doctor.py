@@ -113,6 +113,14 @@ def test_a_fault_is_exit_code_1(capsys, monkeypatch):
     assert err == ""
 
 
+def test_a_wrong_target_is_one_line(capsys, tmp_path):
+    assert main(["--target", str(tmp_path / "nope.gguf")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("spac doctor: error: ")
+    assert err.endswith("nope.gguf: there is no such file; check the path\n")
+
+
 def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
     nowhere = tmp_path / "file"

@@ -78,7 +78,7 @@ def test_what_cannot_be_measured_is_one_line(home, arguments, said):
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("spac.profile: error: ")
+    assert line.startswith("spac profile: error: ")
     assert said in line
 
 

@@ -60,7 +60,7 @@ def _convert(parse: Callable[[str], T]) -> Callable[[str], T]:
 def make_parser() -> Parser:
     """Return the parser of `spac.bench`'s options."""
     parser = Parser(
-        prog="spac.bench",
+        prog="spac bench",
         description="Measure which settings are fastest on this machine: all combinations of the listed "
         "schedulers, slots and draft lengths, in turns, beside the CPU alone. Without --target, "
         "the bundled demo pair is measured.",
@@ -98,7 +98,7 @@ def make_parser() -> Parser:
                       help="rounds through all settings (default: %(default)s)")  # fmt: skip
     own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
     add_engine(parser, own)
-    add_sampling(parser, "as for spac.run, but greedy by default")
+    add_sampling(parser, "as for spac run, but greedy by default")
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
                         "and the table goes to stderr")  # fmt: skip

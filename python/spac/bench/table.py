@@ -43,7 +43,7 @@ def _recommendation(all_rows: Sequence[Row], winner: Row) -> str:
     options = shlex.join(winner.candidate.arguments) or "no options"
     n = rivals(all_rows, winner)
     doubt = f"; the range of {counted(n, 'other')} reaches into its own" if n else ""
-    return f"* fastest here, for spac.run: {options}{doubt}"
+    return f"* fastest here, for spac run: {options}{doubt}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def make_parser() -> Parser:
     """Return the parser with the options of `spac.chat`."""
     parser = Parser(
-        prog="spac.chat",
+        prog="spac chat",
         description="Talk with a Mixture-of-Experts model in the terminal. /help lists the commands. "
         "Without --target, the bundled demo pair answers: a model of Python code, no assistant.",
         like_llama_cpp=True,
@@ -95,6 +95,8 @@ class App:
             dialogue = Dialogue(engine, chat, conversation, self._max_tokens, chat_options)
             for note in dialogue.notes:
                 self._talk.note(note)
+            if demo:
+                self._talk.note("the demo pair knows Python code alone: --target FILE names another model")
             if self._interactive:
                 self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             self._converse(dialogue, source, display)
@@ -159,4 +161,4 @@ class App:
     def _refuse(self, error: Exception) -> None:
         if not self._interactive and self._code != FAULT:
             self._code = BAD_INPUT if isinstance(error, InputError) else FAULT
-        say(f"spac.chat: error: {message_of(error)}")
+        say(f"spac chat: error: {message_of(error)}")

@@ -169,14 +169,14 @@ _ACCEPTED = [
 ]
 _REFUSED = [
     *_refused(
-        "spac downloads nothing: pass --target FILE",
+        "spac downloads nothing: download the file first, and pass --target FILE",
         "--gpt-oss-20b-default --gpt-oss-120b-default --fim-qwen-1.5b-default --fim-qwen-3b-default "
         "--fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default "
         "--vision-gemma-4b-default --vision-gemma-12b-default --embd-gemma-default --cache-list -cl",
         "--hf-repo -hf -hfr --hf-file -hff --hf-token -hft --model-url -mu --docker-repo -dr",
     ),
     *_refused(
-        "spac downloads nothing: pass --draft FILE",
+        "spac downloads nothing: download the file first, and pass --draft FILE",
         "",
         "--hf-repo-draft -hfd -hfrd --spec-draft-hf",
     ),

@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         usage = "%(prog)s [OPTIONS]" if like_llama_cpp else None
         super().__init__(prog=prog, description=description, usage=usage, allow_abbrev=False)
         self.notes: list[str] = []
-        self._foreign = foreign_options(prog.rpartition(".")[2]) if like_llama_cpp else {}
+        self._foreign = foreign_options(prog.rpartition(" ")[2]) if like_llama_cpp else {}
 
     def error(self, message: str) -> NoReturn:
         """Print one line on stderr, and exit with code 2."""
@@ -40,7 +40,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(self._spelled_out(deque(given)), namespace)
+        found, rest = super().parse_known_args(self._spelled_out(deque(given)), namespace)
+        if rest:
+            self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
+        return found, rest
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []  # keeps argparse from matching the beginning of an option
@@ -94,6 +97,12 @@ class Parser(argparse.ArgumentParser):
         if len(values) < foreign.n_values:
             self.error(f"argument {name}: expected one argument")
         self.notes.append(f"{name}: {foreign.note}")
+
+    def _remedy(self) -> str:
+        known = self._option_string_actions
+        uses = {"--target": "a model file is given with --target", "--prompt": "a prompt with --prompt"}
+        told = [text for flag, text in uses.items() if flag in known]
+        return f": {', '.join(told)}" if told else ""
 
     def _hint(self, name: str) -> str:
         known = [*self._option_string_actions, *self._foreign]

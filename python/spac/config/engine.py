@@ -88,8 +88,9 @@ class EngineConfig(ContextConfig):
         "--draft-type", "--spec-type", choices=DRAFT_TYPES, parse=names_in,
     )  # fmt: skip
     governor: str | None = option(
-        None, "what chooses the draft length: roofline, every step anew from measured costs; fixed, nothing "
-        "(default: roofline, but fixed with --draft-length)", "--governor", choices=GOVERNORS, metavar="NAME",
+        None, "how the draft length is chosen: roofline chooses it for each step from measured costs, fixed "
+        "keeps one (default: roofline, but fixed with --draft-length)",
+        "--governor", choices=GOVERNORS, metavar="NAME",
     )  # fmt: skip
     draft_length: int | None = option(
         None, f"tokens drafted per step, always (default with --governor fixed: {FIXED_LENGTH}); "
@@ -100,9 +101,9 @@ class EngineConfig(ContextConfig):
         "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
     )  # fmt: skip
     latency_budget: float | None = option(
-        None, "milliseconds that no step, and so no gap between tokens, is to exceed, as far as the draft "
-        "length can see to it; for the first token, its prompt included",
-        "--latency-budget", range=Range(0, 1e6), metavar="MS",
+        None, "target for the longest time between two tokens, in milliseconds; drafts are kept short enough "
+        "to meet it; for the first token, the prompt counts too",
+        "--latency-budget", range=Range(0, 10**6), metavar="MS",
     )  # fmt: skip
     deterministic: bool = option(
         False, "equal runs give equal text: nothing that timing decides, such as the draft length or when "

@@ -1,7 +1,7 @@
 """Checks of this machine, for `spac doctor` or `python -m spac.doctor --json`: what is off, and why.
 
-The exit code is 0 if models can run here, and 1 if something prevents that. A finding that only slows models
-down, or a missing extra, does not change the exit code.
+The exit code is 0 if models can run here, 1 if something prevents that, and 2 for a bad option or target. A
+finding that only slows models down, or a missing extra, does not change the exit code.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
 def _why_no_gpu(built: bool, driver: str) -> str:
     if not built or not driver:
         what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
-        return f"needs {what}: the split is shown on the simulated device, no faster than the CPU"
+        return f"needs {what}: the split is shown on the simulated device; --device cpu is faster"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "the driver offers no device" + (
         f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
@@ -346,7 +346,7 @@ def _expert_memory(way: str, shares_host_memory: bool) -> tuple[State, str, str]
 def make_parser() -> Parser:
     """Return the parser with the options of `spac doctor`."""
     parser = Parser(
-        prog="spac.doctor", description="Tell what was found on this machine, and what is off and why."
+        prog="spac doctor", description="Tell what was found on this machine, and what is off and why."
     )
     parser.add_argument("--json", action="store_true", help="as one line of JSON")
     parser.add_argument("--target", "--model", "-m", metavar="FILE", type=Path,
@@ -363,10 +363,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all checks, print their findings, and return 1 if something keeps models from running."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: _examine_and_report(options))
+
+
+def _examine_and_report(options: argparse.Namespace) -> int:
+    from spac.model.gguf.check import check_model
+
+    if options.target is not None:
+        check_model(options.target)  # one line for a wrong path, and not a fault of every check
     limit = getattr(options, "vram_limit", None)
-    return guarded(
-        parser, options, lambda: _report(options.json, examine(options.target, limit, options.self_test))
-    )
+    return _report(options.json, examine(options.target, limit, options.self_test))
 
 
 def _report(as_json: bool, found: Iterator[Finding]) -> int:

@@ -83,6 +83,9 @@ class ModelPair:
         draft = None
         if (draft_file := self._draft_file) is not None:
             draft = check_model(draft_file, "draft", config.override_kv)
+            if draft.file_size > info.file_size:
+                names = f"the draft {draft.path.name} is larger than the target {info.path.name}"
+                self.notes.append(f"{names}: swap them if that is a mistake")
         self.device = choose_device(config.device)
         self._fit_to_cpu(info, draft)
         self._note_device()
@@ -204,7 +207,8 @@ class ModelPair:
         if device is not None and device.name == _SIMULATED:
             if self._config.device == "auto":
                 self.notes.append(
-                    "no GPU found: the split is shown on the simulated device, the CPU playing a GPU"
+                    "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "
+                    "--device cpu is faster"
                 )
             if settings := env.SIMULATED_DEVICE.get():
                 _core.set_simulated_device(**settings)
@@ -418,7 +422,7 @@ def choose_device(name: str) -> _core.DeviceInfo | None:
         if wanted in ("auto", device.name.lower()):
             return device
     names = ", ".join(["auto", *(device.name for device in known), "cpu"])
-    raise InputError(f"unknown device '{name}': choose one of {names}")
+    raise InputError(f"unknown device '{name}': choose one of {names} (see `spac doctor`)")
 
 
 def memory_is_given(device: _core.DeviceInfo) -> bool:

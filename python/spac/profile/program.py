@@ -33,7 +33,7 @@ _OPTIONS = (
 def make_parser() -> Parser:
     """Return the parser of `spac.profile`'s options."""
     parser = Parser(
-        prog="spac.profile",
+        prog="spac profile",
         description="Measure what experts, transfers, drafts and verifications cost on this machine. "
         "Without --target, the bundled demo pair is measured.",
         like_llama_cpp=True,

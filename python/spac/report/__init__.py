@@ -21,7 +21,7 @@ from spac.report.reading import read
 def make_parser() -> Parser:
     """Return the parser of `spac.report`'s options."""
     parser = Parser(
-        prog="spac.report",
+        prog="spac report",
         description="Show what a run did as one HTML page, from a recording of `spac run --record FILE`.",
     )
     parser.add_argument("recording", metavar="RECORDING", help="the recording; - is stdin")

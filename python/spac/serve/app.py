@@ -44,7 +44,7 @@ SAMPLING = {
 def make_parser() -> Parser:
     """Return the parser of `spac.serve`'s options."""
     parser = Parser(
-        prog="spac.serve",
+        prog="spac serve",
         description="Serve a Mixture-of-Experts model with OpenAI's interfaces and Anthropic's Messages, at "
         "http://HOST:PORT/v1. "
         "Without --target, the bundled demo pair. Ctrl-C stops.",

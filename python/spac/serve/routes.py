@@ -95,7 +95,10 @@ def _run(asked: Any) -> ChatRun:
 
 
 async def _refuse(request: Request, error: HTTPException) -> JSONResponse:
-    refusal = error if isinstance(error, Refusal) else Refusal(error.status_code, str(error.detail))
+    detail = str(error.detail)
+    if error.status_code == 404:
+        detail += f": nothing is served at {request.url.path}; chats are at /v1/chat/completions"
+    refusal = error if isinstance(error, Refusal) else Refusal(error.status_code, detail)
     return JSONResponse(
         refusal_body(request.url.path, refusal),
         refusal.status,
