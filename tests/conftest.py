@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # tools.models must be importable in every import mode of pytest
     sys.path.insert(0, str(ROOT))
 
+# Without a GPU, tests that name no device show the split on the simulated device.
+os.environ.setdefault("SPAC_DEVICE", "simulated")
+
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 

@@ -159,6 +159,11 @@ FUZZ = Pairs(
     "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: "
     "as many as fit a minute, always the same.",
 )
+DEVICE = Text(
+    "SPAC_DEVICE",
+    "The device that `--device auto` means, such as CUDA1, simulated or cpu. Not set: the first GPU, or the "
+    "CPU alone without one.",
+)
 SIMULATED_DEVICE = Pairs(
     "SPAC_SIMULATED_DEVICE",
     {

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,6 +143,7 @@ class Bench:
     def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
         """Return the candidates, and the bytes of the files that they need; raise InputError."""
         from spac.model.gguf.check import check_model
+        from spac.model.pair import choose_device
 
         options = self.options
         if options.draft_lengths and any(n != 0 for n in options.draft_lengths) and not can_draft(base):
@@ -154,10 +155,12 @@ class Bench:
         file_size = info.file_size
         if base.draft is not None and any(n != 0 for n in lengths):
             file_size += check_model(base.draft, "draft").file_size
-        on_cpu = base.device.lower() == "cpu"
+        on_cpu = choose_device(base.device) is None
         if (on_cpu or not info.is_moe) and (options.schedulers or options.slot_numbers):
-            reason = "--device cpu runs" if on_cpu else f"{info.path.name} has no experts and runs"
+            reason = "the CPU alone runs" if on_cpu else f"{info.path.name} has no experts and runs"
             raise InputError(f"{reason} without the split: leave out --schedulers and --slots")
+        if on_cpu:
+            base = replace(base, device="cpu")
         candidates = combinations(
             base,
             options.schedulers or [SchedulerChoice(name) for name in SCHEDULERS],

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spac import env
 from spac.cli import interrupt
 from spac.cli.options import Parser
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
@@ -112,6 +113,7 @@ def broken_pipe() -> int:
 def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
     """Return target, draft, and the demo's module if its pair is used.
 
+    Without a GPU, the demo pair runs on the simulated device by default.
     Raise InputError for a draft without a target, and if neither a target nor a demo pair is there.
     """
     given = vars(options)
@@ -124,6 +126,10 @@ def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
         target, draft = Path(demo.TARGET), Path(demo.DRAFT)
     except (ImportError, AttributeError):
         raise InputError("this installation has no demo pair: name a model with --target FILE") from None
+    from spac.model.pair import choose_device
+
+    if choose_device("auto") is None and not env.DEVICE.get():
+        os.environ[env.DEVICE.name] = "simulated"  # the demo is small, and shows the split
     return target, draft, demo
 
 

@@ -140,7 +140,10 @@ class EngineConfig(ContextConfig):
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = option(
-        "auto", "auto, a device's name (CUDA0), simulated, or cpu for no split", "--device", "-dev"
+        "auto",
+        "auto (the first GPU, or else the CPU), a device's name (CUDA0), simulated, or cpu for no split",
+        "--device",
+        "-dev",
     )
     threads: int = option(
         0, "CPU threads; 0 measures how many compute a token fastest: one per physical core at most, "

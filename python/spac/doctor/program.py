@@ -198,8 +198,7 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
     from spac.model.pair import choose_device
 
     device = choose_device("auto")
-    assert device is not None
-    if device.shares_host_memory and target is None and limit is None:
+    if device is None or (device.shares_host_memory and target is None and limit is None):
         return
     total = device.memory.total
     allowed = min(total, limit.of(total)) if limit is not None else total
@@ -225,7 +224,7 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
 def _why_no_gpu(built: bool, driver: str) -> str:
     if not built or not driver:
         what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
-        return f"needs {what}: the split is shown on the simulated device; --device cpu is faster"
+        return f"needs {what}: everything runs on the CPU; --device simulated shows the split"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "the driver offers no device" + (
         f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""

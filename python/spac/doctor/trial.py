@@ -47,7 +47,7 @@ class Trial:
         from spac.doctor import selftest
         from spac.model.pair import choose_device
 
-        device = choose_device("auto")
+        device = choose_device("auto") or choose_device("simulated")
         if device is None or (device.shares_host_cores and not self._wanted):
             return
         test = self._make(device) if self._make is not None else selftest.SelfTest(device)

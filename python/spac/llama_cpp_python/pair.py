@@ -113,7 +113,8 @@ class LentPair(ModelPair):
         if (draft_file := self._draft_file) is not None:
             draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
-        self.device = choose_device(config.device) if self._info.is_moe else None
+        self._has_experts = self._info.is_moe
+        self.device = choose_device(config.device) if self._has_experts else None
         self._fit_to_cpu(self._info, draft)
         self._note_device()
         self.paged = is_paged(config, self._info, self.device)

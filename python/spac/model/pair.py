@@ -204,8 +204,11 @@ class ModelPair:
         _core.set_gate_timeout(env.GATE_TIMEOUT.get())
         _core.set_trust_device_masks(env.DEVICE_MASKS.get())
         set_pinning()
+        by_default = self._config.device.lower() == "auto"
+        if device is None and by_default and self._has_experts and not env.DEVICE.get():
+            self.notes.append("no GPU found (see `spac doctor`): everything runs on the CPU")
         if device is not None and device.name == _SIMULATED:
-            if self._config.device == "auto":
+            if by_default:
                 self.notes.append(
                     "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "
                     "--device cpu is faster"
@@ -410,17 +413,19 @@ class ModelPair:
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:
-    """Return the device of a name; None for "cpu".
+    """Return the device of a name; None for the CPU alone.
 
-    "auto" is the first real device, or else the simulated device. Raises InputError for an unknown name.
+    "auto" is the device that SPAC_DEVICE names, or else the first GPU, or else the CPU. Raises InputError for
+    an unknown name.
     """
     known = _core.devices()
+    name = (env.DEVICE.get() or name) if name.lower() == "auto" else name
     wanted = name.lower()
-    if wanted == "cpu":
-        return None
     for device in known:
-        if wanted in ("auto", device.name.lower()):
+        if wanted == device.name.lower() or (wanted == "auto" and not device.shares_host_cores):
             return device
+    if wanted in ("auto", "cpu"):
+        return None
     names = ", ".join(["auto", *(device.name for device in known), "cpu"])
     raise InputError(f"unknown device '{name}': choose one of {names} (see `spac doctor`)")
 

@@ -1,0 +1,42 @@
+"""Tests of the choice of the device by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from spac import _core, env
+from spac.config import EngineConfig
+from spac.errors import InputError
+from spac.model.pair import ModelPair, choose_device
+
+GPUS = [device.name for device in _core.devices() if not device.shares_host_cores]
+
+
+def test_auto_is_a_gpu_or_else_the_cpu(monkeypatch):
+    monkeypatch.delenv(env.DEVICE.name)
+    device = choose_device("auto")
+    assert (None if device is None else device.name) == (GPUS[0] if GPUS else None)
+    assert choose_device("CPU") is None
+    assert choose_device("Simulated").name == "simulated"
+
+
+def test_the_environment_says_what_auto_is(monkeypatch):
+    monkeypatch.setenv(env.DEVICE.name, "simulated")
+    assert choose_device("auto").name == "simulated"
+    assert choose_device("cpu") is None
+    monkeypatch.setenv(env.DEVICE.name, "cpu")
+    assert choose_device("auto") is None
+    monkeypatch.setenv(env.DEVICE.name, "CUDA99")
+    with pytest.raises(InputError, match="unknown device 'CUDA99': choose one of auto, .*cpu"):
+        choose_device("auto")
+
+
+@pytest.mark.skipif(bool(GPUS), reason="this machine has a GPU")
+def test_a_model_without_a_gpu_runs_on_the_cpu(monkeypatch, tiny_model):
+    monkeypatch.delenv(env.DEVICE.name)
+    pair = ModelPair(EngineConfig(target=tiny_model("qwen3moe"), ctx=256, threads=1), None)
+    try:
+        assert pair.device is None
+        assert any("no GPU found" in note and "CPU" in note for note in pair.notes)
+    finally:
+        pair.close()
