@@ -38,6 +38,8 @@ def main(model: str, draft: str | None) -> None:
     sampling = SamplingConfig(temp=0)
     config = EngineConfig(target=model, draft=draft, slots="25%", scheduler=MostUsed(), sampling=sampling)
     with Engine(config) as engine:
+        if engine.experts is None:
+            sys.exit("a scheduler needs a device: without a GPU, set SPAC_DEVICE=simulated")
         for scheduler in (None, "lru"):
             if scheduler is not None:
                 engine.set_scheduler(scheduler)  # from the next step on; resident experts stay
