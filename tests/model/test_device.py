@@ -27,7 +27,7 @@ def test_the_environment_says_what_auto_is(monkeypatch):
     monkeypatch.setenv(env.DEVICE.name, "cpu")
     assert choose_device("auto") is None
     monkeypatch.setenv(env.DEVICE.name, "CUDA99")
-    with pytest.raises(InputError, match="unknown device 'CUDA99': choose one of auto, .*cpu"):
+    with pytest.raises(InputError, match=r"unknown device 'CUDA99': choose one of auto, .*cpu"):
         choose_device("auto")
 
 
