@@ -24,9 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
-from spac.cli.program import INTERRUPTED, Talk, add_talk, broken_pipe, guarded, models, say
+from spac.cli.program import (
+    INTERRUPTED,
+    Talk,
+    add_talk,
+    as_text,
+    broken_pipe,
+    guarded,
+    models,
+    read_prompt,
+    say,
+)
 from spac.config import COUNT, Range
 from spac.errors import InputError
+from spac.machine.files import write_atomically
 from spac.stats.recording import Recorder
 
 if TYPE_CHECKING:
@@ -97,7 +108,6 @@ class Run:
         options = self.options
         target, draft, demo = models(options)
         prompt = self._prompt(demo)
-        self._write_figures("")  # fails now, and not after a long generation
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         if options.record is not None:
             self._recorder = Recorder(options.record)
@@ -116,9 +126,10 @@ class Run:
     def _prompt(self, demo: Any) -> str:
         options = self.options
         if options.prompt is not None:
-            return unescaped(options.prompt) if options.escape else str(options.prompt)
+            prompt = as_text(options.prompt, "--prompt")
+            return unescaped(prompt) if options.escape else prompt
         if options.file is not None and options.file != "-":
-            return _read_text(options.file)
+            return read_prompt(options.file)
         wait = None if options.file == "-" or demo is None else STDIN_PATIENCE_S
         text = "" if sys.stdin is None or (sys.stdin.isatty() and options.file is None) else _read_stdin(wait)
         if text:
@@ -164,20 +175,12 @@ class Run:
         return code or (INTERRUPTED if generation.reason == "cancelled" else 0)
 
     def _report(self, stats: RunStats) -> None:
-        self._write_figures(stats.to_json() + "\n")
+        if self.options.stats_file is not None:
+            write_atomically(Path(self.options.stats_file), stats.to_json().encode() + b"\n")
         if self.options.stats == "json":
             say(stats.to_json())
         elif self.options.stats == "text":
             say(stats.table())
-
-    def _write_figures(self, text: str) -> None:
-        path = self.options.stats_file
-        if path is not None:
-            try:
-                Path(path).write_text(text)
-            except (OSError, ValueError) as error:  # ValueError: a null character in the name
-                reason = getattr(error, "strerror", None) or str(error)
-                raise InputError(f"{path}: cannot be written: {reason}") from None
 
     def _canceller(self) -> Callable[[], None] | None:
         return self.generation.cancel if self.generation is not None else None
@@ -199,13 +202,6 @@ def unescaped(text: str) -> str:
     return _ESCAPE.sub(meant, text).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
-def _read_text(name: str) -> str:
-    try:
-        return Path(name).read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise InputError(f"{name}: the prompt cannot be read: {error.strerror}") from None
-
-
 def _read_stdin(patience_s: float | None) -> str:
     """Return all of stdin; "" if nothing comes within `patience_s` seconds.
 
@@ -214,7 +210,7 @@ def _read_stdin(patience_s: float | None) -> str:
     is_pipe = stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)
     if is_pipe and patience_s is not None and not select.select([sys.stdin], [], [], patience_s)[0]:
         return ""
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
+    return as_text(sys.stdin.buffer.read(), "stdin")
 
 
 if __name__ == "__main__":

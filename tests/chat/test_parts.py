@@ -39,7 +39,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("spac.chat.conversation.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InputError, match="No space left"):
         Conversation("second").save(path)
     assert Conversation.load(path).system == "first"

@@ -172,12 +172,6 @@ def test_a_stream_that_is_closed(target, closed, tmp_path):
     assert b"rror" not in done.stderr
 
 
-def test_a_prompt_that_is_no_utf8(spac_run, target, tmp_path):
-    (tmp_path / "prompt.txt").write_bytes(b"\xff\xfe")
-    assert spac_run("-m", target, "-f", tmp_path / "prompt.txt", *GREEDY).code == 0
-    assert spac_run("-m", target, "-p", b"\xff\xfe".decode("utf-8", "surrogateescape"), *GREEDY).code == 0
-
-
 def test_nothing_is_written_where_nothing_can_be(spac_run, target):
     nowhere = "/proc/nowhere"
     outcome = spac_run(

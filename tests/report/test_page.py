@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -93,6 +95,19 @@ def test_what_is_no_plain_file_stays_what_it_is(recorded, tmp_path):
     name = 250 * "x"
     assert main([str(recorded), "-q", "-o", str(tmp_path / name)]) == 0
     assert main([str(recorded), "-q", "-o", str(tmp_path / (9 * name))]) == 2
+
+
+def test_a_reader_that_leaves(recorded):
+    """A stdout without a buffer writes the beginning of a page, and reports no error for the rest."""
+    code = "import sys, spac.report as r; r.page = lambda _: 'x' * 10**6; sys.exit(r.main(sys.argv[1:]))"
+    for unbuffered, output in (("1", "-"), ("", "-"), ("", "/dev/stdout")):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, recorded, "-o", output], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        ) as process:  # fmt: skip
+            process.stdout.read(1)
+            process.stdout.close()
+            assert (process.stderr.read(), process.wait(60)) == (b"", 141)
 
 
 @pytest.mark.parametrize("part", ["experts", "thresholds", "governor", "device", "started"])

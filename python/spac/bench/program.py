@@ -22,10 +22,10 @@ from spac.bench.candidates import (
 )
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
-from spac.cli.program import INTERRUPTED, Talk, add_talk, guarded, models
+from spac.cli.program import INTERRUPTED, Talk, add_talk, as_text, guarded, models, read_prompt, write_out
 from spac.config import COUNT, EngineConfig, Range, Slots
 from spac.errors import InputError
-from spac.machine.files import check_writable, write_atomically
+from spac.machine.files import write_atomically
 from spac.scheduler import SchedulerChoice, names
 from spac.stats.words import counted
 
@@ -126,8 +126,6 @@ class Bench:
         options = self.options
         target, draft, _ = models(options)
         prompts = _prompts(options)
-        if options.json not in (None, "-"):
-            check_writable(Path(options.json))
         base = read_config(options, target, draft, **_REPRODUCIBLE)
         candidates, file_size = self._candidates(base)
         # This import loads the library. Bad options are reported before that.
@@ -210,7 +208,7 @@ class Bench:
 
     def _write_json(self, line: str) -> None:
         if self.options.json == "-":
-            print(line, flush=True)
+            write_out(line.encode() + b"\n")
         else:
             write_atomically(Path(self.options.json), line.encode() + b"\n")
 
@@ -232,14 +230,9 @@ class Bench:
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
-    """Return the prompts; raise InputError for an empty prompt or an unreadable file."""
-    prompts = list(options.prompt)
-    for name in options.file:
-        try:
-            prompts.append(Path(name).read_bytes().decode("utf-8", "replace"))
-        except (OSError, ValueError) as error:  # A null character in the name is a ValueError.
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{name}: the prompt cannot be read: {reason}") from None
+    """Return the prompts; raise InputError for one that is empty, unreadable or not UTF-8."""
+    prompts = [as_text(text, "--prompt") for text in options.prompt]
+    prompts += [read_prompt(name) for name in options.file]
     if not all(prompts):
         raise InputError("a prompt is empty: give at least one character of text")
     return prompts or list(PROMPTS)

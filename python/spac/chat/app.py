@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,18 @@ from spac.chat.conversation import Conversation
 from spac.chat.display import Display, Markdown, Plain
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
-from spac.cli.program import BAD_INPUT, FAULT, Talk, add_talk, guarded, message_of, models, say
+from spac.cli.program import (
+    BAD_INPUT,
+    FAULT,
+    Talk,
+    add_talk,
+    as_text,
+    files,
+    guarded,
+    message_of,
+    models,
+    say,
+)
 from spac.config import COUNT, Range
 from spac.errors import InputError
 
@@ -77,7 +89,7 @@ class App:
         source, display = self._source(), self._display()
         conversation = Conversation.load(Path(options.load)) if options.load else Conversation()
         if options.system is not None:
-            conversation.system = options.system
+            conversation.system = as_text(options.system, "--system")
         chat_options = read_chat_options(options)
         target, draft, demo = models(options)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
@@ -93,6 +105,9 @@ class App:
             self._talk.show_notes(engine)
             chat = ChatFormat(engine.target, chat_options.template)
             dialogue = Dialogue(engine, chat, conversation, self._max_tokens, chat_options)
+            outputs, inputs = files(options)
+            dialogue.files = [(f"the file of {flag}", path) for flag, path in outputs.items()]
+            dialogue.files += [each for each in inputs if each[1] != options.load]  # that one may be replaced
             for note in dialogue.notes:
                 self._talk.note(note)
             if demo:
@@ -109,6 +124,8 @@ class App:
 
     def _source(self) -> Source:
         if not self._interactive:
+            if isinstance(sys.stdin, TextIOWrapper):  # foreign bytes are refused when a message is whole
+                sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
             return Lines()
         words = [f"/{name}" for name in COMMANDS]
         return Editor(words, None if self._options.no_history else history_file())
@@ -123,7 +140,7 @@ class App:
     def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
         while True:
             try:
-                text = source.read()
+                text = as_text(source.read(), "the message")
                 if is_command(text):
                     self._show(run_command(dialogue, text))
                 elif text:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from spac.chat.conversation import Conversation
 from spac.errors import InputError, one_line
+from spac.machine.files import check_outputs
 
 if TYPE_CHECKING:
     from spac.chat.dialogue import Dialogue
@@ -78,6 +79,7 @@ def _reset(dialogue: Dialogue, _argument: str) -> str:
 
 def _save(dialogue: Dialogue, argument: str) -> str:
     path = Path(argument).expanduser()
+    check_outputs({"/save": path}, dialogue.files)
     dialogue.conversation.save(path)
     return f"saved {len(dialogue.conversation.exchanges)} exchanges to {path}"
 

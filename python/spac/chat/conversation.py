@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from spac.errors import InputError
+from spac.machine.files import write_atomically
 
 Message = dict[str, str]
 """A message of a chat template.
@@ -54,21 +53,12 @@ class Conversation:
         return messages
 
     def save(self, path: Path) -> None:
-        """Write a JSON file whole or not at all. Raise InputError if it cannot be written."""
+        """Write a JSON file whole or not at all. Raise InputError if it cannot be written.
+
+        Only its owner may read a new file.
+        """
         text = json.dumps({"spac_chat": SCHEMA, "messages": self.messages()}, indent=1, ensure_ascii=False)
-        name = None
-        try:
-            # A file in the same folder is renamed in one step. mkstemp makes it readable by its owner only.
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            with open(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except (OSError, ValueError) as error:  # ValueError: a null character in the name
-            if name is not None:
-                Path(name).unlink(missing_ok=True)
-            raise InputError(f"{path}: cannot be written: {_reason(error)}") from None
+        write_atomically(path, (text + "\n").encode("utf-8", "replace"), 0o600)
 
     @classmethod
     def load(cls, path: Path) -> Self:

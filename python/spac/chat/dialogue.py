@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spac.chat.conversation import Conversation, Exchange
@@ -60,6 +61,8 @@ class Dialogue:
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
         self._sampling = sampling
         self._said, self._reading = _Said(), ""
+        self.files: Sequence[tuple[str, Path | str]] = ()
+        """Files that /save must not replace, and what messages call them."""
         self.generation: Generation | None = None
         """The generation that runs or ran last; None before the first one."""
         self.n_forgotten = 0

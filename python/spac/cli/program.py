@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import logging
 import os
@@ -22,12 +23,22 @@ from spac import env
 from spac.cli import interrupt
 from spac.cli.options import Parser
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
+from spac.machine.files import check_outputs, unwritable
 
 if TYPE_CHECKING:
     from spac.engine import Engine
 
 LONG_PROMPT = 64  # tokens; a shorter prompt is evaluated before progress could be seen
 FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
+_OUTPUTS = {
+    "state": "--state", "timeline": "--timeline", "record": "--record", "stats_file": "--stats-file",
+    "json": "--json", "output": "--output",
+}  # fmt: skip
+_INPUTS = {
+    "target": "the target", "draft": "the draft", "file": "the prompt", "load": "the conversation",
+    "chat_template_file": "the chat template", "recording": "the recording",
+}  # fmt: skip
+"""The files of all programs by the names of their options, and what messages call them."""
 
 
 def add_talk(parser: argparse._ActionsContainer) -> None:
@@ -50,7 +61,10 @@ def guarded(parser: Parser, options: argparse.Namespace, work: Callable[[], int]
         for name in ("stdout", "stderr"):  # None where the caller has closed it
             if getattr(sys, name) is None:
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for the process's life)
-        return work()
+        check_outputs(*files(options))
+        code = work()
+        sys.stdout.flush()  # else the interpreter meets a full disk at exit
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -68,7 +82,22 @@ def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: i
         sys.stderr.write("\r\033[K")  # clears the progress line
     text = message_of(error)
     say(f"{parser.prog}: error: {in_options(parser, text) if isinstance(error, InputError) else text}")
+    if _is_of_stdout(error):
+        _leave_stdout()
     return code
+
+
+def files(options: argparse.Namespace) -> tuple[dict[str, Path | str], list[tuple[str, Path | str]]]:
+    """Return the outputs and the inputs that the options name, for `check_outputs`. "-" is left out."""
+
+    def paths(name: str) -> list[Path | str]:
+        value = getattr(options, name, None)
+        found = value if isinstance(value, list) else [value]
+        return [each for each in found if isinstance(each, Path | str) and each != "-"]
+
+    streams: list[tuple[str, Path | str]] = [(name, f"/dev/{name}") for name in ("stdin", "stdout", "stderr")]
+    inputs = [(what, path) for name, what in _INPUTS.items() for path in paths(name)]
+    return {flag: path for name, flag in _OUTPUTS.items() for path in paths(name)}, streams + inputs
 
 
 def in_options(parser: argparse.ArgumentParser, text: str) -> str:
@@ -90,6 +119,8 @@ def in_options(parser: argparse.ArgumentParser, text: str) -> str:
 def message_of(error: Exception) -> str:
     """Return the line that a user gets for an error."""
     text = one_line(str(error)) or type(error).__name__
+    if _is_of_stdout(error):
+        return str(unwritable("stdout", error))
     if isinstance(error, SpacError | ImportError | OSError):
         return text
     return f"internal fault: {type(error).__name__}: {text} (--verbose shows where)"
@@ -106,8 +137,47 @@ def broken_pipe() -> int:
 
     Otherwise the interpreter writes to the closed pipe once more at exit.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _leave_stdout()
     return BROKEN_PIPE
+
+
+def _leave_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_of_stdout(error: Exception) -> bool:
+    """Return True for a failed write to stdout. Other failed writes have become an InputError."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.filename is None and error.errno in full
+
+
+def write_out(data: bytes) -> None:
+    """Write all of `data` to stdout.
+
+    With PYTHONUNBUFFERED, `sys.stdout` writes a part of it without an error if the pipe is closed meanwhile.
+    """
+    sys.stdout.flush()
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        out.write(data)
+
+
+def read_prompt(name: str) -> str:
+    """Return the text of a file; raise InputError if it cannot be read or is not UTF-8."""
+    try:
+        data = Path(name).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name}: the prompt cannot be read: {reason}") from None
+    return as_text(data, name)
+
+
+def as_text(data: bytes | str, name: str) -> str:
+    """Return a text; raise InputError if it is not UTF-8. In a str, foreign bytes are surrogates."""
+    try:
+        return (data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data).decode()
+    except UnicodeError as error:
+        at = getattr(error, "start", 0)
+        raise InputError(f"{name}: byte {at} is not UTF-8: convert the text (iconv -t UTF-8)") from None
 
 
 def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:

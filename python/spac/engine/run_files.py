@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.engine.warm_state import WarmState, facts_of, misfit
-from spac.machine.files import check_writable
+from spac.machine.files import check_outputs
 from spac.scheduler import Event
 from spac.stats.timeline import Timeline
 
@@ -25,9 +25,7 @@ class RunFiles:
         self._target = Path(config.target)
         self._state_path = Path(config.state) if config.state else None
         self._timeline_path = Path(config.timeline) if config.timeline else None
-        for path in (self._state_path, self._timeline_path):
-            if path is not None:
-                check_writable(path)
+        check_outputs({"--state": self._state_path, "--timeline": self._timeline_path})
         self._state = WarmState.load(self._state_path) if self._state_path is not None else None
         self.timeline: Timeline | None = None
         """The timeline while it records; None before and after."""

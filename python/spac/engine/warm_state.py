@@ -117,7 +117,7 @@ class WarmState:
             about = json.loads(str(arrays.pop("about")))
             version = about["spac_state"]
         except Exception:  # The readers of four formats raise many kinds of errors on foreign bytes.
-            raise InputError(f"{path}: not a saved state: delete it, or name another --state file") from None
+            raise InputError(f"{path}: not a saved state: name another --state file") from None
         if version != FORMAT:
             raise InputError(
                 f"{path}: a saved state of format {version}, this spac reads {FORMAT}: "

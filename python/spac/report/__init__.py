@@ -7,13 +7,12 @@ goes to `run.html` beside the recording, or to --output. The exit codes are thos
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from spac.cli.options import Parser
-from spac.cli.program import add_talk, guarded, say
-from spac.machine.files import write_atomically
+from spac.cli.program import add_talk, files, guarded, say, write_out
+from spac.machine.files import check_outputs, write_atomically
 from spac.report.page import page
 from spac.report.reading import read
 
@@ -42,14 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     data = page(read(options.recording)).encode()
-    output = options.output
-    if output is None:
-        output = "-" if options.recording == "-" else str(Path(options.recording).with_suffix(".html"))
-    if output == "-":
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+    if options.output is None:
+        name = options.recording
+        options.output = "-" if name == "-" else str(Path(name).with_suffix(".html"))
+        check_outputs(*files(options))
+    if options.output == "-":
+        write_out(data)
     else:
-        write_atomically(Path(output), data)
+        write_atomically(Path(options.output), data)
         if not options.quiet:
-            say(f"spac: {output}")
+            say(f"spac: {options.output}")
     return 0

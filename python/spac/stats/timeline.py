@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from spac.machine.files import check_writable, unwritable
+from spac.machine.files import check_writable, replacing
 from spac.stats.words import counted
 
 if TYPE_CHECKING:
@@ -117,31 +117,28 @@ class Timeline:
             self._lost += 1
 
     def write(self, about: Entry) -> None:
-        """Stop recording and write the file, with the entries of `about`.
+        """Stop recording and write the file, whole or not at all, with the entries of `about`.
 
         Raise InputError if that fails.
         """
         self._trace.stop()
         spans = self._trace.take()
         other = {**about, "dropped": self.dropped}
-        try:
-            with self.path.open("w") as file:
-                self._write(file, spans, other)
-        except OSError as error:
-            raise unwritable(self.path, error) from None
+        with replacing(self.path) as file:
+            self._write(file, spans, other)
 
-    def _write(self, file: TextIO, spans: Any, about: Entry) -> None:
+    def _write(self, file: BinaryIO, spans: Any, about: Entry) -> None:
         from spac import _core
 
         recorded = {_TRACK_OF[_core.ACTIVITIES[i]] for i in np.unique(spans["activity"])}
         others = recorded.union(work.track for work in self._work).difference(TRACKS)
         self._tracks = [*TRACKS, *sorted(others)]
-        file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about) + ',"traceEvents":[')
+        file.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[' % json.dumps(about).encode())
         separator = "\n"
         for event in chain(_metadata(self._tracks), self._added(), self._recorded(spans)):
-            file.write(separator + json.dumps(event))
+            file.write((separator + json.dumps(event)).encode())
             separator = ",\n"
-        file.write("\n]}\n")
+        file.write(b"\n]}\n")
 
     def _added(self) -> Iterator[Entry]:
         # A span that contains others comes before them.
