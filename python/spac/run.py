@@ -171,6 +171,8 @@ class Run:
             engine.save()
         finally:
             self._talk.show_notes(engine)
+            if generation.ended_by_context:
+                self._talk.note(f"the text ends here: the context of {engine.context} tokens is full")
             self._report(generation.stats)
         return code or (INTERRUPTED if generation.reason == "cancelled" else 0)
 

@@ -119,3 +119,19 @@ def test_a_message_that_is_no_utf8(tmp_path, files):
     assert "one" in said
     assert "three" in said
     assert "again" not in said
+
+
+def test_a_full_context_is_said(spac_run, files):
+    run = (*PAIR, "-p", "def f(", "--temp", 0, "-c", 256, "--ignore-eos", "--stats", "none")
+    said = "spac: the text ends here: the context of 256 tokens is full"
+    assert said in spac_run(*run, "-n", 1000).err.splitlines()
+    assert "the text ends" not in spac_run(*run, "-n", 4).err
+
+
+def test_options_of_drafts_without_a_draft(spac_run, files):
+    run = ("-m", "target.gguf", "-p", "x", "-n", 2, "--device", "cpu", "--stats", "none")
+    said = "not used, for nothing drafts"
+    for options in (("--draft-length", 4), ("--governor", "fixed"), ("--latency-budget", 50)):
+        assert f"spac: {options[0]}: {said}" in spac_run(*run, *options).err
+    assert said not in spac_run(*run, "--draft-length", 0).err
+    assert said not in spac_run(*run, "--draft-length", 4, "--draft-type", "ngram-simple").err

@@ -190,7 +190,7 @@ def test_a_state_of_another_model_starts_cold_and_says_what_differs(tmp_path, ti
     path = tmp_path / "warm.state"
     with engine_on(path) as engine:
         first_steps(engine)
-    with engine_on(path, target=tiny_model("qwen3moe"), draft=None) as engine:
+    with engine_on(path, target=tiny_model("qwen3moe"), draft=None, draft_length=None) as engine:
         (note,) = engine.notes
         assert "of another model" in note
         assert "the number of MoE layers" in note
@@ -198,7 +198,7 @@ def test_a_state_of_another_model_starts_cold_and_says_what_differs(tmp_path, ti
         assert "\n" not in note
         assert engine.events.driver.plan.wanted.sum() == 0
         "".join(engine.generate("x", 4))
-    with engine_on(path, target=tiny_model("qwen3moe"), draft=None) as engine:
+    with engine_on(path, target=tiny_model("qwen3moe"), draft=None, draft_length=None) as engine:
         assert engine.notes == []  # the state was replaced at the end
 
 
@@ -236,9 +236,9 @@ def test_the_name_of_the_model_file_does_not_matter(tmp_path, tiny_model):
     other = tmp_path / "renamed.gguf"
     other.symlink_to(model)
     path = tmp_path / "warm.state"
-    with engine_on(path, target=model, draft=None) as engine:
+    with engine_on(path, target=model, draft=None, draft_length=None) as engine:
         "".join(engine.generate("x", 4))
-    with engine_on(path, target=other, draft=None) as engine:
+    with engine_on(path, target=other, draft=None, draft_length=None) as engine:
         assert engine.notes == []
 
 

@@ -150,6 +150,9 @@ def test_a_latency_budget_that_nothing_meets_leaves_no_drafts(target, draft):
     with Engine(config(target, draft=draft, latency_budget=1e-3)) as engine:
         generation = engine.generate("def f(", 20)
         list(generation)
+        assert next(note for note in engine.notes if "latency" in note).startswith(
+            "--latency-budget 0.001 cannot be met: a step without a draft takes "
+        )
     assert set(generation.stats.draft_lengths) == {"0"}
 
 

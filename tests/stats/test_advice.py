@@ -9,7 +9,7 @@ import pytest
 from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.llama_cpp_python.llama import Llama
-from spac.stats.advice import ENOUGH_STEPS, unused_draft
+from spac.stats.advice import ENOUGH_STEPS, missed_budget, unused_draft
 
 GIB = 1 << 30
 
@@ -46,3 +46,11 @@ def test_layers_that_could_draft_are_named(tiny_model):
         assert not any("draft-mtp" in note for note in engine.notes)
     with closing(Llama(str(path), n_ctx=128, slots=4, n_threads=1, verbose=False)) as llm:
         assert any("--draft-type draft-mtp" in note for note in llm.notes)
+
+
+def test_a_latency_budget_that_was_not_met():
+    assert missed_budget(20, 0.045, 0.3) == (
+        "--latency-budget 20 cannot be met: a step without a draft takes 45 ms"
+    )
+    assert missed_budget(50, 0.045, 0.3) == "--latency-budget 50 was not met: the first token took 300 ms"
+    assert missed_budget(500, 0.045, 0.3) == missed_budget(50, 0.045, None) == ""

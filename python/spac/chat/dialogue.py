@@ -163,10 +163,7 @@ class Dialogue:
     @property
     def ended_by_context(self) -> bool:
         """True if the last answer ended because the context is full."""
-        generation = self.generation
-        if generation is None or generation.reason != "length":
-            return False
-        return self._max_tokens is None or generation.stats.generated_tokens < self._max_tokens
+        return self.generation is not None and self.generation.ended_by_context
 
     @property
     def ending(self) -> str:

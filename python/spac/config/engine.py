@@ -238,6 +238,17 @@ class EngineConfig(ContextConfig):
         return LONGEST if self.is_governed else FIXED_LENGTH
 
     @property
+    def unused_options(self) -> str:
+        """A note on options of drafts that are given although nothing drafts; "" if there are none."""
+        names = ("draft_length", "draft_max", "governor") if self.longest_draft else ()
+        given = [name for name in (*names, "latency_budget") if getattr(self, name) is not None]
+        if self.draft_types or not given:
+            return ""
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        remedy = ": add --draft FILE, or an ngram --draft-type" if self.longest_draft else ""
+        return f"{flags}: not used, for nothing drafts{remedy}"
+
+    @property
     def draft_types(self) -> tuple[str, ...]:
         """The ways to draft, with defaults resolved; empty without speculation."""
         if self.longest_draft == 0:

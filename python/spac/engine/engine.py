@@ -31,7 +31,7 @@ from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.stats import Setting
-from spac.stats.advice import unused_draft
+from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
 
@@ -74,6 +74,8 @@ class Engine:
             if expert_cache.costs is not None:
                 self.events.after_step.append(expert_cache.costs.observe)
             self._governor = self._own_governor = self._choose_governor(expert_cache)
+            if config.unused_options:
+                self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             expert_cache.update_streams()
@@ -142,11 +144,16 @@ class Engine:
         return self._notes
 
     def _advice(self) -> str:
-        """Return advice on the draft after the last generation; "" for none, and on a device of CPU cores."""
+        """Return advice after the last generation; "" for none. On a device of CPU cores, drafts get none."""
         draft, device, generation = self._pair.draft, self.device, self._generation
-        if draft is None or device is None or device.shares_host_cores:
+        governor, budget = self._own_governor, self.config.latency_budget
+        if generation is None:
             return ""
-        if generation is None or self.experts is None:
+        if budget is not None and isinstance(governor, RooflineGovernor):
+            first = generation.stats.time_to_first_token_s
+            if missed := missed_budget(budget, governor.plain_s, first):
+                return missed
+        if draft is None or device is None or device.shares_host_cores or self.experts is None:
             return ""
         slots = self.experts.slots
         lengths = generation.stats.draft_lengths

@@ -104,6 +104,12 @@ class Generation(Iterator[str]):
         return self._meter.reason
 
     @property
+    def ended_by_context(self) -> bool:
+        """True if the text ended because the context is full."""
+        unlimited = self._limit is None or self._meter.generated_tokens < self._limit
+        return self.reason == "length" and unlimited
+
+    @property
     def stats(self) -> RunStats:
         """The statistics so far."""
         setting = replace(self._setting, vram_bytes=in_use(self._setting.device))

@@ -122,6 +122,11 @@ class RooflineGovernor(Governor):
         return self._price
 
     @property
+    def plain_s(self) -> float:
+        """The expected seconds of a step without a draft; 0 before the first decision."""
+        return self._cycle[0] * self._speed.factor
+
+    @property
     def expected(self) -> tuple[float, float] | None:
         """The expected (tokens, seconds) of the last step; None before the first decision."""
         if self.curve is None:

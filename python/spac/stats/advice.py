@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spac.machine.device_memory import size
+from spac.stats.words import seconds
 
 ENOUGH_STEPS = 64
 UNUSED_SHARE = 0.9
+
+
+def missed_budget(budget_ms: float, plain_s: float, first_token_s: float | None) -> str:
+    """Return a note that no draft length meets the latency budget; "" if one does.
+
+    `plain_s` is the time of a step without a draft, `first_token_s` that of the first token with its prompt.
+    """
+    if plain_s * 1e3 > budget_ms:
+        return (
+            f"--latency-budget {budget_ms:g} cannot be met: a step without a draft takes {seconds(plain_s)}"
+        )
+    if (first_token_s or 0) * 1e3 > budget_ms:
+        return f"--latency-budget {budget_ms:g} was not met: the first token took {seconds(first_token_s)}"
+    return ""
 
 
 def unused_draft(
