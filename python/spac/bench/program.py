@@ -155,7 +155,9 @@ class Bench:
             file_size += check_model(base.draft, "draft").file_size
         on_cpu = choose_device(base.device) is None
         if (on_cpu or not info.is_moe) and (options.schedulers or options.slot_numbers):
-            reason = "the CPU alone runs" if on_cpu else f"{info.path.name} has no experts and runs"
+            reason = "--device cpu (the default without a GPU) runs"
+            if not on_cpu:
+                reason = f"{info.path.name} has no experts and runs"
             raise InputError(f"{reason} without the split: leave out --schedulers and --slots")
         if on_cpu:
             base = replace(base, device="cpu")
