@@ -120,7 +120,11 @@ class Policy:
         self.driver = Driver(scheduler.make(name), self.experts, self._estimator)
         self.driver.start()
         self._events = Events(self.driver)
-        self._governor = RooflineGovernor(N_TOKEN - 1, resident=lambda: self.experts.residency() >= 0)
+        self._governor = RooflineGovernor(
+            N_TOKEN - 1,
+            draft_time=self._estimator.draft_time,
+            resident=lambda: self.experts.residency() >= 0,
+        )
         self._governor.choose(N_TOKEN)
 
     def step(self, step: SimpleNamespace) -> Iterator[str]:
@@ -133,7 +137,7 @@ class Policy:
         counts = {name: getattr(step, name) for name in ("n_drafted", "n_verified", "n_accepted")}
         driver.raised(Event.VERIFY_END, step.demand, **counts)
         yield "scheduler"
-        self._estimator.observe_step(step)
+        self._estimator.observe_step(step, step.n_drafted)
         yield "costs"
         misses, miss_s = -1, 0.0
         if governor.wants_experts:

@@ -87,6 +87,8 @@ def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
         list(first)
         governor = engine.governor
         assert isinstance(governor, RooflineGovernor)
+        assert engine.costs.draft_time.known
+        assert governor._draft is engine.costs.draft_time
         curve = governor.curve
         assert curve is not None
         second = engine.generate(CODE[:60], 24)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac.governor.acceptance import Rate, optimistic
-from spac.governor.times import Line, Misses, SizeTimes, Speed
+from spac.governor.times import Misses, SizeTimes, Speed
 
 
 def feed(rate, chances, steps, rng):
@@ -115,24 +115,6 @@ def test_times_from_before_lend_their_shape():
     for step in range(3):
         times.add(2, 4.0, step)
     assert times.estimate(np.zeros(5))[:4].tolist() == [2, 4, 16, 18]
-
-
-def test_a_draft_costs_a_base_and_a_slope():
-    rng = np.random.default_rng(5)
-    line = Line()
-    for _ in range(200):
-        n = int(rng.integers(1, 9))
-        line.add(n, (2 + 0.5 * n) * (10 if rng.random() < 0.03 else 1) * rng.uniform(0.95, 1.05))
-    assert line.base + 4 * line.slope == pytest.approx(4.0, rel=0.1)
-    assert line.base + 8 * line.slope == pytest.approx(6.0, rel=0.15)
-
-
-def test_drafts_of_one_length_are_taken_as_proportional_at_first():
-    line = Line()
-    for _ in range(100):
-        line.add(4, 2.0)
-    assert line.base == pytest.approx(0.0, abs=0.05)
-    assert line.slope == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_speed_is_everybodys():

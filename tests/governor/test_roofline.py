@@ -149,7 +149,8 @@ def test_the_latency_budget_is_never_exceeded_by_the_model(budget, accept):
             assert subject.choose(100) < k
     fitting = max(k for k in range(K + 1) if k == 0 or place.seconds(k) <= budget)
     free = max(range(fitting + 1), key=place.theta)
-    assert subject.in_force == pytest.approx(free, abs=1)
+    assert subject.in_force <= fitting + 1
+    assert place.theta(subject.in_force) > 0.97 * place.theta(free)
 
 
 def test_the_first_tokens_budget_counts_the_prompt():

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.costs.device_time import DeviceTime
+from spac.costs.draft_time import DraftTime
 from spac.costs.hand_off_time import HandOffTime
 from spac.costs.model import Costs, ExpertCosts, Layer
 from spac.costs.robust import LEAST, RobustFit, RobustTable
@@ -50,6 +51,7 @@ class StepTimes:
     layers: LayerCosts  # [L]: `Step.layer_costs`
     upload_bytes: int = 0  # bytes of experts copied to the device since the last step
     upload_s: float = 0.0  # the time of these copies
+    n_asked: int = 0  # the draft length that was asked for, where the draft stopped early
 
 
 class _Pool:
@@ -94,10 +96,11 @@ class _Pool:
 class CostEstimator:
     """The costs of a running engine, for one caller at a time."""
 
-    def __init__(self, start: Costs, layers: Sequence[Layer]) -> None:
+    def __init__(self, start: Costs, layers: Sequence[Layer], *, measured: bool = True) -> None:
         """Start from measured or guessed costs of a model with these layers.
 
-        Raise InputError if `start` has another number of pools.
+        A guess of T_draft gives way to the first draft. Raise InputError if `start` has another number of
+        pools.
         """
         of_layer = np.array([layer.pool for layer in layers], np.int32)
         if len(start.experts) != len(set(of_layer.tolist())):
@@ -112,7 +115,9 @@ class CostEstimator:
         )  # fmt: skip
         uploads = sum(start.experts[layer.pool].upload_busy_s for layer in layers)
         self._upload_byte_s = max(uploads, LEAST) / sum(layer.expert_bytes for layer in layers)
-        self._draft = RobustFit((start.draft_base_s, start.draft_token_s))
+        self._start_draft = (start.draft_base_s, start.draft_token_s)
+        self.draft_time = DraftTime(*self._start_draft) if measured else DraftTime()
+        """T_draft, which the governor reads too."""
         self._verify = RobustTable(start.verify_s)
         self._dense = RobustTable(start.dense_s)
         self._wait = RobustTable([time / len(layers) for time in start.dense_s])
@@ -124,7 +129,8 @@ class CostEstimator:
     @property
     def costs(self) -> Costs:
         """The current costs."""
-        base, token = self._draft.units
+        draft = self.draft_time
+        base, token = (draft.base_s, draft.token_s) if draft.known else self._start_draft
         verify = self._verify.times
         return Costs(
             experts=tuple(
@@ -140,12 +146,16 @@ class CostEstimator:
 
     @staticmethod
     def skips(number: int) -> bool:
-        """Return True if `observe` counts the step of this number, from 1, without learning from it."""
+        """Return True if `observe` learns only the draft from the step of this number, from 1."""
         return number > EAGER and number % _EVERY != 0
 
-    def observe_step(self, step: _core.Step) -> None:
-        """Learn from a session's step, or only count it if `skips` says so."""
+    def observe_step(self, step: _core.Step, n_asked: int) -> None:
+        """Learn from a session's step, or only its draft if `skips` says so.
+
+        n_asked: the draft length that the step was asked for.
+        """
         if self.skips(self.steps + 1):
+            self.draft_time.observe(n_asked, step.n_drafted, step.draft_ns * 1e-9)
             self.steps += 1
             return
         self.observe(
@@ -157,16 +167,16 @@ class CostEstimator:
                 layers=step.layer_costs,
                 upload_bytes=step.upload_bytes,
                 upload_s=step.upload_ns * 1e-9,
+                n_asked=n_asked,
             )
         )
 
     def observe(self, step: StepTimes) -> None:
-        """Learn from a step's times, or only count the step if `skips` says so."""
+        """Learn from a step's times, or only its draft if `skips` says so."""
+        self.draft_time.observe(max(step.n_asked, step.n_drafted), step.n_drafted, step.draft_s)
         self.steps += 1
         if self.skips(self.steps):
             return
-        if step.n_drafted:
-            self._draft.observe((1, step.n_drafted), step.draft_s)
         self._verify.observe(step.n_verified, step.verify_s)
         for pool in self._pools:
             pool.observe_host(step.layers)

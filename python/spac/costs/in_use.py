@@ -43,13 +43,14 @@ class CostsInUse:
         if not self._spares:  # A whole layer saves no hand-off here, so no plan should count on it.
             start, guess = replace(start, hand_off_s=0.0), replace(guess, hand_off_s=0.0)
         try:
-            self.estimator = CostEstimator(start.up_to(n_tokens), layers)
+            self.estimator = CostEstimator(start.up_to(n_tokens), layers, measured=self.measured)
         except InputError:  # The stored costs are for another split of the file.
-            self.estimator = CostEstimator(guess, layers)
+            self.measured = False
+            self.estimator = CostEstimator(guess, layers, measured=False)
 
-    def observe(self, step: _core.Step) -> None:
-        """Learn from a step that has ended."""
-        self.estimator.observe_step(step)
+    def observe(self, step: _core.Step, n_asked: int) -> None:
+        """Learn from a step that has ended, which was asked for a draft of `n_asked` tokens."""
+        self.estimator.observe_step(step, n_asked)
 
     def close(self) -> None:
         """Store the learned costs, unless `note` says that they cannot be kept."""

@@ -72,7 +72,7 @@ class Engine:
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
             if expert_cache.costs is not None:
-                self.events.after_step.append(expert_cache.costs.observe)
+                self.events.after_step.append(self._learn_costs)
             self._governor = self._own_governor = self._choose_governor(expert_cache)
             if config.unused_options:
                 self._notes.append(config.unused_options)
@@ -169,6 +169,12 @@ class Engine:
         """The estimated unit times, corrected by every step; None if the target runs without the split."""
         return self._expert_cache.estimator if self._expert_cache is not None else None
 
+    def _learn_costs(self, step: _core.Step) -> None:
+        assert self.session is not None
+        costs = self._at_home.costs
+        if costs is not None:
+            costs.observe(step, self.session.draft_length)
+
     def _choose_governor(self, expert_cache: ExpertCache) -> Governor | None:
         """Return a governor as the configuration asks for it, or None without speculation."""
         config = self.config
@@ -182,6 +188,7 @@ class Engine:
             shortest=config.draft_min,
             budget_s=None if config.latency_budget is None else config.latency_budget / 1e3,
             costs=costs.estimator.costs if costs is not None and costs.measured else None,
+            draft_time=costs.estimator.draft_time if costs is not None else None,
             resident=None if experts is None else lambda: experts.residency() >= 0,
         )
 

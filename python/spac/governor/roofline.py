@@ -26,12 +26,13 @@ from time import perf_counter
 import numpy as np
 
 from spac.costs import Costs as MeasuredCosts
+from spac.costs.draft_time import DraftTime
 from spac.errors import InputError
 from spac.governor import probes
 from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
 from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
-from spac.governor.times import KEPT, Line, Misses, SizeTimes, Speed
+from spac.governor.times import KEPT, Misses, SizeTimes, Speed
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 _PATIENCE = 150.0  # ratio of the time between decisions to that of a decision, which thus takes below 1 %
@@ -51,6 +52,7 @@ class RooflineGovernor(Governor):
         shortest: int = 0,
         budget_s: float | None = None,
         costs: MeasuredCosts | None = None,
+        draft_time: DraftTime | None = None,
         resident: Callable[[], BoolArray] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -58,8 +60,9 @@ class RooflineGovernor(Governor):
 
         longest: K, at least 1. shortest: no draft is shorter, except that a step may have none. budget_s:
         target for the longest step in seconds, and for prompt and first step together; the draft length is
-        limited to meet it. costs: the start. resident: returns bool [L, N], for E_new; without it, misses are
-        part of the verification's time. clock: returns seconds. Raise InputError if longest is below 1.
+        limited to meet it. costs: the start. draft_time: T_draft, which other code learns; without it, the
+        governor learns T_draft. resident: returns bool [L, N], for E_new; without it, misses are part of the
+        verification's time. clock: returns seconds. Raise InputError if longest is below 1.
         """
         if longest < 1:
             raise InputError(f"a governor chooses draft lengths up to at least 1, not {longest}")
@@ -68,7 +71,8 @@ class RooflineGovernor(Governor):
         self._accept, self._go_on = Rate(longest, 0.7), Rate(longest, 1.0)
         self._times = SizeTimes(longest + 1)
         self._speed, self._misses = Speed(), Misses(longest + 1)
-        self._line = Line()
+        self._learns_draft = draft_time is None
+        self._draft = draft_time if draft_time is not None else DraftTime()
         self._price = 0.0
         self._splits = False  # True if the times are without the misses
         self._no_misses: Float64Array = np.zeros(longest + 1)
@@ -80,7 +84,9 @@ class RooflineGovernor(Governor):
         self._climb, self._climbing = _doubling(self._shortest, longest), True
         self._halvings = 2 * longest.bit_length()  # further looks between them, next to the best, at most
         if costs is not None:
-            self._start(costs)
+            self._times.start(np.array(costs.verify_s))
+            if self._learns_draft:
+                self._draft = DraftTime(costs.draft_base_s, costs.draft_token_s)
         self._step = 0
         self._k = self._chosen = self._last = 0  # lengths: in force, for the next step, of the last one
         self._queue = [0, 0]  # lengths of the next steps, which come before the one in force
@@ -95,11 +101,6 @@ class RooflineGovernor(Governor):
         self.curve: Curve | None = None
         """The model as of the last decision, in seconds at a speed of 1 (`speed`)."""
         self._cycle = self._verify = self._tokens = [0.0] * (longest + 1)
-
-    def _start(self, costs: MeasuredCosts) -> None:
-        """Start with measured costs."""
-        self._times.start(np.array(costs.verify_s))
-        self._line = Line(costs.draft_base_s, costs.draft_token_s)
 
     @property
     def in_force(self) -> int:
@@ -163,6 +164,8 @@ class RooflineGovernor(Governor):
         Steps without draft are gathered, and learned from later.
         """
         k, n = self._chosen, n_drafted
+        if self._learns_draft:
+            self._draft.observe(k, n, draft_s)
         self._step += 1
         self._time_s += step_s
         self._since_s += step_s
@@ -181,8 +184,6 @@ class RooflineGovernor(Governor):
         passing = changed and self._change_matters
         known = self._price * float(self._misses.expected[n]) if self._splits else 0.0
         self._times.add(n + 1, (step_s - draft_s) / speed - known, self._step, passing=passing, speed=speed)
-        if k and not passing:
-            self._line.add(n, draft_s / speed)
 
     def _catch_up(self) -> None:
         """Learn from the gathered steps without draft; they are many, short, and alike."""
@@ -219,7 +220,7 @@ class RooflineGovernor(Governor):
         spikes of the machine. It pays for a draft model that first has to catch up with the text.
         """
         speed = self._speed.factor
-        drafting = (self._line.base + self._line.slope * n) * speed if k else 0.0
+        drafting = self._draft.seconds(n) if k else 0.0
         expected = self._verify[n] * speed + drafting
         if changed:
             self._extras.append((step_s - max(0.0, draft_s - drafting) - expected) / speed)
@@ -288,7 +289,8 @@ class RooflineGovernor(Governor):
         missed_s = self._price * misses
         total = np.maximum(self._times.estimate(missed_s) + missed_s, 1e-9)
         self._verify = total.tolist()
-        return Costs(self._line.base, self._line.slope, total - missed_s, misses, self._price)
+        base_s, token_s = self._draft.base_s / self.speed, self._draft.token_s / self.speed
+        return Costs(base_s, token_s, total - missed_s, misses, self._price)
 
     def _with_changes(self, cycle: Float64Array) -> Float64Array:
         """Return `cycle` with the cost of a change of length, float64 [K + 1].

@@ -22,7 +22,6 @@ _SPEED_RISE = 1.04  # largest factor of a change in one step without a jump, bec
 _SPEED_LASTS = 50  # steps over which the speed returns to 1
 _AGING = 4e-4  # growth of a doubt's square per step since the last observation; 900 steps reach `_MOST`
 _PLAUSIBLE = 1.25  # largest ratio to the time of a larger size; a longer time was interrupted
-_SLOPE_STEPS = 64.0  # drafts over which an observation of T_draft loses two thirds of its weight
 
 
 class SizeTimes:
@@ -149,44 +148,6 @@ def _monotone(values: Float64Array, weights: Float64Array) -> Float64Array:
             weight, members = weight + heavy, members + count
         blocks.append((value, weight, members))
     return np.array([mean for mean, _, members in blocks for _ in range(members)])
-
-
-class Line:
-    """Estimates T_draft from the last drafts, as a fixed time and a time per token.
-
-    Outliers are cut to twice the expected time. If all drafts had one length, the slope stays as it was; at
-    first, times are in proportion to the length.
-    """
-
-    def __init__(self, base: float = 0.0, slope: float = 0.0) -> None:
-        self.base, self.slope = base, slope
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._started = slope > 0
-
-    def add(self, n: int, seconds: float) -> None:
-        """Learn from a draft of n tokens."""
-        if not self._started:
-            self.base, self.slope = (0.0, seconds / n) if n else (seconds, 0.0)
-            self._started = True
-        elif self._weight > 4:
-            expected = self.base + self.slope * n
-            seconds = min(seconds, 2 * expected) if expected > 0 else seconds
-        keep = 1 - 1 / _SLOPE_STEPS
-        self._weight = self._weight * keep + 1
-        self._x = self._x * keep + n
-        self._y = self._y * keep + seconds
-        self._xx = self._xx * keep + n * n
-        self._xy = self._xy * keep + n * seconds
-        self._fit()
-
-    def _fit(self) -> None:
-        """Fit base and slope by least squares, drawn to the last slope. Neither is below 0."""
-        x, y = self._x / self._weight, self._y / self._weight
-        spread = self._xx - self._weight * x * x
-        slope = (self._xy - self._weight * x * y + self.slope) / (spread + 1.0)
-        if x > 0:
-            slope = min(max(0.0, slope), y / x)
-        self.slope, self.base = slope, y - slope * x
 
 
 class Speed:
