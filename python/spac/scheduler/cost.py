@@ -5,7 +5,7 @@ weights once for all tokens that want it also takes a time per distinct expert:
 
     T_cpu = per_layer + per_expert · distinct + per_pair · pairs        (the paper: `per_pair` alone)
 
-`fit` finds either form from measurements. `relative_error` says how well a fit predicts other measurements.
+`fit` finds either form from measurements.
 """
 
 from __future__ import annotations
@@ -97,10 +97,6 @@ class CpuFit:
     def predict(self, pairs: Counts, distinct: Counts) -> Float64Array:
         """Return the predicted seconds, float64 [n]."""
         return np.asarray(self.fixed + self.per_pair * pairs + self.per_expert * distinct, np.float64)
-
-    def relative_error(self, pairs: Counts, distinct: Counts, seconds: Float64Array) -> float:
-        """Return the mean |prediction - measurement| as a share of the mean measurement."""
-        return float(np.abs(self.predict(pairs, distinct) - seconds).mean() / seconds.mean())
 
 
 def fit(
