@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import spac
@@ -88,6 +89,62 @@ def test_models_without_experts_stay_plain(tiny_model: TinyModel) -> None:
     llm.close()
     with pytest.raises(ValueError, match="Model path does not exist"):  # the message is llama_cpp's own
         Imported(str(TARGET.with_name("missing.gguf")), **SMALL)
+
+
+OF_LANGCHAIN: dict[str, Any] = {
+    "n_ctx": 512, "n_parts": -1, "seed": -1, "logits_all": False, "vocab_only": False, "use_mlock": False,
+    "n_threads": None, "verbose": False,
+}  # fmt: skip
+"""What LangChain's classes give `llama_cpp.Llama` by default."""
+OF_LANGCHAINS_TEXT: dict[str, Any] = {
+    **OF_LANGCHAIN, "rope_freq_scale": 1.0, "rope_freq_base": 10000.0, "lora_path": None, "lora_base": None,
+    "f16_kv": True, "n_batch": 8, "use_mmap": True, "last_n_tokens_size": 64,
+}  # fmt: skip
+OF_LANGCHAINS_EMBEDDINGS: dict[str, Any] = {
+    **OF_LANGCHAIN, "embedding": True, "f16_kv": False, "n_batch": 512, "device": None,
+}  # fmt: skip
+
+
+def test_langchains_defaults() -> None:
+    """`LlamaCpp` and `ChatLlamaCpp` give a batch of 8, which a draft of the default length does not fit."""
+    spac.enable(draft=TARGET.with_name("draft.gguf"), slots="20%")
+    llm = Imported(str(TARGET), **OF_LANGCHAINS_TEXT)
+    given: dict[str, Any] = {"max_tokens": 12, "repeat_penalty": 1.1, "top_k": 40, "stop": []}
+    more: dict[str, Any] = {"suffix": None, "logprobs": None, "echo": False, "stream": True}
+    assert "".join(part["choices"][0]["text"] for part in llm("def f(" * 9, **given, **more))
+    message = {"role": "user", "content": "hello"}
+    assert llm.create_chat_completion(messages=[message], **given)["choices"][0]["message"]["content"]
+    assert llm.engine.config.longest_draft == 7
+    assert llm.stats.draft_lengths
+    llm.close()
+
+
+def test_langchains_embeddings() -> None:
+    texts = ["a", "b c"]
+    plain = Imported(str(TARGET), **OF_LANGCHAINS_EMBEDDINGS | {"device": "cpu"})
+    spac.enable(device="simulated", draft=TARGET.with_name("draft.gguf"), slots="20%")
+    llm = Imported(str(TARGET), **OF_LANGCHAINS_EMBEDDINGS)
+    assert llm.engine.device.name == "simulated"
+    expected, found = (
+        np.array([np.mean(each["embedding"], axis=0) for each in model.create_embedding(texts)["data"]])
+        for model in (plain, llm)
+    )
+    assert np.allclose(found, expected, atol=0.05)
+    assert llm.embed("a")
+    plain.close()
+    llm.close()
+
+
+def test_a_draft_length_that_is_given_is_not_shortened() -> None:
+    spac.enable(draft=TARGET.with_name("draft.gguf"), draft_max=12)
+    with pytest.raises(InputError, match="a draft of 12 tokens needs a target context"):
+        Imported(str(TARGET), **OF_LANGCHAINS_TEXT)
+
+
+def test_unknown_arguments_are_refused() -> None:
+    spac.enable()
+    with pytest.raises(InputError, match=r"Llama\(\) has no 'x'; beside llama_cpp's, it has draft, "):
+        Imported(str(TARGET), x=1, **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ class EngineConfig(ContextConfig):
         "0 turns speculation off", "--draft-length", range=DRAFT,
     )  # fmt: skip
     draft_max: int | None = option(
-        None, f"tokens drafted per step at most (default: {LONGEST}); 0 turns speculation off",
+        None, f"tokens drafted per step at most (default: {LONGEST}, but less than --batch); 0 turns "
+        "speculation off",
         "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
     )  # fmt: skip
     latency_budget: float | None = option(
@@ -235,7 +236,8 @@ class EngineConfig(ContextConfig):
             return self.draft_length
         if self.draft_max is not None:
             return self.draft_max
-        return LONGEST if self.is_governed else FIXED_LENGTH
+        # A verification is one batch: the draft and the token before it.
+        return min(LONGEST if self.is_governed else FIXED_LENGTH, self.batch - 1)
 
     @property
     def unused_options(self) -> str:

@@ -57,7 +57,8 @@ def _init(self: llama_cpp.Llama, *args: Any, **keywords: Any) -> None:
         _plain_init(self, *args, **keywords)
         return
     self.__class__ = _split(type(self))
-    Llama.__init__(self, *args, **{**_options, **keywords})
+    given = {name: value for name, value in keywords.items() if value is not None}
+    Llama.__init__(self, *args, **{**_options, **given})
 
 
 def _has_experts(model_path: str, *, vocab_only: bool = False, **_keywords: Any) -> bool:

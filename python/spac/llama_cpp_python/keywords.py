@@ -35,6 +35,8 @@ _NAMED_BY_LLAMA_CPP = {
 _SHARED = {*_NAMED_BY_LLAMA_CPP, *POSITIONS, "flash_attn", "swa_full"}
 _INIT = inspect.signature(llama_cpp.Llama.__init__)
 _BASIC = {item.name for item in fields(ContextConfig)}
+_FORMER = {"f16_kv", "low_vram", "mul_mat_q", "n_gqa", "n_parts", "rms_norm_eps"}
+"""Names that llama_cpp had once and now ignores; LangChain still gives some of them."""
 OPTIONS = tuple(
     sorted((item.name for item in fields(EngineConfig) if item.name not in _SHARED), key=_BASIC.__contains__)
 )
@@ -42,15 +44,13 @@ OPTIONS = tuple(
 
 
 def check_names(options: dict[str, Any]) -> None:
-    """Raise InputError for a name that llama_cpp has another word for, or that is nearly an option of spac.
-
-    llama_cpp itself ignores names that it does not know.
-    """
-    for name in options.keys() - _INIT.parameters.keys():
+    """Raise InputError for an unknown name. llama_cpp itself would ignore it."""
+    for name in sorted(options.keys() - _INIT.parameters.keys() - _FORMER):
         if name in _NAMED_BY_LLAMA_CPP:
             raise InputError(f"Llama() has no '{name}': llama_cpp calls it {_NAMED_BY_LLAMA_CPP[name]}")
-        if close := difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
-            raise InputError(f"Llama() has no '{name}'; did you mean '{close[0]}'?")
+        close = difflib.get_close_matches(name, [*OPTIONS, *_INIT.parameters], n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"beside llama_cpp's, it has {', '.join(OPTIONS)}"
+        raise InputError(f"Llama() has no '{name}'; {hint}")
 
 
 def engine_config(model_path: str, own: dict[str, Any], options: dict[str, Any]) -> EngineConfig:

@@ -63,8 +63,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
     (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
-    parts are on the device. With `n_gpu_layers` above 0, the dense parts of so many layers are. A model that
-    has neither experts nor a draft runs on plain llama.cpp.
+    parts are on the device. With `n_gpu_layers` above 0, the dense parts of so many layers are. None means an
+    argument's default. Unknown arguments are refused. A model that has neither experts nor a draft runs on
+    plain llama.cpp.
 
     With `chat_format="common"`, chats follow the format of the model's family, by llama.cpp's own templates
     and parsers. The answers then have `reasoning_content` and `tool_calls`.
@@ -88,6 +89,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
 
     def __init__(self, model_path: str, **options: Any) -> None:
+        options = {name: value for name, value in options.items() if value is not None}
         self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
         self._said: set[str] = set()
         check_names(options)
