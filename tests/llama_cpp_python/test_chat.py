@@ -63,9 +63,12 @@ def test_a_schema_where_llama_cpps_own_loop_generates(path: Path) -> None:
     """llama_cpp's loop cannot follow the chat's grammar. It gets the schema's grammar."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     with closing(Llama(str(path), chat_format="common", device="cpu", **SMALL)) as llm:
-        form = {"type": "json_object", "schema": schema}
-        made = llm.create_chat_completion(USER, response_format=form, temperature=0.0, max_tokens=40)
-    assert set(made["choices"][0]["message"]["content"]) <= set("{} \n\t")
+        for form in (
+            {"type": "json_object", "schema": schema},
+            {"type": "json_schema", "json_schema": {"schema": schema}},
+        ):
+            made = llm.create_chat_completion(USER, response_format=form, temperature=0.0, max_tokens=40)
+            assert set(made["choices"][0]["message"]["content"]) <= set("{} \n\t")
 
 
 def test_a_stream_that_is_left_leaves_nothing_behind(llm: Llama) -> None:
@@ -100,8 +103,23 @@ def test_what_is_refused(llm: Llama) -> None:
     choice = {"type": "function", "function": {"name": "nope"}}
     with pytest.raises(InputError, match="nope"):
         llm.create_chat_completion(USER, tools=[ADD], tool_choice=choice)
+    with pytest.raises(InputError, match="there are no tools"):
+        llm.create_chat_completion(USER, tool_choice="required")
+    with pytest.raises(InputError, match="'xml' is not text, json_object or json_schema"):
+        llm.create_chat_completion(USER, response_format={"type": "xml"})
+    with pytest.raises(InputError, match="the schema of json_schema is missing"):
+        llm.create_chat_completion(USER, response_format={"type": "json_schema"})
+    odd = {"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}
+    with pytest.raises(InputError, match="a JSON schema cannot be used: "):
+        llm.create_chat_completion(USER, tools=[odd], tool_choice="required")
     with pytest.raises(InputError, match="refuses these messages"):
         llm.create_chat_completion([{"role": "user", "content": 3}])
+
+
+def test_the_plain_template_cannot_call_tools(opened: Open) -> None:
+    llm = opened(chat_format="common")
+    with pytest.raises(InputError, match="tool_choice: the plain chat template cannot call tools"):
+        llm.create_chat_completion(USER, tools=[ADD], tool_choice="required")
 
 
 def test_other_formats_are_llama_cpps(opened: Open, path: Path) -> None:

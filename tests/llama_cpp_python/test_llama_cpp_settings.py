@@ -12,10 +12,13 @@ import pytest
 
 from spac import _core
 from spac.config import EngineConfig
+from spac.engine import Engine
 from spac.errors import InputError
 from spac.llama_cpp_python.keywords import llama_keywords
 from spac.llama_cpp_python.llama import Llama
+from spac.model.gguf.check import check_model
 from tests.conftest import TinyModel
+from tests.llama_cpp_python.conftest import TARGET
 from tests.model.test_llama_cpp_settings import (
     PLAIN,
     SETTINGS,
@@ -196,3 +199,16 @@ def test_serve_loads_what_its_options_say(models: dict[str, Path], adapter: Path
             rope_freq_scale=0.5, lora=[(adapter, 0.5)], override_kv={"qwen3moe.expert_used_count": 1},
         ) as pair:  # fmt: skip
             assert first_difference("serve", "Llama", computed(llm), logits(pair)) is None
+
+
+def test_the_default_context_is_not_longer_than_what_was_trained() -> None:
+    with closing(Llama.from_config(EngineConfig(target=TARGET, threads=1), verbose=False)) as llm:
+        assert check_model(TARGET).n_ctx_train == llm.n_ctx() == 2048
+
+
+@pytest.mark.parametrize(("ctx", "noted"), [(100, True), (256, False), (0, False)])
+def test_a_context_that_is_rounded_up_is_noted(ctx: int, noted: bool) -> None:
+    note = "--ctx 100: the context holds 256 tokens, a multiple of 256"
+    config = EngineConfig(target=TARGET, ctx=ctx, threads=1, device="simulated")
+    with Engine(config) as engine, closing(Llama.from_config(config, verbose=False)) as llm:
+        assert (note in engine.notes) == (note in llm.notes) == noted

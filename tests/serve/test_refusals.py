@@ -11,7 +11,13 @@ TEXT = {"prompt": "def f(", "max_tokens": 3}
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 TOO_LONG = "word " * 3000
+
+
+def of_schema(schema: dict) -> dict:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
 
 REFUSED = [
     (COMPLETIONS, {"model": "gpt-4"}, 404, "'gpt-4' is not served here: demo is"),
@@ -19,7 +25,11 @@ REFUSED = [
     (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "one text"),
     (COMPLETIONS, {"prompt": [1, 2]}, 400, "prompt: "),
     (COMPLETIONS, {"prompt": "\ud800"}, 400, "surrogate"),
-    (COMPLETIONS, {"max_tokens": -1}, 400, "max_tokens: "),
+    (COMPLETIONS, {"max_tokens": -1}, 400, "max_tokens: a whole number of at least 1"),
+    (COMPLETIONS, {"max_tokens": 0}, 400, "max_tokens: a whole number of at least 1"),
+    (CHATS, {"max_tokens": 0}, 400, "max_tokens: a whole number of at least 1"),
+    (CHATS, {"max_tokens": -1}, 400, "max_tokens: a whole number of at least 1"),
+    (CHATS, {"max_completion_tokens": 0}, 400, "max_completion_tokens: a whole number of at least 1"),
     (COMPLETIONS, {"max_tokens": "many"}, 400, "max_tokens: "),
     (COMPLETIONS, {"temperature": -1}, 400, "temperature: "),
     (COMPLETIONS, {"temperature": float("nan")}, 400, "temp"),
@@ -46,8 +56,14 @@ REFUSED = [
     (CHATS, {"messages": [{"role": "alien", "content": "x"}]}, 400, "'alien'"),
     (CHATS, {"messages": [{"role": "user", "content": TOO_LONG}]}, 400, "the context holds 2048"),
     (CHATS, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "only text"),
-    (CHATS, {"response_format": {"type": "xml"}}, 400, "response_format"),
+    (CHATS, {"response_format": {"type": "xml"}}, 400, "'xml' is not text, json_object or json_schema"),
     (CHATS, {"response_format": {"type": "json_schema"}}, 400, "no schema"),
+    (CHATS, {"response_format": {"type": "json_object", "schema": 3}}, 400, "schema of json_object"),
+    (CHATS, of_schema({"type": "odd"}), 400, "a JSON schema cannot be used: at #: unrecognized type odd"),
+    (CHATS, of_schema({"type": "string", "pattern": "["}), 400, "response_format: the JSON schema cannot"),
+    (CHATS, {"tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice: the plain chat template"),
+    (CHATS, {"tools": [TOOL], "tool_choice": NAMED}, 400, "tool_choice: the plain chat template"),
+    (CHATS, {"tool_choice": "required"}, 400, "tool_choice: a tool is required"),
     (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, 400, "'g'"),
 ]
 
@@ -192,6 +208,17 @@ def test_what_is_odd_and_can_be_served(server):
                  {"seed": 10**20}, {"suffix": None, "user": None}, {"unheard_of": 1}):  # fmt: skip
         status, answer = server.ask("POST", COMPLETIONS, {**TEXT, **more})
         assert status == 200, (more, answer)
+
+
+def test_an_empty_stop_text_is_none(server):
+    for path, request, stop in ((COMPLETIONS, TEXT, ""), (COMPLETIONS, TEXT, ["", "@@"]), (CHATS, CHAT, "")):
+        status, answer = server.ask("POST", path, {**request, "stop": stop})
+        assert (status, json.loads(answer)["usage"]["completion_tokens"]) == (200, 3)
+
+
+def test_embeddings(server):
+    status, answer = server.ask("POST", "/v1/embeddings", {"input": "x"})
+    assert (status, "this server makes no embeddings" in said(answer)) == (400, True)
 
 
 def test_a_stream_that_is_not_asked_for(server):

@@ -144,7 +144,11 @@ class ChatFormat:
         try:
             return self._apply(request)
         except InputError as error:
-            raise InputError(f"the chat template refuses these messages: {_cause(error)}") from None
+            cause = _cause(error)
+            _, _, fault = cause.partition("JSON schema error ")
+            if fault:  # in the answer's schema, or in a tool's
+                raise InputError(f"a JSON schema cannot be used: {fault}") from None
+            raise InputError(f"the chat template refuses these messages: {cause}") from None
 
     def _apply(self, request: Mapping[str, Any]) -> _core.ChatPrompt:
         return self._templates.apply(_dumped(request))

@@ -7,13 +7,13 @@ server.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from spac.chat.format import Answer, ChatFormat, Delta
 from spac.chat.options import ChatOptions
+from spac.config.grammar import of_schema
 from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import chat_logprobs
 from spac.llama_cpp_python.sampling import ChatGrammar
@@ -74,6 +74,8 @@ class ChatHandler:
 
     def _prompt(self, request: Mapping[str, Any], schema: Mapping[str, Any] | None) -> Any:
         tools, choice = _tools(request)
+        if choice == "required" and self._chat.is_plain:
+            raise InputError("tool_choice: the plain chat template cannot call tools: give another template")
         variables = {**self._options.variables, **(request.get("chat_template_kwargs") or {})}
         effort = request.get("reasoning_effort")
         if effort is not None:
@@ -107,6 +109,8 @@ def _tools(request: Mapping[str, Any]) -> tuple[list[Any], str]:
     )
     choice = request.get("tool_choice", request.get("function_call", "auto"))
     if isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise InputError("tool_choice: a tool is required, and there are no tools")
         return tools, choice if tools else "none"
     name = choice.get("name") or (choice.get("function") or {}).get("name")
     tools = [tool for tool in tools if tool["function"].get("name") == name]
@@ -116,20 +120,34 @@ def _tools(request: Mapping[str, Any]) -> tuple[list[Any], str]:
 
 
 def _schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the JSON schema of a "json_object" format, None for other formats.
+    """Return the JSON schema of a format, None for text. Raise InputError for other formats.
 
-    Without a schema of its own, the format allows any object.
+    A "json_object" without a schema may be any object.
     """
-    if response_format is None or response_format.get("type") != "json_object":
+    kind = "text" if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
         return None
-    return dict(response_format.get("schema") or {"type": "object"})
+    if kind == "json_object":
+        schema = response_format.get("schema") or {"type": "object"}
+    elif kind == "json_schema":
+        schema = (response_format.get("json_schema") or {}).get("schema")
+    else:
+        raise InputError(f"response_format: the type {kind!r} is not text, json_object or json_schema")
+    if not isinstance(schema, Mapping):
+        raise InputError(f"response_format: the schema of {kind} is missing, or is not an object")
+    return dict(schema)
 
 
 def _instead(schema: Mapping[str, Any] | None) -> Any:
-    """Return the grammar for llama_cpp's own loop, None without a schema."""
+    """Return the grammar for llama_cpp's own loop, None without a schema.
+
+    Raise InputError for a schema that cannot be made one.
+    """
     from llama_cpp import LlamaGrammar
 
-    return None if schema is None else LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
+    if schema is None:
+        return None
+    return LlamaGrammar.from_string(of_schema(schema, name="response_format: "), verbose=False)
 
 
 def _completion_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

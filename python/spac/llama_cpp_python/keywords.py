@@ -11,7 +11,6 @@ import llama_cpp
 
 from spac.config import EngineConfig
 from spac.config.context import POSITIONS, ContextConfig
-from spac.config.engine import DEFAULT_CONTEXT
 from spac.errors import InputError
 from spac.model.params import ROPE_SCALINGS, context_values
 
@@ -113,7 +112,7 @@ def llama_keywords(config: EngineConfig) -> dict[str, Any]:
     """
     values = context_values(config, is_draft=False)
     return {
-        "n_ctx": DEFAULT_CONTEXT if config.ctx is None else config.ctx,
+        "n_ctx": config.ctx,
         "n_batch": config.batch,
         "n_ubatch": config.ubatch,
         "n_threads": config.threads or None,

@@ -30,6 +30,7 @@ from spac import _core
 from spac.chat.format import ChatFormat
 from spac.chat.options import DEFAULTS
 from spac.config import EngineConfig, SamplingConfig
+from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.llama_cpp_python.chat_handler import ChatHandler
@@ -100,6 +101,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise InputError("lora and lora_path both name adapters: give all of them as lora")
         config = own.get(_EXACT) or engine_config(model_path, own, options)
         info = check_model(model_path, overrides=config.override_kv)
+        options.setdefault("n_ctx", min(DEFAULT_CONTEXT, info.n_ctx_train))  # only for `from_config`
         try:
             self._load(config, options, info)
             if self.chat_format == COMMON:
@@ -366,6 +368,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         **keywords: Any,
     ) -> Iterator[Any]:
         self._check_open()
+        stop = keywords.get("stop") or ()
+        # llama_cpp would find an empty text at once.
+        keywords["stop"] = [each for each in ([stop] if isinstance(stop, str) else stop) if each]
         recorded = None
         if logprobs is not None and not self._logits_all:
             recorded, logprobs = Logprobs(n_alternatives(logprobs, keywords)), None

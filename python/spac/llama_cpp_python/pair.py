@@ -144,6 +144,7 @@ class LentPair(ModelPair):
         self._note_paging(self._info)
         self._note_pinning()
         self._note_layers()
+        self._note_context()
         self._note_mtp()
         self.draft = self._open_draft(draft)
         self._check_pair()

@@ -139,6 +139,7 @@ class ModelPair:
         self._note_paging(info)
         self._note_pinning()
         self._note_layers()
+        self._note_context()
         self._note_mtp()
         if self.experts is None:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
@@ -189,6 +190,11 @@ class ModelPair:
                 "experts, are computed on the CPU"
             )
         self.notes.append(f"--gpu-layers {self._config.gpu_layers}: {where}")
+
+    def _note_context(self) -> None:
+        wanted, size = self._config.ctx, self.target_context.size
+        if wanted and wanted < size < wanted + 256:
+            self.notes.append(f"--ctx {wanted}: the context holds {size} tokens, a multiple of 256")
 
     def _note_mtp(self) -> None:
         config = self._config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -57,6 +58,7 @@ def checked(
     _check_model(path, request, models)
     if "prompt" in request or "messages" in request:
         request = {**defaults, **request}
+    _check_limit(request)
     _translate(request)
     if path == "/v1/chat/completions":
         _check_messages(request)
@@ -80,12 +82,24 @@ def _translate(request: dict[str, Any]) -> None:
     if "max_completion_tokens" in request:
         request.setdefault("max_tokens", request.pop("max_completion_tokens"))
     form = request.get("response_format")
-    if isinstance(form, dict) and form.get("type") == "json_schema":
+    kind = form.get("type") if isinstance(form, dict) else "text"
+    if kind not in ("text", "json_object", "json_schema"):
+        text = f"response_format: the type {kind!r} is not text, json_object or json_schema"
+        raise Refusal(400, text, param="response_format")
+    if isinstance(form, dict) and kind == "json_schema":
         named = form.get("json_schema")
         schema = named.get("schema") if isinstance(named, dict) else None
         if not isinstance(schema, dict):
             raise Refusal(400, "response_format: json_schema has no schema", param="response_format")
         request["response_format"] = {"type": "json_object", "schema": schema}
+
+
+def _check_limit(request: dict[str, Any]) -> None:
+    """Raise Refusal for a limit below 1, by which llama_cpp means none."""
+    for name in ("max_tokens", "max_completion_tokens"):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # The request's type refuses these.
+            if float(request.get(name, 1)) < 1:
+                raise Refusal(400, f"{name}: a whole number of at least 1 is needed", param=name)
 
 
 def _check_model(path: str, request: dict[str, Any], models: Collection[str]) -> None:
