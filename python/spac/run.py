@@ -6,11 +6,10 @@ interrupted, 141 stdout was closed, 1 a fault of spac or of the device.
 
 from __future__ import annotations
 
-import signal
+from spac.cli import interrupt
 
 if __name__ == "__main__":
-    # Until the program handles Ctrl-C itself, Ctrl-C ends it without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    interrupt.leave_at_once()
 
 import argparse
 import os
@@ -22,7 +21,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
 from spac.cli.program import (
     INTERRUPTED,
@@ -184,8 +182,8 @@ class Run:
         elif self.options.stats == "text":
             say(stats.table())
 
-    def _canceller(self) -> Callable[[], None] | None:
-        return self.generation.cancel if self.generation is not None else None
+    def _canceller(self) -> Callable[[], None]:
+        return self.generation.cancel if self.generation is not None else interrupt.leave
 
 
 def unescaped(text: str) -> str:

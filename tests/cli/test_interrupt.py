@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -68,3 +70,21 @@ def test_where_nothing_runs_it_is_raised() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         press()
+
+
+def test_little_is_imported_before_ctrl_c_is_handled() -> None:
+    code = "import sys, spac.cli; sys.exit('numpy' in sys.modules or 'spac.config' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_leaving_ends_a_call_that_python_does_not_interrupt() -> None:
+    code = """
+import ctypes, os, signal, threading
+from spac.cli import interrupt
+with interrupt.Interrupt(lambda: interrupt.leave):
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ctypes.PyDLL(None).usleep(900_000)  # It keeps the interpreter's lock.
+    ctypes.CDLL(None).sleep(20)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=15)
+    assert (done.returncode, done.stderr) == (130, b"")

@@ -48,6 +48,22 @@ def test_an_option_that_cannot_be_says_what_is_accepted(spac_run, target, argume
     assert said in outcome.error
 
 
+@pytest.mark.parametrize(
+    ("grammar", "cause"),
+    [("root ::= [", ": unexpected end of input"), ("root ::= x", ": Undefined rule identifier 'x'")],
+)
+def test_a_grammar_with_a_fault_gives_one_line(spac_run, target, grammar, cause):
+    outcome = spac_run("-m", target, "-p", "x", "-q", "--grammar", grammar)
+    assert outcome.code == 2
+    assert outcome.error.endswith(f"the sampler cannot be made: failed to parse grammar{cause}")
+
+
+def test_a_fault_of_the_simulated_device_names_its_variable(spac_run, target):
+    outcome = spac_run("-m", target, "-p", "x", env={"SPAC_SIMULATED_DEVICE": "fault=none-such"})
+    assert outcome.code == 2
+    assert "SPAC_SIMULATED_DEVICE: unknown fault 'none-such'" in outcome.error
+
+
 def test_a_draft_without_a_target(spac_run, draft):
     outcome = spac_run("-md", draft, "-p", "x")
     assert outcome.code == 2

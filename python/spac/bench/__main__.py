@@ -1,13 +1,8 @@
-"""`python -m spac.bench` runs the program `spac bench`."""
+"""The program `python -m spac.bench`, which is `spac bench`."""
 
-import signal
 import sys
 
-if __name__ == "__main__":
-    # Ctrl-C ends the program without a traceback until the program handles it.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-from spac.bench import main
+from spac.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry("bench"))

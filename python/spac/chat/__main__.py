@@ -1,14 +1,8 @@
-"""The program `python -m spac.chat`."""
-
-import signal
-
-if __name__ == "__main__":
-    # Until the chat handles Ctrl-C itself, Ctrl-C ends it without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+"""The program `python -m spac.chat`, which is `spac chat`."""
 
 import sys
 
-from spac.chat import main
+from spac.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry("chat"))

@@ -97,7 +97,7 @@ class App:
         from spac.chat.format import ChatFormat
         from spac.engine import Engine
 
-        with interrupt.Interrupt(lambda: None):
+        with interrupt.Interrupt(lambda: interrupt.leave):
             engine = Engine(config, progress=self._talk.progress)
         with engine:
             signal.signal(signal.SIGINT, signal.default_int_handler)

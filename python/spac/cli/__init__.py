@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import signal
 import sys
 from collections.abc import Sequence
 
 from spac import __version__
-from spac.cli.program import BAD_INPUT, say
+from spac.cli import interrupt
 from spac.errors import one_line
 
 COMMANDS = {
@@ -54,27 +53,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         return _refuse(name)
     if importlib.util.find_spec(f"spac.{name}") is None:
-        say(f"spac: error: this installation has no command '{name}'")
-        return BAD_INPUT
+        return _fail(f"spac: error: this installation has no command '{name}'")
     module = importlib.import_module(f"spac.{name}")
     return int(module.main(given[1:]))
 
 
 def _refuse(name: str) -> int:
     if not name:
-        say(usage())
-        return BAD_INPUT
+        return _fail(usage())
     close = difflib.get_close_matches(name, COMMANDS, n=1)
     if name.startswith("-"):
         hint = "options follow the command, as in `spac run --help`"
     else:
         hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(COMMANDS)}"
-    say(f"spac: error: '{one_line(name)}' is no command; {hint}")
+    return _fail(f"spac: error: '{one_line(name)}' is no command; {hint}")
+
+
+def _fail(text: str) -> int:
+    from spac.cli.program import BAD_INPUT, say
+
+    say(text)
     return BAD_INPUT
 
 
-def entry() -> int:
-    """Run the console script `spac`, and return its exit code."""
-    # Until a program handles Ctrl-C itself, Ctrl-C ends it without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return main()
+def entry(*arguments: str) -> int:
+    """Run the console script `spac`, or with `arguments` one of its commands, and return the exit code.
+
+    This module imports little, so that Ctrl-C is handled soon.
+    """
+    interrupt.leave_at_once()
+    return main([*arguments, *sys.argv[1:]])

@@ -14,6 +14,16 @@ EXIT_CODE = 130
 _PATIENCE_S = 0.05
 
 
+def leave() -> None:
+    """End the process at once, as Ctrl-C does where there is nothing to end in order."""
+    os._exit(EXIT_CODE)
+
+
+def leave_at_once() -> None:
+    """Make Ctrl-C end the process at once, until a program handles it. No exception can be lost or shown."""
+    signal.signal(signal.SIGINT, lambda *_: leave())
+
+
 class Interrupt:
     """Handles Ctrl-C while it is entered: the first one calls the function that `cancel` returns, at once.
 

@@ -1,8 +1,8 @@
-"""The program `python -m spac.doctor`."""
+"""The program `python -m spac.doctor`, which is `spac doctor`."""
 
 import sys
 
-from spac.doctor import main
+from spac.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry("doctor"))

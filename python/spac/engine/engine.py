@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +27,7 @@ from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
 from spac.errors import InputError
 from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
-from spac.model.c_api import Model, TokenArray, take_notices
+from spac.model.c_api import Model, TokenArray, grammar_faults, take_notices
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.stats import Setting
@@ -318,6 +318,10 @@ class Engine:
 
         Open a session if there is none. Parameters and errors are those of `_core.Session.set_sampling`.
         """
+        with grammar_faults() if sampling.get("grammar") else nullcontext():
+            return self._session_with(sampling)
+
+    def _session_with(self, sampling: Mapping[str, Any]) -> _core.Session:
         self._sampling = None
         self._at_home.update_streams()
         if self.session is not None:

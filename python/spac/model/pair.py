@@ -220,7 +220,10 @@ class ModelPair:
                     "--device cpu is faster"
                 )
             if settings := env.SIMULATED_DEVICE.get():
-                _core.set_simulated_device(**settings)
+                try:
+                    _core.set_simulated_device(**settings)
+                except InputError as error:
+                    raise InputError(f"{env.SIMULATED_DEVICE.name}: {error}") from None
                 self.device = choose_device(device.name)  # reads it anew: its memory has changed
         if device is not None:
             self._limit_memory()

@@ -1,8 +1,8 @@
-"""`python -m spac.profile` runs this module."""
+"""The program `python -m spac.profile`, which is `spac profile`."""
 
 import sys
 
-from spac.profile import main
+from spac.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry("profile"))

@@ -1,14 +1,8 @@
-"""The entry of `python -m spac.serve`."""
-
-import signal
-
-if __name__ == "__main__":
-    # Ctrl-C ends the process without a traceback until the server installs its own handler.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+"""The program `python -m spac.serve`, which is `spac serve`."""
 
 import sys
 
-from spac.serve import main
+from spac.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry("serve"))

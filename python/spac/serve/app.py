@@ -96,7 +96,7 @@ def serve(options: argparse.Namespace) -> int:
         stack.enter_context(contextlib.redirect_stdout(chatter))
         if talk.progress is not None:  # stderr is a terminal, without --quiet
             talk.note(f"loading {target.name}")
-        with interrupt.Interrupt(lambda: None):
+        with interrupt.Interrupt(lambda: interrupt.leave):
             llama = stack.enter_context(contextlib.closing(load(config)))
         for note in llama.notes:
             talk.note(note)
