@@ -49,7 +49,7 @@ def test_the_demo_pair_in_every_combination(bench, tmp_path):
         "--schedulers", "lru", "moe-spac:levels=8", "none", "--slots", "10%", 40,
         "--draft-lengths", 0, 3, "--repeat", 2, "--json", path,
     )  # fmt: skip
-    assert code == 0
+    assert code == 0, err
     assert "loading" not in err  # there is no terminal
     found = json.loads(path.read_text())
     settings = found["settings"]

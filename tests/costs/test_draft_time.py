@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spac.costs import Costs
 from spac.costs.draft_time import DraftTime
@@ -30,6 +32,15 @@ def test_drafts_of_one_length_are_taken_as_proportional_at_first():
         draft.observe(4, 4, 2.0)
     assert draft.base_s == pytest.approx(0.0, abs=0.05)
     assert draft.token_s == pytest.approx(0.5, abs=0.02)
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.integers(0, 16), st.floats(1e-9, 1e3)), min_size=1))
+def test_no_time_is_below_zero(drafts):
+    draft = DraftTime()
+    for asked, drafted, seconds in drafts:
+        draft.observe(asked, min(asked, drafted), seconds)
+        assert draft.base_s >= 0
+        assert draft.token_s >= 0
 
 
 def test_drafts_that_stop_at_once_leave_the_time_per_token():

@@ -55,4 +55,4 @@ class DraftTime:
         token_s = (self._xy - self._weight * x * y + self.token_s) / (spread + 1.0)
         if x > 0:
             token_s = min(max(0.0, token_s), y / x)
-        self.token_s, self.base_s = token_s, y - token_s * x
+        self.token_s, self.base_s = token_s, max(0.0, y - token_s * x)  # rounding may leave less than 0
