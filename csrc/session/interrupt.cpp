@@ -55,7 +55,7 @@ void Interrupt::poll() noexcept {
 bool Interrupt::abort_callback(void * self) noexcept {
     auto * interrupt = static_cast<Interrupt *>(self);
     interrupt->poll();
-    return interrupt->cancelled_.load() || interrupt->has_error_.load();
+    return interrupt->busy_.load() && (interrupt->cancelled_.load() || interrupt->has_error_.load());
 }
 
 void Interrupt::raise_if_stopped() {

@@ -26,8 +26,9 @@ class Interrupt {
     void cancel() noexcept { cancelled_.store(true); }
     void clear() noexcept;
 
-    // One call of the session, on the thread that makes it. The check is not made outside of calls, because the session
-    // must not stop somebody else's decode on the same context. Throws InputError while another call runs.
+    // One call of the session, on the thread that makes it. Outside of calls the check is not made and cancel() stops
+    // nothing, because the session must not stop somebody else's decode on the same context. Throws InputError while
+    // another call runs.
     class Call {
       public:
         explicit Call(Interrupt & interrupt);

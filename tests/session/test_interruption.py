@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 import time
@@ -13,6 +14,9 @@ import pytest
 from spac import _core
 from spac.errors import Cancelled, InputError
 from tests.session.lab import GREEDY, Lab, disturbed, generate, persist, prompt, take
+
+# isort: split
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 N_NEW = 40
 
@@ -39,6 +43,17 @@ def test_cancel_between_calls_stops_the_next_one(lab: Lab, target: Path, expecte
     with pytest.raises(Cancelled):
         session.step()
     assert tokens + take(session, N_NEW - 10) == expected
+
+
+def test_cancel_between_calls_leaves_others_alone(lab: Lab, target: Path) -> None:
+    """llama.cpp's own call on the session's context is not stopped by a cancel that waits for the session."""
+    context = lab.context(target)
+    session = lab.session(context, lab.context(target), draft_max=4, **GREEDY)
+    session.cancel()
+    token = (ctypes.c_int32 * 1)(7)
+    assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+    with pytest.raises(Cancelled):
+        session.prefill(prompt(5))
 
 
 def test_reset_takes_a_cancel_back(lab: Lab, target: Path) -> None:
