@@ -216,7 +216,7 @@ class EngineConfig(ContextConfig):
             raise InputError("the governor 'roofline' goes by times, which --deterministic excludes")
         if self.latency_budget is not None and not self.is_governed:
             raise InputError(
-                "a latency_budget needs a draft length that is chosen while it runs: "
+                "latency_budget needs a draft length that is chosen while it runs: "
                 "leave out draft_length, governor and deterministic"
             )
         if self.draft_min > self.longest_draft:
