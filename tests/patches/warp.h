@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <climits>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <type_traits>
 #include <ucontext.h>
@@ -55,16 +57,52 @@ char data_mm_ids_helper[48 * 1024]; // the shared memory that mmid.cu declares
 
 namespace warp {
 
-inline std::vector<int>        values[2]; // the lanes' values at this exchange and at the one before
-inline std::vector<int>        meetings;  // the number of exchanges of each thread
-inline ucontext_t              scheduler;
-inline std::vector<ucontext_t> threads;
-inline std::vector<char>       finished;
-inline std::function<void()>   body;
+inline std::vector<int>      values[2]; // the lanes' values at this exchange and at the one before
+inline std::vector<int>      meetings;  // the number of exchanges of each thread
+inline std::vector<char>     finished;
+inline std::function<void()> body;
 
-inline void run(int i) {
-    body();
-    finished[i] = 1;
+// A thread runs its body once for every block. Only its first start needs a context of ucontext.h: each of these
+// switches asks the system for the signal mask, and _setjmp does not.
+struct Thread {
+    std::vector<char> stack = std::vector<char>(32 * 1024);
+    ucontext_t        start;
+    jmp_buf           place;
+};
+
+inline std::deque<Thread> threads;
+inline jmp_buf            scheduler;
+
+inline void leave(unsigned i) {
+    if (_setjmp(threads[i].place) == 0) {
+        _longjmp(scheduler, 1);
+    }
+}
+
+inline void enter(unsigned i) {
+    if (_setjmp(scheduler) == 0) {
+        _longjmp(threads[i].place, 1);
+    }
+}
+
+inline void run(unsigned i) {
+    for (;;) {
+        leave(i);
+        body();
+        finished[i] = 1;
+    }
+}
+
+inline void add_thread() {
+    const unsigned i  = threads.size();
+    Thread &       it = threads.emplace_back();
+    getcontext(&it.start);
+    it.start.uc_stack.ss_sp   = it.stack.data();
+    it.start.uc_stack.ss_size = it.stack.size();
+    makecontext(&it.start, reinterpret_cast<void (*)()>(run), 1, i);
+    if (_setjmp(scheduler) == 0) {
+        setcontext(&it.start);
+    }
 }
 
 // Gives `value` to all threads of the block. Returns the values of all threads, valid until the next exchange.
@@ -72,29 +110,22 @@ inline const std::vector<int> & exchange(int value) {
     const unsigned me  = threadIdx.x;
     auto &         all = values[meetings[me]++ % 2];
     all[me]            = value;
-    swapcontext(&threads[me], &scheduler);
+    leave(me);
     return all;
 }
 
 inline void run_block(unsigned n_threads) {
-    static std::vector<std::vector<char>> stacks;
-    stacks.resize(std::max<size_t>(stacks.size(), n_threads), std::vector<char>(32 * 1024));
-    threads.assign(n_threads, {});
+    while (threads.size() < n_threads) {
+        add_thread();
+    }
     meetings.assign(n_threads, 0);
     finished.assign(n_threads, 0);
     values[0].assign(n_threads, 0);
     values[1].assign(n_threads, 0);
-    for (unsigned i = 0; i < n_threads; ++i) {
-        getcontext(&threads[i]);
-        threads[i].uc_stack.ss_sp   = stacks[i].data();
-        threads[i].uc_stack.ss_size = stacks[i].size();
-        threads[i].uc_link          = &scheduler;
-        makecontext(&threads[i], reinterpret_cast<void (*)()>(run), 1, int(i));
-    }
     while (!finished[0]) {
         for (unsigned i = 0; i < n_threads; ++i) {
             threadIdx.x = i;
-            swapcontext(&scheduler, &threads[i]);
+            enter(i);
             if (finished[i] != finished[0] || meetings[i] != meetings[0]) {
                 fprintf(stderr, "thread %u of block %u does not meet the others\n", i, blockIdx.x);
                 abort();
