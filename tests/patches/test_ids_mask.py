@@ -21,7 +21,8 @@ from tools.patches.masks import BY_EXPERT, MASKS
 from tools.patches.operators import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-N_TOKENS = range(1, 65)
+# Kernels change with the number of rows: at 4, 8 and 16, and at multiples of these.
+N_TOKENS = (*range(1, 21), *range(23, 26), *range(31, 34), *range(47, 50), 63, 64)
 # All types that llama.cpp can hold weights in.
 KINDS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
