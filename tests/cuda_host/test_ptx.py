@@ -181,10 +181,10 @@ def permuted(a: np.ndarray, b: np.ndarray, selectors: tuple[int, ...]) -> np.nda
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_instruction_is_what_numpy_says(name: str, tmp_path: Path) -> None:
+def test_an_instruction_is_what_numpy_says(name: str, ptx_folder: Path) -> None:
     code, inputs, output, expected = CASES[name]
     rng = np.random.default_rng(3)
-    kernel = Kernel(elementwise(name, code, inputs, output), name, tmp_path)
+    kernel = Kernel(elementwise(name, code, inputs, output), name, ptx_folder)
     values = [random_of(kind, rng) for kind in inputs]
     found = np.zeros(N, output)
     copies = [value.copy() for value in values]

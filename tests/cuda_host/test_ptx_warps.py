@@ -31,20 +31,20 @@ def warp_kernel(name: str, code: str, n_inputs: int = 1) -> str:
     ],
 )
 def test_a_shuffle_brings_the_other_lanes_value(
-    mode: str, b: int, c: int, source: Callable[[int], int], tmp_path: Path
+    mode: str, b: int, c: int, source: Callable[[int], int], ptx_folder: Path
 ) -> None:
-    kernel = Kernel(warp_kernel("k", f"shfl.sync.{mode}.b32 %d|%p1, %a, {b}, {c}, -1;"), "k", tmp_path)
+    kernel = Kernel(warp_kernel("k", f"shfl.sync.{mode}.b32 %d|%p1, %a, {b}, {c}, -1;"), "k", ptx_folder)
     values, found = np.arange(100, 100 + N, dtype=U4), np.zeros(N, U4)
     assert kernel(values, found, block=(N,)) == []
     wanted = [values[i - i % 32 + source(i % 32)] for i in range(N)]
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_votes_and_sums_of_a_warp(tmp_path: Path) -> None:
+def test_votes_and_sums_of_a_warp(ptx_folder: Path) -> None:
     code = """setp.gt.u32 %p1, %a, 40; vote.sync.ballot.b32 %r2, %p1, -1; redux.sync.add.s32 %r3, %a, -1;
               vote.sync.any.pred %p2, %p1, -1; selp.u32 %r4, 1, 0, %p2; match.any.sync.b32 %r5, %r4, -1;
               xor.b32 %r2, %r2, %r3; xor.b32 %r2, %r2, %r5; add.u32 %d, %r2, %r4;"""
-    kernel = Kernel(warp_kernel("k", code), "k", tmp_path)
+    kernel = Kernel(warp_kernel("k", code), "k", ptx_folder)
     values, found = np.arange(N, dtype=U4), np.zeros(N, U4)
     assert kernel(values, found, block=(N,)) == []
     for w in range(2):
@@ -54,13 +54,13 @@ def test_votes_and_sums_of_a_warp(tmp_path: Path) -> None:
         assert set(found[32 * w : 32 * w + 32]) == {expected & 0xFFFFFFFF}
 
 
-def test_half_a_warp_may_go_its_own_way(tmp_path: Path) -> None:
+def test_half_a_warp_may_go_its_own_way(ptx_folder: Path) -> None:
     code = """setp.lt.u32 %p1, %r1, 16; @%p1 bra LOW;
               shfl.sync.bfly.b32 %d, %a, 1, 31, 0xFFFF0000; shfl.sync.bfly.b32 %d, %d, 2, 31, 0xFFFF0000;
               shfl.sync.bfly.b32 %d, %d, 4, 31, 0xFFFF0000; bra BOTH;
               LOW: shfl.sync.bfly.b32 %d, %a, 8, 31, 0x0000FFFF;
               BOTH: bar.warp.sync -1; shfl.sync.bfly.b32 %d, %d, 16, 31, -1;"""
-    kernel = Kernel(warp_kernel("k", code), "k", tmp_path)
+    kernel = Kernel(warp_kernel("k", code), "k", ptx_folder)
     values, found = np.arange(32, dtype=U4), np.zeros(32, U4)
     assert kernel(values, found, block=(32,)) == []
     wanted = [values[(i ^ 16) ^ 7] if i < 16 else values[(i ^ 16) ^ 8] for i in range(32)]
@@ -95,8 +95,8 @@ ret;
 """
 
 
-def test_a_block_shares_memory_and_waits_for_all_that_have_not_ended(tmp_path: Path) -> None:
-    kernel = Kernel(SUM, "k", tmp_path)
+def test_a_block_shares_memory_and_waits_for_all_that_have_not_ended(ptx_folder: Path) -> None:
+    kernel = Kernel(SUM, "k", ptx_folder)
     values = np.random.default_rng(1).integers(0, 100, 3 * 96).astype(U4)
     found = np.zeros((3, 96, 2), U4)
     assert kernel(values, found, 80, grid=(3,), block=(96,), shared=96 * 4) == []
@@ -118,7 +118,7 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("shape", MATRICES)
-def test_matrices_of_a_warp_are_multiplied(shape: str, tmp_path: Path) -> None:
+def test_matrices_of_a_warp_are_multiplied(shape: str, ptx_folder: Path) -> None:
     """Lane 4 g + t has rows g and g + 8, of every 16 bytes of a row the 4 at place t (PTX's manual)."""
     m, k, kind, result = MATRICES[shape]
     rng = np.random.default_rng(2)
@@ -158,7 +158,7 @@ def test_matrices_of_a_warp_are_multiplied(shape: str, tmp_path: Path) -> None:
     mov.u32 %r1, %laneid; {loads}
     mma.sync.aligned.{shape} {fragment["c"]}, {fragment["a"]}, {fragment["b"]}, {fragment["c"]};
     {store} ret; }}"""
-    kernel = Kernel(text, "k", tmp_path)
+    kernel = Kernel(text, "k", ptx_folder)
     assert kernel.unknown == []
     assert kernel(a_words, b_words, c_words) == []
     wanted = a @ b + c
@@ -168,7 +168,7 @@ def test_matrices_of_a_warp_are_multiplied(shape: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_matrices_are_loaded_from_shared_memory(transposed: bool, tmp_path: Path) -> None:
+def test_matrices_are_loaded_from_shared_memory(transposed: bool, ptx_folder: Path) -> None:
     trans = ".trans" if transposed else ""
     text = f"""{HEAD}.visible .entry k(.param .u64 k_in, .param .u64 k_out) {{
     .reg .b32 %r<16>; .reg .b64 %rd<8>; .shared .align 16 .b8 tile[512];
@@ -180,7 +180,7 @@ def test_matrices_are_loaded_from_shared_memory(transposed: bool, tmp_path: Path
     ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r8, %r9, %r10, %r11}}, [%r3];
     movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r11;
     add.s64 %rd2, %rd2, %rd3; st.global.v4.u32 [%rd2], {{%r8, %r9, %r10, %r11}}; ret; }}"""
-    kernel = Kernel(text, "k", tmp_path)
+    kernel = Kernel(text, "k", ptx_folder)
     tiles = np.arange(4 * 64, dtype=U2).reshape(4, 8, 8)
     found = np.zeros((32, 4), U4)
     assert kernel(tiles, found) == []
@@ -189,7 +189,7 @@ def test_matrices_are_loaded_from_shared_memory(transposed: bool, tmp_path: Path
         np.testing.assert_array_equal(found[:, i].copy().view(U2), wanted.reshape(-1))
 
 
-def test_a_function_is_called(tmp_path: Path) -> None:
+def test_a_function_is_called(ptx_folder: Path) -> None:
     text = f"""{HEAD}.func (.param .b32 result) twice(.param .b32 value) {{ .reg .b32 %r<4>;
     ld.param.u32 %r1, [value]; add.u32 %r2, %r1, %r1; st.param.b32 [result], %r2; ret; }}
     """ + warp_kernel(
@@ -198,7 +198,7 @@ def test_a_function_is_called(tmp_path: Path) -> None:
         "call.uni (r0), twice, (p0); ld.param.b32 %d, [r0]; }",
     ).removeprefix(HEAD)
     values, found = np.arange(32, dtype=U4), np.zeros(32, U4)
-    assert Kernel(text, "k", tmp_path)(values, found) == []
+    assert Kernel(text, "k", ptx_folder)(values, found) == []
     np.testing.assert_array_equal(found, 2 * values)
 
 
@@ -219,8 +219,8 @@ def test_a_function_is_called(tmp_path: Path) -> None:
         ("frobnicate.b32 %d, %a;", "not translated: frobnicate"),
     ],
 )  # fmt: skip
-def test_what_has_no_meaning_is_said(code: str, complaint: str, tmp_path: Path) -> None:
-    kernel = Kernel(warp_kernel("k", code), "k", tmp_path)
+def test_what_has_no_meaning_is_said(code: str, complaint: str, ptx_folder: Path) -> None:
+    kernel = Kernel(warp_kernel("k", code), "k", ptx_folder)
     said = kernel(np.zeros(32, U4), np.zeros(32, U4))
     assert len(said) == 1
     assert complaint in said[0]
