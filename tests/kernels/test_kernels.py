@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -31,10 +32,6 @@ WIDE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 SETS = {
     "256 bits": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
     "256 bits, VNNI": (["-mavx2", "-mfma", "-mf16c", "-mavxvnni"], {"avx_vnni"}),
-    "512 bits without VNNI": (
-        ["-mavx2", "-mfma", "-mf16c", *(f"-m{name}" for name in sorted(WIDE) if "_" not in name)],
-        WIDE - {"avx512_vnni"},
-    ),
     "512 bits": (["-march=native"], WIDE),
 }
 HEADERS = [
@@ -139,12 +136,14 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def compiler() -> str:
+    found = shutil.which("g++") or shutil.which("c++")
+    return found or pytest.skip("no C++ compiler here")
+
+
 @pytest.fixture(scope="session")
 def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the kernels for each instruction set of this CPU. They are compiled in parallel."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler here")
     folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
     beside = {
         "dense.cpp",
@@ -157,7 +156,7 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     made = {name: folder / f"{i}.so" for i, (name, (_, needed)) in enumerate(SETS.items()) if has(needed)}
     running = [
         subprocess.Popen(
-            [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", *SETS[name][0], "-shared", "-fPIC",
+            [compiler(), "-std=c++17", "-O1", "-ffp-contract=off", "-w", *SETS[name][0], "-shared", "-fPIC",
              "-Wl,-Bsymbolic", f"-I{ROOT / 'csrc'}", "-isystem", headers, *sources, mine, "-o", library,
              _library.library_path()],
         )
@@ -180,6 +179,16 @@ def test_all_types_have_kernels_that_are_used(kernels: Kernels) -> None:
     assert sorted(kernels.names(False)) == sorted(KINDS)
     assert kernels.names(True) == kernels.names(False)
     assert {tuple(kernels.ways(kind)) for kind in KINDS} in ({(1,)}, {(1, 2)})
+
+
+def test_512_bits_without_vnni_are_256_bits() -> None:
+    """Such a build has the code of "256 bits", which the tests above and below run."""
+    flags = [*SETS["256 bits"][0], *(f"-m{name}" for name in sorted(WIDE - {"avx512_vnni"}))]
+    done = subprocess.run(
+        [compiler(), "-std=c++17", "-E", "-dM", *flags, "-x", "c++", ROOT / "csrc/kernels/lanes.h"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert re.findall(r"#define (SPAC_LANES_\w+)", done.stdout) == ["SPAC_LANES_ONE"]
 
 
 def test_the_library_uses_them() -> None:
