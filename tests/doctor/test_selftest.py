@@ -38,13 +38,18 @@ def simulated_device() -> _core.DeviceInfo:
 
 
 class Faulty(SelfTest):
-    """Self-test with a fault of the simulated device, or another model, where a mechanism is on."""
+    """Self-test with a fault of the simulated device, another model, or another time limit, where a mechanism
+    is on."""
 
     def __init__(
         self, where: str, limit_s: float = 60.0, *, fault: str = "", model: Path = demo.TARGET
     ) -> None:
-        super().__init__(simulated_device(), limit_s)
-        self._where, self._fault, self._model = where, fault, model
+        super().__init__(simulated_device(), 60.0)
+        self._where, self._fault, self._model, self._limit_there_s = where, fault, model, limit_s
+
+    def _try(self, name: str, on: frozenset[str], counter: str = "") -> Result:
+        self._limit_s = self._limit_there_s if self._where in on else 60.0
+        return super()._try(name, on, counter)
 
     def _program(self, on: frozenset[str]) -> list[str]:
         model = self._model if self._where in on else demo.TARGET
@@ -91,8 +96,8 @@ def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "0")
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD))
     start = monotonic()
-    found = results(Faulty(AHEAD.name, 8.0, fault="no-signal"))[AHEAD.name]
-    assert (found.verdict, found.found) == ("no answer", "no answer within 8 s")
+    found = results(Faulty(AHEAD.name, 3.0, fault="no-signal"))[AHEAD.name]
+    assert (found.verdict, found.found) == ("no answer", "no answer within 3 s")
     assert monotonic() - start < 40
 
 

@@ -175,7 +175,7 @@ def test_runs_repeat_however_long_copies_take(target, draft):
         stats = generation.stats
         return text, stats.hit_rate, stats.hit_rate_step, stats.hit_rate_distinct
 
-    slow = {"upload_gb_s": 0.0005}
+    slow = {"upload_gb_s": 0.002}
     assert hits(True) == hits(True, **slow)
     assert hits(False, **slow)[1] < hits(True)[1]  # otherwise there would be nothing to wait for
 

@@ -79,6 +79,14 @@ def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, L
     return out
 
 
+def run_first_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Run the first step of `run_script`."""
+    before_step()
+    tokens = np.random.default_rng(7).integers(0, 256, N_PROMPT, dtype=np.int32)
+    decoder.rewind(0)
+    return {"prompt": decoder.decode(tokens, 0, [N_PROMPT - 1])}
+
+
 LENGTHS = (2, 4, 2, 3, 4, 3, 2, 2, 5, 4, 3, 2, 5)
 """Draft lengths that change, as a governor chooses them."""
 
@@ -189,6 +197,7 @@ def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
 
 SCRIPTS = {
     "full": run_script,
+    "first": run_first_script,
     "short": run_short_script,
     "state": run_state_script,
     "shift": run_shift_script,
