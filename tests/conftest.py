@@ -21,6 +21,7 @@ os.environ.setdefault("SPAC_DEVICE", "simulated")
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests.forked import Programs  # noqa: E402
 from tools.compare import reference_library  # noqa: E402
 from tools.models import FAMILIES, Shape, write_model  # noqa: E402
 
@@ -71,6 +72,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """Yield a starter of spac's programs."""
+    with Programs() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.chat.templates import CHANNEL_TOKENS, END_TOKENS, THINKING, THINKING_TOKENS, with_template
 from tests.cli.conftest import ONE_THREAD, Outcome, environment
+from tests.forked import Programs
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -53,16 +52,13 @@ def says(text: str) -> str:
 
 
 @pytest.fixture
-def chat(tmp_path: Path) -> Callable[..., Outcome]:
+def chat(tmp_path: Path, programs: Programs) -> Callable[..., Outcome]:
     """Return `chat("hello", "/stats", options=["-n", "8"])`: it runs the demo pair, greedily, on these
     lines."""
 
     def run(*lines: str, options: tuple[object, ...] = ("-n", 8)) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-m", "spac.chat", *GREEDY, *map(str, options)],
-            input="".join(line + "\n" for line in lines).encode(), capture_output=True, timeout=60,
-            cwd=tmp_path, env=environment(),
-        )  # fmt: skip
+        given = "".join(line + "\n" for line in lines).encode()
+        done = programs.run("spac.chat", [*GREEDY, *map(str, options)], tmp_path, environment(), given)
         return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run

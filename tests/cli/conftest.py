@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 120
+from tests.forked import TIMEOUT_S, Programs
+
 ONE_THREAD = ("--threads", "1")  # llama.cpp's threads spin, which slows other work on the same cores a lot
 
 
@@ -38,19 +39,21 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def spac_run(tmp_path: Path) -> Callable[..., Outcome]:
-    """Return `spac_run("--temp", "0", stdin="text")`. It runs in a folder outside the source tree."""
+def spac_run(tmp_path: Path, programs: Programs) -> Callable[..., Outcome]:
+    """Return `spac_run("--temp", "0", stdin="text")`. It runs in a folder outside the source tree. With
+    variables in `env`, Python starts anew: the library reads some of them when it is loaded."""
 
     def run(*arguments: object, stdin: str | None = None, env: Mapping[str, str] | None = None) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-m", "spac.run", *ONE_THREAD, *map(str, arguments)],
-            input=None if stdin is None else stdin.encode(),
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            cwd=tmp_path,
-            env=environment(**(env or {})),
-        )
+        given = None if stdin is None else stdin.encode()
+        words = [*ONE_THREAD, *map(str, arguments)]
+        if env is None:
+            done = programs.run("spac.run", words, tmp_path, environment(), given)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "spac.run", *words],
+                input=given or b"", capture_output=True, timeout=TIMEOUT_S, cwd=tmp_path,
+                env=environment(**env),
+            )  # fmt: skip
         return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
