@@ -39,7 +39,7 @@ def run(worker: Worker, path: Path, role: str, target: Path) -> int:
     return answer.code
 
 
-@budget(1500)
+@budget(700)
 @given(
     data=st.data(),
     which=st.integers(0, len(FAMILIES) - 1),

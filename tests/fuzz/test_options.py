@@ -209,7 +209,7 @@ def test_the_fuzzer_knows_the_options() -> None:
 BASE = ["--target", "TARGET", "--prompt", "x", "--max-tokens", "2", "--ctx", "64", "--threads", "1"]
 
 
-@budget(1000)
+@budget(500)
 @given(line=command_lines())
 @example(line=[*BASE, "--ctx", "1"])
 @example(line=[*BASE, "--draft", "TARGET", "--draft-length", "63", "--temp", "nan"])
