@@ -29,7 +29,7 @@ from spac.doctor.trial import Finding, State, Trial
 from spac.errors import SpacError, one_line
 from spac.machine import host_memory
 from spac.machine.cpu import cpu_name, missing_features, physical_cores
-from spac.machine.device_memory import margin, size
+from spac.machine.device_memory import size
 
 EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
@@ -194,30 +194,28 @@ def _gpu() -> Iterator[Finding]:
 
 def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
     """Yield the memory free for models on the default device, and the part of a model that fits."""
+    from spac.model.device_room import device_room, fit
     from spac.model.gguf.check import check_model
-    from spac.model.pair import choose_device
 
-    device = choose_device("auto")
-    if device is None or (device.shares_host_memory and target is None and limit is None):
+    room = device_room(limit)
+    if room is None or room.device is None:
         return
-    total = device.memory.total
-    allowed = min(total, limit.of(total)) if limit is not None else total
-    spare = margin(allowed, shares_host_memory=device.shares_host_memory)
-    room = max(0, min(device.memory.free, allowed) - spare)
-    of = f" of the {size(allowed)} that --vram-limit allows" if limit is not None else ""
-    yield Finding("vram", "ok", f"{device.name}: room for {size(room)}{of}, a margin left free")
+    if room.device.shares_host_memory and target is None and limit is None:
+        return
+    of = f" of the {size(room.allowed)} that --vram-limit allows" if limit is not None else ""
+    yield Finding("vram", "ok", f"{room.device.name}: room for {size(room.free)}{of}, a margin left free")
     if target is None:
         return
     info = check_model(target)
-    dense = info.file_size - info.expert_bytes
-    share = min(1.0, (room - dense) / info.expert_bytes) if info.is_moe else 0.0
-    experts = f"{size(dense)} beside the experts, {size(info.expert_bytes)} of experts"
-    found = f"{target.name}: {experts if info.is_moe else size(dense)}"
-    if room < dense:
-        why = f"{size(dense)} must be on the device, and there is room for {size(room)}"
+    fitting = fit(info, room)
+    dense = size(fitting.dense_bytes)
+    experts = f"{dense} beside the experts, {size(info.expert_bytes)} of experts"
+    found = f"{target.name}: {experts if info.is_moe else dense}"
+    if room.free < fitting.dense_bytes:
+        why = f"{dense} must be on the device, and there is room for {size(room.free)}"
         yield Finding("fit", "off", found, why)
     else:
-        of_them = f", {share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
+        of_them = f", {fitting.share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
         yield Finding("fit", "ok", found + of_them)
 
 

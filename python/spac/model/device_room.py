@@ -1,0 +1,64 @@
+"""The part of a model that a device holds, computed from the file's header before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spac import _core
+from spac.config.values import VramLimit
+from spac.machine.device_memory import margin
+from spac.model.gguf.info import ModelInfo
+from spac.model.pair import choose_device
+
+
+@dataclass(frozen=True)
+class DeviceRoom:
+    """The default device's memory for models, in bytes."""
+
+    device: _core.DeviceInfo | None
+    """The device; None for a card that a limit alone describes."""
+    allowed: int
+    """The device's memory, or the limit if that is less."""
+    free: int
+    """The part of it that models can take. A margin is left out."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The part of a model that fits into a device's memory, as far as contexts leave room."""
+
+    dense_bytes: int
+    """The bytes beside the experts, which must be on the device."""
+    n_experts: int
+    """The number of experts of all layers."""
+    share: float
+    """The share of the experts that fit, 0 to 1; negative if `dense_bytes` does not fit."""
+
+    @property
+    def n_slots(self) -> int:
+        """The number of experts that fit."""
+        return max(0, int(self.share * self.n_experts))
+
+
+def device_room(limit: VramLimit | None) -> DeviceRoom | None:
+    """Return the memory for models on the default device within a limit.
+
+    Without a device, a limit in bytes stands for a card of that size. Otherwise return None.
+    """
+    device = choose_device("auto")
+    if device is None:
+        if limit is None or limit.n_bytes is None:
+            return None
+        spare = margin(limit.n_bytes, shares_host_memory=False)
+        return DeviceRoom(None, limit.n_bytes, max(0, limit.n_bytes - spare))
+    total = device.memory.total
+    allowed = min(total, limit.of(total)) if limit is not None else total
+    spare = margin(allowed, shares_host_memory=device.shares_host_memory)
+    return DeviceRoom(device, allowed, max(0, min(device.memory.free, allowed) - spare))
+
+
+def fit(info: ModelInfo, room: DeviceRoom) -> Fit:
+    """Return the part of a model that fits."""
+    dense = info.file_size - info.expert_bytes
+    share = min(1.0, (room.free - dense) / info.expert_bytes) if info.is_moe else 0.0
+    return Fit(dense, info.n_expert * info.n_expert_layers, share)
