@@ -223,7 +223,7 @@ def test_command_lines_of_llama_cpp(program, words):
 @pytest.mark.parametrize(
     ("program", "words", "said"),
     [
-        ("run", "-hf a/b:Q4_K_M", "spac downloads nothing: download the file first, and pass --target FILE"),
+        ("run", "-mu https://a/b.gguf", "give --hf-repo OWNER/REPO or --target FILE"),
         ("run", "--mmproj x", "no images"),
         ("serve", "-np 4", "one sequence at a time"),
         ("run", "-ts 3,1", "--device"),

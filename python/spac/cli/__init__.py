@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": "measure speed, schedulers and settings",
     "profile": "measure what this machine's computing and copying cost",
     "report": "a run's figures as one HTML page",
+    "models": "what was downloaded by name, and what of it would fit here",
     "doctor": "what was found on this machine, and what is off and why",
 }
 """The commands and their purposes. Each is the module spac.<name>, with `main(arguments) -> exit code`."""

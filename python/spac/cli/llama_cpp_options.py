@@ -115,7 +115,7 @@ _ACCEPTED = [
         "--log-file --log-verbosity --verbosity -lv --log-prompts-dir",
     ),
     *_accepted("llama.cpp's log is shown as it comes", "--log-colors", maybe=_ON_OFF),
-    *_accepted("nothing is ever downloaded", "--offline --no-mmproj --no-mmproj-auto"),
+    *_accepted("no projector is ever downloaded", "--no-mmproj --no-mmproj-auto"),
     *_accepted(
         "the system decides where threads run: taskset, numactl or nice set it from outside",
         "",
@@ -169,17 +169,13 @@ _ACCEPTED = [
 ]
 _REFUSED = [
     *_refused(
-        "spac downloads nothing: download the file first, and pass --target FILE",
+        "name the model: give --hf-repo OWNER/REPO or --target FILE",
         "--gpt-oss-20b-default --gpt-oss-120b-default --fim-qwen-1.5b-default --fim-qwen-3b-default "
         "--fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default "
-        "--vision-gemma-4b-default --vision-gemma-12b-default --embd-gemma-default --cache-list -cl",
-        "--hf-repo -hf -hfr --hf-file -hff --hf-token -hft --model-url -mu --docker-repo -dr",
+        "--vision-gemma-4b-default --vision-gemma-12b-default --embd-gemma-default",
+        "--model-url -mu --docker-repo -dr",
     ),
-    *_refused(
-        "spac downloads nothing: download the file first, and pass --draft FILE",
-        "",
-        "--hf-repo-draft -hfd -hfrd --spec-draft-hf",
-    ),
+    *_refused("spac models lists them", "--cache-list -cl"),
     *_refused("give --draft-type draft-mtp", "--mtp"),
     *_refused("give --draft-type draft-eagle3 and --draft FILE", "--eagle3"),
     *_refused("give --draft-type draft-dflash and --draft FILE", "--dflash"),

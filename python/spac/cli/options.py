@@ -8,6 +8,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
+from spac.cli.hub import add_hub
 from spac.cli.parser import Parser
 from spac.cli.spellings import SPELLINGS, Change, Gather, Spelling
 from spac.config import EngineConfig, Range, SamplingConfig
@@ -85,8 +86,9 @@ _GATHERED: dict[str, Callable[[str], Any]] = {
 
 
 def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
-    """Add the engine's options, under the heading "engine" and those that fields name."""
+    """Add the engine's options, under the heading "engine" and those that fields name, and models by name."""
     _add(parser, "engine", EngineConfig, only)
+    add_hub(parser)
 
 
 def add_sampling(parser: argparse.ArgumentParser, about: str | None = None) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from spac import env
 from spac.cli import interrupt
+from spac.cli.hub import draft_of, target_of
 from spac.cli.options import Parser
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 from spac.machine.files import check_outputs, unwritable
@@ -183,13 +184,13 @@ def as_text(data: bytes | str, name: str) -> str:
 def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
     """Return target, draft, and the demo's module if its pair is used.
 
-    Without a GPU, the demo pair runs on the simulated device by default.
-    Raise InputError for a draft without a target, and if neither a target nor a demo pair is there.
+    Models that are given by name are downloaded first. Without a GPU, the demo pair runs on the simulated
+    device by default. Raise InputError for a draft without a target, and if neither a target nor a demo pair
+    is there.
     """
-    given = vars(options)
-    if "target" in given:
-        return given["target"], given.get("draft"), None
-    if "draft" in given:
+    if (target := target_of(options)) is not None:
+        return target, draft_of(options), None
+    if "draft" in options or options.hf_repo_draft is not None:
         raise InputError("a draft without a target: add --target FILE")
     try:
         demo: Any = importlib.import_module("spac.demo")

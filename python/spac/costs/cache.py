@@ -82,7 +82,7 @@ class Key:
             device=device + pair.setup,
             target=fingerprint(pair.target.path),
             draft=fingerprint(pair.draft.path) if pair.draft is not None else "none",
-            library=f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}, {_kernels()}",
+            library=_library(),
         )
 
     @property
@@ -90,6 +90,11 @@ class Key:
         """The path of this key's file, which may not exist."""
         text = json.dumps(asdict(self), sort_keys=True)
         return env.cache_folder() / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _library() -> str:
+    """Return a description of the library and its kernels."""
+    return f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}, {_kernels()}"
 
 
 def _kernels() -> str:
@@ -112,6 +117,24 @@ def fingerprint(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return f"{size}-{digest.hexdigest()[:24]}"
+
+
+def newest(target: Path, device: str) -> Costs | None:
+    """Return the costs that were last stored for a target on a device of this machine; None without any.
+
+    The draft, the threads and the other settings may be any.
+    """
+    wanted = {"cpu": cpu_description(), "target": fingerprint(target), "library": _library()}
+    found = sorted((env.cache_folder() / "costs").glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    for path in found:
+        try:
+            key = Key(**json.loads(path.read_text())["key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        same = all(getattr(key, name) == value for name, value in wanted.items())
+        if same and key.device.split(",")[0] == device and (costs := load(key)) is not None:
+            return costs
+    return None
 
 
 def load(key: Key) -> Costs | None:

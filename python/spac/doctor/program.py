@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from spac import __version__, env
+from spac.cli.hub import add_hub, target_of
 from spac.cli.options import Parser, add_config
 from spac.cli.program import add_talk, guarded
 from spac.config import EngineConfig
@@ -41,6 +42,7 @@ EXTRAS = {
         "pydantic_settings",
         "prometheus_client",
     ),
+    "hf": ("huggingface_hub",),
 }
 """The modules behind the optional parts, by the name of their extra."""
 
@@ -353,6 +355,7 @@ def make_parser() -> Parser:
                              "(default: on GPUs, not on the simulated device)")  # fmt: skip
     add_config(parser, EngineConfig, ("vram_limit",))
     add_talk(parser)
+    add_hub(parser, draft=False)
     return parser
 
 
@@ -366,10 +369,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _examine_and_report(options: argparse.Namespace) -> int:
     from spac.model.gguf.check import check_model
 
-    if options.target is not None:
-        check_model(options.target)  # one line for a wrong path, and not a fault of every check
+    if (target := target_of(options)) is not None:
+        check_model(target)  # one line for a wrong path, and not a fault of every check
     limit = getattr(options, "vram_limit", None)
-    return _report(options.json, examine(options.target, limit, options.self_test))
+    return _report(options.json, examine(target, limit, options.self_test))
 
 
 def _report(as_json: bool, found: Iterator[Finding]) -> int:

@@ -224,10 +224,9 @@ def _check_sizes(header: Header, info: ModelInfo) -> None:
     ):
         if not low <= value <= high:
             raise HeaderError(f"{key} is {value}, not {low} to {high}")
-    n_nextn = number(header, f"{info.architecture}.nextn_predict_layers", 0)
-    if not 0 <= n_nextn < info.n_layer:
+    if not 0 <= info.n_mtp_layers < info.n_layer:
         raise HeaderError(
-            f"nextn_predict_layers is {n_nextn}, and the model has {info.n_layer} layers in all"
+            f"nextn_predict_layers is {info.n_mtp_layers}, and the model has {info.n_layer} layers in all"
         )
     low = 1 if info.n_expert else 0
     if not low <= info.n_expert_used <= info.n_expert:

@@ -25,6 +25,8 @@ class ModelInfo:
     """The number of experts of a layer; 0 for a dense model."""
     n_expert_used: int
     n_expert_layers: int
+    n_mtp_layers: int
+    """The number of the model's own layers that draft for it (`draft-mtp`)."""
     n_ctx_train: int
     n_embd: int
     tokenizer: str
@@ -69,6 +71,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         n_expert=size("expert_count"),
         n_expert_used=_largest(meta.get(f"{architecture}.expert_used_count", 0)),
         n_expert_layers=len({t.name.split(".")[1] for t in experts}),
+        n_mtp_layers=size("nextn_predict_layers"),
         n_ctx_train=size("context_length"),
         n_embd=size("embedding_length"),
         tokenizer=str(meta.get("tokenizer.ggml.model", "")),

@@ -1,0 +1,229 @@
+"""Models of the cache, and what of them would fit on this machine: `spac models`.
+
+The size of the expert cache is computed from the files' headers. Speeds come from costs that earlier runs
+measured. Nothing is loaded, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from spac.cli import interrupt
+
+if __name__ == "__main__":
+    interrupt.leave_at_once()
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spac.cli.options import Parser, add_config
+from spac.cli.program import add_talk, guarded, say
+from spac.config import EngineConfig
+from spac.errors import InputError
+from spac.machine import host_memory
+from spac.machine.device_memory import size
+from spac.stats.words import number
+
+if TYPE_CHECKING:
+    from spac.model.device_room import DeviceRoom
+    from spac.model.gguf.info import ModelInfo
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft with its vocabulary. `target` and `draft` are patterns of models' names."""
+
+    target: str
+    draft: str
+    example: str
+    """A name of the draft for readers."""
+    tried: bool = False
+
+
+PAIRS = (
+    Pair(r"^demo$", r"^demo draft$", "the demo's draft", tried=True),
+    Pair(r"qwen3-(coder-)?(30b|235b|480b)-a\d+b", r"qwen3-(0\.6|1\.7)b", "Qwen3-0.6B"),
+    Pair(r"gpt-oss-120b", r"gpt-oss-20b", "gpt-oss-20b"),
+    Pair(r"deepseek-(v2|coder-v2)(?!-?lite)", r"deepseek-(v2|coder-v2)-lite", "DeepSeek-V2-Lite"),
+)
+"""Pairs whose models were published with one vocabulary. The project has tried those marked, no others."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model, and what of it would fit. Sizes are in bytes; None stands for what is not known."""
+
+    name: str
+    path: str
+    quant: str
+    bytes: int
+    experts: int
+    """The number of experts of a layer; 0 for a dense model."""
+    expert_layers: int
+    active: int
+    """The number of experts of a layer that compute a token."""
+    slots: int | None
+    """The number of experts that the device holds; None without a device."""
+    dense_fits: bool
+    """True if the device holds what is not experts."""
+    host_bytes: int
+    """The bytes of host memory that the model takes."""
+    in_memory: bool
+    """True if host memory holds them now."""
+    tokens_per_second: float | None
+    """The expected speed without a draft, from measured costs; None if nothing was measured."""
+    drafts: tuple[str, ...]
+    """Ways to draft for it, as sentences."""
+    fault: str = ""
+    """The reason why the file cannot be run; "" if it can."""
+
+
+def make_parser() -> Parser:
+    """Return the parser of `spac models`' options."""
+    parser = Parser(
+        prog="spac models",
+        description="List the models that were downloaded by name (-hf), and what of them would fit here.",
+    )
+    parser.add_argument("--json", action="store_true", help="as one line of JSON")
+    add_config(parser, EngineConfig, ("vram_limit",))
+    add_talk(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List the models, and return the exit code."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: _list(options))
+
+
+def _list(options: argparse.Namespace) -> int:
+    from spac.model.device_room import device_room
+
+    room = device_room(getattr(options, "vram_limit", None))
+    rows = rows_of(_files(options.quiet), room)
+    if options.json:
+        print(json.dumps({"schema": 1, "models": [asdict(row) for row in rows]}))
+    else:
+        print("\n".join(_lines(rows, room)))
+    return 0
+
+
+def _files(quiet: bool) -> list[tuple[str, Path]]:
+    """Return names and files of the demo pair and of the cache's models."""
+    from spac.model.hub.cached import cached_models
+
+    found = []
+    try:
+        demo: Any = importlib.import_module("spac.demo")
+        found += [("demo", Path(demo.TARGET)), ("demo draft", Path(demo.DRAFT))]
+    except (ImportError, AttributeError):
+        pass  # an installation without the demo pair
+    try:
+        return found + [(model.name, model.path) for model in cached_models()]
+    except InputError as error:
+        if not quiet:
+            say(f"spac: {error}")
+        return found
+
+
+def rows_of(files: Sequence[tuple[str, Path]], room: DeviceRoom | None) -> list[Row]:
+    """Return a row for each file."""
+    names = [name for name, _ in files]
+    return [_row(name, path, room, names) for name, path in files]
+
+
+def _row(name: str, path: Path, room: DeviceRoom | None, names: Sequence[str]) -> Row:
+    from spac.model.device_room import fit
+    from spac.model.gguf.check import check_model
+    from spac.model.paging import is_paged
+
+    try:
+        info = check_model(path)
+    except InputError as fault:
+        return Row(name, str(path), "", 0, 0, 0, 0, None, False, 0, False, None, (), str(fault))
+    device = room.device if room is not None else None
+    fitting = fit(info, room) if room is not None else None
+    slots = fitting.n_slots if fitting is not None and info.is_moe else None
+    host_bytes = info.file_size if slots is None else info.expert_bytes
+    paged = is_paged(EngineConfig(target=path), info, device) or host_bytes > host_memory.available()
+    return Row(
+        name=name,
+        path=str(path),
+        quant=next(iter(info.expert_types or info.types), "").upper(),
+        bytes=info.file_size,
+        experts=info.n_expert,
+        expert_layers=info.n_expert_layers,
+        active=info.n_expert_used,
+        slots=slots,
+        dense_fits=fitting is None or room is None or fitting.dense_bytes <= room.free,
+        host_bytes=host_bytes,
+        in_memory=not paged,
+        tokens_per_second=_speed(path, device.name if device is not None else "cpu"),
+        drafts=tuple(_drafts(name, info, names)),
+    )
+
+
+def _speed(path: Path, device: str) -> float | None:
+    """Return the tokens per second that measured costs promise without a draft; None without such costs."""
+    from spac.costs import cache
+
+    costs = cache.newest(path, device)
+    return 1 / costs.verify(1) if costs is not None and costs.verify(1) > 0 else None
+
+
+def _drafts(name: str, info: ModelInfo, names: Sequence[str]) -> Iterator[str]:
+    """Yield the ways to draft for a model, with the drafts that are there."""
+    if info.n_mtp_layers:
+        yield "its own layers: --draft-type draft-mtp (untried)"
+    for pair in PAIRS:
+        if not re.search(pair.target, name, re.IGNORECASE):
+            continue
+        tried = "tried" if pair.tried else "untried"
+        there = [other for other in names if re.search(pair.draft, other, re.IGNORECASE)]
+        yield from (f"{other} ({tried})" for other in there)
+        if not there:
+            yield f"{pair.example}, which is not in the cache ({tried})"
+
+
+def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
+    """Yield a table, then the faults and the drafts."""
+    if room is None:
+        yield "no device: the CPU computes everything; --vram-limit 8G shows what a card of 8 GiB would hold"
+    else:
+        name = room.device.name if room.device is not None else "a card"
+        yield f"{name}: room for {size(room.free)}, contexts not counted"
+    memory = f"memory (of {size(host_memory.available())})"
+    cells: list[tuple[str, ...]] = [
+        ("model", "size", "experts", "active", "slots that fit", memory, "tokens/s")
+    ]
+    cells += [_cells(row) for row in rows if not row.fault]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        words = [
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(words)
+    yield from (f"{row.name}: {row.fault}" for row in rows if row.fault)
+    yield from (f"a draft for {row.name}: {each}" for row in rows for each in row.drafts)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    n_experts = row.experts * row.expert_layers
+    experts = f"{row.expert_layers} × {row.experts}" if n_experts else "dense"
+    slots = f"{row.slots:,} of {n_experts:,}" if row.slots is not None else "–"
+    slots = slots if row.dense_fits else "the rest does not fit" if n_experts else "does not fit"
+    speed = "not measured" if row.tokens_per_second is None else number(row.tokens_per_second)
+    memory = size(row.host_bytes) + ("" if row.in_memory else ", not all of it fits")
+    active = str(row.active) if n_experts else "–"
+    return row.name, size(row.bytes), experts, active, slots, memory, speed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Programs take a model by name, as llama.cpp's do, and `spac models` lists what is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from spac import models
+from spac.config.values import VramLimit
+from spac.costs import cache
+from spac.model.device_room import device_room
+from spac.model.hub.names import Name
+from tests.cli.conftest import environment
+from tests.cli.options_page import parser_of
+from tests.costs.machine import costs
+from tests.model.hub.server import running
+
+PROGRAMS = ("run", "chat", "serve", "bench", "profile", "doctor")
+
+
+@pytest.fixture
+def hub(target, draft):
+    """Return a hub with a model of two files and a draft, for other processes."""
+    pytest.importorskip("huggingface_hub")
+    with running() as found:
+        found.repos["tiny/moe-GGUF"] = {
+            "moe-Q4_K_M.gguf": target.read_bytes(), "README.md": b"", "moe-Q8_0.gguf": b"nothing",
+        }  # fmt: skip
+        found.repos["tiny/draft"] = {"draft.gguf": draft.read_bytes()}
+        yield found
+
+
+@pytest.fixture
+def spac(hub, tmp_path):
+    """Return `spac("run", "-hf", …)`, which runs a program with the hub and a cache of its own."""
+
+    def run(*arguments, **env):
+        home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "spac", *map(str, arguments)],
+            capture_output=True, text=True, timeout=120, env=environment(**home, **env),
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_a_run_by_name_then_offline(spac, hub):
+    words = [
+        "run",
+        "-p",
+        "x",
+        "-n",
+        "3",
+        "--stats",
+        "none",
+        "-t",
+        "1",
+        "--draft-max",
+        "2",
+        "-hf",
+        "tiny/moe-GGUF",
+    ]
+    first = spac(*words, "-hfd", "tiny/draft", "--temp", 0)
+    assert first.returncode == 0, first.stderr
+    assert hub.ranges == ["", ""]
+    for more in (["--offline"], []):
+        again = spac(*words, "-hfd", "tiny/draft", "--temp", 0, *more, HF_HUB_OFFLINE="1")
+        assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    [row] = [row for row in json.loads(spac("models", "--json").stdout)["models"] if "moe" in row["name"]]
+    assert (row["name"], row["experts"], row["expert_layers"]) == ("tiny/moe-GGUF:Q4_K_M", 5, 3)
+    refused = spac(*words[:-2], "-hf", "tiny/moe-GGUF:Q9")
+    assert refused.returncode == 2
+    said = "spac run: error: tiny/moe-GGUF has no quantization 'Q9': it has Q4_K_M, Q8_0"
+    assert refused.stderr.strip().splitlines() == [said]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_has_the_options(program):
+    words = ["-hf", "a/b:Q8_0", "--hf-file", "c.gguf", "-hft", "hf_x", "--offline"]
+    options = parser_of(program).parse_args([*words, *([] if program == "doctor" else ["-hfrd", "a/d"])])
+    assert (options.hf_repo, options.hf_file, options.offline) == (Name("a/b", "Q8_0"), "c.gguf", True)
+    assert options.hf_token == "hf_x"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "x.gguf", "-hf", "a/b"], "--target and a target by name both say which model runs"),
+        (["-m", "x.gguf", "-md", "y.gguf", "-hfd", "a/b"], "--draft and a draft by name both say"),
+        (["-hfd", "a/b"], "a draft without a target"),
+        (["-hff", "a.gguf"], "add --hf-repo OWNER/REPO"),
+        (["-hf", "a"], "'a' is not OWNER/REPO or OWNER/REPO:QUANT"),
+    ],
+)
+def test_what_does_not_go_together(capsys, words, said):
+    from spac.run import main
+
+    try:
+        code = main([*words, "-p", "x"])
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+# spac models
+
+
+@pytest.fixture
+def rows(tiny_model, tmp_path):
+    """Return a function that makes the rows of two models and of a damaged file."""
+    (tmp_path / "bad.gguf").write_text("GGUF")
+    files = [
+        ("a/Qwen3-30B-A3B-GGUF:F32", tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)),
+        ("a/Qwen3-0.6B-GGUF:F32", tiny_model("qwen3")),
+        ("a/bad:Q8_0", tmp_path / "bad.gguf"),
+    ]
+    return lambda limit: models.rows_of(files, device_room(limit and VramLimit.parse(limit)))
+
+
+def test_what_would_fit(rows, monkeypatch):
+    monkeypatch.delenv("SPAC_DEVICE", raising=False)
+    moe, dense, bad = rows("300M")
+    assert (moe.experts, moe.expert_layers, moe.active, moe.slots) == (12, 3, 2, 36)
+    assert (dense.experts, dense.slots, dense.dense_fits) == (0, None, True)
+    assert "bad.gguf" in bad.fault
+    assert moe.tokens_per_second is None
+    assert moe.drafts == ("a/Qwen3-0.6B-GGUF:F32 (untried)",)
+    text = "\n".join(models._lines(rows("300M"), device_room(VramLimit.parse("300M"))))
+    assert "36 of 36" in text
+    assert "not measured" in text
+    moe = rows("256M")[0]
+    assert (moe.slots, moe.dense_fits) == (0, False)
+    assert "the rest does not fit" in models._cells(moe)
+
+
+def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SPAC_DEVICE", "simulated")
+    target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
+    cpu, library = cache.cpu_description(), cache._library()
+    key = cache.Key(cpu, 7, "simulated, 1 MiB, paged", cache.fingerprint(target), "none", library)
+    cache.store(key, costs())
+    (tmp_path / "spac" / "costs" / "other.json").write_text("{}")
+    assert rows(None)[0].tokens_per_second == pytest.approx(1 / costs().verify(1))
+    assert cache.newest(target, "CUDA0") is None
+
+
+def test_layers_that_draft_are_named():
+    class Info:
+        n_mtp_layers = 1
+
+    assert list(models._drafts("a/b", Info(), [])) == ["its own layers: --draft-type draft-mtp (untried)"]
+    [missing] = models._drafts("x/gpt-oss-120b-GGUF", type("Info", (), {"n_mtp_layers": 0}), [])
+    assert missing == "gpt-oss-20b, which is not in the cache (untried)"
