@@ -10,19 +10,20 @@ Example:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-import llama_cpp
-
+from spac import _library
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.llama_cpp_python.keywords import OPTIONS
-from spac.llama_cpp_python.llama import Llama
+from spac.llama_cpp_python.names import OPTIONS
 from spac.model.gguf.check import check_model
 
 _options: dict[str, Any] | None = None
 _kinds: dict[Any, Any] = {}
-_plain_init = llama_cpp.Llama.__init__
+
+# `spac exec` calls `enable` when an import of llama_cpp ends. A module of spac may have begun that import. So
+# functions import what needs llama_cpp.
 
 
 def enable(**options: Any) -> None:
@@ -35,30 +36,46 @@ def enable(**options: Any) -> None:
     Raise InputError for unknown options and for values out of range. Raise ImportError when llama_cpp is
     missing or already runs on another library. Each error has one line.
     """
+    _library.load()
+    import llama_cpp
+
     global _options
     for name in options:
         if name not in OPTIONS:
             raise InputError(f"enable() has no '{name}'; it knows: {', '.join(OPTIONS)}")
     config = EngineConfig.from_mapping({**options, "target": "any"})  # Raise errors now, not with a model.
     _options = {name: getattr(config, name) for name in options}
-    llama_cpp.Llama.__init__ = _init
+    _, llama_cpp.Llama.__init__ = _inits()
 
 
 def disable() -> None:
     """Undo `enable()`; models that were made meanwhile do not change."""
+    import llama_cpp
+
     global _options
     _options = None
-    llama_cpp.Llama.__init__ = _plain_init
+    llama_cpp.Llama.__init__, _ = _inits()
 
 
-@functools.wraps(_plain_init)
-def _init(self: llama_cpp.Llama, *args: Any, **keywords: Any) -> None:
-    if _options is None or isinstance(self, Llama) or not _has_experts(*args, **keywords):
-        _plain_init(self, *args, **keywords)
-        return
-    self.__class__ = _split(type(self))
-    given = {name: value for name, value in keywords.items() if value is not None}
-    Llama.__init__(self, *args, **{**_options, **given})
+@functools.cache
+def _inits() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the `__init__` of llama_cpp's class, and the one that replaces it."""
+    import llama_cpp
+
+    plain_init = llama_cpp.Llama.__init__
+
+    @functools.wraps(plain_init)
+    def init(self: llama_cpp.Llama, *args: Any, **keywords: Any) -> None:
+        from spac.llama_cpp_python.llama import Llama
+
+        if _options is None or isinstance(self, Llama) or not _has_experts(*args, **keywords):
+            plain_init(self, *args, **keywords)
+            return
+        self.__class__ = _split(type(self))
+        given = {name: value for name, value in keywords.items() if value is not None}
+        Llama.__init__(self, *args, **{**_options, **given})
+
+    return plain_init, init
 
 
 def _has_experts(model_path: str, *, vocab_only: bool = False, **_keywords: Any) -> bool:
@@ -72,6 +89,10 @@ def _has_experts(model_path: str, *, vocab_only: bool = False, **_keywords: Any)
 
 def _split(kind: Any) -> Any:
     """Return spac's `Llama` for llama_cpp's own; for an app's class, a class that derives from both."""
+    import llama_cpp
+
+    from spac.llama_cpp_python.llama import Llama
+
     if kind is llama_cpp.Llama:
         return Llama
     if kind not in _kinds:

@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from dataclasses import fields
 from typing import Any
 
 import llama_cpp
 
 from spac.config import EngineConfig
-from spac.config.context import POSITIONS, ContextConfig
+from spac.config.context import POSITIONS
 from spac.errors import InputError
+from spac.llama_cpp_python.names import NAMED_BY_LLAMA_CPP, OPTIONS
 from spac.model.params import ROPE_SCALINGS, context_values
 
-_NAMED_BY_LLAMA_CPP = {
-    "target": "model_path",
-    "ctx": "n_ctx",
-    "batch": "n_batch",
-    "ubatch": "n_ubatch",
-    "threads": "n_threads",
-    "threads_batch": "n_threads_batch",
-    "sampling": "temperature and so on, with every call",
-    "gpu_layers": "n_gpu_layers",
-    "cache_type_k": "type_k",
-    "cache_type_v": "type_v",
-    "kv_offload": "offload_kqv",
-    "load_mode": "use_mmap and use_mlock",
-    "rope_scaling": "rope_scaling_type",
-    "override_kv": "kv_overrides",
-}
-"""The settings that are arguments of llama_cpp, with their names there."""
-_SHARED = {*_NAMED_BY_LLAMA_CPP, *POSITIONS, "flash_attn", "swa_full"}
 _INIT = inspect.signature(llama_cpp.Llama.__init__)
-_BASIC = {item.name for item in fields(ContextConfig)}
 _FORMER = {"f16_kv", "low_vram", "mul_mat_q", "n_gqa", "n_parts", "rms_norm_eps"}
 """Names that llama_cpp had once and now ignores; LangChain still gives some of them."""
-OPTIONS = tuple(
-    sorted((item.name for item in fields(EngineConfig) if item.name not in _SHARED), key=_BASIC.__contains__)
-)
-"""The names of the arguments that spac adds to llama_cpp's own."""
 
 
 def check_names(options: dict[str, Any]) -> None:
     """Raise InputError for an unknown name. llama_cpp itself would ignore it."""
     for name in sorted(options.keys() - _INIT.parameters.keys() - _FORMER):
-        if name in _NAMED_BY_LLAMA_CPP:
-            raise InputError(f"Llama() has no '{name}': llama_cpp calls it {_NAMED_BY_LLAMA_CPP[name]}")
+        if name in NAMED_BY_LLAMA_CPP:
+            raise InputError(f"Llama() has no '{name}': llama_cpp calls it {NAMED_BY_LLAMA_CPP[name]}")
         close = difflib.get_close_matches(name, [*OPTIONS, *_INIT.parameters], n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"beside llama_cpp's, it has {', '.join(OPTIONS)}"
         raise InputError(f"Llama() has no '{name}'; {hint}")

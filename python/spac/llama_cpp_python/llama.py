@@ -36,8 +36,9 @@ from spac.errors import InputError, SpacError
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.detokenizer import Detokenizer
 from spac.llama_cpp_python.generation import LoopRun, TokenRun, plain_setting
-from spac.llama_cpp_python.keywords import OPTIONS, check_names, engine_config, llama_keywords
+from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
 from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
+from spac.llama_cpp_python.names import OPTIONS
 from spac.llama_cpp_python.pair import LentModel, LentPair, Placement, adapt, placed, with_pool
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
 from spac.model import c_api
