@@ -253,6 +253,11 @@ STATE_HOME = Folder(
 NO_COLOR = Text(
     "NO_COLOR", "If it is not empty, programs write plain text, without color and rendered Markdown."
 )
+EXEC = Text(
+    "SPAC_EXEC",
+    "The options that `spac exec` passes on to the program and its child processes: the arguments of "
+    "`spac.enable()`, as JSON.",
+)
 API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send. --api-key takes precedence.")
 
 

@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
-PROGRAMS = ("run", "chat", "serve", "bench", "profile", "report", "models", "doctor")
+PROGRAMS = ("run", "chat", "serve", "exec", "bench", "profile", "report", "models", "doctor")
 
 
 def page() -> str:

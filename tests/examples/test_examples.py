@@ -7,15 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from spac.demo import TARGET
 from tests.cli.conftest import ONE_THREAD, environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TRIED = {"generate.py", "chat.py", "server_client.py", "custom_scheduler.py"}
+TRIED = {"generate.py", "chat.py", "server_client.py", "unchanged_app.py", "custom_scheduler.py"}
 
 
-def run(name, *arguments, stdin="", **extra):
+def run(name, *arguments, stdin="", before=(), **extra):
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, *before, str(EXAMPLES / name), *arguments],
         input=stdin, env=environment(**extra), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -32,6 +33,11 @@ def test_generate():
     assert out.startswith("def fibonacci(n):\n")
     assert len(out) > 60
     assert "tokens/s" in err
+
+
+def test_an_unchanged_app():
+    out, _ = run("unchanged_app.py", str(TARGET), before=["-m", "spac", "exec", "--slots", "25%"])
+    assert len(out) > 60
 
 
 def test_chat():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ COMMANDS = {
     "run": "generate text from a prompt",
     "chat": "talk with a model in the terminal",
     "serve": "an OpenAI-compatible server",
+    "exec": "run a Python program whose llama_cpp is spac's",
     "bench": "measure speed, schedulers and settings",
     "profile": "measure what this machine's computing and copying cost",
     "report": "a run's figures as one HTML page",
@@ -82,5 +84,7 @@ def entry(*arguments: str) -> int:
 
     This module imports little, so that Ctrl-C is handled soon.
     """
-    interrupt.leave_at_once()
-    return main([*arguments, *sys.argv[1:]])
+    words = [*arguments, *sys.argv[1:]]
+    if words[:1] != ["exec"] or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        interrupt.leave_at_once()  # A program that `exec` starts inherits a signal that is ignored.
+    return main(words)

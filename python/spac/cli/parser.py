@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from spac.cli.llama_cpp_options import foreign_options
@@ -44,6 +45,18 @@ class Parser(argparse.ArgumentParser):
         if rest:
             self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
         return found, rest
+
+    def split(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the options at the beginning, with their values, and the words after them.
+
+        The second list begins with the first word that is neither, or after "--".
+        """
+        known, i = self._option_string_actions, 0
+        while i < len(words) and _looks_like_an_option(words[i]) and words[i] not in ("-m", "--"):
+            action = known.get(self._as_here(words[i]))
+            i += 2 if action is not None and action.nargs != 0 else 1
+        rest = list(words[i:])
+        return list(words[:i]), rest[1:] if rest[:1] == ["--"] else rest
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []  # keeps argparse from matching the beginning of an option
