@@ -109,10 +109,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
-    def open(self, path: Path) -> None:
-        """Show a file. Return once its own script has run and its charts have been drawn."""
+    def open(self, place: Path | str) -> None:
+        """Show a file or an address. Return once its own script has run and its charts have been drawn."""
         self.events.clear()
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
         end = time.monotonic() + TIMEOUT_S
         while not self.value(
             "document.readyState === 'complete' && document.documentElement.dataset.ready === 'yes'"

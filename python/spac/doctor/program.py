@@ -41,6 +41,8 @@ EXTRAS = {
         "starlette_context",
         "pydantic_settings",
         "prometheus_client",
+        "markdown_it",
+        "pygments",
     ),
     "hf": ("huggingface_hub",),
 }

@@ -38,7 +38,7 @@ def page(recording: Recording) -> str:
         title=f"{name} – spac report",
         heading=name,
         script_hash=f"sha256-{digest}",
-        style=_file("page.css"),
+        style=colours() + _file("page.css"),
         setting=words.settings(recording),
         cards=words.cards(recording),
         sections="\n".join(_sections(recording, charts, drawn)),
@@ -46,6 +46,11 @@ def page(recording: Recording) -> str:
         data=_embedded({"charts": drawn, "experts": _experts(recording)}),
         script=script,
     )
+
+
+def colours() -> str:
+    """Return the style sheet of the colours, light and dark, which the server's page has too."""
+    return _file("colours.css")
 
 
 def _file(name: str) -> str:

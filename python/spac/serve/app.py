@@ -65,6 +65,9 @@ def make_parser() -> Parser:
     server.add_argument(
         "--alias", "-a", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
     )
+    server.add_argument("--page", action=argparse.BooleanOptionalAction, default=True,
+                        help="whether a page at / lets you chat and shows what the engine does "
+                        "(default: there is one)")  # fmt: skip
     chat = parser.add_argument_group("chat")
     add_chat_options(chat)
     add_prefill_option(chat)
@@ -106,10 +109,12 @@ def serve(options: argparse.Namespace) -> int:
             talk.note("anyone who can reach this host can use the model; set --api-key")
         app, state = make_app(
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
-            sampling_defaults(config.sampling),
+            sampling_defaults(config.sampling), has_page=options.page,
         )  # fmt: skip
         server = make_server(app, state, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
+        if options.page:
+            talk.note(f"a page to chat is at http://{_address(bound)}")
         print(f"http://{_address(bound)}/v1", file=out, flush=True)
         server.run(sockets=[bound])
     return 0
@@ -189,11 +194,17 @@ def adopt_format(llama: Any, options: ChatOptions) -> str:
 
 
 def make_app(
-    llama: Any, name: str, api_key: str, queue: int, given: Mapping[str, Any] | None = None
+    llama: Any,
+    name: str,
+    api_key: str,
+    queue: int,
+    given: Mapping[str, Any] | None = None,
+    *,
+    has_page: bool = False,
 ) -> tuple[Any, ServerState]:
     """Return llama-cpp-python's app around a model, behind the middleware, and the server state.
 
-    given: the default sampling options, see `sampling_defaults`.
+    given: the default sampling options, see `sampling_defaults`; has_page: whether there is a page at /.
     """
     from llama_cpp.server import app as upstream
     from llama_cpp.server.settings import ModelSettings, ServerSettings
@@ -201,14 +212,17 @@ def make_app(
 
     from spac.serve.metrics import Metrics
     from spac.serve.middleware import RequestMiddleware, ServerState
+    from spac.serve.page import FILES, page_routes
+    from spac.serve.page.live import LiveFeed
     from spac.serve.request_queue import RequestQueue
     from spac.serve.routes import add_routes
     from spac.serve.served_model import ModelProxy, ServedModel
 
     request_queue = RequestQueue(queue)
     metrics = Metrics(request_queue)
-    state = ServerState(request_queue, metrics, (name,), api_key, given)
-    proxied = ModelProxy(name, ServedModel(llama, name, metrics))
+    feed = LiveFeed(llama) if has_page else None
+    state = ServerState(request_queue, metrics, (name,), api_key, given, FILES if has_page else ())
+    proxied = ModelProxy(name, ServedModel(llama, name, metrics, feed))
     os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file
     proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied
     try:
@@ -222,6 +236,8 @@ def make_app(
     # The middleware stands behind CORS, so that browsers can read refusals too.
     app.user_middleware.append(Middleware(RequestMiddleware, state=state))
     add_routes(app, state)
+    if feed is not None:
+        app.include_router(page_routes(feed))
     return app, state
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -147,6 +148,15 @@ def _host_of(origin: str) -> str | None:
         return None
 
 
+def _is_own(origin: str, host: str) -> bool:
+    """Return True for this server's own page at an IP address; others can let a name lead to this address."""
+    try:
+        ipaddress.ip_address(_host_of(origin) or "")
+    except ValueError:
+        return False
+    return origin == f"http://{host}"
+
+
 class ServerState:
     """The state that middleware and routes share: queue, metrics, model names, key, running requests."""
 
@@ -157,10 +167,15 @@ class ServerState:
         models: tuple[str, ...],
         api_key: str,
         defaults: Mapping[str, Any] | None = None,
+        page: Collection[str] = (),
     ) -> None:
-        """Create the state; `defaults` apply where a request gives no value."""
+        """Create the state.
+
+        `defaults` apply where a request gives no value; `page` has the paths of the page's files.
+        """
         self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
         self.requests: set[RequestContext] = set()
+        self._open = {*OPEN_TO_ALL, *page}
         self._key = api_key.encode()
         self._closing = False
 
@@ -172,11 +187,12 @@ class ServerState:
         if self._closing:
             raise Refusal(503, "the server is stopping")
         headers = dict(scope["headers"])
-        if path in OPEN_TO_ALL:
+        if path in self._open:
             return
         if not self._key:
             origin = headers.get(b"origin", b"").decode("latin-1")
-            if origin and _host_of(origin) not in LOOPBACK:
+            own = _is_own(origin, headers.get(b"host", b"").decode("latin-1"))
+            if origin and not own and _host_of(origin) not in LOOPBACK:
                 raise Refusal(403, f"a page of {origin} needs an API key: start the server with --api-key")
             return
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from spac.errors import Cancelled
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.serve.metrics import Metrics
+from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
@@ -22,9 +23,9 @@ from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 class ServedModel:
     """Behaves like the `Llama` inside; the request queue admits one request at a time."""
 
-    def __init__(self, llama: Any, name: str, metrics: Metrics) -> None:
-        """Wrap `llama`; `name` is the model's name in answers."""
-        self._llama, self._name, self._metrics = llama, name, metrics
+    def __init__(self, llama: Any, name: str, metrics: Metrics, feed: LiveFeed | None = None) -> None:
+        """Wrap `llama`; `name` is the model's name in answers; `feed` shows its work on the page."""
+        self._llama, self._name, self._metrics, self._feed = llama, name, metrics, feed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llama, name)
@@ -88,10 +89,14 @@ class ServedModel:
 
         before = getattr(self._llama, "stats", None)
         context.running(stop)
+        if self._feed is not None:
+            self._feed.begin()
         try:
             yield
         finally:
             context.running(None)
+            if self._feed is not None:
+                self._feed.end()
             stats = getattr(self._llama, "stats", None)
             if stats is not None and stats != before:
                 self._metrics.observe(stats)

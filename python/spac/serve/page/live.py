@@ -1,0 +1,185 @@
+"""The live feed: what the engine does now, for everyone who watches.
+
+The decoding thread adds up its steps and hands over a snapshot at most `RATE` times a second. The event
+loop's thread turns it into text. Without a watcher, the engine has no listener of the feed, and steps cost
+nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spac.machine.arrays import BoolArray, Int32Array
+
+if TYPE_CHECKING:
+    import spac._core as _core
+    from spac.engine import Engine
+
+RATE = 5
+"""The most snapshots in a second."""
+MOST_WAITING = 8
+"""The most snapshots that wait for a slow watcher."""
+SETTLE_S = 0.5
+"""The seconds between two looks at copies that go on after the last step."""
+RESIDENT, USED, MOVED = 1, 2, 4
+"""The flags of an expert: in a slot, used in the last step, copied or evicted since the snapshot before."""
+
+
+@dataclass
+class Sums:
+    """The sums over the steps since the snapshot before."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    activations: int = 0
+    hits: int = 0
+
+    def add(self, step: _core.Step, seconds: float) -> None:
+        """Add one step."""
+        self.steps += 1
+        self.tokens += step.n_accepted + 1
+        self.drafted += step.n_drafted
+        self.accepted += step.n_accepted
+        self.seconds += seconds
+        if len(costs := step.layer_costs):
+            hits = int(costs["device_activations"].sum())
+            self.hits += hits
+            self.activations += hits + int(costs["host_activations"].sum())
+
+
+class LiveFeed:
+    """Publishes snapshots of one served model's engine to watchers."""
+
+    def __init__(self, llama: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make the feed of a `Llama`; `clock` returns seconds."""
+        self._llama, self._clock = llama, clock
+        self._watchers: set[asyncio.Queue[str]] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._phase = "idle"
+        self._sums, self._since, self._due = Sums(), 0.0, 0.0
+        self._residency: Int32Array | None = None
+        self._used: BoolArray | None = None
+
+    @property
+    def _engine(self) -> Engine | None:
+        engine: Engine | None = getattr(self._llama, "engine", None)
+        return engine
+
+    # The decoding thread
+
+    def begin(self) -> None:
+        """Note that a request begins; its prompt comes first."""
+        self._phase, self._since = "prompt", 0.0
+        if self._watchers:
+            self._subscribe()
+            self._hand_over()
+
+    def end(self) -> None:
+        """Note that the request's generation has ended."""
+        self._phase = "idle"
+        if self._watchers:
+            self._hand_over()
+
+    def _observe(self, step: _core.Step) -> None:
+        now, self._phase = self._clock(), "decoding"
+        measured = (step.draft_ns + step.verify_ns + step.sample_ns) * 1e-9
+        self._sums.add(step, now - self._since if self._since else measured)
+        self._since = now
+        if now >= self._due:
+            self._due = now + 1 / RATE
+            self._hand_over(step.demand > 0)
+
+    def _hand_over(self, used: BoolArray | None = None) -> None:
+        sums, self._sums = self._sums, Sums()
+        with contextlib.suppress(RuntimeError):  # the loop ends before its threads when the server stops
+            self._loop.call_soon_threadsafe(self._publish, self._phase, sums, self._look(), used)
+
+    def _subscribe(self) -> None:
+        """Let the session raise the event that the feed listens to; only models without experts need this."""
+        engine = self._engine
+        if engine is not None and engine.session is not None and not engine.n_experts:
+            engine.events.subscribe(engine.session)
+
+    # The event loop's thread
+
+    def _look(self) -> Int32Array | None:
+        engine = self._engine
+        experts = engine.experts if engine is not None else None
+        return experts.residency() if experts is not None and experts.n_layer else None
+
+    async def watch(self) -> AsyncIterator[dict[str, str]]:
+        """Yield events: "about" with the model's shape, then "step" with each snapshot.
+
+        A slow watcher misses snapshots.
+        """
+        self._loop, waiting = asyncio.get_running_loop(), asyncio.Queue[str](MOST_WAITING)
+        if not self._watchers:
+            self._listen(True)
+        self._watchers.add(waiting)
+        try:
+            yield {"event": "about", "data": json.dumps(self._about())}
+            self._publish(self._phase, Sums(), self._look(), None)
+            while True:
+                yield {"event": "step", "data": await waiting.get()}
+        finally:
+            self._watchers.discard(waiting)
+            if not self._watchers:
+                self._listen(False)
+
+    def _listen(self, listens: bool) -> None:
+        if (engine := self._engine) is None:
+            return
+        # The list is replaced as a whole, because the decoding thread may be reading it.
+        others = [each for each in engine.events.after_step if each != self._observe]
+        engine.events.after_step = [*others, self._observe] if listens else others
+        self._sums, self._since, self._due = Sums(), 0.0, 0.0
+        self._residency = self._used = None
+
+    def _about(self) -> dict[str, Any]:
+        engine = self._engine
+        experts = engine.experts if engine is not None else None
+        return {
+            "experts": [layer.n_expert for layer in experts.layers] if experts is not None else [],
+            "slots": experts.slots.n_slots if experts is not None else 0,
+            "drafts": engine is not None and engine.governor is not None,
+        }
+
+    def _settle(self) -> None:
+        """Publish the residency again, because copies end after the last step."""
+        if self._watchers and self._phase == "idle":
+            self._publish("idle", Sums(), self._look(), None)
+
+    def _publish(self, phase: str, sums: Sums, residency: Int32Array | None, used: BoolArray | None) -> None:
+        about: dict[str, Any] = {"phase": phase, **asdict(sums)}
+        if residency is not None:
+            about["resident"] = int(np.count_nonzero(residency >= 0))
+            flags = self._flags(residency, used)
+            about["experts"] = base64.b64encode(flags.tobytes()).decode()
+            if phase == "idle" and (flags & MOVED).any():
+                self._loop.call_later(SETTLE_S, self._settle)
+        text = json.dumps(about, separators=(",", ":"))
+        for waiting in self._watchers:
+            if not waiting.full():
+                waiting.put_nowait(text)
+
+    def _flags(self, residency: Int32Array, used: BoolArray | None) -> Any:
+        """Return the flags of every expert, uint8 [L, N]."""
+        resident = residency >= 0
+        before = self._residency >= 0 if self._residency is not None else resident
+        self._residency = residency
+        if used is not None and used.shape == resident.shape:
+            self._used = used
+        last = self._used if self._used is not None else np.zeros_like(resident)
+        return (resident * RESIDENT + last * USED + (before != resident) * MOVED).astype(np.uint8)

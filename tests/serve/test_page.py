@@ -1,0 +1,224 @@
+"""The parts of the page that need no browser: files, Markdown, keys, the live feed."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from spac import demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.serve.page import FILES, live
+from spac.serve.page.live import LiveFeed
+from spac.serve.page.markdown import html_of
+from tests.serve.conftest import KEY, Server, in_thread
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_need_no_key_and_have_a_strict_policy(server, path):
+    connection = server.connection()
+    connection.request("GET", path)
+    response = connection.getresponse()
+    assert response.status == 200
+    text = response.read().decode()
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "://" not in re.sub(r'"http://www.w3.org[^"]*"', "", text), "no other address is named"
+    assert " on" not in re.findall(r"<[^>]*\son\w+=", text), "no inline handlers"
+    connection.close()
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/page/markdown"), ("GET", "/page/events")])
+def test_what_uses_the_server_needs_the_key(server, method, path):
+    assert server.ask(method, path, "", key="wrong")[0] == 401
+
+
+def test_markdown_over_the_wire(server):
+    status, body = server.ask("POST", "/page/markdown", "*so*")
+    assert (status, json.loads(body)) == (200, {"html": "<p><em>so</em></p>\n"})
+    assert server.ask("POST", "/page/markdown", b"\xff")[0] == 400
+    assert server.ask("POST", "/page/markdown", b"x" * ((1 << 20) + 1))[0] == 413
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>", "a <img src=x onerror=alert(1)> b", "![x](https://example.org/x.png)",
+        "[x](javascript:alert(1))", "[x](JaVaScRiPt:alert(1))", "[x](data:text/html,hi)",
+        "[x](//example.org)",
+        "<javascript:alert(1)>", '```"><script>alert(1)</script>\nx\n```', "```python\n</code><script>\n```",
+        '| a |\n|:-:|\n| <b style="x"> |', "[a]: javascript:alert(1)\n\n[a]",
+    ],
+)  # fmt: skip
+def test_markdown_is_safe(text):
+    html = html_of(text)
+    assert not re.search(r"<(script|img|b|iframe|style)\b", html)
+    assert not re.search(r"<[^>]* (style|on\w+|src)=", html)
+    for link in re.findall(r'<a [^>]*href="([^"]*)', html):
+        assert link.startswith("https://")
+
+
+def test_markdown_is_what_it_says():
+    code = html_of("```python\ndef f(x): return 1\n```\n```nothing\na<b\n```")
+    assert '<span class="k">def</span>' in code
+    assert "a&lt;b" in code
+    assert 'rel="noopener noreferrer"' in html_of("[a](http://example.org)")
+    assert '<td class="right">' in html_of("| a |\n|--:|\n| 1 |")
+
+
+def test_without_a_page(tmp_path):
+    server = Server(tmp_path, "--no-page", "--ctx", "256")
+    try:
+        assert [server.ask("GET", path)[0] for path in (*FILES, "/page/events")] == [404] * 4
+        assert "page" not in server.err
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_page_of_another_machine_is_its_own_at_an_ip_address():
+    from spac.serve.middleware import _is_own
+
+    assert _is_own("http://192.168.1.5:8000", "192.168.1.5:8000")
+    assert _is_own("http://[fe80::1]:8000", "[fe80::1]:8000")
+    assert not _is_own("http://192.168.1.5:8000", "192.168.1.6:8000")
+    assert not _is_own("http://evil.example:8000", "evil.example:8000"), "a name can be led anywhere"
+
+
+def test_a_stop_ends_streams_to_watchers(tmp_path):
+    server = Server(tmp_path, "--ctx", "256")
+    connection = http.client.HTTPConnection(server.address, timeout=30)
+    connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
+    assert connection.getresponse().readline().startswith(b"event: about")
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 3
+    connection.close()
+
+
+# The live feed, in this process
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    config = EngineConfig(
+        demo.TARGET, demo.DRAFT, draft_length=4, threads=1, ctx=512, device="simulated",
+        sampling=SamplingConfig(temp=0),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        yield engine
+
+
+def generated(engine: Engine, feed: LiveFeed, n: int) -> object:
+    feed.begin()
+    generation = engine.generate("def add(", n)
+    for _ in generation:
+        pass
+    feed.end()
+    return generation.stats
+
+
+def test_nothing_is_done_without_a_watcher(engine, monkeypatch):
+    feed, listeners = LiveFeed(SimpleNamespace(engine=engine)), engine.events.after_step
+    for name in ("_observe", "_hand_over", "_look", "_publish"):
+        monkeypatch.setattr(feed, name, lambda *_: pytest.fail("it was called"))
+    tracemalloc.start()
+    try:
+        generated(engine, feed, 30)
+        found = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, live.__file__)])
+    finally:
+        tracemalloc.stop()
+    assert engine.events.after_step is listeners
+    assert sum(statistic.size for statistic in found.statistics("filename")) == 0
+
+
+def test_a_watcher_sees_consistent_numbers(engine):
+    feed, listeners = LiveFeed(SimpleNamespace(engine=engine)), list(engine.events.after_step)
+    shown: list[dict] = []
+
+    async def watch() -> object:
+        results: list = []
+        thread = threading.Thread(target=lambda: results.append(generated(engine, feed, 120)))
+        async with aclosing(feed.watch()) as events:
+            about = json.loads((await anext(events))["data"])
+            assert about == {"experts": [32] * 5, "slots": engine.experts.slots.n_slots, "drafts": True}
+            shown.append(json.loads((await anext(events))["data"]))
+            assert len(engine.events.after_step) == len(listeners) + 1
+            thread.start()
+            while shown[-1]["phase"] != "idle" or not results:
+                shown.append(json.loads((await asyncio.wait_for(anext(events), 30))["data"]))
+                await asyncio.sleep(0)
+        await asyncio.to_thread(thread.join)
+        return results[0]
+
+    began = time.monotonic()
+    stats = asyncio.run(watch())
+    took = time.monotonic() - began
+    assert engine.events.after_step == listeners
+    assert [each["phase"] for each in shown][:2] == ["idle", "prompt"]
+    assert sum(each["phase"] == "decoding" for each in shown) <= took * live.RATE + 1
+    total = {name: sum(each[name] for each in shown) for name in shown[0] if name not in ("phase", "experts")}
+    assert total["steps"] == stats.steps
+    assert total["drafted"] == stats.drafted_tokens
+    assert total["accepted"] == stats.accepted_tokens
+    assert total["tokens"] == total["steps"] + total["accepted"]
+    assert total["activations"] == stats.activations
+    assert total["hits"] == round(stats.hit_rate * stats.activations)
+    assert total["seconds"] == pytest.approx(stats.decode_s, rel=0.3)
+
+
+def test_flags_of_experts():
+    feed = LiveFeed(None)
+    first, second = np.array([[0, -1, -1]], np.int32), np.array([[-1, 0, -1]], np.int32)
+    used = np.array([[True, False, True]])
+    assert feed._flags(first, None).tolist() == [[live.RESIDENT, 0, 0]]
+    assert feed._flags(second, used).tolist() == [
+        [live.USED | live.MOVED, live.RESIDENT | live.MOVED, live.USED]
+    ]
+    assert feed._flags(second, None).tolist() == [[live.USED, live.RESIDENT, live.USED]]
+
+
+def test_many_steps_make_few_snapshots():
+    now, sent = [100.0], []
+    step = SimpleNamespace(
+        n_accepted=2, n_drafted=4, draft_ns=1, verify_ns=1, sample_ns=1, layer_costs=(), demand=np.zeros(1)
+    )
+    feed = LiveFeed(None, lambda: now[0])
+    feed._hand_over = lambda *_: sent.append(now[0])
+    for _ in range(1000):
+        now[0] += 0.001
+        feed._observe(step)
+    assert len(sent) == live.RATE
+    assert (feed._sums.steps, feed._sums.tokens, feed._sums.accepted) == (1000, 3000, 2000)
+
+
+def test_a_server_streams_what_its_engine_does(server):
+    connection = server.connection()
+    connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
+    thread, _ = in_thread(
+        lambda: server.client().completions.create(
+            model="demo", prompt="d", max_tokens=60, logit_bias={"0": -100}
+        )
+    )
+    tokens, phase = 0, ""
+    with connection.getresponse() as response:
+        while not tokens or phase != "idle":
+            line = response.readline()
+            if line.startswith(b'data: {"phase"'):
+                snapshot = json.loads(line[6:])
+                tokens, phase = tokens + snapshot["tokens"], snapshot["phase"]
+    thread.join()
+    connection.close()
+    assert tokens >= 60, "the last step may draft more than is wanted"

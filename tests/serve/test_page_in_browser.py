@@ -1,0 +1,222 @@
+"""The page in a real browser: a chat with a server of the demo pair, the live panel, and its looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chat.templates import THINKING
+from tests.report.browser import Browser, find
+from tests.serve.conftest import KEY, Server, wait_until
+
+MARKDOWN = "## Sum\n\nA *plain* text with a [link](https://example.org/):\n\n```python\ndef add(a, b):\n    return a + b + 1000000000000000000000000000000000000000000000000000000000\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n"  # fmt: skip # noqa: E501
+REASONED = f"<think>\nThink first.\n</think>\n\n{MARKDOWN}"
+ENDLESS = "root ::= [a-z ]+"
+WIDTHS = (390, 800, 1280)
+OVERFLOWING = """
+[...document.querySelectorAll("body *")].filter((element) => !element.closest(".code, .table, .unseen")
+  && element.getBoundingClientRect().right > innerWidth + 1).map((element) => element.outerHTML.slice(0, 80))
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium or Chrome here to show the page in")
+    folder = tmp_path_factory.mktemp("page")
+    template = folder / "template.jinja"
+    template.write_text(THINKING)
+    options = ("--chat-template-file", str(template), "--device", "simulated")
+    server = Server(folder, "--ctx", "2048", "--temp", "0", *options)
+    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+        yield Page(browser, server)
+    assert server.stop() == 0
+
+
+class Page:
+    """The page as a user handles it."""
+
+    def __init__(self, browser: Browser, server: Server) -> None:
+        self.browser, self.server = browser, server
+
+    def open(self, width: int = 1280, *, dark: bool = False, key: str | None = KEY) -> None:
+        """Open the page without conversations; the grammar of requests is `window.grammar`."""
+        address = self.server.url.removesuffix("/v1")
+        self.browser.view(width, 844, dark=dark, phone=width < 500)
+        self.browser.open(f"{address}/")
+        self.value(f"localStorage.clear(), sessionStorage.clear(), {json.dumps(key)} && "
+                   f"sessionStorage.setItem('spac.key', {json.dumps(key)})")  # fmt: skip
+        self.browser.open(f"{address}/")
+        self.value(
+            "window.sent = [], window.original = fetch, window.fetch = (path, options = {}) => {"
+            "  if (!path.endsWith('completions')) return original(path, options);"
+            "  const body = { ...JSON.parse(options.body), grammar: window.grammar };"
+            "  sent.push(body);"
+            "  return original(path, { ...options, body: JSON.stringify(body) }); }, 1"
+        )
+
+    def value(self, expression: str) -> object:
+        return self.browser.value(expression)
+
+    def text(self, selector: str) -> str:
+        """Return the text of the last element that the selector finds, or ""."""
+        return self.value(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1)?.textContent || ''")
+
+    def click(self, selector: str) -> None:
+        self.value(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1).click()")
+
+    def send(self, text: str, grammar: str) -> None:
+        """Type a message and press Enter."""
+        self.value(f"window.grammar = {json.dumps(grammar)}, document.getElementById('prompt').focus()")
+        self.browser.send("Input.insertText", text=text)
+        self.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+
+    def wait(self, expression: str) -> None:
+        wait_until(lambda: bool(self.value(expression)))
+
+    def wait_for_answer(self) -> None:
+        self.wait("!document.getElementById('send').hidden && !document.querySelector('.tail').textContent")
+
+
+def saying(text: str) -> str:
+    return f"root ::= {json.dumps(text)}"
+
+
+def test_a_conversation(page):
+    page.open()
+    page.send("Add two numbers", saying(REASONED))
+    page.wait_for_answer()
+    assert page.browser.complaints == []
+    assert page.text("article.user div") == "Add two numbers"
+    assert page.text(".text h2") == "Sum"
+    assert page.text("pre .nf") == "add"
+    assert page.value("getComputedStyle(document.querySelector('pre .k')).color") != page.value(
+        "getComputedStyle(document.querySelector('pre')).color"
+    )
+    assert page.value("document.querySelector('.text a').rel") == "noopener noreferrer"
+    assert "tokens/s" in page.text(".below span")
+    details = "document.querySelector('.reasoning')"
+    assert not page.value(f"{details}.open")
+    page.click(".reasoning summary")
+    assert page.value(f"{details}.open")
+    assert page.text(".reasoning p").strip() == "Think first."
+    assert page.text("#status").startswith("The answer is complete.")
+
+    page.value(f"window.grammar = {json.dumps(saying('Other.'))}")
+    page.click(".again")
+    page.wait_for_answer()
+    page.wait("document.querySelector('.text').textContent === 'Other.\\n'")
+    assert page.value("document.querySelectorAll('article').length") == 2
+    assert page.value("sent.at(-1).messages.length") == 1
+
+    page.send("And more", saying("Yes."))
+    page.wait("document.querySelectorAll('article').length === 4")
+    page.wait_for_answer()
+    assert page.value("sent.at(-1).messages.map((m) => m.role)") == ["user", "assistant", "user"]
+    asked = page.value("sent.at(-1)")
+    assert asked["messages"][1]["content"] == "Other."
+    own = {"messages", "stream", "stream_options", "grammar"}
+    assert set(asked) == own, "without settings, the server's sampling holds"
+    page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    assert page.value("document.querySelectorAll('article').length") == 4, "the browser keeps it"
+    page.click("#new")
+    assert page.value("document.querySelectorAll('article').length") == 0
+    page.click("#list .open")
+    assert page.value("document.querySelectorAll('article').length") == 4
+    page.click("#list button[aria-label^=Delete]")
+    assert page.value("document.querySelectorAll('article, #list li').length") == 0
+    assert page.value("Object.keys(localStorage).filter((name) => name.startsWith('spac.chat'))") == []
+
+
+def test_streaming_stopping_and_the_map(page):
+    page.open()
+    page.wait("document.getElementById('phase').textContent === 'Idle.'")
+    picture = "document.getElementById('map').toDataURL()"
+    page.value(
+        "window.told = [], new MutationObserver(() => told.push(1))"
+        ".observe(document.getElementById('status'), { childList: true })"
+    )
+    page.send("Go on", ENDLESS)
+    page.wait(
+        "document.querySelector('article.assistant')?.querySelector('.tail, .text').textContent.length > 20"
+    )
+    length = "document.querySelector('article.assistant').textContent.length"
+    before, map_before = page.value(length), page.value(picture)
+    page.wait(f"{length} > {before} + 20")
+    page.wait(f"{picture} !== {json.dumps(map_before)}")
+    page.wait("Number(document.getElementById('speed').textContent) > 0")
+    assert page.text("#hits").endswith("%")
+    assert page.text("#phase") == "Generating."
+    page.click("#stop")
+    page.wait("!document.getElementById('send').hidden")
+    assert page.text(".below span") == "stopped"
+    wait_until(lambda: page.server.health()["running"] == 0)
+    assert page.value("told.length") <= 3, "the live region is not told of every token"
+    assert page.browser.complaints == []
+    page.value("document.getElementById('map').focus()")
+    for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
+        page.browser.key(key)
+    assert page.text("#expert").startswith("Layer 1, expert 1:")
+
+
+def test_a_reader_who_does_not_look_costs_nothing(page):
+    page.open()
+    page.wait("document.getElementById('phase').textContent === 'Idle.'")
+    page.click("#show-live")
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    assert page.text("#phase") == "Idle.", "the panel is closed, and the feed is not watched"
+
+
+def test_settings_and_the_system_prompt(page):
+    page.open()
+    page.value(
+        "for (const [name, value] of [['system', 'Be brief.'], ['temperature', '0.5'], ['seed', '7'],"
+        " ['top_p', '9']]) { const field = document.getElementById('settings').elements[name];"
+        " field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); }"
+    )
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    sent = page.value("sent[0]")
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (sent["temperature"], sent["seed"], "top_p" in sent) == (0.5, 7, False), "9 is no share"
+
+
+def test_the_key_is_asked_for_once(page):
+    page.open(key=None)
+    page.wait("document.getElementById('ask').open")
+    page.value("document.getElementById('key').focus()")
+    page.browser.send("Input.insertText", text=KEY)
+    page.click("#ask button")
+    page.wait("document.getElementById('model').textContent === 'demo'")
+    page.wait("document.getElementById('phase').textContent === 'Idle.'")
+    assert not page.value("document.getElementById('ask').open")
+    assert page.value("JSON.stringify(localStorage).includes('a key')") is False
+
+
+def test_a_refusal_is_shown(page):
+    page.open()
+    page.send("Hello", "root ::= (")
+    page.wait("document.querySelector('.fault') !== null")
+    assert "grammar" in page.text(".fault")
+    assert page.text(".again") == "Answer", "the question can be asked again"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_fits(page, dark):
+    page.open(dark=dark)
+    page.send("Add", saying(REASONED))
+    page.wait_for_answer()
+    for width in WIDTHS:
+        page.browser.view(width, 844, dark=dark, phone=width < 500)
+        for panel in (None, "live", "chats"):
+            if panel is not None:
+                page.click(f"#show-{panel}")
+            page.wait(f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
+            assert page.value(OVERFLOWING) == []
+    light = page.value("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
+    assert (light < 60) == dark
+    assert page.browser.complaints == []
