@@ -137,12 +137,20 @@ def test_charts_over_steps_show_one_place_together(show, content):
     assert where[0].startswith("step ")
     at = float(browser.value("charts.find((chart) => chart.host.id === 'chart-hits').at"))
     expected = browser.value("data.charts.hits.series[1].values")[int(at)]
-    assert float(browser.value(read.format("hits"))[0][:-1]) == pytest.approx(100 * expected, abs=0.0501)
+    assert float(browser.value(read.format("hits"))[1][:-1]) == pytest.approx(100 * expected, abs=0.0501)
     browser.move(2, 2)
     assert browser.value(read.format("hits")) == before
     browser.value("document.querySelector('#chart-hits svg').focus()")
     browser.key("ArrowRight")
     assert browser.value("document.querySelector('#chart-moved .where').textContent") == "step 1"
+
+
+def test_what_is_drawn_is_explained(show, content):
+    browser = show(content)
+    legend = browser.value("document.querySelector('#chart-hits .legend').textContent")
+    assert "activations, each step" in legend
+    assert "slots: " in legend
+    assert "τ" in browser.value("document.querySelector('#hits .lead').textContent")
 
 
 def test_it_fits_a_phone(show, content):

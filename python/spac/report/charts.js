@@ -12,6 +12,7 @@ class Chart {
     this.where = make("span", { class: "where", "aria-live": "polite" }, caption);
     this.legend = make("ul", { class: "legend" }, host);
     this.values = spec.series.map((series) => this.#legendOf(series));
+    for (const mark of spec.marks || []) if (mark.y !== undefined) this.#legendOfMark(mark);
     if (spec.kind === "field") this.#legendOfField();
     this.root = make("svg:svg", { role: "img", tabindex: 0, "aria-label": this.#summary() }, host);
     this.top = spec.kind === "stack" || spec.kind === "bars" ? this.#stacked() : null;
@@ -25,12 +26,18 @@ class Chart {
   }
 
   #legendOf(series) {
-    if (series.style === "faint") return null;
     const item = make("li", series.hint ? { title: series.hint } : {}, this.legend);
     const filled = this.spec.kind !== "lines" && series.style === "line";
     make("i", { class: `key ${filled ? "filled" : series.style} c${series.colour}` }, item);
     make("span", {}, item, series.name);
     return make("b", {}, item, series.total || "");
+  }
+
+  // A label in the plot would stand on the curves.
+  #legendOfMark(mark) {
+    const item = make("li", {}, this.legend);
+    make("i", { class: "key mark" }, item);
+    make("span", {}, item, mark.label);
   }
 
   #legendOfField() {
@@ -195,7 +202,6 @@ class Chart {
     if (mark.y !== undefined) {
       const y = this.py(mark.y);
       make("svg:line", { class: "mark", x1: PAD.left, x2: PAD.left + inner.w, y1: y, y2: y }, root);
-      make("svg:text", { class: "marked", x: PAD.left + inner.w - 4, y: y - 5, "text-anchor": "end" }, root, mark.label);
     } else {
       const x = this.px(mark.x), late = mark.x > this.spec.x_range[1] / 2;
       make("svg:line", { class: "mark", x1: x, x2: x, y1: PAD.top, y2: PAD.top + inner.h }, root);

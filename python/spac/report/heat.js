@@ -77,7 +77,7 @@ class HeatMap {
     const { experts, canvas } = this, L = experts.n_layer, N = experts.n_expert;
     const width = inside(this.host);
     if (width <= 0) return;
-    const left = L > 10 ? 24 : 16, above = 6, below = 18;
+    const left = L > 10 ? 24 : 16, above = 20, below = 34;
     const w = Math.min((width - left) / N, 26), h = Math.min(Math.max(w, 250 / L), 30);
     this.box = { left, above, w, h };
     const dpr = window.devicePixelRatio || 1;
@@ -87,6 +87,7 @@ class HeatMap {
     canvas.height = Math.round((above + h * L + below) * dpr);
     const context = canvas.getContext("2d");
     this.#labels(context, dpr);
+    this.#names(context, dpr);
     const ramp = rampOf(this.ramp), gap = w >= 6 ? Math.max(1, Math.round(dpr)) : 0;
     const edge = (i, size, start) => Math.round((start + i * size) * dpr);
     for (let layer = 0; layer < L; layer += 1) {
@@ -99,6 +100,16 @@ class HeatMap {
         context.fillRect(x, y, edge(column + 1, w, left) - x - gap, tall);
       }
     }
+  }
+
+  // The axes have their names at the top left and at the bottom right.
+  #names(context, dpr) {
+    const { experts } = this, { left, above, w, h } = this.box;
+    context.textAlign = "left";
+    context.fillText("MoE layer", 0, 8 * dpr);
+    context.textAlign = "right";
+    const name = experts.order ? "rank in the layer, by demand" : "expert";
+    context.fillText(name, (left + w * experts.n_expert) * dpr, (above + h * experts.n_layer + 26) * dpr);
   }
 
   #labels(context, dpr) {

@@ -98,6 +98,17 @@ def of_hits(recording: Recording) -> str:
     )
 
 
+def of_thresholds(recording: Recording) -> str:
+    """Return a sentence that explains the thresholds of the charts; "" without them."""
+    thresholds = recording.content["thresholds"]
+    if thresholds is None or not thresholds["steps"]:
+        return ""
+    return (
+        f"The scheduler rates the utility of every expert from 0 to {thresholds['levels']}. It wants an "
+        "expert on the device if its utility is at least the threshold τ of its layer."
+    )
+
+
 def of_time(charts: Charts) -> str:
     """Return a sentence about the two parts that took most of a step's time."""
     parts = sorted(charts.parts(), key=lambda part: -part.ns.sum())
@@ -189,4 +200,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], n_text: int) -> st
         cells = [f"<td{kind}>{escape(text)}</td>" for text, kind in zip(row[1:], kinds[1:], strict=True)]
         lines.append(f'<tr><th scope="row">{escape(row[0])}</th>{"".join(cells)}</tr>')
     body = "".join(lines)
-    return f'<div class="table"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    content = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="table" tabindex="0" role="region" aria-label="Table">{content}</div>'
