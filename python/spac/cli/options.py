@@ -86,9 +86,13 @@ _GATHERED: dict[str, Callable[[str], Any]] = {
 
 
 def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
-    """Add the engine's options, under the heading "engine" and those that fields name, and models by name."""
+    """Add the engine's options, under the heading "engine" and those that fields name.
+
+    Models by name are among them if the target is.
+    """
     _add(parser, "engine", EngineConfig, only)
-    add_hub(parser)
+    if only is None or "target" in only:
+        add_hub(parser)
 
 
 def add_sampling(parser: argparse.ArgumentParser, about: str | None = None) -> None:
