@@ -187,6 +187,17 @@ def test_settings_of_the_environment_change_nothing(monkeypatch):
     assert client.post("/v1/completions", json=REQUEST).status_code == 200
 
 
+def test_other_models_are_refused_if_names_are_strict():
+    client, state = served(Chatting(1, None))
+    state.strict_model = True
+    asked = {"/v1/completions": REQUEST, **CHATS}
+    for path, request in asked.items():
+        response = client.post(path, json={**request, "model": "gpt-4"})
+        assert response.status_code == 404
+        assert response.json()["error"]["message"] == "the model 'gpt-4' is not served here: failing is"
+        assert client.post(path, json={**request, "model": "failing", "stream": True}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("origin", "status"),
     [("http://localhost:3000", 200), ("http://127.0.0.1", 200), (None, 200), ("https://example.com", 403),

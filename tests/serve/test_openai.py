@@ -157,6 +157,13 @@ def test_the_list_of_models(client):
         client.models.retrieve("gpt-4")
 
 
+def test_any_model_is_the_one_that_is_served(client):
+    chat = {"messages": [{"role": "user", "content": "hello"}], "model": "gpt-4", "max_tokens": 2}
+    assert client.completions.create(**{**GREEDY, "model": "gpt-4", "prompt": "x"}).model == "demo"
+    assert client.chat.completions.create(**chat).model == "demo"
+    assert {chunk.model for chunk in client.chat.completions.create(**chat, stream=True)} == {"demo"}
+
+
 def test_many_clients_at_once(server, alone):
     """Answers are neither mixed up nor lost. Each client gets what it would get alone."""
 

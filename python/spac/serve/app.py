@@ -68,6 +68,11 @@ def make_parser() -> Parser:
     server.add_argument("--page", action=argparse.BooleanOptionalAction, default=True,
                         help="whether a page at / lets you chat and shows what the engine does "
                         "(default: there is one)")  # fmt: skip
+    server.add_argument(
+        "--strict-model",
+        action="store_true",
+        help="refuse requests that name another model; without it, any name is accepted",
+    )
     chat = parser.add_argument_group("chat")
     add_chat_options(chat)
     add_prefill_option(chat)
@@ -111,6 +116,7 @@ def serve(options: argparse.Namespace) -> int:
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
             sampling_defaults(config.sampling), has_page=options.page,
         )  # fmt: skip
+        state.strict_model = options.strict_model
         server = make_server(app, state, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         if options.page:

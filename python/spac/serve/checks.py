@@ -40,10 +40,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def checked(
-    path: str, body: bytes, models: Collection[str], defaults: Mapping[str, Any]
+    path: str, body: bytes, models: Collection[str] | None, defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
     """Return the request, and its body as llama-cpp-python's server understands it.
 
+    `models` are the names that a request may give; None accepts any name.
     `defaults` apply where a request gives no value (`app.sampling_defaults`).
     Raise Refusal with a 4xx status.
     """
@@ -55,7 +56,8 @@ def checked(
         raise Refusal(400, "the body must be a JSON object")
     # A null field counts as absent: OpenAI's clients send null for what they leave open.
     request = {name: value for name, value in request.items() if value is not None}
-    _check_model(path, request, models)
+    if models is not None:
+        _check_model(path, request, models)
     if "prompt" in request or "messages" in request:
         request = {**defaults, **request}
     _check_limit(request)

@@ -74,7 +74,8 @@ class RequestMiddleware:
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
         known, raw, original = translated(path, await _read(receive))
-        request, body = checked(known, raw, self._state.models, self._state.defaults)
+        models = self._state.models if self._state.strict_model else None
+        request, body = checked(known, raw, models, self._state.defaults)
         context = RequestContext(request, original)
         watch = asyncio.create_task(_watch(receive, context))
         self._state.requests.add(context)
@@ -176,6 +177,8 @@ class ServerState:
         self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
         self.requests: set[RequestContext] = set()
         self._open = {*OPEN_TO_ALL, *page}
+        self.strict_model = False
+        """True to refuse requests that name another model."""
         self._key = api_key.encode()
         self._closing = False
 
