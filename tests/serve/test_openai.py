@@ -164,6 +164,80 @@ def test_any_model_is_the_one_that_is_served(client):
     assert {chunk.model for chunk in client.chat.completions.create(**chat, stream=True)} == {"demo"}
 
 
+def by_index(chunks, text):
+    """Return the texts of a stream's choices, each of which has to end once."""
+    texts, ends = {}, []
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] = texts.get(choice.index, "") + (text(choice) or "")
+        ends += [choice.index] if choice.finish_reason else []
+    assert ends == sorted(texts)
+    return [texts[index] for index in sorted(texts)]
+
+
+def test_several_choices(client):
+    """Choices differ, and a seed makes them the same again."""
+    asked = {**GREEDY, "prompt": "def add(", "temperature": 1.5, "seed": 5, "n": 3}
+    done = client.completions.create(**asked)
+    texts = [choice.text for choice in done.choices]
+    assert [choice.index for choice in done.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    one = client.completions.create(**{**asked, "seed": 7, "n": 1})
+    assert one.choices[0].text == texts[2]
+    assert done.usage.prompt_tokens == one.usage.prompt_tokens
+    usage = {"stream_options": {"include_usage": True}}
+    chunks = list(client.completions.create(**asked, stream=True, **usage))
+    assert by_index(chunks, lambda choice: choice.text) == texts
+    assert len({chunk.id for chunk in chunks}) == 1
+    *_, last = chunks
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(last.usage, name) == getattr(done.usage, name)
+
+
+def test_several_choices_of_a_chat(client):
+    asked = {
+        **GREEDY,
+        "messages": [{"role": "user", "content": "hello"}],
+        "temperature": 1.5,
+        "seed": 5,
+        "n": 2,
+    }
+    texts = [choice.message.content for choice in client.chat.completions.create(**asked).choices]
+    assert len(set(texts)) == 2
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert by_index(chunks, lambda choice: choice.delta.content) == texts
+
+
+def test_lists_of_prompts_and_of_tokens(server, client, alone):
+    prompts = PROMPTS[:3]
+    done = client.completions.create(prompt=prompts, n=2, **GREEDY)
+    assert [choice.text for choice in done.choices] == [alone[p] for p in prompts for _ in range(2)]
+    chunks = client.completions.create(prompt=prompts, **GREEDY, stream=True)
+    assert by_index(chunks, lambda choice: choice.text) == [alone[p] for p in prompts]
+    tokens = [json.loads(server.ask("POST", "/extras/tokenize", {"input": p})[1])["tokens"] for p in prompts]
+    assert [complete(client, each) for each in tokens] == [alone[p] for p in prompts]
+    assert [c.text for c in client.completions.create(prompt=tokens, **GREEDY).choices] == [
+        alone[p] for p in prompts
+    ]
+
+
+def test_timings_as_in_llama_server(client):
+    chat = {**GREEDY, "messages": [{"role": "user", "content": "hello"}]}
+    for create, asked in (
+        (client.completions.create, {**GREEDY, "prompt": "def add("}),
+        (client.chat.completions.create, chat),
+    ):
+        done = create(**asked)
+        *others, last = create(**asked, stream=True)
+        assert not [chunk for chunk in others if hasattr(chunk, "timings")]
+        for found in (done.timings, last.timings):
+            assert found["cache_n"] + found["prompt_n"] == done.usage.prompt_tokens
+            assert found["predicted_n"] == done.usage.completion_tokens
+            assert found["predicted_ms"] > 0
+            rate = found["predicted_n"] * 1e3 / found["predicted_ms"]
+            assert found["predicted_per_second"] == pytest.approx(rate)
+            assert 0 <= found["draft_n_accepted"] <= found["draft_n"]
+
+
 def test_many_clients_at_once(server, alone):
     """Answers are neither mixed up nor lost. Each client gets what it would get alone."""
 

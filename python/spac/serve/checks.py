@@ -10,6 +10,7 @@ from typing import Any
 from llama_cpp.server import types
 from pydantic import ValidationError
 
+from spac.serve.choices import count_choices, prompts_of
 from spac.serve.refusal import Refusal
 
 REQUESTS = {
@@ -68,15 +69,21 @@ def checked(
         if "top_logprobs" in request and not request.get("logprobs"):
             raise Refusal(400, "top_logprobs: logprobs has to be true with it", param="top_logprobs")
     _check_logprobs(request, "top_logprobs" if "messages" in request else "logprobs")
+    # That server's type of prompts is a text. The served model takes the prompts from the request.
+    prompts_of(request)
+    known = request if isinstance(request.get("prompt", ""), str) else {**request, "prompt": ""}
     try:
-        valid = REQUESTS[path].model_validate(request)
+        valid = REQUESTS[path].model_validate(known)
     except ValidationError as error:
         raise _first_fault(error) from None
     _check_choices(valid)
+    if hasattr(valid, "n"):
+        count_choices(request)
     try:
-        return request, json.dumps(request, ensure_ascii=False).encode()
+        json.dumps(request, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Refusal(400, "the body has half of a surrogate pair, which is no text") from None
+    return request, json.dumps(known, ensure_ascii=False).encode()
 
 
 def _translate(request: dict[str, Any]) -> None:
@@ -126,14 +133,8 @@ def _first_fault(error: ValidationError) -> Refusal:
 
 def _check_choices(request: Any) -> None:
     """Raise Refusal for values that the server's types allow, and that the server does not support."""
-    for name in ("n", "best_of"):
-        if getattr(request, name, None) not in (None, 1):
-            raise Refusal(400, f"{name} > 1 is not supported", param=name)
     if getattr(request, "temperature", 0) < 0:
         raise Refusal(400, "temperature: must be at least 0", param="temperature")
-    prompt = getattr(request, "prompt", "")
-    if isinstance(prompt, list) and len(prompt) != 1:
-        raise Refusal(400, f"prompt: one text to a request, not {len(prompt)}", param="prompt")
     for token in getattr(request, "logit_bias", None) or ():
         if request.logit_bias_type != "tokens" and not token.isdecimal():
             raise Refusal(400, f"logit_bias: '{token}' is no token's number", param="logit_bias")

@@ -6,7 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spac.stats import RunStats
 
 
 class RequestContext:
@@ -17,6 +20,8 @@ class RequestContext:
         """The request in the form that `checks.checked` returns."""
         self.original = original or request
         """The request in the form of its own interface (`doors`)."""
+        self.runs: list[RunStats] = []
+        """The statistics of the generations so far."""
         self.left = asyncio.Event()
         """An event that is set when the request is cancelled. Only the event loop's tasks use it."""
         self._lock = threading.RLock()  # reentrant: a signal's handler may cancel while its thread holds it

@@ -1,13 +1,15 @@
 """The routes beside those of llama-cpp-python's server.
 
-They serve chats in other interfaces (`doors`), health, metrics and the list of models. The last three do not
-wait for the model, unlike the routes that they replace.
+They serve OpenAI's completions and chats, chats in other interfaces (`doors`), health, metrics and the list
+of models. The last three do not wait for the model, unlike the routes that they replace. Streams of that
+server could have one choice only.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -19,14 +21,16 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from spac.serve.chat_run import ChatRun
+from spac.serve.checks import REQUESTS
 from spac.serve.doors import DOORS, refusal_body
 from spac.serve.middleware import ServerState
 from spac.serve.pieces import Translator, events_of
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
-NO_ARGUMENTS = {"n", "logit_bias_type", "user", "min_tokens"}
-"""Fields of a chat request that `create_chat_completion` does not take."""
+OPENAI = ("/v1/completions", "/v1/engines/copilot-codex/completions", "/v1/chat/completions")
+NO_ARGUMENTS = {"n", "best_of", "logit_bias_type", "user", "min_tokens"}
+"""Fields of a request that the model's methods do not take."""
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
@@ -55,6 +59,8 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
     router.get("/metrics")(metrics)
     router.get("/v1/models")(models)
     router.get("/v1/models/{name:path}")(model)
+    for path in OPENAI:
+        router.post(path)(_openai)
     for path in DOORS:
         router.post(path)(_chat)
     known = list(app.router.routes)
@@ -62,6 +68,25 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
     added = [route for route in app.router.routes if route not in known]
     app.router.routes[:] = [*added, *known]
     app.add_exception_handler(HTTPException, _refuse)
+
+
+async def _openai(request: Request) -> Any:
+    """Answer a request of OpenAI's completions or chats."""
+    asked = REQUESTS[request.url.path].model_validate_json(await request.body())
+    llama, arguments = _prepared(asked)
+    answer = llama if "prompt" in arguments else llama.create_chat_completion
+    if asked.stream:
+        return EventSourceResponse(_data(answer(**arguments), REQUEST_CONTEXT.get()), sep="\n")
+    return await run_in_threadpool(answer, **arguments)
+
+
+async def _data(
+    chunks: Generator[dict[str, Any], None, None], context: RequestContext
+) -> AsyncIterator[dict[str, str]]:
+    context.at_end(chunks.close)
+    async for chunk in iterate_in_threadpool(chunks):
+        yield {"data": json.dumps(chunk)}
+    yield {"data": "[DONE]"}
 
 
 async def _chat(request: Request) -> Response:
@@ -84,14 +109,18 @@ async def _events(asked: Any, context: RequestContext, translator: Translator) -
 
 
 def _run(asked: Any) -> ChatRun:
-    """Return the run of a chat, with the arguments that llama-cpp-python's chat route would give.
+    return ChatRun(*_prepared(asked))
 
-    It does not take that route's lock: only the task that took the lock may release it, and another task may
+
+def _prepared(asked: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model and the arguments that llama-cpp-python's routes would give.
+
+    It does not take those routes' lock: only the task that took the lock may release it, and another task may
     close an abandoned stream. The request queue admits one request at a time.
     """
     arguments = asked.model_dump(exclude=NO_ARGUMENTS)
     llama = upstream.prepare_request_resources(asked, upstream._llama_proxy, asked.model, arguments)
-    return ChatRun(llama, arguments)
+    return llama, arguments
 
 
 async def _refuse(request: Request, error: HTTPException) -> JSONResponse:

@@ -6,7 +6,8 @@ It stops when its client has left, counts its work in the metrics, and reports e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+import functools
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import llama_cpp
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 from spac.errors import Cancelled
 from spac.llama_cpp_python.chat_handler import ChatHandler
+from spac.serve.choices import chunks_of, count_choices, joined, prompts_of, runs_of, timings
 from spac.serve.metrics import Metrics
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
@@ -31,15 +33,34 @@ class ServedModel:
         return getattr(self._llama, name)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Return a text completion, or its chunks."""
-        return _as_it_is(self.create_completion(*args, **keywords))
+        """Return a text completion, or its chunks; the prompts are those of the request's context."""
+        prompts = prompts_of(REQUEST_CONTEXT.get().request)
+        for prompt in prompts:
+            if isinstance(prompt, list):
+                self._check_tokens(prompt, "prompt")
+                if keywords.get("echo"):
+                    raise Refusal(400, "echo: not with a prompt of tokens", param="echo")
+        return self._answer(self.create_completion, [{**keywords, "prompt": prompt} for prompt in prompts])
 
     def create_chat_completion(self, **keywords: Any) -> Any:
         """Return a chat completion, or its chunks."""
         # The method is called unbound, so that the chat format's handler asks this object for the completion.
+        return self._answer(functools.partial(llama_cpp.Llama.create_chat_completion, self), [keywords])
+
+    def _answer(self, make: Callable[..., Any], arguments: list[dict[str, Any]]) -> Any:
+        """Return the answer with the choices for all arguments, or its chunks."""
+        context = REQUEST_CONTEXT.get()
+        n, runs = count_choices(context.request), context.runs
+        each = list(runs_of(arguments, n))
+        if arguments[0].get("stream"):
+            options = context.request.get("stream_options")
+            counts = isinstance(options, dict) and options.get("include_usage")
+            return chunks_of((make(**run) for run in each), len(each), runs, n if counts else 0)
         with _refusing():
-            made = llama_cpp.Llama.create_chat_completion(self, **keywords)
-        return _as_it_is(made)
+            answers = [make(**run) for run in each]
+        made = answers[0] if len(answers) == 1 else joined(answers, n)
+        # By its declared types, the app would drop the fields that it does not know.
+        return JSONResponse({**made, "timings": timings(runs)} if runs else made)
 
     def create_embedding(self, *args: Any, **keywords: Any) -> Any:
         """Return the embeddings of texts."""
@@ -48,11 +69,14 @@ class ServedModel:
 
     def detokenize(self, tokens: list[int]) -> bytes:
         """Return the text of tokens in valid UTF-8; raise Refusal for a token that does not exist."""
+        self._check_tokens(tokens, "tokens")
+        return bytes(self._llama.detokenize(tokens).decode("utf-8", "replace"), "utf-8")
+
+    def _check_tokens(self, tokens: list[int], where: str) -> None:
         n_vocab = self._llama.n_vocab()
         for token in tokens:
             if not 0 <= token < n_vocab:  # the library would end the process
-                raise Refusal(400, f"{token} is no token: they are 0 to {n_vocab - 1}", param="tokens")
-        return bytes(self._llama.detokenize(tokens).decode("utf-8", "replace"), "utf-8")
+                raise Refusal(400, f"{token} is no token: they are 0 to {n_vocab - 1}", param=where)
 
     def create_completion(self, *args: Any, stopping_criteria: Any = None, **keywords: Any) -> Any:
         """Return a completion, or its chunks; the generation stops when the request is cancelled."""
@@ -100,14 +124,7 @@ class ServedModel:
             stats = getattr(self._llama, "stats", None)
             if stats is not None and stats != before:
                 self._metrics.observe(stats)
-
-
-def _as_it_is(made: Any) -> Any:
-    """Return a dict as a JSON response, so that the app keeps all its fields.
-
-    By its declared types, the app would drop the reasoning and the number of cached tokens.
-    """
-    return JSONResponse(made) if isinstance(made, dict) else made
+                context.runs.append(stats)
 
 
 @contextlib.contextmanager
