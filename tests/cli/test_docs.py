@@ -157,7 +157,8 @@ def test_every_command_of_the_chat():
 
 def test_every_interface_of_the_server():
     named = {path for row in rows(PAGES["server.md"]) for path in re.findall(r"`(/\w[^`]*)`", row[0])}
-    known = {*REQUESTS, *DOORS, "/v1/models", "/health", "/metrics"}
+    known = {*REQUESTS, *DOORS, "/v1/models", "/health", "/v1/health", "/metrics", "/props"}
+    known |= {"/tokenize", "/detokenize"}
     assert named == known - {"/v1/engines/copilot-codex/completions"}
 
 

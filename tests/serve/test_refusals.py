@@ -236,6 +236,35 @@ def test_tokens_there_and_back(server):
     assert text.endswith("def f(")
 
 
+def test_llama_servers_tokens(server):
+    def asked(path, **request):
+        status, answer = server.ask("POST", path, request)
+        return json.loads(answer) if status == 200 else said(answer)
+
+    tokens = asked("/tokenize", content="def f(")["tokens"]
+    pieces = asked("/tokenize", content="def f(", with_pieces=True)["tokens"]
+    assert [each["id"] for each in pieces] == tokens
+    assert len(asked("/tokenize", content="def f(", add_special=True)["tokens"]) >= len(tokens)
+    assert asked("/detokenize", tokens=tokens)["content"] == "".join(each["piece"] for each in pieces)
+    assert asked("/tokenize") == {"tokens": []}
+    assert asked("/tokenize", content=3) == "content: a string is needed"
+    assert asked("/detokenize", tokens=["a"]) == "tokens: a list of tokens is needed"
+    assert "-1 is no token" in asked("/detokenize", tokens=[-1])
+    assert server.ask("POST", "/tokenize", "{")[0] == 400
+    assert server.ask("POST", "/tokenize", b" " * ((32 << 20) + 1))[0] == 413
+
+
+def test_what_the_server_tells_about_its_model(server):
+    props = json.loads(server.ask("GET", "/props")[1])
+    [model] = json.loads(server.ask("GET", "/v1/models")[1])["data"]
+    assert props["model_alias"] == model["id"] == "demo"
+    assert props["default_generation_settings"]["n_ctx"] == model["meta"]["n_ctx"] == 2048
+    assert model["meta"]["n_params"] > model["meta"]["n_vocab"] > 0
+    assert 0 < model["meta"]["size"] < 4 * model["meta"]["n_params"] + 1
+    assert model["meta"]["n_ctx_train"] > 0
+    assert server.ask("GET", "/v1/health", key="")[0] == 200
+
+
 def test_the_key(server):
     with pytest.raises(openai.AuthenticationError) as refused:
         server.client("another key").models.list()

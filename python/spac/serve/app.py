@@ -93,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Listen, load the model and serve it; return the exit code."""
     _check_extra()
+    from spac.serve.description import described, meta_of
+
     talk = Talk(options.quiet)
     target, draft, demo = models(options)
     config, chat_options = read_config(options, target, draft), read_chat_options(options)
@@ -116,6 +118,8 @@ def serve(options: argparse.Namespace) -> int:
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
             sampling_defaults(config.sampling), has_page=options.page,
         )  # fmt: skip
+        state.props = described(llama, state.models[0], chat_options.template, state.defaults)
+        state.meta = meta_of(llama)
         state.strict_model = options.strict_model
         server = make_server(app, state, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")

@@ -49,14 +49,7 @@ def checked(
     `defaults` apply where a request gives no value (`app.sampling_defaults`).
     Raise Refusal with a 4xx status.
     """
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is not valid JSON: {error}") from None
-    if not isinstance(request, dict):
-        raise Refusal(400, "the body must be a JSON object")
-    # A null field counts as absent: OpenAI's clients send null for what they leave open.
-    request = {name: value for name, value in request.items() if value is not None}
+    request = parsed(body)
     if models is not None:
         _check_model(path, request, models)
     if "prompt" in request or "messages" in request:
@@ -84,6 +77,18 @@ def checked(
     except UnicodeEncodeError:
         raise Refusal(400, "the body has half of a surrogate pair, which is no text") from None
     return request, json.dumps(known, ensure_ascii=False).encode()
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """Return a request's JSON object without its null fields; raise Refusal if the body is none."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is not valid JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise Refusal(400, "the body must be a JSON object")
+    # A null field counts as absent: OpenAI's clients send null for what they leave open.
+    return {name: value for name, value in request.items() if value is not None}
 
 
 def _translate(request: dict[str, Any]) -> None:

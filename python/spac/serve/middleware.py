@@ -36,7 +36,7 @@ SERVED = {*REQUESTS, *DOORS}
 MAX_BODY = 32 << 20
 STALL_S = 60.0
 """Seconds after which a client that receives nothing counts as gone, because others wait for the model."""
-OPEN_TO_ALL = {"/health"}
+OPEN_TO_ALL = {"/health", "/v1/health"}
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -73,7 +73,7 @@ class RequestMiddleware:
                 metrics.seconds.observe(time.monotonic() - began)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
-        known, raw, original = translated(path, await _read(receive))
+        known, raw, original = translated(path, await read_body(receive))
         models = self._state.models if self._state.strict_model else None
         request, body = checked(known, raw, models, self._state.defaults)
         context = RequestContext(request, original)
@@ -179,6 +179,10 @@ class ServerState:
         self._open = {*OPEN_TO_ALL, *page}
         self.strict_model = False
         """True to refuse requests that name another model."""
+        self.meta: Mapping[str, Any] = {}
+        """The figures of the model that /v1/models gives."""
+        self.props: Mapping[str, Any] = {}
+        """The answer of /props."""
         self._key = api_key.encode()
         self._closing = False
 
@@ -272,7 +276,7 @@ class Answer:
             await self._send(self._held.pop(0))
 
 
-async def _read(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """Return the request's body; raise Refusal if it is too large, or if its client left."""
     body = bytearray()
     while True:

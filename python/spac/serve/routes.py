@@ -1,8 +1,8 @@
 """The routes beside those of llama-cpp-python's server.
 
-They serve OpenAI's completions and chats, chats in other interfaces (`doors`), health, metrics and the list
-of models. The last three do not wait for the model, unlike the routes that they replace. Streams of that
-server could have one choice only.
+They serve OpenAI's completions and chats, chats in other interfaces (`doors`), health, metrics, the list of
+models, and tokens. All but the first two do not wait for the model, unlike the routes that they replace.
+Streams of that server could have one choice only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from spac.serve.chat_run import ChatRun
-from spac.serve.checks import REQUESTS
+from spac.serve.checks import REQUESTS, parsed
+from spac.serve.description import detokenized, tokenized
 from spac.serve.doors import DOORS, refusal_body
-from spac.serve.middleware import ServerState
+from spac.serve.middleware import ServerState, read_body
 from spac.serve.pieces import Translator, events_of
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
@@ -39,7 +40,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
     started = int(time.time())
 
     def entry(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": started, "owned_by": "spac"}
+        return {"id": name, "object": "model", "created": started, "owned_by": "spac", "meta": state.meta}
 
     def health() -> dict[str, Any]:
         return {"status": "ok", "running": int(state.queue.busy), "queue": state.queue.n_waiting}
@@ -55,7 +56,17 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
             raise Refusal(404, f"the model '{name}' is not served here", code="model_not_found")
         return entry(name)
 
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return tokenized(upstream._llama_proxy(), parsed(await read_body(request.receive)))
+
+    async def detokenize(request: Request) -> dict[str, Any]:
+        return detokenized(upstream._llama_proxy(), parsed(await read_body(request.receive)))
+
     router.get("/health")(health)
+    router.get("/v1/health")(health)
+    router.get("/props")(lambda: state.props)
+    router.post("/tokenize")(tokenize)
+    router.post("/detokenize")(detokenize)
     router.get("/metrics")(metrics)
     router.get("/v1/models")(models)
     router.get("/v1/models/{name:path}")(model)

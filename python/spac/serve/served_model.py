@@ -37,7 +37,7 @@ class ServedModel:
         prompts = prompts_of(REQUEST_CONTEXT.get().request)
         for prompt in prompts:
             if isinstance(prompt, list):
-                self._check_tokens(prompt, "prompt")
+                self.check_tokens(prompt, "prompt")
                 if keywords.get("echo"):
                     raise Refusal(400, "echo: not with a prompt of tokens", param="echo")
         return self._answer(self.create_completion, [{**keywords, "prompt": prompt} for prompt in prompts])
@@ -69,10 +69,11 @@ class ServedModel:
 
     def detokenize(self, tokens: list[int]) -> bytes:
         """Return the text of tokens in valid UTF-8; raise Refusal for a token that does not exist."""
-        self._check_tokens(tokens, "tokens")
+        self.check_tokens(tokens, "tokens")
         return bytes(self._llama.detokenize(tokens).decode("utf-8", "replace"), "utf-8")
 
-    def _check_tokens(self, tokens: list[int], where: str) -> None:
+    def check_tokens(self, tokens: list[int], where: str) -> None:
+        """Raise Refusal for a token that does not exist; `where` is its field in the request."""
         n_vocab = self._llama.n_vocab()
         for token in tokens:
             if not 0 <= token < n_vocab:  # the library would end the process
