@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import openai
 import pytest
@@ -236,6 +237,26 @@ def test_timings_as_in_llama_server(client):
             rate = found["predicted_n"] * 1e3 / found["predicted_ms"]
             assert found["predicted_per_second"] == pytest.approx(rate)
             assert 0 <= found["draft_n_accepted"] <= found["draft_n"]
+
+
+def test_the_log(server, client):
+    """The line comes when the answer has been sent."""
+
+    def lines(path):
+        return [line for line in server.err.splitlines() if path in line]
+
+    before = len(lines("/v1/completions"))
+    done = client.completions.create(prompt=PROMPTS[0], n=2, **GREEDY)
+    wait_until(lambda: len(lines("/v1/completions")) > before)
+    line = lines("/v1/completions")[-1]
+    n_in = 2 * done.usage.prompt_tokens
+    assert re.fullmatch(
+        rf"\d\d:\d\d:\d\d POST /v1/completions 200: {n_in} tokens in, 48 out, [\d.]+ s, [\d.]+ tokens/s", line
+    )
+    server.ask("GET", "/no%0Aline")
+    wait_until(lambda: lines("/no"))
+    assert re.fullmatch(r"[\d:]+ GET /no%0Aline 404: [\d.]+ s", lines("/no")[0])
+    assert not lines("/health")
 
 
 def test_many_clients_at_once(server, alone):

@@ -16,7 +16,7 @@ from spac.chat.arguments import add_chat_options, add_prefill_option, read_chat_
 from spac.chat.options import ChatOptions
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_config, add_engine, number, read_config
-from spac.cli.program import Talk, add_talk, guarded, models
+from spac.cli.program import Talk, add_talk, guarded, models, say
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
 
@@ -120,6 +120,8 @@ def serve(options: argparse.Namespace) -> int:
         )  # fmt: skip
         state.props = described(llama, state.models[0], chat_options.template, state.defaults)
         state.meta = meta_of(llama)
+        if not talk.quiet:
+            state.log = say
         state.strict_model = options.strict_model
         server = make_server(app, state, verbose=options.verbose)
         talk.note("serving until Ctrl-C; the address goes to stdout")
@@ -262,7 +264,7 @@ def make_server(app: Any, state: ServerState, *, verbose: bool) -> Any:
         app,
         backlog=BACKLOG,
         log_level="info" if verbose else "error",
-        access_log=verbose,
+        access_log=False,
         timeout_graceful_shutdown=GRACE_S,
         lifespan="off",
     )

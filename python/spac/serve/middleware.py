@@ -12,9 +12,9 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 
@@ -24,6 +24,7 @@ from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 from spac.serve.request_queue import Full, RequestQueue
+from spac.stats import RunStats, ratio
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -37,6 +38,8 @@ MAX_BODY = 32 << 20
 STALL_S = 60.0
 """Seconds after which a client that receives nothing counts as gone, because others wait for the model."""
 OPEN_TO_ALL = {"/health", "/v1/health"}
+POLLED = {*OPEN_TO_ALL, "/metrics"}
+"""Paths that monitors ask for every few seconds. The log leaves them out."""
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -67,16 +70,19 @@ class RequestMiddleware:
             else:
                 await answer.refuse(refusal)
         finally:
-            metrics, known = self._state.metrics, path in SERVED
+            metrics, known, seconds = self._state.metrics, path in SERVED, time.monotonic() - began
             metrics.requests.labels(path if known else "other", str(answer.status)).inc()
             if known:
-                metrics.seconds.observe(time.monotonic() - began)
+                metrics.seconds.observe(seconds)
+            if path not in POLLED:
+                self._state.log(_log_line(scope, answer, seconds))
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
         known, raw, original = translated(path, await read_body(receive))
         models = self._state.models if self._state.strict_model else None
         request, body = checked(known, raw, models, self._state.defaults)
         context = RequestContext(request, original)
+        answer.runs = context.runs
         watch = asyncio.create_task(_watch(receive, context))
         self._state.requests.add(context)
         try:
@@ -142,6 +148,16 @@ class RequestMiddleware:
         await answer.end()
 
 
+def _log_line(scope: Scope, answer: Answer, seconds: float) -> str:
+    """Return the log's line for a finished request."""
+    line = f"{time.strftime('%H:%M:%S')} {scope['method']} {quote(scope['path'])} {answer.status}"
+    if runs := answer.runs:
+        n_in, n_out = sum(run.prompt_tokens for run in runs), sum(run.generated_tokens for run in runs)
+        rate = ratio(n_out, sum(run.decode_s for run in runs)) or 0.0
+        return f"{line}: {n_in} tokens in, {n_out} out, {seconds:.2f} s, {rate:.1f} tokens/s"
+    return f"{line}: {seconds:.2f} s"
+
+
 def _host_of(origin: str) -> str | None:
     try:
         return urlsplit(origin).hostname
@@ -183,6 +199,8 @@ class ServerState:
         """The figures of the model that /v1/models gives."""
         self.props: Mapping[str, Any] = {}
         """The answer of /props."""
+        self.log: Callable[[str], None] = lambda _line: None
+        """The function that writes a line of the request log."""
         self._key = api_key.encode()
         self._closing = False
 
@@ -229,6 +247,8 @@ class Answer:
         self._streams = False
         self.status = 500
         """The response's HTTP status."""
+        self.runs: Sequence[RunStats] = ()
+        """The statistics of the generations for this answer."""
         self.complete = False
         """True once all of the response has been sent."""
 
