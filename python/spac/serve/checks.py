@@ -10,6 +10,7 @@ from typing import Any
 from llama_cpp.server import types
 from pydantic import ValidationError
 
+from spac.config.grammar import of_schema
 from spac.serve.choices import count_choices, prompts_of
 from spac.serve.refusal import Refusal
 
@@ -61,6 +62,8 @@ def checked(
         _check_types(request)
         if "top_logprobs" in request and not request.get("logprobs"):
             raise Refusal(400, "top_logprobs: logprobs has to be true with it", param="top_logprobs")
+    elif REQUESTS[path] is types.CreateCompletionRequest:
+        _constrain(request)
     _check_logprobs(request, "top_logprobs" if "messages" in request else "logprobs")
     # That server's type of prompts is a text. The served model takes the prompts from the request.
     prompts_of(request)
@@ -106,6 +109,18 @@ def _translate(request: dict[str, Any]) -> None:
         if not isinstance(schema, dict):
             raise Refusal(400, "response_format: json_schema has no schema", param="response_format")
         request["response_format"] = {"type": "json_object", "schema": schema}
+
+
+def _constrain(request: dict[str, Any]) -> None:
+    """Replace a completion's `response_format` by a grammar, because that server has none for completions."""
+    form = request.pop("response_format", {"type": "text"})
+    if not isinstance(form, dict):
+        raise Refusal(400, "response_format: an object is needed", param="response_format")
+    if form.get("type") == "text":
+        return
+    if "grammar" in request:
+        raise Refusal(400, "response_format: not with a grammar", param="response_format")
+    request["grammar"] = of_schema(form.get("schema", {"type": "object"}), name="response_format: ")
 
 
 def _check_limit(request: dict[str, Any]) -> None:
