@@ -59,10 +59,11 @@ def test_without_its_packages(capfd, monkeypatch):
     assert "pip install 'spac[server]'" in refused(capfd)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_while_it_serves(tmp_path, number):
+@pytest.mark.parametrize("more", [(), ("--drain-seconds", "0")])
+def test_a_stop_while_it_serves(tmp_path, more):
     """The running request and the waiting ones end at once."""
-    server = Server(tmp_path, "--alias", "demo", "--ctx", "2048")
+    number = signal.SIGTERM if more else signal.SIGINT
+    server = Server(tmp_path, "--alias", "demo", "--ctx", "2048", *more)
     try:
         long = Long(server)
         waiting, results = in_thread(lambda: Long(server))
@@ -70,6 +71,38 @@ def test_a_stop_while_it_serves(tmp_path, number):
         assert server.stop(number) == 0
         waiting.join(20)
         assert isinstance(results[0], Exception)
+        long.leave()
+    finally:
+        server.kill()
+
+
+def test_a_stop_that_lets_the_answer_end(tmp_path):
+    """The deadline cuts the running stream. Waiting requests and new ones get 503."""
+    server = Server(tmp_path, "--alias", "demo", "--ctx", "2048", "--drain-seconds", "1")
+    try:
+        long = Long(server)
+        waiting, results = in_thread(lambda: Long(server))
+        wait_until(lambda: server.health()["queue"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.ask("GET", "/health")[0] == 503)
+        assert server.ask("POST", "/v1/completions", {"prompt": "x"})[0] == 503
+        *_, last = long.stream
+        assert last.choices[0].finish_reason == "length"
+        assert last.timings["predicted_n"] < Long.TOKENS
+        assert server.process.wait(20) == 0
+        waiting.join(20)
+        assert results[0].status_code == 503
+    finally:
+        server.kill()
+
+
+def test_a_second_signal_does_not_wait(tmp_path):
+    server = Server(tmp_path, "--alias", "demo", "--ctx", "2048", "--drain-seconds", "600")
+    try:
+        long = Long(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.ask("GET", "/health")[0] == 503)
+        assert server.stop() == 0
         long.leave()
     finally:
         server.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
 import signal
@@ -68,6 +69,9 @@ def make_parser() -> Parser:
     server.add_argument("--page", action=argparse.BooleanOptionalAction, default=True,
                         help="whether a page at / lets you chat and shows what the engine does "
                         "(default: there is one)")  # fmt: skip
+    server.add_argument("--drain-seconds", metavar="N", type=number(int, Range(0, 3600)), default=10,
+                        help="seconds in which running answers may end after SIGTERM; then they are cut "
+                        "(default: %(default)s)")  # fmt: skip
     server.add_argument(
         "--strict-model",
         action="store_true",
@@ -123,7 +127,7 @@ def serve(options: argparse.Namespace) -> int:
         if not talk.quiet:
             state.log = say
         state.strict_model = options.strict_model
-        server = make_server(app, state, verbose=options.verbose)
+        server = make_server(app, state, verbose=options.verbose, drain_s=options.drain_seconds)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         if options.page:
             talk.note(f"a page to chat is at http://{_address(bound)}")
@@ -253,10 +257,11 @@ def make_app(
     return app, state
 
 
-def make_server(app: Any, state: ServerState, *, verbose: bool) -> Any:
+def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0) -> Any:
     """Return uvicorn's server around the app.
 
-    From now on, Ctrl-C and SIGTERM stop it, and cancel the requests that it serves.
+    From now on, Ctrl-C stops it, and cancels the requests that it serves. SIGTERM lets those that run end
+    within `drain_s` seconds; a second signal does not wait for them.
     """
     import uvicorn
 
@@ -271,13 +276,25 @@ def make_server(app: Any, state: ServerState, *, verbose: bool) -> Any:
     server = uvicorn.Server(config)
     leave = server.handle_exit
 
-    def handle_exit(number: int, frame: Any) -> None:
+    def stop(number: int, frame: Any) -> None:
         state.close()
         leave(number, frame)
 
+    async def drain(number: int) -> None:
+        await state.drained(drain_s)
+        stop(number, None)
+
+    def handle_exit(number: int, frame: Any) -> None:
+        if number == signal.SIGTERM and drain_s and not state.draining:
+            state.drain()
+            tasks.append(asyncio.get_running_loop().create_task(drain(number)))
+        else:
+            stop(number, frame)
+
+    tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no task alive
     server.handle_exit = handle_exit
     # uvicorn replaces these handlers when it starts, and raises the signals again when it ends. A stop is a
     # server's normal end, so these handlers raise nothing.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, lambda *_: setattr(server, "should_exit", True))
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: setattr(server, "should_exit", True))
     return server

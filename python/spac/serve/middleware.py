@@ -37,6 +37,8 @@ SERVED = {*REQUESTS, *DOORS}
 MAX_BODY = 32 << 20
 STALL_S = 60.0
 """Seconds after which a client that receives nothing counts as gone, because others wait for the model."""
+CONCLUDE_S = 5.0
+"""Seconds in which concluded requests can end. A step of a large model may take one."""
 OPEN_TO_ALL = {"/health", "/v1/health"}
 POLLED = {*OPEN_TO_ALL, "/metrics"}
 """Paths that monitors ask for every few seconds. The log leaves them out."""
@@ -87,8 +89,10 @@ class RequestMiddleware:
         self._state.requests.add(context)
         try:
             if not await self._turn(context):
+                self._state.check_open()
                 answer.status = GONE
                 return
+            context.waits = False
             try:
                 await self._run(context, scope, body, answer)
             finally:
@@ -209,8 +213,7 @@ class ServerState:
 
         Without a key, pages of other machines are refused, because browsers let any page send requests here.
         """
-        if self._closing:
-            raise Refusal(503, "the server is stopping")
+        self.check_open()
         headers = dict(scope["headers"])
         if path in self._open:
             return
@@ -224,6 +227,32 @@ class ServerState:
         keys = [key.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         if not any(hmac.compare_digest(each, self._key) for each in keys):
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    def check_open(self) -> None:
+        """Raise Refusal if the server is about to stop."""
+        if self._closing:
+            raise Refusal(503, "the server is stopping")
+
+    @property
+    def draining(self) -> bool:
+        """True once no more requests are admitted."""
+        return self._closing
+
+    def drain(self) -> None:
+        """Admit no more requests, and refuse those that wait; call this in the event loop's thread."""
+        self._closing = True
+        for context in list(self.requests):
+            if context.waits:
+                context.cancel()
+
+    async def drained(self, seconds: float) -> None:
+        """Wait until no request runs; after some seconds, conclude those that run, and wait again."""
+        for limit_s in (seconds, CONCLUDE_S):
+            end = time.monotonic() + limit_s
+            while self.requests and time.monotonic() < end:
+                await asyncio.sleep(0.05)
+            for context in self.requests:
+                context.concluded = True
 
     def close(self) -> None:
         """Cancel all requests that run or wait, and admit no more; call this in the event loop's thread."""

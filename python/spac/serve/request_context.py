@@ -24,6 +24,10 @@ class RequestContext:
         """The statistics of the generations so far."""
         self.left = asyncio.Event()
         """An event that is set when the request is cancelled. Only the event loop's tasks use it."""
+        self.waits = True
+        """True until the request's turn comes."""
+        self.concluded = False
+        """True once the answer has to end with what there is; its reason is then "length"."""
         self._lock = threading.RLock()  # reentrant: a signal's handler may cancel while its thread holds it
         self._cancelled = False
         self._stop: Callable[[], None] | None = None
@@ -33,6 +37,11 @@ class RequestContext:
     def cancelled(self) -> bool:
         """True once the request is cancelled; any thread may read it."""
         return self._cancelled
+
+    @property
+    def ends(self) -> bool:
+        """True once the generation has to end; any thread may read it."""
+        return self._cancelled or self.concluded
 
     def cancel(self) -> None:
         """Stop the request's work, because its answer is not needed; call this in the event loop's thread."""

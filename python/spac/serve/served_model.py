@@ -82,7 +82,10 @@ class ServedModel:
     def create_completion(self, *args: Any, stopping_criteria: Any = None, **keywords: Any) -> Any:
         """Return a completion, or its chunks; the generation stops when the request is cancelled."""
         context = REQUEST_CONTEXT.get()
-        criteria = [*(stopping_criteria or ()), lambda _tokens, _logits: context.cancelled]
+        criteria = [
+            *(stopping_criteria or ()),
+            lambda _tokens, _logits: context.cancelled or context.concluded,
+        ]
         keywords["model"] = self._name
         keywords["stopping_criteria"] = llama_cpp.StoppingCriteriaList(criteria)
         if keywords.get("stream"):
@@ -90,7 +93,7 @@ class ServedModel:
             context.at_end(stream.close)  # a client that left would keep it until it is collected
             return stream
         with _refusing(), self._at_work(context):
-            made = self._llama.create_completion(*args, **keywords)
+            made = _cut(self._llama.create_completion(*args, **keywords), context)
         if (stats := getattr(self._llama, "stats", None)) is not None:
             made["usage"]["prompt_tokens_details"] = {"cached_tokens": stats.cached_tokens}
         return made
@@ -99,7 +102,8 @@ class ServedModel:
         self, context: RequestContext, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Generator[Any, None, None]:
         with _refusing(), self._at_work(context):
-            yield from self._llama.create_completion(*args, **keywords)
+            for chunk in self._llama.create_completion(*args, **keywords):
+                yield _cut(chunk, context)
 
     @contextlib.contextmanager
     def _at_work(self, context: RequestContext) -> Iterator[None]:
@@ -126,6 +130,14 @@ class ServedModel:
             if stats is not None and stats != before:
                 self._metrics.observe(stats)
                 context.runs.append(stats)
+
+
+def _cut(made: dict[str, Any], context: RequestContext) -> dict[str, Any]:
+    """Return an answer or a chunk; its reason to end is "length" if the request was concluded."""
+    choice = made["choices"][0]
+    if context.concluded and choice.get("finish_reason") == "stop":
+        return {**made, "choices": [{**choice, "finish_reason": "length"}]}
+    return made
 
 
 @contextlib.contextmanager
