@@ -83,7 +83,7 @@ def test_without_a_page(tmp_path):
     server = Server(tmp_path, "--no-page", "--ctx", "256")
     try:
         assert [server.ask("GET", path)[0] for path in (*FILES, "/page/events")] == [404] * 4
-        assert "page" not in server.err
+        assert "a page to chat" not in server.err
     finally:
         assert server.stop() == 0
 
