@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Nothing needs to be installed: the processes started below find the tree too.
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
+from bench.gpu_suite.keeper import unpack  # noqa: E402
 from bench.gpu_suite.watched import cause  # noqa: E402
 from tools.patches.ggml import Ggml  # noqa: E402
 
@@ -78,8 +78,7 @@ class Suite:
         if path.is_dir():
             folder = path.resolve()
         elif not (folder / "ggml" / "CMakeLists.txt").is_file():
-            with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="data")
+            unpack(path, folder)
         return [f"-DSPAC_LLAMA_CPP_DIR={folder}"]
 
     def configure(self, *options: object) -> Path:

@@ -15,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 from bench.gpu_suite import facts, modules
-from bench.gpu_suite.keeper import UNFINISHED
+from bench.gpu_suite.keeper import UNFINISHED, unpack
 from bench.gpu_suite.parts import ROOT, Parts
 from bench.gpu_suite.twins import Twins, place
 
@@ -94,8 +94,7 @@ class Course(Parts):
             return None
         try:
             if not (folder / "source_id").is_file():
-                with tarfile.open(archive) as content:
-                    content.extractall(folder, filter="data")
+                unpack(archive, folder)
         except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
             self.say(f"the carried objects cannot be unpacked: {error}: compiling here")
             return None

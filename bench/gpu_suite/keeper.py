@@ -27,6 +27,13 @@ LARGEST = 1 << 20  # bytes of a file that is kept
 UNFINISHED = 3  # the exit code of a part that is to be called again
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive. Python 3.11 refuses members outside of the folder from 3.11.4 on."""
+    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as content:
+        content.extractall(folder, **safe)
+
+
 class Keeper:
     """The results of finished parts, and their archive. A kill at any moment is safe: files are replaced
     whole."""
@@ -37,8 +44,7 @@ class Keeper:
         work.mkdir(parents=True, exist_ok=True)
         archive.parent.mkdir(parents=True, exist_ok=True)
         if carried.is_file() and not (work / "done.json").is_file():
-            with tarfile.open(carried) as content:
-                content.extractall(work, filter="data")
+            unpack(carried, work)
         path = work / "done.json"
         self.done: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         self._ended = threading.Event()

@@ -331,5 +331,5 @@ def test_spacs_own_server_is_a_peer(
     assert mine["same_text"]
     assert min(mine[name] for name in ("decode", "prefill", "first_token_s", "ram", "load_s")) > 0
     out = capsys.readouterr().out
-    assert f"Peer serve, draft: `{serve}`; prompts sent as text" in out
+    assert f"Peer serve, draft: `{serve}`; prompts sent as tokens" in out
     assert "peer (serve, draft)" in out

@@ -19,7 +19,7 @@ def run(code: str, tmp_path: Path, seconds: float = 30.0) -> watched.Ended:
 def test_the_first_such_line_names_the_cause(tmp_path: Path) -> None:
     code = (
         "import sys; print('loading'); print('CUDA error: an illegal memory access was encountered');"
-        "print('  in function compute'); sys.exit('RuntimeError: llama_decode returned 2')"
+        "print('  in function compute', flush=True); sys.exit('RuntimeError: llama_decode returned 2')"
     )
     ended = run(code, tmp_path)
     assert ended.fault == "status 1: CUDA error: an illegal memory access was encountered"

@@ -66,7 +66,8 @@ def test_every_option_of_the_tables_exists(name):
 
 def test_every_variable_exists():
     known = {value.name for value in vars(env).values() if hasattr(value, "name")}
-    cmake = "".join(path.read_text() for path in [ROOT / "CMakeLists.txt", *(ROOT / "cmake").iterdir()])
+    files = [ROOT / "CMakeLists.txt", *filter(Path.is_file, (ROOT / "cmake").iterdir())]
+    cmake = "".join(path.read_text() for path in files)
     for name, text in {"README.md": README, **PAGES}.items():
         for variable in re.findall(r"(?<![\w/])SPAC_\w+", text):
             assert variable in known or re.search(rf"\b{variable}\b", cmake), f"{name}: {variable}"

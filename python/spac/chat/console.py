@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spac import env
+from spac.cli.program import leave_stdout
 from spac.errors import InputError
 
 FENCE = '"""'
@@ -94,6 +95,10 @@ class Editor:
             return unfold(str(self._session.prompt(PROMPT)))
         except OSError as error:
             if error.errno == errno.EIO:
+                try:
+                    sys.stdout.flush()
+                except OSError:  # it was the terminal too
+                    leave_stdout()
                 raise EOFError from None
             raise
 

@@ -84,7 +84,7 @@ def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: i
     text = message_of(error)
     say(f"{parser.prog}: error: {in_options(parser, text) if isinstance(error, InputError) else text}")
     if _is_of_stdout(error):
-        _leave_stdout()
+        leave_stdout()
     return code
 
 
@@ -138,11 +138,12 @@ def broken_pipe() -> int:
 
     Otherwise the interpreter writes to the closed pipe once more at exit.
     """
-    _leave_stdout()
+    leave_stdout()
     return BROKEN_PIPE
 
 
-def _leave_stdout() -> None:
+def leave_stdout() -> None:
+    """Point stdout at the null device, so that the interpreter's last write to it does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
