@@ -95,7 +95,7 @@ OF_LANGCHAIN: dict[str, Any] = {
     "n_ctx": 512, "n_parts": -1, "seed": -1, "logits_all": False, "vocab_only": False, "use_mlock": False,
     "n_threads": None, "verbose": False,
 }  # fmt: skip
-"""What LangChain's classes give `llama_cpp.Llama` by default."""
+"""The arguments that LangChain's classes give `llama_cpp.Llama` by default."""
 OF_LANGCHAINS_TEXT: dict[str, Any] = {
     **OF_LANGCHAIN, "rope_freq_scale": 1.0, "rope_freq_base": 10000.0, "lora_path": None, "lora_base": None,
     "f16_kv": True, "n_batch": 8, "use_mmap": True, "last_n_tokens_size": 64,

@@ -67,8 +67,8 @@ def make_parser() -> Parser:
         "--alias", "-a", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
     )
     server.add_argument("--page", action=argparse.BooleanOptionalAction, default=True,
-                        help="whether a page at / lets you chat and shows what the engine does "
-                        "(default: there is one)")  # fmt: skip
+                        help="offer a page at / to chat, which also shows what the engine does "
+                        "(default: on)")  # fmt: skip
     server.add_argument("--drain-seconds", metavar="N", type=number(int, Range(0, 3600)), default=10,
                         help="seconds in which running answers may end after SIGTERM; then they are cut "
                         "(default: %(default)s)")  # fmt: skip

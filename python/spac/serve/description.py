@@ -1,4 +1,4 @@
-"""What the server tells about its model, and the model's tokens, as llama-server does."""
+"""Descriptions of the served model, and its tokens, in llama-server's form."""
 
 from __future__ import annotations
 
