@@ -149,6 +149,7 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "dense.cpp",
         "operators.cpp",
         "repack_times.cpp",
+        "scale_rows.cpp",
         "thread_times.cpp",
         "trial_graphs.cpp",
     }  # these sources need more of ggml

@@ -44,6 +44,8 @@ size_t         ggml_quantize_chunk(int type, const float * src, void * dst, int6
 ggml_tensor *  ggml_new_tensor_2d(ggml_context *, int type, int64_t, int64_t);
 ggml_tensor *  ggml_new_tensor_3d(ggml_context *, int type, int64_t, int64_t, int64_t);
 ggml_tensor *  ggml_view_2d(ggml_context *, ggml_tensor *, int64_t, int64_t, size_t nb1, size_t offset);
+ggml_tensor *  ggml_mul(ggml_context *, ggml_tensor * a, ggml_tensor * b);
+ggml_tensor *  ggml_mul_inplace(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_mul_mat(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_mul_mat_id(ggml_context *, ggml_tensor * as, ggml_tensor * b, ggml_tensor * ids);
 ggml_tensor *  ggml_add_id(ggml_context *, ggml_tensor * a, ggml_tensor * b, ggml_tensor * ids);
