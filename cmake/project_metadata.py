@@ -1,5 +1,5 @@
-"""Provide the project's metadata that other files hold: our version, and the pinned llama-cpp-python as a
-dependency."""
+"""Provide the project's metadata that other files hold: our version, and the pinned llama-cpp-python as an
+extra."""
 
 import re
 from collections.abc import Mapping
@@ -19,4 +19,5 @@ def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) ->
     pin = re.search(r"^version (\S+)", (ROOT / "LLAMA_CPP_VERSION").read_text(encoding="utf-8"), re.MULTILINE)
     if version is None or pin is None:
         raise RuntimeError("no version in python/spac/__init__.py or in LLAMA_CPP_VERSION")
-    return {"version": version[1], "dependencies": [*settings["dependencies"], f"llama-cpp-python=={pin[1]}"]}
+    extras = {"llama-cpp-python": [f"llama-cpp-python=={pin[1]}"]}
+    return {"version": version[1], "optional-dependencies": extras}

@@ -55,7 +55,7 @@ class Stepper:
         if self.pair.experts is not None and share > 0:
             self._make_resident(self.pair.experts, share)
         self.session = _core.Session(
-            self.pair.target_context.address, None, self.pair.experts, draft_types=[], draft_max=0, temp=0.0,
+            self.pair.target_context.pointer, None, self.pair.experts, draft_types=[], draft_max=0, temp=0.0,
             ignore_eos=True,
         )  # fmt: skip
         self.start()

@@ -12,6 +12,7 @@
 #include <vector>
 
 void bind_library(pybind11::module_ & m);
+void bind_llama(pybind11::module_ & m);
 void bind_kernels(pybind11::module_ & m);
 void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);

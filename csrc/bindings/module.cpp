@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, m) {
     m.doc() = "The mechanism of spac: devices, experts, sessions.";
     bind_errors(m);
     bind_library(m);
+    bind_llama(m);
     bind_kernels(m);
     bind_devices(m);
     bind_trace(m);

@@ -93,6 +93,111 @@ def time_threads(type: str, threads: list[int], seconds: float) -> tuple[list[fl
 def system_info() -> str:
     """Return llama.cpp's line on the instruction sets and backends that are compiled in."""
 
+# llama.cpp. A model, a vocabulary, a context or an adapter is its address as an integer; 0 means a refusal.
+# Functions that load return it, and the library's log tells the reason.
+
+CONTEXT_TYPE_MTP: int
+"""The type of a context that drafts with a model's extra (multi-token prediction) layers."""
+FLASH_ATTN_AUTO: int
+FLASH_ATTN_DISABLED: int
+FLASH_ATTN_ENABLED: int
+LOAD_MODE_AUTO: int
+LOAD_MODE_NONE: int
+LOAD_MODE_MMAP: int
+LOAD_MODE_MLOCK: int
+LOAD_MODE_MMAP_MLOCK: int
+LOAD_MODE_DIRECT_IO: int
+ROPE_SCALING_UNSPECIFIED: int
+ROPE_SCALING_NONE: int
+ROPE_SCALING_LINEAR: int
+ROPE_SCALING_YARN: int
+
+def log_to(callback: Callable[[int, bytes], object]) -> None:
+    """Call `callback` with the level and the text of every line of the library's log, from any thread.
+
+    A Ctrl-C in it is raised again later. Any other exception is reported and dropped.
+    """
+
+def load_model(
+    path: bytes,
+    devices: Sequence[int],
+    values: dict[str, Any],
+    progress: Callable[[float], bool] | None = None,
+) -> int:
+    """Load a GGUF on these devices (`device_handle`); without any, on the CPU.
+
+    `values` has fields of llama_model_params; `kv_overrides` is a mapping from names to values. `progress`
+    gets the loaded share, 0 to 1, and returns False to stop. Its exceptions are raised. Raise InputError for
+    unknown fields and for values of another type.
+    """
+
+def free_model(model: int) -> None: ...
+def model_context(model: int) -> int:
+    """Return the length in tokens of the context that the model was trained with."""
+
+def model_layers(model: int) -> int: ...
+def model_extra_layers(model: int) -> int:
+    """Return the number of layers that predict further tokens."""
+
+def model_bytes(model: int) -> int:
+    """Return the size of the weights in bytes."""
+
+def model_description(model: int) -> str: ...
+def model_has_encoder(model: int) -> bool: ...
+def model_vocabulary(model: int) -> int: ...
+def chat_template(model: int) -> bytes:
+    """Return the model's chat template; b"" if it has none."""
+
+def begin_token(model: int) -> int:
+    """Return the beginning token; -1 if there is none."""
+
+def adds_begin(model: int) -> bool: ...
+def token_text(model: int, token: int) -> bytes: ...
+def token_piece(vocabulary: int, token: int, special: bool) -> bytes:
+    """Return the bytes of a token. Those of a control token are empty unless `special`."""
+
+def is_end(model: int, token: int) -> bool: ...
+def tokenize(model: int, text: bytes, special: bool) -> Int32Array:
+    """Return the tokens of `text`, with the beginning token if the model adds one.
+
+    `special` makes control tokens of their text. Raise SpacError if llama.cpp cannot.
+    """
+
+def new_context(model: int, values: dict[str, Any]) -> int:
+    """Make a context. `values` has fields of llama_context_params. Raise InputError as `load_model` does."""
+
+def free_context(context: int) -> None: ...
+def context_size(context: int) -> int:
+    """Return the number of tokens that fit into the context."""
+
+def context_threads(context: int) -> int:
+    """Return the number of CPU threads of a graph: the larger one of those for a prompt and for a token."""
+
+def graph_tokens(context: int) -> int:
+    """Return the largest number of tokens of one graph."""
+
+def load_adapter(model: int, path: bytes) -> int:
+    """Load a LoRA adapter, which is freed with its model."""
+
+def apply_adapters(context: int, adapters: Sequence[int], scales: Sequence[float]) -> bool:
+    """Make an empty context compute with adapters, and decode a token once. Return False if it fails."""
+
+def decode(context: int, tokens: Int32Array | Sequence[int], position: int, logits: bool) -> int:
+    """Evaluate tokens of sequence 0, with logits for all or for none. Return llama_decode's status."""
+
+def logits(context: int, n_rows: int) -> Float32Array:
+    """Return a copy of the logits of the last batch, [n_rows, n_vocab]."""
+
+def synchronize(context: int) -> None:
+    """Wait until the context's device has computed everything."""
+
+def clear_memory(context: int) -> None: ...
+def forget_from(context: int, position: int) -> bool:
+    """Remove the tokens of sequence 0 from `position` on. Return False if this memory cannot."""
+
+def grammar_of_schema(schema: str) -> str:
+    """Return the grammar (GBNF) of all texts that fit a JSON schema. Raise InputError if there is none."""
+
 # Devices
 
 class DeviceMemory:

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -28,12 +28,16 @@ PACKAGES = {"libcublas": "nvidia-cublas"}
 
 _handle: ctypes.CDLL | None = None
 
+after_llama_cpp: list[Callable[[], None]] = []
+"""Functions to call when an import of llama_cpp ends. That import takes the library's log."""
+
 
 def library_path() -> Path:
-    """Return the path of lib/libllama.so beside the module spac._core.
+    """Return the path of libllama.so in the folder lib beside the module spac._core.
 
-    An editable install has that module in site-packages and this file in the source tree. Raise ImportError
-    if the module is missing.
+    An editable install has that module in site-packages and this file in the source tree. A wheel has
+    variants of the library, each in a folder of its own. Raise ImportError if the module is missing, or if
+    this CPU can run no variant.
     """
     package = sys.modules["spac"].__path__
     # Our finder is left out, because it calls this function.
@@ -113,8 +117,11 @@ def _version_of(spec: importlib.machinery.ModuleSpec) -> str:
     return match[1] if match else "of unknown version"
 
 
-def _check_llama_cpp(path: Sequence[str] | None) -> None:
-    """Raise ImportError unless the installed llama_cpp has the version that the library was built from."""
+def find_llama_cpp(path: Sequence[str] | None = None) -> importlib.machinery.ModuleSpec:
+    """Return the spec of the installed llama_cpp, with a loader that calls `after_llama_cpp` at the end.
+
+    Raise ImportError unless it has the version that the library was built from.
+    """
     from spac import _core
 
     pinned = _core.llama_cpp_python_version
@@ -128,20 +135,32 @@ def _check_llama_cpp(path: Sequence[str] | None) -> None:
             f"llama-cpp-python {found} is installed, but spac runs with {pinned} only: "
             f"run `{command}`, best in a fresh environment"
         )
+    loader = spec.loader
+    assert loader is not None  # it has a file
+
+    execute = loader.exec_module
+
+    def execute_and_call(module: ModuleType) -> None:
+        execute(module)
+        for function in after_llama_cpp:
+            function()
+
+    loader.exec_module = execute_and_call  # type: ignore[method-assign]
+    return spec
 
 
 class _Finder:
-    """A meta path finder that finds no module itself. It loads the library for the finders behind it."""
+    """A meta path finder that loads the library for `spac._core` and llama_cpp. It finds only the latter."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Prepare the import of `name`, and return None. Raise ImportError if it must not be imported."""
+        """Prepare the import of `name`. Raise ImportError if it must not be imported."""
         if name == "spac._core":
             load()
         elif name == "llama_cpp":
             load()
-            _check_llama_cpp(path)
+            return find_llama_cpp(path)
         elif name in REFUSED:
             raise ImportError(REFUSED[name])
         return None

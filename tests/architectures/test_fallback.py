@@ -30,7 +30,7 @@ TEXT = "def fibonacci(n):"
 @pytest.fixture
 def log() -> None:
     """Restore the engine's log callback, which another test may have replaced."""
-    api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
+    c_api.listen()
     c_api.take_notices()
 
 
@@ -113,7 +113,7 @@ def test_experts_met_after_the_layers_were_counted_are_noted_once(lab: Lab, tiny
     assert experts is not None
     assert experts.n_layer == 2
     draft = lab.context(path, ctx_type=1, ctx_other=target)
-    api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
+    c_api.listen()
     c_api.take_notices()
     session = lab.session(target, draft, experts, draft_types=["draft-mtp"], draft_max=3, **GREEDY)
     assert generate(session, prompt(40), 24) == expected
@@ -131,7 +131,7 @@ def test_spacs_own_warnings_are_notes_and_nothing_else_is() -> None:
         (3, b"spac: one\n"),
         (4, b"spac: an error\n"),
     ):
-        c_api._on_log(level, line, None)
+        c_api._on_log(level, line)
     assert c_api.take_notices() == ["one"]
     assert c_api.take_notices() == []
     assert "an error" in c_api.last_error()

@@ -41,7 +41,8 @@ class Callback:
         lib.ggml_nelements.argtypes, lib.ggml_nelements.restype = [ctypes.c_void_p], ctypes.c_int64
         lib.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
         self._lib = lib
-        self.function = api.ggml_backend_sched_eval_callback(self._call)
+        self._function = api.ggml_backend_sched_eval_callback(self._call)
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
 
     def _call(self, tensor: int, ask: bool, _user_data: object) -> bool:
         name = self._name.fullmatch(self._lib.ggml_get_name(tensor).decode())

@@ -40,7 +40,7 @@ def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Ca
     """Yield a context, and a function that returns the FFNs' inputs for the last token: float32 [D, E]."""
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family])
-    context = Context(model, {**CONTEXT, "cb_eval": callback.function, **params})
+    context = Context(model, {**CONTEXT, "cb_eval": callback.address, **params})
 
     def seen() -> Float32Array:
         layers = [callback.seen[FFN_INPUTS[family], il] for il in range(len(callback.seen))]

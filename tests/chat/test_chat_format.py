@@ -251,7 +251,7 @@ def test_requests_that_are_none(engine, request_):
     from spac import _core
 
     with pytest.raises(InputError):
-        _core.ChatTemplates(engine.target.address, THINKING).apply(request_)
+        _core.ChatTemplates(engine.target.pointer, THINKING).apply(request_)
 
 
 def test_without_a_model():

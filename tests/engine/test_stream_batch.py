@@ -133,7 +133,7 @@ def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
 @pytest.fixture
 def heard():
     """Restore the log's callback, which other tests may have replaced."""
-    api.llama_log_set(c_api._on_log, ctypes.c_void_p(0))
+    c_api.listen()
 
 
 @pytest.mark.usefixtures("heard")

@@ -16,8 +16,10 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import kernels, threads
-from spac.model.c_api import api
 from spac.model.kept_times import Key
+
+# isort: split
+import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 
 def model(types: dict[str, int], expert_types: dict[str, int]) -> Any:

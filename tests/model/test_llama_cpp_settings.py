@@ -150,7 +150,8 @@ class Lent(decoder.Context):
 
     def __init__(self, pair: ModelPair) -> None:
         self.pointer, self._settings = pair.target_context.pointer, PLAIN
-        self.n_vocab = self._width = decoder.ll.llama_vocab_n_tokens(pair.target._vocab)
+        vocab = decoder.ll.llama_model_get_vocab(pair.target.pointer)
+        self.n_vocab = self._width = decoder.ll.llama_vocab_n_tokens(vocab)
         self._read = decoder.ll.llama_get_logits_ith
         self._batch = decoder.ll.llama_batch_init(PLAIN.n_batch, 0, 1)
 

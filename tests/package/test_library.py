@@ -80,7 +80,7 @@ def test_another_version_of_llama_cpp_is_refused(tmp_path):
 
 def test_a_missing_llama_cpp_is_named():
     with pytest.raises(ImportError, match="llama-cpp-python is not installed: run `CMAKE_ARGS"):
-        _library._check_llama_cpp([])
+        _library.find_llama_cpp([])
 
 
 @pytest.mark.parametrize("module", sorted(_library.REFUSED))

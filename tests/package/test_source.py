@@ -80,13 +80,13 @@ def test_a_local_tree_that_is_none(llama_source, tmp_path):
 
 
 def test_the_version_is_written_once(monkeypatch):
-    """The dependency on llama-cpp-python comes from the pin. Our version comes from the package."""
+    """The extra with llama-cpp-python comes from the pin. Our version comes from the package."""
     monkeypatch.syspath_prepend(str(ROOT / "cmake"))
     import project_metadata
 
-    metadata = project_metadata.dynamic_metadata({"dependencies": ["numpy"]}, {})
+    metadata = project_metadata.dynamic_metadata({}, {})
     version = (ROOT / "LLAMA_CPP_VERSION").read_text().split()[1]
-    assert metadata["dependencies"] == ["numpy", f"llama-cpp-python=={version}"]
+    assert metadata["optional-dependencies"] == {"llama-cpp-python": [f"llama-cpp-python=={version}"]}
     assert metadata["version"].count(".") == 2
     for name in ("pyproject.toml", "CMakeLists.txt", "README.md"):
         assert version not in (ROOT / name).read_text()

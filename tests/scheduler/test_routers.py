@@ -40,7 +40,7 @@ def test_a_models_own_states_give_its_own_routes(tiny_model: TinyModel, case: st
     routers = read_routers(path, names)
     model = Model(path, (), {"use_extra_bufts": False})
     callback = Callback(FFN_INPUTS[family], "ffn_moe_topk")
-    context = Context(model, {**CONTEXT, "cb_eval": callback.function})
+    context = Context(model, {**CONTEXT, "cb_eval": callback.address})
     n_used = CASES[case].get("n_used", 2)
     for i, token in enumerate([5, 9, 2, 40, 7, 11, 3, 100, 8, 8, 21]):
         decode(context, [token], i)

@@ -37,7 +37,7 @@ class Lab:
         self._models: dict[Path, int] = {}
         self.handles: dict[Path, _core.Experts | None] = {}
         # Other tests in this process need the library's log afterwards. It tells why something failed.
-        self._closing.callback(api.llama_log_set, c_api._on_log, ctypes.c_void_p(0))
+        self._closing.callback(c_api.listen)
         api.llama_log_set(_silent, ctypes.c_void_p(0))
         api.llama_backend_init()
 

@@ -67,14 +67,14 @@ class ChatFormat:
             raise InputError(f"the chat template cannot be used: {fault}")
         if fault:
             wrong = fault if given is None else f"the model's chat template cannot be used ({fault})"
-            self._templates = _core.ChatTemplates(model.address, FALLBACK)
+            self._templates = _core.ChatTemplates(model.pointer, FALLBACK)
             self.note, self.is_plain, self._folds_system = f"{wrong}: a plain one is used", True, False
 
     def _adopt(self, source: str) -> str:
         """Set the template, and return what is wrong with it, or ""."""
         user = {"role": "user", "content": "hello"}
         try:
-            self._templates = _core.ChatTemplates(self._model.address, source)
+            self._templates = _core.ChatTemplates(self._model.pointer, source)
             if not self._apply({"messages": [user]}).text.strip():
                 return "it renders nothing"
         except InputError as error:

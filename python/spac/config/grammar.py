@@ -36,28 +36,33 @@ def of_schema(schema: str | Mapping[str, Any], *, name: str = "") -> str:
     if not isinstance(schema, Mapping):
         raise InputError(f'{name}the JSON schema is not an object, such as {{"type": "object"}}')
     try:
-        _check_references(schema)
-        from llama_cpp.llama_grammar import json_schema_to_gbnf  # late: it loads the library
+        _check(schema)
+        from spac import _core  # late: it loads the library
 
-        return str(json_schema_to_gbnf(json.dumps(schema)))
-    except ImportError:
-        raise
-    except Exception as error:  # the converter raises many types for invalid schemas
-        reason = one_line(str(error)) or type(error).__name__
+        return _core.grammar_of_schema(json.dumps(schema))
+    except (InputError, RecursionError) as error:
+        reason = one_line(str(error).removeprefix("JSON schema conversion failed:"))
         raise InputError(f"{name}the JSON schema cannot be made a grammar: {reason}") from None
 
 
-def _check_references(schema: Any) -> None:
-    """Raise InputError for a reference to another schema: a schema from the network may change."""
+def _check(schema: Any) -> None:
+    """Raise InputError for what llama.cpp's converter accepts and should not.
+
+    A reference leads to another schema, and one from the network may change. A pattern of a part of the text
+    would accept any text.
+    """
     if isinstance(schema, Mapping):
+        pattern = schema.get("pattern", "^$")
+        if isinstance(pattern, str) and not (pattern.startswith("^") and pattern.endswith("$")):
+            raise InputError(f"the pattern {pattern!r} does not begin with ^ and end with $")
         reference = schema.get("$ref", "#/")
         if not (isinstance(reference, str) and reference.startswith("#/")):
             raise InputError(f"$ref {reference!r} does not begin with #/")
         for value in schema.values():
-            _check_references(value)
+            _check(value)
     elif isinstance(schema, list):
         for value in schema:
-            _check_references(value)
+            _check(value)
 
 
 def _read(path: Path | str, what: str) -> str:

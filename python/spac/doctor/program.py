@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -94,10 +95,15 @@ def _library() -> Iterator[Finding]:
 
 def _llama_cpp_python() -> Iterator[Finding]:
     name = "llama-cpp-python"
+    is_there = importlib.machinery.PathFinder.find_spec("llama_cpp") is not None
     try:
         import llama_cpp
     except ImportError as error:  # its message has the remedy
-        yield Finding(name, "fault", "not usable", one_line(str(error)))
+        why = one_line(str(error))
+        if is_there:
+            yield Finding(name, "fault", "not usable", why)
+        else:
+            yield Finding(name, "off", "no", f"spac serve, spac exec and spac.Llama need it: {why}")
         return
     yield Finding(name, "ok", f"{llama_cpp.__version__}, on spac's library")
 

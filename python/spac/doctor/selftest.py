@@ -217,20 +217,10 @@ def make_resident(experts: _core.Experts) -> None:
 
 def decode(pair: ModelPair, tokens: Sequence[int], position: int) -> Logits:
     """Return the logits float32 [n, n_vocab] of one batch. Raise DeviceError if the evaluation fails."""
-    import llama_cpp.llama_cpp as api
-
-    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(pair.target.pointer))
-    context, batch = pair.target_context.pointer, api.llama_batch_init(len(tokens), 0, 1)
-    try:
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 1
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        if status := api.llama_decode(context, batch):
-            raise DeviceError(f"llama_decode returned {status} at token {position}")
-        return np.ctypeslib.as_array(api.llama_get_logits(context), (len(tokens), n_vocab)).copy()
-    finally:
-        api.llama_batch_free(batch)
+    context = pair.target_context.pointer
+    if status := _core.decode(context, tokens, position, logits=True):
+        raise DeviceError(f"llama_decode returned {status} at token {position}")
+    return _core.logits(context, len(tokens))
 
 
 def _echo(level: int, text: bytes, _: object) -> None:

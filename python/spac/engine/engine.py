@@ -329,8 +329,8 @@ class Engine:
             return self.session
         pair = self._pair
         session = _core.Session(
-            pair.target_context.address,
-            pair.draft_context.address if pair.draft_context is not None else None,
+            pair.target_context.pointer,
+            pair.draft_context.pointer if pair.draft_context is not None else None,
             self.experts,
             draft_types=list(self.config.draft_types),
             draft_max=self.config.longest_draft,

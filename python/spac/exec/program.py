@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spac import env
+from spac._library import find_llama_cpp
 from spac.cli.options import add_engine
 from spac.cli.parser import Parser
 from spac.cli.program import in_options
@@ -49,10 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, program = parser.split(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(own)
     try:
+        find_llama_cpp()
         environment = environment_of(vars(options))
         command = [sys.executable, *_resolved(program)]
         sys.stdout.flush()
         os.execve(sys.executable, command, environment)
+    except ImportError as error:
+        parser.error(str(error))
     except InputError as error:
         parser.error(in_options(parser, str(error)))
     except OSError as error:  # such as arguments that are too long

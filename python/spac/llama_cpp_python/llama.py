@@ -39,7 +39,7 @@ from spac.llama_cpp_python.generation import LoopRun, TokenRun, plain_setting
 from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
 from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
 from spac.llama_cpp_python.names import OPTIONS
-from spac.llama_cpp_python.pair import LentModel, LentPair, Placement, adapt, placed, with_pool
+from spac.llama_cpp_python.pair import LentModel, LentPair, Placement, adapt, apply, placed, with_pool
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
@@ -200,7 +200,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def model_params(self) -> Any:
         """The llama_model_params, in which the placement's fields are set."""
         params = self.__dict__["model_params"]
-        c_api.apply(params, self._placement.model_params if self._placement is not None else {})
+        apply(params, self._placement.model_params if self._placement is not None else {})
         return params
 
     @model_params.setter
@@ -211,7 +211,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def context_params(self) -> Any:
         """The llama_context_params, in which the placement's fields are set."""
         params = self.__dict__["context_params"]
-        c_api.apply(params, self._placement.context_params if self._placement is not None else {})
+        apply(params, self._placement.context_params if self._placement is not None else {})
         return params
 
     @context_params.setter
@@ -402,7 +402,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @functools.cached_property
     def _text(self) -> Detokenizer:
         vocab = self._model.vocab
-        return Detokenizer(lambda token, special: c_api.token_piece(vocab, token, special), self.token_bos())
+        return Detokenizer(lambda token, special: _core.token_piece(vocab, token, special), self.token_bos())
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate `tokens` as llama_cpp does.

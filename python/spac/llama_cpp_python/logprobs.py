@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
+from spac import _core
 from spac.errors import InputError
 from spac.machine.arrays import Float32Array
-from spac.model.c_api import token_piece
-
-if TYPE_CHECKING:
-    from spac import _core
 
 IMPOSSIBLE = -9999.0  # OpenAI uses this number, because JSON has no infinity.
 
@@ -206,7 +203,7 @@ class _Reporter:
         return report
 
     def _piece(self, token: int) -> bytes:
-        return token_piece(self._vocab, token, special=True)
+        return _core.token_piece(self._vocab, token, special=True)
 
 
 def _entry(piece: bytes, logprob: float | None) -> dict[str, Any]:

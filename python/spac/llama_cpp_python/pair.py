@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as api
+
 from spac import _core
 from spac.config import EngineConfig
+from spac.config.overrides import Value
+from spac.errors import InputError
 from spac.model.c_api import Context, Model
 from spac.model.c_api import _Owned as Owned
 from spac.model.gguf.check import check_model
@@ -41,6 +45,31 @@ class _LentContext(Context):
 
     def _free(self, pointer: Any) -> None:
         pass
+
+
+def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
+    """Set fields of a structure of llama_cpp's parameters. Raise InputError for an unknown name."""
+    known = [name for name, *_ in params._fields_]
+    for name, value in values.items():
+        if name not in known:
+            raise InputError(f"{type(params).__name__} has no '{name}'; it knows: {', '.join(known)}")
+        setattr(params, name, _as_array(value) if name == "kv_overrides" else value)
+
+
+def _as_array(values: Mapping[str, Value]) -> Any:
+    """Return an array for llama_model_params.kv_overrides, which ends with an empty key."""
+    array = (api.llama_model_kv_override * (len(values) + 1))()
+    for entry, (key, value) in zip(array, values.items(), strict=False):
+        entry.key = key.encode()
+        if isinstance(value, bool):  # before int, because a bool is also an int
+            entry.tag, entry.value.val_bool = api.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+        elif isinstance(value, int):
+            entry.tag, entry.value.val_i64 = api.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        elif isinstance(value, float):
+            entry.tag, entry.value.val_f64 = api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+        else:
+            entry.tag, entry.value.val_str = api.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+    return array
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Models and contexts of llama.cpp. Python owns them through llama-cpp-python's ctypes functions.
+"""Models and contexts of llama.cpp. Python owns them, and calls the library through `spac._core`.
 
 Every object frees what it owns once, in `close()`. A context must be closed before its model.
 """
@@ -6,7 +6,6 @@ Every object frees what it owns once, in `close()`. A context must be closed bef
 from __future__ import annotations
 
 import _thread
-import ctypes
 import logging
 import os
 import re
@@ -18,10 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as api
-import numpy as np
-
-from spac import _core
+from spac import _core, _library
 from spac.errors import InputError, OutOfMemoryError, SpacError
 from spac.machine.arrays import Int32Array
 from spac.machine.device_memory import shortage
@@ -33,7 +29,7 @@ Progress = Callable[[float], bool]
 log = logging.getLogger("spac.llama")
 log.addHandler(logging.NullHandler())
 
-MTP = int(api.LLAMA_CONTEXT_TYPE_MTP)
+MTP = _core.CONTEXT_TYPE_MTP
 """The type of a context that drafts with a model's extra (multi-token prediction) layers."""
 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
@@ -46,8 +42,7 @@ _OURS = "spac: "
 """The beginning of log lines from spac's part of the library."""
 
 
-@api.llama_log_callback  # type: ignore[untyped-decorator]
-def _on_log(level: int, text: bytes, _user_data: object) -> None:
+def _on_log(level: int, text: bytes) -> None:
     """Pass a line of the library's log on.
 
     An exception must not leave a callback, so a Ctrl-C in here is held back and raised again later.
@@ -75,9 +70,13 @@ def _note(level: int, text: bytes) -> None:
     log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
-# The callback is a module global, because the library may log until the process ends.
-api.llama_log_set(_on_log, ctypes.c_void_p(0))
-api.llama_backend_init()
+def listen() -> None:
+    """Take the library's log, which `llama_cpp` or a test may have taken in the meantime."""
+    _core.log_to(_on_log)
+
+
+listen()
+_library.after_llama_cpp.append(listen)
 
 
 def echo_log(echo: Callable[[int, bytes, object], object] | None) -> None:
@@ -139,44 +138,6 @@ def refusal(what: str) -> SpacError:
     return kind(f"{what}: {cause}")
 
 
-def apply(params: ctypes.Structure, values: Mapping[str, Any]) -> None:
-    """Set fields of a structure of parameters. Raises InputError for an unknown name."""
-    known = [name for name, *_ in params._fields_]
-    for name, value in values.items():
-        if name not in known:
-            raise InputError(f"{type(params).__name__} has no '{name}'; it knows: {', '.join(known)}")
-        setattr(params, name, value)
-
-
-def token_piece(vocab: Any, token: int, special: bool) -> bytes:
-    """Return the bytes of a token of a llama_vocab. Those of a control token are empty unless `special`."""
-    room = 64
-    while True:
-        buffer = ctypes.create_string_buffer(room)
-        count = api.llama_token_to_piece(vocab, token, buffer, room, 0, special)
-        if count >= 0:
-            return buffer.raw[:count]
-        room = -count
-
-
-class _Report:
-    """The progress callback of loading.
-
-    An exception (Ctrl-C) cannot pass through the library, so it is kept in `error`, and loading stops.
-    """
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self.error: BaseException | None = None
-
-    def __call__(self, done: float, _user_data: object) -> bool:
-        try:
-            return self._progress is None or self._progress(done)
-        except BaseException as error:
-            self.error = error
-            return False
-
-
 class _Owned:
     """A pointer of the library. It is freed once, and its later use raises InputError instead of a crash.
 
@@ -184,14 +145,14 @@ class _Owned:
     threads.
     """
 
-    _pointer: Any = None
+    _pointer: int | None = None
 
     def __init__(self) -> None:
         self._home = os.getpid()
 
     @property
-    def pointer(self) -> Any:
-        """The pointer. Raises InputError if it is closed, or was made before a fork."""
+    def pointer(self) -> int:
+        """The pointer's address. Raises InputError if it is closed, or was made before a fork."""
         name = type(self).__name__.lower()
         if not self._pointer:
             raise InputError(f"the {name} is closed")
@@ -201,18 +162,13 @@ class _Owned:
             )
         return self._pointer
 
-    @property
-    def address(self) -> int:
-        """The pointer as an integer, for `spac._core`."""
-        return int(ctypes.cast(self.pointer, ctypes.c_void_p).value or 0)
-
     def close(self) -> None:
         """Free the pointer. Calling it again does nothing."""
         pointer, self._pointer = self._pointer, None
         if pointer and self._home == os.getpid():
             self._free(pointer)
 
-    def _free(self, pointer: Any) -> None:
+    def _free(self, pointer: int) -> None:
         raise NotImplementedError
 
 
@@ -220,7 +176,7 @@ class Model(_Owned):
     """A loaded GGUF. Raises SpacError with the library's own reason if it cannot be loaded."""
 
     path: Path
-    adapters: list[tuple[Any, float]]
+    adapters: list[tuple[int, float]]
     """Pointers of LoRA adapters, with their scales. They are freed with the model."""
 
     def __init__(
@@ -233,62 +189,43 @@ class Model(_Owned):
         super().__init__()
         self.path = path
         self.adapters = []
-        values = api.llama_model_default_params()
-        handles = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
-        values.devices = ctypes.cast(handles, ctypes.c_void_p).value
-        values.n_gpu_layers = -1 if devices else 0
-        report = _Report(progress)
-        values.progress_callback = callback = api.llama_progress_callback(report)
-        apply(values, params)
         last_error()
-        with _core.AbortGuard():
-            self._pointer = api.llama_model_load_from_file(os.fsencode(path), values)
-        del callback
-        if report.error is not None:
-            self.close()
-            raise report.error
+        self._pointer = _core.load_model(os.fsencode(path), devices, dict(params), progress)
         if not self._pointer:
             raise refusal(f"{path}: llama.cpp could not load the model")
 
-    def _free(self, pointer: Any) -> None:
-        api.llama_model_free(pointer)
-
-    @property
-    def _vocab(self) -> Any:
-        return api.llama_model_get_vocab(self.pointer)
+    def _free(self, pointer: int) -> None:
+        _core.free_model(pointer)
 
     @property
     def trained_context(self) -> int:
         """The length in tokens of the context that the model was trained with."""
-        return int(api.llama_model_n_ctx_train(self.pointer))
+        return _core.model_context(self.pointer)
 
     @property
     def n_layer(self) -> int:
         """The number of layers, with the extra layers that predict further tokens."""
-        pointer = self.pointer
-        return int(api.llama_model_n_layer(pointer)) + int(api.llama_model_n_layer_nextn(pointer))
+        return _core.model_layers(self.pointer) + _core.model_extra_layers(self.pointer)
 
     @property
     def n_bytes(self) -> int:
         """The size of the weights in bytes."""
-        return int(api.llama_model_size(self.pointer))
+        return _core.model_bytes(self.pointer)
 
     @property
     def description(self) -> str:
         """llama.cpp's short description of the model."""
-        buffer = ctypes.create_string_buffer(256)
-        api.llama_model_desc(self.pointer, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        return _core.model_description(self.pointer)
 
     @property
     def has_mtp(self) -> bool:
         """True if the file has extra layers that predict further tokens."""
-        return int(api.llama_model_n_layer_nextn(self.pointer)) > 0
+        return _core.model_extra_layers(self.pointer) > 0
 
     @property
     def has_encoder(self) -> bool:
         """True if the model has an encoder."""
-        return bool(api.llama_model_has_encoder(self.pointer))
+        return _core.model_has_encoder(self.pointer)
 
     def tokenize(self, text: str, *, special: bool = True) -> TokenArray:
         """Return the int32 tokens of `text`, with the model's beginning token if it adds one.
@@ -296,42 +233,31 @@ class Model(_Owned):
         `special` makes control tokens of their text.
         """
         data = text.encode("utf-8", "surrogateescape")  # arguments may hold bytes that are not UTF-8
-        room = len(data) + 8
-        for _ in range(2):
-            tokens = (api.llama_token * room)()
-            count = api.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
-            if count >= 0:
-                return np.array(tokens[:count], dtype=np.int32)
-            room = -count
-        raise SpacError("llama.cpp could not tokenize the prompt")
+        return _core.tokenize(self.pointer, data, special)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token. Those of a control token are empty unless `special`."""
-        return token_piece(self._vocab, token, special)
+        return _core.token_piece(_core.model_vocabulary(self.pointer), token, special)
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja template that turns messages into a prompt; None if the file has none."""
-        text = api.llama_model_chat_template(self.pointer, None)
-        return text.decode("utf-8", "replace") if text else None
+        return _core.chat_template(self.pointer).decode("utf-8", "replace") or None
 
     @property
     def begin_text(self) -> str:
         """The beginning token as text; "" if the model has none."""
-        return self._text(int(api.llama_vocab_bos(self._vocab)))
+        token = _core.begin_token(self.pointer)
+        return _core.token_text(self.pointer, token).decode("utf-8", "replace") if token >= 0 else ""
 
     @property
     def adds_begin(self) -> bool:
         """True if `tokenize` puts the beginning token in front."""
-        return bool(api.llama_vocab_get_add_bos(self._vocab))
-
-    def _text(self, token: int) -> str:
-        text = api.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
-        return text.decode("utf-8", "replace") if text else ""
+        return _core.adds_begin(self.pointer)
 
     def is_end(self, token: int) -> bool:
         """Return True if the token ends a generation."""
-        return bool(api.llama_vocab_is_eog(self._vocab, token))
+        return _core.is_end(self.pointer, token)
 
 
 class Context(_Owned):
@@ -339,28 +265,26 @@ class Context(_Owned):
 
     def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
         super().__init__()
-        values = api.llama_context_default_params()
-        apply(values, params)
         last_error()
-        with _core.AbortGuard():
-            self._pointer = api.llama_init_from_model(model.pointer, values)
+        self._pointer = _core.new_context(model.pointer, dict(params))
         if not self._pointer:
-            raise refusal(f"{model.path}: llama.cpp could not make a context of {values.n_ctx} tokens")
+            what = f"a context of {params['n_ctx']} tokens" if "n_ctx" in params else "a context"
+            raise refusal(f"{model.path}: llama.cpp could not make {what}")
 
-    def _free(self, pointer: Any) -> None:
-        api.llama_free(pointer)
+    def _free(self, pointer: int) -> None:
+        _core.free_context(pointer)
 
     @property
     def size(self) -> int:
         """The number of tokens that fit into the context."""
-        return int(api.llama_n_ctx(self.pointer))
+        return _core.context_size(self.pointer)
 
     @property
     def threads(self) -> int:
         """The number of CPU threads of a graph: the larger one of those for a prompt and for a token."""
-        return int(max(api.llama_n_threads(self.pointer), api.llama_n_threads_batch(self.pointer)))
+        return _core.context_threads(self.pointer)
 
     @property
     def graph_tokens(self) -> int:
         """The largest number of tokens of one graph."""
-        return int(api.llama_n_ubatch(self.pointer))
+        return _core.graph_tokens(self.pointer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,16 +47,13 @@ def load_adapters(model: Model, adapters: Sequence[Adapter]) -> None:
 
     Contexts that are made later can apply them. Raises InputError or OutOfMemoryError, with one line.
     """
-    import llama_cpp.llama_cpp as api
-
     from spac import _core
     from spac.model.c_api import last_error, refusal
 
     for adapter in adapters:
         check_adapter(adapter.path)
         last_error()
-        with _core.AbortGuard():
-            pointer = api.llama_adapter_lora_init(model.pointer, os.fsencode(adapter.path))
+        pointer = _core.load_adapter(model.pointer, os.fsencode(adapter.path))
         if not pointer:
             raise refusal(f"{adapter.path}: the LoRA adapter does not fit {model.path.name}")
         model.adapters.append((pointer, float(adapter.scale)))
@@ -65,22 +61,12 @@ def load_adapters(model: Model, adapters: Sequence[Adapter]) -> None:
 
 def apply_adapters(model: Model, context: Context) -> None:
     """Make a new context compute with its model's adapters. Raises the errors of `load_adapters`."""
-    import llama_cpp.llama_cpp as api
-
     from spac import _core
     from spac.model.c_api import last_error, refusal
 
     if not model.adapters:
         return
-    n = len(model.adapters)
-    pointers = (api.llama_adapter_lora_p_ctypes * n)(*(pointer for pointer, _ in model.adapters))
-    scales = (ctypes.c_float * n)(*(scale for _, scale in model.adapters))
+    pointers, scales = zip(*model.adapters, strict=True)
     last_error()
-    with _core.AbortGuard():
-        failed = api.llama_set_adapters_lora(context.pointer, pointers, n, scales)
-        # The first decoding allocates the adapters' memory. Decode now, because slots take all memory later.
-        token = (api.llama_token * 1)(0)
-        failed = failed or api.llama_decode(context.pointer, api.llama_batch_get_one(token, 1))
-        api.llama_memory_clear(api.llama_get_memory(context.pointer), True)
-    if failed:
+    if not _core.apply_adapters(context.pointer, pointers, scales):
         raise refusal(f"{model.path}: llama.cpp could not apply its LoRA adapters")

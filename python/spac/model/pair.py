@@ -326,7 +326,7 @@ class ModelPair:
             )
         if self.draft is None or "draft-simple" not in types:
             return
-        fault = _core.vocab_mismatch(self.target.address, self.draft.address)
+        fault = _core.vocab_mismatch(self.target.pointer, self.draft.pointer)
         if fault:
             raise InputError(
                 f"the draft {self.draft.path} does not fit the target {self.target.path}: "

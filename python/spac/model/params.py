@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import llama_cpp.llama_cpp as api
 from gguf import GGMLQuantizationType
 
+from spac import _core
 from spac.config import EngineConfig
 from spac.config.context import CACHE_TYPES, POSITIONS
-from spac.config.overrides import Value
 
 TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
 FLASH_ATTENTION = {
-    "auto": api.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    "off": api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-    "on": api.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "auto": _core.FLASH_ATTN_AUTO,
+    "off": _core.FLASH_ATTN_DISABLED,
+    "on": _core.FLASH_ATTN_ENABLED,
 }
 LOAD_MODES = {
-    "auto": api.LLAMA_LOAD_MODE_AUTO,
-    "none": api.LLAMA_LOAD_MODE_NONE,
-    "mmap": api.LLAMA_LOAD_MODE_MMAP,
-    "mlock": api.LLAMA_LOAD_MODE_MLOCK,
-    "mmap+mlock": api.LLAMA_LOAD_MODE_MMAP_MLOCK,
-    "dio": api.LLAMA_LOAD_MODE_DIRECT_IO,
+    "auto": _core.LOAD_MODE_AUTO,
+    "none": _core.LOAD_MODE_NONE,
+    "mmap": _core.LOAD_MODE_MMAP,
+    "mlock": _core.LOAD_MODE_MLOCK,
+    "mmap+mlock": _core.LOAD_MODE_MMAP_MLOCK,
+    "dio": _core.LOAD_MODE_DIRECT_IO,
 }
 ROPE_SCALINGS = {
-    None: api.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
-    "none": api.LLAMA_ROPE_SCALING_TYPE_NONE,
-    "linear": api.LLAMA_ROPE_SCALING_TYPE_LINEAR,
-    "yarn": api.LLAMA_ROPE_SCALING_TYPE_YARN,
+    None: _core.ROPE_SCALING_UNSPECIFIED,
+    "none": _core.ROPE_SCALING_NONE,
+    "linear": _core.ROPE_SCALING_LINEAR,
+    "yarn": _core.ROPE_SCALING_YARN,
 }
 _WITHOUT_STATES = ("draft-simple",)
 """Draft types with a model that read only tokens of the target, and no hidden states."""
@@ -45,7 +43,7 @@ def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> di
     if on_device and n_layers is not None:
         values["n_gpu_layers"] = n_layers
     if config.override_kv:
-        values["kv_overrides"] = as_array(config.override_kv)
+        values["kv_overrides"] = dict(config.override_kv)
     return values
 
 
@@ -98,19 +96,3 @@ def _rows(config: EngineConfig, n: int) -> dict[str, Any]:
     if config.context_params.get("embeddings"):  # embeddings have a row for every token
         return {}
     return {"n_outputs_max": max(n, int(config.context_params.get("n_seq_max", 1)))}
-
-
-def as_array(values: Mapping[str, Value]) -> Any:
-    """Return an array for llama_model_params.kv_overrides, which ends with an empty key."""
-    array = (api.llama_model_kv_override * (len(values) + 1))()
-    for entry, (key, value) in zip(array, values.items(), strict=False):
-        entry.key = key.encode()
-        if isinstance(value, bool):  # before int, because a bool is also an int
-            entry.tag, entry.value.val_bool = api.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
-        elif isinstance(value, int):
-            entry.tag, entry.value.val_i64 = api.LLAMA_KV_OVERRIDE_TYPE_INT, value
-        elif isinstance(value, float):
-            entry.tag, entry.value.val_f64 = api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
-        else:
-            entry.tag, entry.value.val_str = api.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
-    return array

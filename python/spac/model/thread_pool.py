@@ -38,7 +38,7 @@ class SharedPool:
         """Make a context compute with the pool. The context must be closed before the pool."""
         if self._pool is None:
             self._pool = _core.ThreadPool(context.threads, self._poll)
-        self._pool.attach(context.address)
+        self._pool.attach(context.pointer)
 
     def close(self) -> None:
         """End the threads, after the contexts are freed. Calling it again does nothing."""

@@ -109,7 +109,7 @@ class Measurement:
     def measure(self) -> Costs:
         """Return all costs; raise SpacError when the model cannot be evaluated."""
         guess = Costs.guessed(self.layers, self._n_tokens)
-        with Probe(self._pair.target_context, self._experts, self._before, self._n_tokens) as self._probe:
+        with Probe(self._pair.target_context, self._experts, self._before) as self._probe:
             self._experts.take_demand()
             self._announce("steps with nothing resident")
             without = self._timed(np.zeros_like(self._exists))

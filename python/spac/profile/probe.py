@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import llama_cpp.llama_cpp as api
-
 from spac import _core
 from spac.costs.estimator import LayerCosts
 from spac.errors import SpacError
@@ -32,22 +30,14 @@ class Decode:
 class Probe:
     """A batch on a context that nothing else uses meanwhile; all decoded batches follow the same tokens."""
 
-    def __init__(self, context: Context, experts: _core.Experts, before: TokenArray, n_tokens: int) -> None:
-        """Evaluate the tokens `before`, which every batch follows.
-
-        `n_tokens` is the number of tokens of the largest batch.
-        """
+    def __init__(self, context: Context, experts: _core.Experts, before: TokenArray) -> None:
+        """Evaluate the tokens `before`, which every batch follows."""
         self._context, self._experts, self._before = context, experts, before
-        self._batch = api.llama_batch_init(max(n_tokens, 64), 0, 1)
-        self._memory = api.llama_get_memory(context.pointer)
         self._start()
 
     def close(self) -> None:
-        """Empty the context and free the batch."""
-        if self._batch is not None:
-            api.llama_memory_clear(self._memory, True)
-            api.llama_batch_free(self._batch)
-            self._batch = None
+        """Empty the context."""
+        _core.clear_memory(self._context.pointer)
 
     def __enter__(self) -> Self:
         return self
@@ -59,34 +49,25 @@ class Probe:
 
     def decode(self, tokens: Sequence[int] | TokenArray) -> Decode:
         """Evaluate `tokens` with logits for each, then remove them; raise SpacError when this fails."""
-        self._fill(tokens, len(self._before), logits=True)
         self._experts.take_layer_costs()
         start = time.perf_counter_ns()
-        self._run()
-        api.llama_synchronize(self._context.pointer)
+        self._run(tokens, len(self._before), logits=True)
+        _core.synchronize(self._context.pointer)
         seconds = (time.perf_counter_ns() - start) * 1e-9
         layers = self._experts.take_layer_costs()
-        if not api.llama_memory_seq_rm(self._memory, 0, len(self._before), -1):
+        if not _core.forget_from(self._context.pointer, len(self._before)):
             self._start()  # This memory cannot remove tokens.
         return Decode(seconds, layers)
 
     def _start(self) -> None:
-        api.llama_memory_clear(self._memory, True)
+        _core.clear_memory(self._context.pointer)
         self._experts.set_counting(False)
         for first in range(0, len(self._before), 64):
-            self._fill(self._before[first : first + 64], first, logits=False)
-            self._run()
-        api.llama_synchronize(self._context.pointer)
+            self._run(self._before[first : first + 64], first, logits=False)
+        _core.synchronize(self._context.pointer)
         self._experts.set_counting(True)
 
-    def _fill(self, tokens: Sequence[int] | TokenArray, position: int, *, logits: bool) -> None:
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = int(token), position + i, logits
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-
-    def _run(self) -> None:
-        code = api.llama_decode(self._context.pointer, self._batch)
+    def _run(self, tokens: Sequence[int] | TokenArray, position: int, *, logits: bool) -> None:
+        code = _core.decode(self._context.pointer, tokens, position, logits)
         if code != 0:
             raise SpacError(f"the model could not be evaluated (llama_decode returned {code})")

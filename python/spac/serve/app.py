@@ -141,7 +141,8 @@ def _check_extra() -> None:
 
     missing = missing_modules("server")
     if missing:
-        raise InputError(f"the server needs {', '.join(missing)}: run `pip install 'spac[server]'`")
+        command = "CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install 'spac[server]'"
+        raise InputError(f"the server needs {', '.join(missing)}: run `{command}`")
 
 
 # The socket
