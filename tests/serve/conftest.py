@@ -22,6 +22,7 @@ from tests.cli.conftest import ONE_THREAD, environment
 
 KEY = "a key"
 QUEUE = 6
+EMBEDS = ("--embeddings", "--pooling", "last")
 FIXED = (*ONE_THREAD, "--draft-length", "8")  # no text depends on times
 
 
@@ -120,8 +121,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Yield the demo pair as "demo", with a key, a queue of QUEUE places and a context of 2048."""
-    server = Server(tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048")
+    """Yield the demo pair as "demo", with a key, embeddings, a queue of QUEUE places, a context of 2048."""
+    server = Server(tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048", *EMBEDS)
     yield server
     assert server.stop() == 0
 

@@ -46,6 +46,8 @@ def test_a_port_that_is_taken(capfd):
         (["--draft", "no.gguf"], "--target"),
         (["--grammar", "root ::= x"], "--grammar"),  # a grammar is an option of requests
         (["--temp", "hot"], "--temp"),
+        (["--pooling", "last"], "give --embeddings too"),
+        (["--embeddings"], "names no pooling for embeddings"),
     ],
 )
 def test_options_that_cannot_be(capfd, arguments, said):

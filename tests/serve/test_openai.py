@@ -241,6 +241,23 @@ def test_timings_as_in_llama_server(client):
             assert 0 <= found["draft_n_accepted"] <= found["draft_n"]
 
 
+def test_timings_in_other_interfaces(server, client):
+    asked = {"model": "demo", "input": "hello", "max_output_tokens": 5, "temperature": 0}
+    made = client.responses.create(**asked)
+    *others, last = client.responses.create(**asked, stream=True)
+    assert not [event for event in others if hasattr(getattr(event, "response", event), "timings")]
+    message = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
+    messages = server.anthropic().messages
+    events = list(messages.create(**message, stream=True))
+    assert [event.type for event in events if hasattr(event, "timings")] == ["message_delta"]
+    for found in (made, last.response, messages.create(**message), events[-2]):
+        assert found.timings["predicted_n"] == found.usage.output_tokens == 5
+        assert found.timings["predicted_ms"] > 0
+    assert made.timings["cache_n"] + made.timings["prompt_n"] == made.usage.input_tokens
+    counted = messages.count_tokens(model="demo", messages=message["messages"])
+    assert not hasattr(counted, "timings")
+
+
 def test_the_log(server, client):
     """The line comes when the answer has been sent."""
 

@@ -198,7 +198,6 @@ def test_a_body_that_is_too_large(server):
     [
         ("POST", "/extras/detokenize", {"tokens": [10**9]}, 400),  # the library would end the process
         ("POST", "/extras/detokenize", {"tokens": [-1]}, 400),
-        ("POST", "/v1/embeddings", {"input": "x"}, 400),
         ("POST", "/v1/nothing", {}, 404),
         ("GET", "/v1/completions", None, 405),
         ("DELETE", "/v1/models", None, 405),
@@ -221,11 +220,6 @@ def test_an_empty_stop_text_is_none(server):
     for path, request, stop in ((COMPLETIONS, TEXT, ""), (COMPLETIONS, TEXT, ["", "@@"]), (CHATS, CHAT, "")):
         status, answer = server.ask("POST", path, {**request, "stop": stop})
         assert (status, json.loads(answer)["usage"]["completion_tokens"]) == (200, 3)
-
-
-def test_embeddings(server):
-    status, answer = server.ask("POST", "/v1/embeddings", {"input": "x"})
-    assert (status, "this server makes no embeddings" in said(answer)) == (400, True)
 
 
 def test_a_stream_that_is_not_asked_for(server):

@@ -259,9 +259,9 @@ _REFUSED = [
     *_refused("answers go to stdout: redirect that", "", "--output -o --output-file", programs=("chat",)),
     *_refused("requests say where they end (stop)", "", "--reverse-prompt -r", programs=("serve",)),
     *_refused(
-        "this server generates text alone",
-        "--embedding --embeddings --rerank --reranking --spm-infill",
-        "--pooling --attention --embd-normalize",
+        "this server generates text and makes embeddings alone: leave it out",
+        "--rerank --reranking --spm-infill",
+        "--attention --embd-normalize",
         programs=("serve",),
     ),
     *_refused(

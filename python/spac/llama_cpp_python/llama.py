@@ -35,11 +35,21 @@ from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.detokenizer import Detokenizer
+from spac.llama_cpp_python.embedder import Embedder
 from spac.llama_cpp_python.generation import LoopRun, TokenRun, plain_setting
 from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
 from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
 from spac.llama_cpp_python.names import OPTIONS
-from spac.llama_cpp_python.pair import LentModel, LentPair, Placement, adapt, apply, placed, with_pool
+from spac.llama_cpp_python.pair import (
+    LentContext,
+    LentModel,
+    LentPair,
+    Placement,
+    adapt,
+    apply,
+    placed,
+    with_pool,
+)
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
@@ -56,7 +66,7 @@ log.addHandler(logging.NullHandler())
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 COMMON = "common"
 """The name of the chat format that llama.cpp's `common` implements: the format of the model's family."""
-_EXACT = "_config"  # `Llama.from_config` passes its configuration as this argument.
+_EXACT, _POOLING = "_config", "_pooling"  # `Llama.from_config` passes its own arguments by these names.
 _CHOICE = {item.name: _GENERATE.parameters[item.name].default for item in fields(Sampling)}
 
 
@@ -84,6 +94,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     input_ids: npt.NDArray[np.intc]
     n_tokens: int
+    embedder: Embedder | None = None
+    """What makes embeddings beside generations (`from_config`), or None."""
     _engine: Engine | None = None
     _run: TokenRun | LoopRun | None = None
     _placement: Placement | None = None
@@ -92,7 +104,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __init__(self, model_path: str, **options: Any) -> None:
         options = {name: value for name, value in options.items() if value is not None}
-        self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
+        self._own = own = {
+            name: options.pop(name) for name in (*OPTIONS, _EXACT, _POOLING) if name in options
+        }
         self._said: set[str] = set()
         check_names(options)
         if options.get("vocab_only"):
@@ -112,24 +126,32 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise
 
     @classmethod
-    def from_config(cls, config: EngineConfig, **options: Any) -> Self:
+    def from_config(cls, config: EngineConfig, *, pooling: str | None = None, **options: Any) -> Self:
         """Return a model that runs as an `Engine` of this configuration runs.
+
+        With `pooling`, a key of `embedder.POOLINGS`, the model has an `embedder` too.
 
         `options` are further arguments of llama_cpp. The configuration's sampling is not used, because every
         call has its own. The context has rows of logits for the longest verification only. Code that decodes
         on it with llama_cpp's low-level functions and needs more rows gives `logits_all`.
         """
-        keywords = {**llama_keywords(config), **options, _EXACT: config}
+        keywords = {**llama_keywords(config), **options, _EXACT: config, _POOLING: pooling}
         return cls(str(config.target), **keywords)
 
     def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
         exact = _EXACT in self._own
+        more = self._open_embedder if _POOLING in self._own else None
         if not config.draft_types and not (info.is_moe and config.device.lower() != "cpu"):
             threads = (config.threads, config.threads_batch or config.threads)
             self._placement = placed(config, threads, {}, {}, exact=exact)
             self._load_target(config, options)
             self._pool = with_pool(self.ctx)
-            adapt(config, self.model, self.ctx)
+            model, context = self.target, LentContext(self.ctx)
+            adapt(config, model, context)
+            if more is not None:
+                further = more(model, context)
+                self._stack.callback(further.close)
+                self._pool.attach(further)
             return
 
         def load(placement: Placement) -> tuple[Any, Any]:
@@ -153,7 +175,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
 
         def open_pair(chosen: EngineConfig) -> None:
-            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows))
+            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows, more=more))
 
         load_what_fits(config, info.n_layer, open_pair, unload)
         [pair] = pairs
@@ -168,6 +190,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             log.info("%s", note)
             if self.verbose:
                 print(f"spac: {note}", file=sys.stderr)
+
+    def _open_embedder(self, model: c_api.Model, context: c_api.Context) -> c_api.Context:
+        self.embedder = Embedder(model, context, self.context_params, self._own[_POOLING])
+        return self.embedder.context
 
     def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
         """Run llama_cpp's own initialization; an error of the library is raised with its reason."""

@@ -36,7 +36,7 @@ class LentModel(Model):
         pass
 
 
-class _LentContext(Context):
+class LentContext(Context):
     """A context that its owner frees, so this object does not."""
 
     def __init__(self, pointer: Any) -> None:
@@ -105,36 +105,46 @@ def placed(
 
 def with_pool(context: Any) -> SharedPool:
     """Return a thread pool for a context that has another owner; close it after the context."""
-    lent, pool = _LentContext(context), SharedPool(cpu_alone=True)
+    lent, pool = LentContext(context), SharedPool(cpu_alone=True)
     place(lent.threads)
     pool.attach(lent)
     return pool
 
 
-def adapt(config: EngineConfig, model: Any, context: Any) -> None:
+def adapt(config: EngineConfig, model: Model, context: Context) -> None:
     """Give the configuration's adapters to a model and a context that have another owner."""
-    lent = LentModel(Path(config.target), model)
-    load_adapters(lent, config.lora)
-    apply_adapters(lent, _LentContext(context))
+    load_adapters(model, config.lora)
+    apply_adapters(model, context)
 
 
 Load = Callable[[Placement], tuple[Any, Any]]
 """A function that loads the target and returns its llama_model and its llama_context."""
+
+More = Callable[[Model, Context], Context]
+"""A function that makes a further context, from the target and its first context."""
 
 
 class LentPair(ModelPair):
     """A pair that gets its target from `load` and loads its draft itself.
 
     `info` describes the target. With `exact`, the configuration sets up the target. Otherwise, llama_cpp's
-    own arguments set up the target, and the configuration sets up the draft.
+    own arguments set up the target, and the configuration sets up the draft. `more` makes a further context
+    of the target, which the pair owns, before slots take the rest of the device's memory.
     """
 
     def __init__(
-        self, config: EngineConfig, load: Load, *, info: ModelInfo, exact: bool = False, all_rows: bool = True
+        self,
+        config: EngineConfig,
+        load: Load,
+        *,
+        info: ModelInfo,
+        exact: bool = False,
+        all_rows: bool = True,
+        more: More | None = None,
     ) -> None:
-        self._lend, self._info, self._exact = load, info, exact
+        self._lend, self._info, self._exact, self._more = load, info, exact, more
         super().__init__(config, None, all_rows=all_rows)
-        del self._lend  # It usually belongs to the owner of this pair.
+        del self._lend, self._more  # They usually belong to the owner of this pair.
 
     def _load(self) -> None:
         config, types, draft = self._config, self._config.draft_types, None
@@ -163,13 +173,13 @@ class LentPair(ModelPair):
             model, context = self._lend(placement)
         self.target = self._keep(LentModel(Path(config.target), model))
         self._note_copy(self.target, copying)
-        self.target_context = self._keep(_LentContext(context))
+        self.target_context = self._keep(LentContext(context))
         self.pool = self._new_pool()  # The context computes with it, so the context's owner closes it.
         if self.pool is not None:
             self.pool.attach(self.target_context)
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
-        adapt(config, model, context)
+        adapt(config, self.target, self.target_context)
         self._note_paging(self._info)
         self._note_pinning()
         self._note_layers()
@@ -179,3 +189,7 @@ class LentPair(ModelPair):
         self._check_pair()
         with self._room_for_prompts(self.experts):  # The draft may be the target's extra layers.
             self.draft_context = self._open_draft_context() if needs_draft else None
+            if self._more is not None:
+                further = self._keep(self._more(self.target, self.target_context))
+                if self.pool is not None:
+                    self.pool.attach(further)

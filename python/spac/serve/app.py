@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import env
@@ -77,6 +78,14 @@ def make_parser() -> Parser:
         action="store_true",
         help="refuse requests that name another model; without it, any name is accepted",
     )
+    server.add_argument(
+        "--embeddings", "--embedding", action="store_true",
+        help="make embeddings too, at /v1/embeddings, in a context of its own",
+    )  # fmt: skip
+    server.add_argument(
+        "--pooling", choices=("mean", "cls", "last"),
+        help="how embeddings make one vector of a text's tokens (default: as the model says)",
+    )  # fmt: skip
     chat = parser.add_argument_group("chat")
     add_chat_options(chat)
     add_prefill_option(chat)
@@ -102,6 +111,7 @@ def serve(options: argparse.Namespace) -> int:
     talk = Talk(options.quiet)
     target, draft, demo = models(options)
     config, chat_options = read_config(options, target, draft), read_chat_options(options)
+    pooling = _pooling(options, target)
     api_key = env.API_KEY.get() if options.api_key is None else options.api_key
     out = sys.stdout
     with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
@@ -111,9 +121,11 @@ def serve(options: argparse.Namespace) -> int:
         if talk.progress is not None:  # stderr is a terminal, without --quiet
             talk.note(f"loading {target.name}")
         with interrupt.Interrupt(lambda: interrupt.leave):
-            llama = stack.enter_context(contextlib.closing(load(config)))
+            llama = stack.enter_context(contextlib.closing(load(config, pooling)))
         for note in llama.notes:
             talk.note(note)
+        if llama.embedder is not None:
+            talk.note(f"embeddings: pooling {pooling}, texts of {llama.embedder.limit} tokens at most")
         if note := adopt_format(llama, chat_options):
             talk.note(note)
         if not api_key and not _is_loopback(bound):
@@ -184,11 +196,22 @@ def _is_loopback(bound: socket.socket) -> bool:
 # The app
 
 
-def load(config: EngineConfig) -> Any:
-    """Return the model as llama-cpp-python's `Llama` with the split."""
+def load(config: EngineConfig, pooling: str | None = None) -> Any:
+    """Return the model as llama-cpp-python's `Llama` with the split; with `pooling`, it has an embedder."""
     from spac.llama_cpp_python.llama import Llama
 
-    return Llama.from_config(config, verbose=False)
+    return Llama.from_config(config, pooling=pooling, verbose=False)
+
+
+def _pooling(options: argparse.Namespace, target: Path) -> str | None:
+    """Return the pooling of embeddings, or None without them. Raise InputError if the file names none."""
+    if not options.embeddings:
+        if options.pooling is not None:
+            raise InputError("--pooling is for embeddings: give --embeddings too")
+        return None
+    from spac.llama_cpp_python.embedder import pooling_of
+
+    return options.pooling or pooling_of(target)
 
 
 def sampling_defaults(sampling: SamplingConfig) -> dict[str, Any]:

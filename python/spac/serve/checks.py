@@ -11,6 +11,7 @@ from llama_cpp.server import types
 from pydantic import ValidationError
 
 from spac.config.grammar import of_schema
+from spac.serve import embeddings
 from spac.serve.choices import count_choices, prompts_of
 from spac.serve.refusal import Refusal
 
@@ -18,12 +19,11 @@ REQUESTS = {
     "/v1/completions": types.CreateCompletionRequest,
     "/v1/engines/copilot-codex/completions": types.CreateCompletionRequest,
     "/v1/chat/completions": types.CreateChatCompletionRequest,
-    "/v1/embeddings": types.CreateEmbeddingRequest,
     "/extras/tokenize": types.TokenizeInputRequest,
     "/extras/tokenize/count": types.TokenizeInputRequest,
     "/extras/detokenize": types.DetokenizeInputRequest,
 }
-"""The requests that use the model, by path, and llama-cpp-python's types for them."""
+"""The requests that use the model, but embeddings, by path, and llama-cpp-python's types for them."""
 
 CHAT_FIELDS: dict[str, tuple[type, str]] = {
     "parallel_tool_calls": (bool, "true or false"),
@@ -53,6 +53,8 @@ def checked(
     request = parsed(body)
     if models is not None:
         _check_model(path, request, models)
+    if path in embeddings.PATHS:
+        return embeddings.check(path, request), body
     if "prompt" in request or "messages" in request:
         request = {**defaults, **request}
     _check_limit(request)

@@ -15,13 +15,13 @@ MOST_CHOICES = 128
 """The largest number of choices in an answer, as in OpenAI's interface."""
 
 
-def prompts_of(request: Mapping[str, Any]) -> list[Prompt]:
-    """Return the prompts of a completion request: texts, or lists of tokens. Raise Refusal."""
-    prompt = request.get("prompt", "")
+def prompts_of(request: Mapping[str, Any], name: str = "prompt") -> list[Prompt]:
+    """Return the texts, or lists of tokens, that the field `name` of a request has. Raise Refusal."""
+    prompt = request.get(name, "")
     found = [prompt] if not isinstance(prompt, list) or _are_tokens(prompt) else prompt
     if not found or not all(isinstance(each, str) or _are_tokens(each) for each in found):
-        text = "prompt: a text, a list of tokens, or a list of these is needed, and no empty list"
-        raise Refusal(400, text, param="prompt")
+        text = f"{name}: a text, a list of tokens, or a list of these is needed, and no empty list"
+        raise Refusal(400, text, param=name)
     return found
 
 

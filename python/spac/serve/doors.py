@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spac.serve import messages, responses
+from spac.serve import messages, native, responses
 from spac.serve.pieces import Translator, encoded
 from spac.serve.refusal import Refusal
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,20 @@ def translated(path: str, body: bytes) -> tuple[str, bytes, dict[str, Any] | Non
     The original is None if nothing was translated. A body that is no JSON object is returned unchanged, and
     `checks` refuses it. Raises Refusal.
     """
-    door = DOORS.get(path)
-    if door is None:
+    if path in DOORS:
+        known, translate = CHAT, DOORS[path].chat
+    elif path == native.PATH:
+        known, translate = COMPLETIONS, native.completion
+    else:
         return path, body, None
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
-        return CHAT, body, None
+        return known, body, None
     request = {name: value for name, value in request.items() if value is not None}
-    return CHAT, json.dumps(door.chat(request)).encode(), request
+    return known, json.dumps(translate(request)).encode(), request
 
 
 def refusal_body(path: str, refusal: Refusal) -> dict[str, Any]:

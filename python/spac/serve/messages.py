@@ -9,7 +9,7 @@ from typing import Any
 
 from spac.serve import fields
 from spac.serve.fields import Turns, refuse
-from spac.serve.pieces import End, Event, Piece, Translator, end_of, own_id, pieces_of
+from spac.serve.pieces import End, Event, Piece, Translator, end_of, figures_of, own_id, pieces_of
 from spac.serve.refusal import Refusal
 
 TEXT = {"text": "text"}
@@ -164,7 +164,8 @@ def answer(_request: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, An
     choice = made["choices"][0]
     end = end_of(choice)
     blocks = [_whole(piece, is_cut=end.reason == "length") for piece in pieces_of(choice["message"])]
-    return _message(made, made["usage"], [block for block in blocks if block is not None], end)
+    message = _message(made, made["usage"], [block for block in blocks if block is not None], end)
+    return {**message, **figures_of(made)}
 
 
 def _message(
@@ -253,7 +254,7 @@ class MessageEvents(Translator):
         yield {"type": "content_block_stop", "index": self._index}
 
     def _finish(self, end: End, usage: Mapping[str, Any]) -> Iterator[Event]:
-        yield {"type": "message_delta", "delta": _ending(end), "usage": _usage(usage)}
+        yield {"type": "message_delta", "delta": _ending(end), "usage": _usage(usage), **self._figures}
         yield {"type": "message_stop"}
 
     def fail(self, refusal: Refusal) -> Iterator[Event]:

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 
+from spac.serve import embeddings, native
 from spac.serve.checks import REQUESTS, checked
 from spac.serve.doors import DOORS, refusal_body, refusal_event, translated
 from spac.serve.metrics import Metrics
@@ -32,8 +33,16 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-SERVED = {*REQUESTS, *DOORS}
+SERVED = {*REQUESTS, *DOORS, *embeddings.PATHS, native.PATH}
 """The paths of requests that use the model."""
+ALIASES = {
+    "/chat/completions": "/v1/chat/completions",
+    "/responses": "/v1/responses",
+    "/models": "/v1/models",
+    "/completions": native.PATH,
+    "/embeddings": "/embedding",
+}
+"""llama-server's other paths of endpoints."""
 MAX_BODY = 32 << 20
 STALL_S = 60.0
 """Seconds after which a client that receives nothing counts as gone, because others wait for the model."""
@@ -56,7 +65,9 @@ class RequestMiddleware:
         if scope["type"] != "http" or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return
-        began, path = time.monotonic(), str(scope["path"])
+        began, asked = time.monotonic(), scope
+        path = ALIASES.get(scope["path"], str(scope["path"]))
+        scope = {**scope, "path": path, "raw_path": path.encode()}
         answer = Answer(send, path)
         try:
             self._state.admit(path, scope)
@@ -77,7 +88,7 @@ class RequestMiddleware:
             if known:
                 metrics.seconds.observe(seconds)
             if path not in POLLED:
-                self._state.log(_log_line(scope, answer, seconds))
+                self._state.log(_log_line(asked, answer, seconds))
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
         known, raw, original = translated(path, await read_body(receive))

@@ -54,6 +54,11 @@ def end_of(choice: Mapping[str, Any]) -> End:
     return End(choice["finish_reason"], choice.get("stop_reason"))
 
 
+def figures_of(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field `timings` of an answer or a chunk, as an object; without it, the object is empty."""
+    return {"timings": made["timings"]} if "timings" in made else {}
+
+
 def own_id(made: Mapping[str, Any]) -> str:
     """Return the part of an answer's id that all ids made for it contain."""
     return str(made["id"]).removeprefix("chatcmpl-")
@@ -72,10 +77,12 @@ class Translator(ABC):
         self._n_calls = 0
         self._end: End | None = None
         self._usage: Mapping[str, Any] = {}
+        self._figures: dict[str, Any] = {}  # the field `timings`, once a chunk has it
 
     def push(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a chunk of the chat."""
         self._usage = chunk.get("usage") or self._usage
+        self._figures = figures_of(chunk) or self._figures
         if not self.begun:
             self.begun = True
             yield from self._begin(chunk, self._usage)

@@ -15,7 +15,6 @@ GONE = 499
 """The status that logs and metrics count for a client that left; it is never sent."""
 
 TOO_LONG = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d+)")
-NO_EMBEDDINGS = "must be created with embedding=True"
 UNABLE = re.compile(r"must be created with logits_all=True|logits_all=False")
 
 
@@ -82,8 +81,6 @@ def refusal_of(error: BaseException) -> Refusal:
             f"the prompt and the answer need {match[1]} tokens, and the context holds {match[2]}",
             code="context_length_exceeded",
         )
-    if NO_EMBEDDINGS in text:
-        return Refusal(400, "this server makes no embeddings; spac.Llama(…, embedding=True) does")
     if UNABLE.search(text):
         return Refusal(400, f"this server's model does not do that: {text}")
     if isinstance(error, ValueError):

@@ -237,7 +237,8 @@ class ResponseEvents(Translator):
         status = "incomplete" if end.reason == "length" else "completed"
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
         whole = {**self._response, "status": status, "incomplete_details": why, "output": self._output}
-        yield self._event(f"response.{status}", response={**whole, "usage": _usage(usage)})
+        figures = {"usage": _usage(usage), **self._figures}
+        yield self._event(f"response.{status}", response={**whole, **figures})
 
     def fail(self, refusal: Refusal) -> Iterator[Event]:
         """Yield the event of a failed response."""

@@ -1,7 +1,8 @@
 """The routes beside those of llama-cpp-python's server.
 
-They serve OpenAI's completions and chats, chats in other interfaces (`doors`), health, metrics, the list of
-models, and tokens. All but the first two do not wait for the model, unlike the routes that they replace.
+They serve OpenAI's completions and chats, chats in other interfaces (`doors`), llama-server's completions,
+embeddings, health, metrics, the list of models, and tokens. The last four do not wait for the model, unlike
+the routes that they replace.
 Streams of that server could have one choice only.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -20,10 +21,12 @@ from sse_starlette import EventSourceResponse
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from spac.serve import embeddings, native
 from spac.serve.chat_run import ChatRun
 from spac.serve.checks import REQUESTS, parsed
+from spac.serve.choices import timings
 from spac.serve.description import detokenized, tokenized
-from spac.serve.doors import DOORS, refusal_body
+from spac.serve.doors import COMPLETIONS, DOORS, refusal_body
 from spac.serve.middleware import ServerState, read_body
 from spac.serve.pieces import Translator, events_of
 from spac.serve.refusal import Refusal
@@ -74,6 +77,9 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         router.post(path)(_openai)
     for path in DOORS:
         router.post(path)(_chat)
+    for path in embeddings.PATHS:
+        router.post(path)(_embeddings)
+    router.post(native.PATH)(_native)
     known = list(app.router.routes)
     app.include_router(router)
     added = [route for route in app.router.routes if route not in known]
@@ -91,13 +97,31 @@ async def _openai(request: Request) -> Any:
     return await run_in_threadpool(answer, **arguments)
 
 
+async def _native(request: Request) -> Any:
+    """Answer a request of llama-server's own completions; the context has it as OpenAI's request."""
+    context = REQUEST_CONTEXT.get()
+    asked = REQUESTS[COMPLETIONS].model_validate_json(await request.body())
+    llama, arguments = _prepared(asked)
+    parts = native.events(llama(**{**arguments, "stream": True}), context)
+    if asked.stream:
+        return EventSourceResponse(_data(parts, context, done=False), sep="\n")
+    return JSONResponse(await run_in_threadpool(native.whole, parts))
+
+
 async def _data(
-    chunks: Generator[dict[str, Any], None, None], context: RequestContext
+    chunks: Generator[dict[str, Any], None, None], context: RequestContext, *, done: bool = True
 ) -> AsyncIterator[dict[str, str]]:
     context.at_end(chunks.close)
     async for chunk in iterate_in_threadpool(chunks):
         yield {"data": json.dumps(chunk)}
-    yield {"data": "[DONE]"}
+    if done:
+        yield {"data": "[DONE]"}
+
+
+async def _embeddings() -> JSONResponse:
+    """Answer a request of embeddings; the request context has it."""
+    proxy, context = upstream._llama_proxy, REQUEST_CONTEXT.get()
+    return JSONResponse(await run_in_threadpool(embeddings.embedded, proxy(), proxy.name, context))
 
 
 async def _chat(request: Request) -> Response:
@@ -109,14 +133,24 @@ async def _chat(request: Request) -> Response:
         return EventSourceResponse(events, ping_message_factory=lambda: door.ping)
     run = _run(asked)
     made = await run_in_threadpool(run.count if door.counts else run.answer)
-    return JSONResponse(door.answer(context.original, made))
+    return JSONResponse(door.answer(context.original, {**made, **_figures(context)}))
 
 
 async def _events(asked: Any, context: RequestContext, translator: Translator) -> AsyncIterator[bytes]:
-    events = events_of(translator, _run(asked).chunks())
+    events = events_of(translator, _timed(_run(asked).chunks(), context))
     context.at_end(events.close)  # a client that left would keep them until they are collected
     async for event in iterate_in_threadpool(events):
         yield event
+
+
+def _timed(chunks: Iterable[dict[str, Any]], context: RequestContext) -> Iterator[dict[str, Any]]:
+    """Yield the chunks, then one with the timings, because a run has its statistics when it is over."""
+    yield from chunks
+    yield {"choices": [], **_figures(context)}
+
+
+def _figures(context: RequestContext) -> dict[str, Any]:
+    return {"timings": timings(context.runs)} if context.runs else {}
 
 
 def _run(asked: Any) -> ChatRun:

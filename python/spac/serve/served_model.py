@@ -62,11 +62,6 @@ class ServedModel:
         # By its declared types, the app would drop the fields that it does not know.
         return JSONResponse({**made, "timings": timings(runs)} if runs else made)
 
-    def create_embedding(self, *args: Any, **keywords: Any) -> Any:
-        """Return the embeddings of texts."""
-        with _refusing():
-            return self._llama.create_embedding(*args, **keywords)
-
     def detokenize(self, tokens: list[int]) -> bytes:
         """Return the text of tokens in valid UTF-8; raise Refusal for a token that does not exist."""
         self.check_tokens(tokens, "tokens")
