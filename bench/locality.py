@@ -95,7 +95,7 @@ def run_pair(folder: Path, drift: Drift, args: argparse.Namespace) -> tuple[Dema
         recorder = Recorder(scheduler.make("static"))
         config = EngineConfig(
             target=target_path, draft=draft_path, draft_length=length, device="simulated", slots=1,
-            ctx=args.tokens + 80, scheduler=recorder, threads=args.threads,
+            ctx=args.tokens + 80, scheduler=recorder, threads=args.threads, state="off",
             sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
         )  # fmt: skip
         with Engine(config) as engine:

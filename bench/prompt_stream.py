@@ -89,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
             target=model_of(Path(folder)), device="simulated", threads=1, ctx=1024, scheduler="none",
-            stream_batch=64, sampling=SamplingConfig(temp=0.0),
+            stream_batch=64, state="off", sampling=SamplingConfig(temp=0.0),
         )  # fmt: skip
         with Engine(config) as engine:
             _core.set_simulated_device(upload_gb_s=given.link)

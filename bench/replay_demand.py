@@ -62,6 +62,7 @@ def record(given: argparse.Namespace) -> None:
         draft_length=given.draft_length,
         device="simulated",
         slots=1,
+        state="off",
         scheduler=recorder,
         ctx=2048,
         sampling=SamplingConfig(seed=1, temp=given.temp, ignore_eos=True),

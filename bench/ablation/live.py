@@ -65,6 +65,7 @@ class Subject:
             target=pair.target, draft=pair.draft, device="simulated", slots=setting.slots,
             scheduler=scheduler, threads=setting.threads, ctx=2048, governor="fixed",
             draft_length=0 if name == PLAIN else setting.draft_length,
+            state="off",
         )  # fmt: skip
         self.engine = Engine(config)
         self.engine.events.after_step.append(self._watch)

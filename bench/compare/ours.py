@@ -37,7 +37,7 @@ def config_of(job: Job) -> EngineConfig:
     return EngineConfig(
         target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=job.scheduler,
         ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, paging=paging_of(job),
-        sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True), **draft,
+        state="off", sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True), **draft,
     )  # fmt: skip
 
 

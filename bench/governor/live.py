@@ -52,7 +52,12 @@ def record(given: argparse.Namespace, about: dict[str, object]) -> None:
 def run_set(given: argparse.Namespace, prompts: list[str]) -> dict[str, Any]:
     """Run one engine over all prompts of a set. Each length runs `rounds` times, in an order drawn anew."""
     config = EngineConfig(
-        target=given.target, draft=given.draft, device=given.device, ctx=2048, draft_max=max(FIXED)
+        target=given.target,
+        draft=given.draft,
+        device=given.device,
+        ctx=2048,
+        draft_max=max(FIXED),
+        state="off",
     )
     runs: list[Run] = []
     order = np.random.default_rng(0)

@@ -26,7 +26,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     peak."""
     config = EngineConfig(
         target=args.target, draft=args.draft, device=args.device, vram_limit=args.limit, slots="auto",
-        ctx=args.prompt + args.tokens + 64, sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
+        ctx=args.prompt + args.tokens + 64, state="off",
+        sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
     )  # fmt: skip
     with VramMeter(args.device) as meter, Engine(config) as engine:
         generation = engine.generate(list(range(5, 5 + args.prompt)), args.tokens)

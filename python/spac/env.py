@@ -164,6 +164,12 @@ DEVICE = Text(
     "The device that `--device auto` means, such as CUDA1, simulated or cpu. Not set: the first GPU, or the "
     "CPU alone without one.",
 )
+STATE = Choice(
+    "SPAC_STATE",
+    ("auto", "off"),
+    "The meaning of `--state auto`. off keeps nothing of what schedulers learn, for tests and comparisons. "
+    "If it is not set, it is auto.",
+)
 SIMULATED_DEVICE = Pairs(
     "SPAC_SIMULATED_DEVICE",
     {

@@ -49,6 +49,18 @@ def test_a_file_that_is_no_state(spac_run, pair, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "what I did in my holidays"
 
 
+def test_words_of_state_are_no_files(spac_run, pair, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPAC_STATE", "auto")
+    kept = tmp_path / "cache" / "spac" / "states"
+    assert spac_run(*pair, "--state", "off").code == 0
+    assert not kept.exists()
+    for options in ((), ("--state", "auto")):
+        assert spac_run(*pair, *options).code == 0
+        assert len(list(kept.iterdir())) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
 def test_without_slots_there_is_nothing_to_keep(spac_run, pair, tmp_path):
     outcome = spac_run(*pair, "--slots", 0, "--state", tmp_path / "warm.state")
     assert outcome.code == 0

@@ -43,7 +43,7 @@ def run(job: Job) -> Result:
         config.setdefault("draft", str(demo / "draft.gguf"))
     moments: list[Moment] = []
     lengths = random.Random(1)
-    with Engine(EngineConfig(**config)) as engine:
+    with Engine(EngineConfig(**config, state="off")) as engine:
         experts = engine.experts
         assert experts is not None
 

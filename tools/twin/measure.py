@@ -65,7 +65,8 @@ def run(
     recorder = Recorder(scheduler.make("static"))
     config = EngineConfig(
         target=target, draft=draft, draft_length=draft_length, device=device, slots=1, scheduler=recorder,
-        ctx=n_token + 80, threads=threads, sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
+        ctx=n_token + 80, threads=threads, state="off",
+        sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
     )  # fmt: skip
     with Engine(config) as engine:
         begun = time.perf_counter()

@@ -57,7 +57,9 @@ class Candidate:
 
     def config(self, base: EngineConfig) -> EngineConfig:
         """Return `base` with these settings; raise InputError for options that exclude each other."""
-        config = replace(base, device=self.device, scheduler=self.scheduler or NOTHING, slots=self.slots)
+        config = replace(
+            base, device=self.device, scheduler=self.scheduler or NOTHING, slots=self.slots, state="off"
+        )
         if not self.drafts:
             return config
         if self.length is None:

@@ -23,6 +23,7 @@ from spac import env
 from spac.cli import interrupt
 from spac.cli.hub import draft_of, target_of
 from spac.cli.options import Parser
+from spac.config.engine import STATE_WORDS
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 from spac.machine.files import check_outputs, unwritable
 
@@ -89,12 +90,16 @@ def _fail(parser: Parser, options: argparse.Namespace, error: Exception, code: i
 
 
 def files(options: argparse.Namespace) -> tuple[dict[str, Path | str], list[tuple[str, Path | str]]]:
-    """Return the outputs and the inputs that the options name, for `check_outputs`. "-" is left out."""
+    """Return the outputs and the inputs that the options name, for `check_outputs`.
+
+    "-" and the words of --state are left out.
+    """
 
     def paths(name: str) -> list[Path | str]:
         value = getattr(options, name, None)
         found = value if isinstance(value, list) else [value]
-        return [each for each in found if isinstance(each, Path | str) and each != "-"]
+        words = STATE_WORDS if name == "state" else ("-",)
+        return [each for each in found if isinstance(each, Path | str) and str(each) not in words]
 
     streams: list[tuple[str, Path | str]] = [(name, f"/dev/{name}") for name in ("stdin", "stdout", "stderr")]
     inputs = [(what, path) for name, what in _INPUTS.items() for path in paths(name)]

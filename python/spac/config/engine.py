@@ -52,6 +52,8 @@ DEFAULT_LOOKAHEAD = 3
 
 Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
 """
+STATE_WORDS = ("auto", "off")
+"""The values of `state` that are no files."""
 
 CONTEXT = Range(0, 2**24)
 """Tokens of a context. The limit is above every model's; the library allocates lists of this length."""
@@ -176,8 +178,11 @@ class EngineConfig(ContextConfig):
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     state: Path | str | None = option(
-        None, "start warm from this file, and save there at the end what the scheduler learned", "--state"
-    )
+        "auto", "start warm with what the scheduler learned in earlier runs, and save at the end what it "
+        "learned: auto in the cache folder, for each model, device and scheduler (not with --deterministic), "
+        "off nowhere, FILE in this file",
+        "--state", metavar="FILE|auto|off",
+    )  # fmt: skip
     timeline: Path | str | None = option(
         None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
     )
@@ -221,6 +226,16 @@ class EngineConfig(ContextConfig):
             )
         if self.draft_min > self.longest_draft:
             raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.longest_draft}")
+
+    @property
+    def state_file(self) -> Path | None:
+        """The file of the warm state; None with "auto" and "off"."""
+        return Path(self.state) if self.state and str(self.state) not in STATE_WORDS else None
+
+    @property
+    def keeps_state(self) -> bool:
+        """True if the warm state is kept in the cache folder. It would make equal runs differ."""
+        return str(self.state) == "auto" and not self.deterministic
 
     @property
     def is_governed(self) -> bool:

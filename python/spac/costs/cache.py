@@ -150,18 +150,19 @@ def load(key: Key) -> Costs | None:
 
 def store(key: Key, costs: Costs) -> None:
     """Store costs for the next run, or raise InputError if the cache folder cannot be written."""
-    _make_folder(key.path.parent)
+    make_folder(key.path.parent)
     stored = {"key": asdict(key), "costs": json.loads(costs.to_json())}
     write_atomically(key.path, json.dumps(stored, indent=1).encode())
 
 
 def check(key: Key) -> None:
     """Raise InputError if `store` would raise it."""
-    _make_folder(key.path.parent)
+    make_folder(key.path.parent)
     check_writable(key.path.with_suffix(".check"))
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder of the cache with its parents, or raise InputError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

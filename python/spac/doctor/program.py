@@ -317,7 +317,7 @@ def _demo() -> Iterator[Finding]:
     from spac.config import EngineConfig, SamplingConfig
     from spac.engine import Engine
 
-    config = EngineConfig(demo.TARGET, demo.DRAFT, ctx=512, sampling=SamplingConfig(temp=0))
+    config = EngineConfig(demo.TARGET, demo.DRAFT, ctx=512, state="off", sampling=SamplingConfig(temp=0))
     try:
         with Engine(config) as engine:
             generation = engine.generate(demo.PROMPT, max_tokens=16)

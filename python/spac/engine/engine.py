@@ -82,7 +82,8 @@ class Engine:
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
-            self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace)
+            device = f"{self.device.name}, {self.device.description}" if self.device is not None else "cpu"
+            self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)
             self.events.timeline = self._files.timeline
         except BaseException:
             self.close()

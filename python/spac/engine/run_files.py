@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spac.engine.warm_state import WarmState, facts_of, misfit
+from spac import env
+from spac.engine.warm_state import WarmState, facts_of, kept_path, misfit, prepare, trim
+from spac.errors import InputError
 from spac.machine.files import check_outputs
-from spac.scheduler import Event
+from spac.scheduler import Event, SchedulerChoice
 from spac.stats.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -23,20 +25,29 @@ class RunFiles:
     def __init__(self, config: EngineConfig) -> None:
         """Check the files and read the warm state, or raise InputError if a file cannot be used."""
         self._target = Path(config.target)
-        self._state_path = Path(config.state) if config.state else None
+        self._state_path = config.state_file
+        # An object's name does not tell which class it is of, so only schedulers by name are kept.
+        by_name = isinstance(config.scheduler, SchedulerChoice)
+        self._keeps = by_name and config.keeps_state and env.STATE.get() != "off"
+        self._device = ""
         self._timeline_path = Path(config.timeline) if config.timeline else None
         check_outputs({"--state": self._state_path, "--timeline": self._timeline_path})
         self._state = WarmState.load(self._state_path) if self._state_path is not None else None
         self.timeline: Timeline | None = None
         """The timeline while it records; None before and after."""
 
-    def begin(self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace) -> list[str]:
+    def begin(
+        self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace, device: str
+    ) -> list[str]:
         """Restore the warm state, start the timeline, and return notes for the user.
 
-        `options` are the scheduler's options.
+        `options` are the scheduler's options, `device` is a text that identifies the device.
         """
+        self._device = device
         if self._timeline_path is not None:
             self.timeline = Timeline(self._timeline_path, trace)
+        if self._keeps and driver is not None:
+            return self._begin_kept(driver, dict(options))
         if self._state_path is None:
             return []
         if driver is None:
@@ -45,6 +56,21 @@ class RunFiles:
         return (
             [f"state {self._state_path}: {fault}; starts cold, and replaces it at the end"] if fault else []
         )
+
+    def _begin_kept(self, driver: Driver, options: dict[str, Any]) -> list[str]:
+        """Restore the state that the cache folder keeps, and return a note if there is a fault."""
+        try:
+            path = kept_path(self._target, self._device, driver.scheduler.name, options)
+            prepare(path)
+        except InputError as error:
+            self._keeps = False
+            return [f"what the scheduler learns is not kept for the next run: {error}"]
+        try:
+            self._state = WarmState.load(path)
+            fault = self._resume(driver, options)
+        except InputError:
+            fault = "a damaged file"
+        return [f"state {path}: {fault}; starts cold, and replaces it at the end"] if fault else []
 
     def _resume(self, driver: Driver, options: dict[str, Any]) -> str:
         """Restore the state if there is one that fits, and return why one does not fit, else ""."""
@@ -83,10 +109,27 @@ class RunFiles:
                 notes.append(
                     f"timeline {timeline.path}: full, the last {timeline.dropped} entries are missing in it"
                 )
-        if driver is not None and path is not None and driver.step > 0:
-            facts, scheduler = facts_of(self._target, driver.layers), driver.scheduler
-            WarmState(facts, scheduler.name, dict(options), scheduler.state(), driver.plan).save(path)
+        if driver is not None and driver.step > 0:
+            if path is not None:
+                self._state_of(driver, options).save(path)
+            elif self._keeps:
+                notes += self._keep(self._state_of(driver, options))
+        self._keeps = False
         return notes
+
+    def _state_of(self, driver: Driver, options: Mapping[str, Any]) -> WarmState:
+        facts, scheduler = facts_of(self._target, driver.layers), driver.scheduler
+        return WarmState(facts, scheduler.name, dict(options), scheduler.state(), driver.plan)
+
+    def _keep(self, state: WarmState) -> list[str]:
+        """Write the state into the cache folder, and return a note if that fails."""
+        try:
+            path = kept_path(self._target, self._device, state.scheduler, state.options)
+            state.save(path)
+            trim(path.parent)
+        except (InputError, OSError) as error:
+            return [f"what the scheduler learned is not kept for the next run: {error}"]
+        return []
 
 
 def _named(options: Mapping[str, Any]) -> str:

@@ -2,8 +2,9 @@
 
 The file is a `.npz` archive of numpy arrays without pickled objects, written whole or not at all. Its entry
 `about` is JSON. It has the version of the format, the scheduler's name and options, and the facts that
-identify a target: its shapes, its file's size and a hash of its header. The facts leave out the file's name
-and folder.
+identify a target: its shapes, and its file's size and hash. The facts leave out the file's name and folder.
+
+The cache folder keeps states for each target, device and scheduler. The oldest go when they take too much.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spac import env
+from spac.costs.cache import fingerprint, make_folder
 from spac.errors import InputError
-from spac.machine.files import write_atomically
-from spac.model.gguf.header import read_header
+from spac.machine.files import check_writable, write_atomically
 from spac.scheduler.base import Plan, StateArrays
 
 if TYPE_CHECKING:
     from spac.scheduler.driver import LayerInfo
 
 FORMAT = 1
+MOST_BYTES = 64 << 20
+"""The most bytes of kept states."""
 _LEARNED = "scheduler."  # prefix of the scheduler's arrays
 
 Facts = dict[str, Any]
@@ -35,17 +41,13 @@ Facts = dict[str, Any]
 def facts_of(target: Path, layers: Sequence[LayerInfo]) -> Facts:
     """Return the facts that identify a target, whatever its file is called.
 
-    The first part of a split file stands for the whole file.
+    The first part of a split file stands for the whole file. Raise InputError if it cannot be read.
     """
-    header = read_header(target)
-    with target.open("rb") as file:
-        digest = hashlib.sha256(file.read(header.data_offset)).hexdigest()
     return {
         "layers": len(layers),
         "experts": [layer.n_expert for layer in layers],
         "expert_bytes": [layer.expert_bytes for layer in layers],
-        "file_size": target.stat().st_size,
-        "header": digest,
+        "file": fingerprint(target),
     }
 
 
@@ -53,9 +55,40 @@ _FACTS = {
     "layers": "the number of MoE layers",
     "experts": "the number of experts",
     "expert_bytes": "the experts' sizes or types",
-    "file_size": "the file's size",
-    "header": "the file's header",
+    "file": "the file's size or content",
 }
+
+
+def kept_path(target: Path, device: str, scheduler: str, options: Mapping[str, Any]) -> Path:
+    """Return the cache folder's file for a target, a device and a scheduler. It may not exist.
+
+    Raise InputError if the target cannot be read.
+    """
+    key = json.dumps([fingerprint(target), device, scheduler, options], sort_keys=True)
+    return env.cache_folder() / "states" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
+
+
+def prepare(path: Path) -> None:
+    """Make the folder of a kept state, or raise InputError if the state could not be written there."""
+    make_folder(path.parent)
+    check_writable(path.with_suffix(f".{os.getpid()}"))
+
+
+def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Delete the oldest files of a folder until the others have `most_bytes` at most.
+
+    Another process may do the same at the same time. Files that cannot be deleted stay.
+    """
+    found = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+    total = 0
+    for _, n_bytes, path in sorted(found, reverse=True):
+        total += n_bytes
+        if total > most_bytes:
+            with suppress(OSError):
+                path.unlink()
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _profile(options: argparse.Namespace) -> int:
 
     talk = Talk(options.quiet)
     pair = ModelPair(config, talk.progress, all_rows=False)
-    with Engine(replace(config, scheduler=Forced()), pair=pair) as engine:
+    with Engine(replace(config, scheduler=Forced(), state="off"), pair=pair) as engine:
         talk.end_progress()
         talk.show_notes(engine)
         measurement = Measurement(engine, pair, lambda what: talk.show(f"measuring {what}"))
