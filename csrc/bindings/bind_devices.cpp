@@ -37,6 +37,7 @@ void bind_devices(py::module_ & m) {
     using spac::DeviceMemory;
     py::class_<DeviceMemory>(m, "DeviceMemory", "A device's memory, in bytes.")
         .def_readonly("free", &DeviceMemory::free)
+        .def_readonly("device_free", &DeviceMemory::device_free)
         .def_readonly("total", &DeviceMemory::total)
         .def_readonly("limit", &DeviceMemory::limit)
         .def_readonly("used", &DeviceMemory::used)

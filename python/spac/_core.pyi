@@ -211,6 +211,9 @@ class DeviceMemory:
     def free(self) -> int:
         """The bytes that may still be allocated within the limit."""
     @property
+    def device_free(self) -> int:
+        """The bytes that are free on the device, whatever the limit."""
+    @property
     def total(self) -> int: ...
     @property
     def limit(self) -> int:

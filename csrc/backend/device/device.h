@@ -11,6 +11,7 @@ namespace spac {
 // A device's memory in bytes. device_memory.h says what is counted.
 struct DeviceMemory {
     size_t   free             = 0; // bytes that may still be allocated, within the limit
+    size_t   device_free      = 0; // bytes that are free on the device, whatever the limit
     size_t   total            = 0; // the device's size
     size_t   limit            = 0; // the most that this process may take; 0: no limit
     size_t   used             = 0; // bytes in buffers of this process

@@ -87,6 +87,7 @@ void watch_memory(ggml_backend_dev_t device) {
 DeviceMemory memory_of(ggml_backend_dev_t device) {
     DeviceMemory memory;
     ggml_backend_dev_memory(device, &memory.free, &memory.total);
+    memory.device_free = memory.free;
     const std::lock_guard lock(watch_mutex);
     for (const Watched & w : watched()) {
         if (w.device == device && w.is_host) {

@@ -110,16 +110,17 @@ struct SplitBlock {
     ggml_tensor *                   host_out   = nullptr;
     std::vector<std::vector<float>> host_scales; // copies of the scales' tables
 
-    // The device's part. It is made when there are slots, and again when they were replaced.
-    uint64_t                           storage_generation = 0;
-    std::shared_ptr<const SlotStorage> storage;
-    ggml_context_ptr                   device_ctx;
-    Part                               device_nodes;
-    std::vector<ggml_tensor *>         device_chain; // the copies of the chain among device_nodes
-    ggml_tensor *                      slot_lookup     = nullptr;
-    ggml_tensor *                      compact_ids     = nullptr;
-    ggml_tensor *                      compact_gather  = nullptr;
-    ggml_tensor *                      compact_scatter = nullptr;
+    // The device's part. It is made when there are slots, and again when they were replaced. Only launches hold the
+    // slots' memory. A graph that is kept for its next run would keep memory that was given back.
+    uint64_t                         storage_generation = 0;
+    std::weak_ptr<const SlotStorage> storage;
+    ggml_context_ptr                 device_ctx;
+    Part                             device_nodes;
+    std::vector<ggml_tensor *>       device_chain; // the copies of the chain among device_nodes
+    ggml_tensor *                    slot_lookup     = nullptr;
+    ggml_tensor *                    compact_ids     = nullptr;
+    ggml_tensor *                    compact_gather  = nullptr;
+    ggml_tensor *                    compact_scatter = nullptr;
     std::vector<ggml_tensor *>
          compact_scales;        // for every scale the pairs' numbers, and the leaf by which the chain reads them
     int  compact_pairs = 0;     // number of pairs in the execution under way

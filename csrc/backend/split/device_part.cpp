@@ -111,7 +111,7 @@ void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
 
     NodeMap map;
     for (size_t w = 0; w < block.weights.size(); ++w) {
-        map[block.weights[w]] = b.storage->tensor(pool, static_cast<int>(w));
+        map[block.weights[w]] = now.storage->tensor(pool, static_cast<int>(w));
     }
     b.device_can =
         !no_room && std::all_of(map.begin(), map.end(), [](auto & entry) { return entry.second != nullptr; });
@@ -149,7 +149,7 @@ void DevicePart::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_
 ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                                const ggml_cgraph * graph) {
     stream_.hold(mask);
-    stream_.hold(b.storage);
+    stream_.hold(b.storage.lock());
     if (b.slot_lookup != nullptr) {
         refresh_mask(b, mask);
     } else {
@@ -163,7 +163,7 @@ ggml_status DevicePart::launch(SplitBlock & b, const Staging & s, const std::sha
 }
 
 ggml_status DevicePart::launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph) {
-    stream_.hold(b.storage);
+    stream_.hold(b.storage.lock());
     send_row(b, late.row, 0); // the version is not known yet
     stream_.record_device_part(b);
     return stream_.launch(b, b.device_nodes, graph);

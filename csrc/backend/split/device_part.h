@@ -23,7 +23,7 @@ class DevicePart {
 
     // Returns true if the block's part was made for other slots than those of `now`.
     static bool stale(const SplitBlock & b, const ModelExperts::Snapshot & now) {
-        return b.storage_generation != now.generation || !b.storage;
+        return b.storage_generation != now.generation || b.storage.expired();
     }
     // Makes the part. No launch that reads the older one may be under way. `scratch` is the staging on the device.
     void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, const ModelExperts::Snapshot & now);

@@ -139,7 +139,7 @@ SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const 
         return Side::host;
     }
     if (DevicePart::stale(b, now)) {
-        if (b.storage) {
+        if (b.device_ctx) {
             finish_queued(); // launches under way read the nodes that prepare() replaces
         }
         device_.prepare(b, s, graphs_.scratch(), now);
