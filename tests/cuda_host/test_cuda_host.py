@@ -137,6 +137,15 @@ def test_changing_lengths_keep_their_graphs(package: Path) -> None:
     assert sum(step.stats["graphs_prepared"] for step in later) == 0
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_changing_slots(package: Path, ahead: bool) -> None:
+    """No graph that was captured for earlier slots reads their memory."""
+    job = Job(options=QUARTER | {"scheduler": "lru"}, changing_slots=True, tokens=40, ahead=ahead)
+    result = run_clean(job, package)
+    assert sum(step["device_free"] for step in result.steps) > 0
+    assert sum(step.stats["uploads"] for step in result.steps) > 0
+
+
 def test_kernels_are_fused_as_in_graphs_that_are_not_cut(package: Path) -> None:
     """The fused kernels are the router, gate with up, and the weighted sum, for one token and for several."""
     result = run_clean(Job(options=QUARTER, draft_length=4, changing_length=True, tokens=80), package)

@@ -28,6 +28,7 @@ class Job:
     vocabulary: int = VOCABULARY["demo"]
     draft_length: int = 0
     changing_length: bool = False  # another length, from 1 to draft_length, at every step
+    changing_slots: bool = False  # another number of slots at every fourth step
     sentences: int = 1  # sentences of the prompt, about 14 tokens each
     tokens: int = 40
     masked: bool = True  # the device reads ids masks, as after bench/gpu_suite

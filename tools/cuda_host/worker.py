@@ -51,6 +51,8 @@ def run(job: Job) -> Result:
             moments.append((Counts.now(), dict(experts.stats)))
             if job.changing_length and engine.session is not None:
                 engine.session.set_draft_length(lengths.randint(1, job.draft_length))
+            if job.changing_slots and len(moments) % 4 == 0:
+                engine.set_slots(lengths.randint(0, engine.n_experts))
 
         engine.events.after_step.append(after_step)
         sampling = SamplingConfig(temp=0, ignore_eos=True)

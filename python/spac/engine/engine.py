@@ -18,10 +18,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
+from spac.engine.between_steps import BetweenSteps
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, as_tokens
+from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
@@ -30,6 +32,7 @@ from spac.governor import DraftLengthController, FixedGovernor, Governor, Roofli
 from spac.model.c_api import Model, TokenArray, grammar_faults, take_notices
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
+from spac.scheduler.driver import Driver
 from spac.stats import Setting
 from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.prediction import PredictionStats
@@ -60,8 +63,6 @@ class Engine:
                 pair.close()
             raise
         self._pair = pair if pair is not None else ModelPair(config, progress, all_rows=False)
-        self.device = self._pair.device
-        """The device that holds the slots; None if plain llama.cpp runs on the CPU."""
         self.experts = self._pair.experts
         """The target's experts; None if the target runs without the split."""
         self._notes = self._pair.notes
@@ -69,6 +70,11 @@ class Engine:
         """The handler of the session's events; callers may add their own listeners."""
         self._expert_cache: ExpertCache | None = None
         self._governor: Governor | None = None
+        self.between = BetweenSteps(self._after_call)
+        """What runs work between the calls of the session."""
+        self.on_note: Callable[[str], object] = lambda _note: None
+        """The function that receives notes which come while steps run, such as changes of the slots."""
+        self._memory: MemoryBudget | None = None
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
             if expert_cache.costs is not None:
@@ -78,6 +84,7 @@ class Engine:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
             self.events.driver = driver = expert_cache.attach(config.scheduler)
+            self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             expert_cache.update_streams()
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
@@ -134,6 +141,11 @@ class Engine:
             with suppress(InputError):
                 self.save()
         self.close()
+
+    @property
+    def device(self) -> _core.DeviceInfo | None:
+        """The device that holds the slots; None if plain llama.cpp runs on the CPU."""
+        return self._pair.device
 
     @property
     def notes(self) -> list[str]:
@@ -229,7 +241,43 @@ class Engine:
         if self.experts is None:
             raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
         chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
-        self.events.driver = self._at_home.attach(chosen)
+        self._use(self._at_home.attach(chosen))
+
+    def set_vram_limit(self, limit: VramLimit | str | int | float | None) -> None:
+        """Change the memory of the device that spac takes at most; None takes the limit away.
+
+        The slots shrink or grow to what fits, without reloading, and the text stays the same. Any thread may
+        call this: the change is made between two steps. Raise InputError if weights and contexts need more,
+        or if the target runs without the split.
+        """
+        self.between.run(lambda: self._budget.set_vram_limit(limit))
+
+    def set_slots(self, slots: Slots | str | int | float) -> None:
+        """Change the number of experts that the device holds, as `set_vram_limit` changes the limit.
+
+        Raise InputError if so many do not fit; then nothing changes.
+        """
+        self.between.run(lambda: self._budget.set_slots(slots))
+
+    @property
+    def _budget(self) -> MemoryBudget:
+        if self._memory is None or self.experts is None:
+            raise InputError(f"vram_limit: {Path(self.config.target).name} runs without the split")
+        return self._memory
+
+    def _after_call(self) -> None:
+        """Follow the device's memory, and a driver that came with the first slots."""
+        if self._memory is not None and self.experts is not None:
+            self._memory.look()
+            if self.events.driver is not self._at_home.driver:
+                self._use(self._at_home.driver)
+
+    def _say(self, note: str) -> None:
+        self._notes.append(note)
+        self.on_note(note)
+
+    def _use(self, driver: Driver | None) -> None:
+        self.events.driver = driver
         if self.session is not None:
             self.events.subscribe(self.session)
 
@@ -292,7 +340,7 @@ class Engine:
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
             prediction_stats=prediction_stats, recorder=recorder,
             controller=self.controller(session), progress=progress,
-            preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
+            preserved=frozenset(chat.preserved_tokens) if chat is not None else (), between=self.between,
         )  # fmt: skip
         if recorder is not None:
             recorder.watch(self.events, self.governor)

@@ -18,7 +18,7 @@ from spac.costs.in_use import CostsInUse
 from spac.engine.draft_experts import attach_draft, check_foretells
 from spac.engine.draft_hidden_states import DraftStates, watch_draft
 from spac.engine.prefill_streaming import PromptStreams
-from spac.engine.slots import attach_slots
+from spac.engine.slots import attach_at_most, attach_slots
 from spac.model.pair import ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice, make
 from spac.scheduler.driver import Driver
@@ -42,6 +42,10 @@ class ExpertCache:
         self.scheduler_name, self.scheduler_options = "none", dict[str, Any]()
         self.costs: CostsInUse | None = None
         """The costs, corrected by every step; None if the target runs without the split."""
+        self.driver: Driver | None = None
+        """The scheduler's driver; None if no expert can be resident."""
+        self._attached = False  # True once the slots of the configuration were attached
+        self._chosen: SchedulerChoice | Scheduler | None = None
         self._streams: PromptStreams | None = None
         if self._device is not None:
             notes += attach_draft(pair.draft_experts, self._device)
@@ -120,6 +124,7 @@ class ExpertCache:
 
         Return the scheduler's driver, or None if no expert can be resident.
         """
+        self.driver, self._chosen = None, chosen
         if self._experts is None:
             return None
         scheduler = chosen if isinstance(chosen, Scheduler) else self._make(chosen)
@@ -133,8 +138,9 @@ class ExpertCache:
         if scheduler.name == "none":
             self._experts.set_lookahead(0)
             return None
-        if not self._experts.slots.n_slots:  # Otherwise the slots keep their experts.
+        if not self._experts.slots.n_slots and not self._attached:  # Otherwise the slots keep their experts.
             assert self._device is not None
+            self._attached = True
             self._notes += attach_slots(
                 self._experts, self._device, self._config.slots, self._pair.draft_experts
             )
@@ -143,9 +149,24 @@ class ExpertCache:
             return None
         # A plan that depends on measured times differs from run to run.
         costs = None if self._config.deterministic else self.estimator
-        driver = Driver(scheduler, self._experts, costs, states)
-        driver.start()
-        return driver
+        self.driver = Driver(scheduler, self._experts, costs, states)
+        self.driver.start()
+        return self.driver
+
+    def resize(self, n_slots: int) -> None:
+        """Replace the slots by `n_slots` slots, or fewer if the device refuses so many.
+
+        The slots are empty at first, and the reconciler copies the experts of the plan. Call this between
+        the steps of a session.
+        """
+        assert self._experts is not None
+        attach_at_most(self._experts, n_slots)
+        self._experts.set_lookahead(self.lookahead)
+        if self.driver is not None:
+            self.driver.resized()
+        elif n_slots and self._chosen is not None:
+            self.attach(self._chosen)
+        self.update_streams()
 
     def _make(self, choice: SchedulerChoice) -> Scheduler:
         """Return the scheduler that the user chose.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spac.engine.between_steps import BetweenSteps
 from spac.engine.text_stream import TextStream
 from spac.errors import Cancelled, InputError
 from spac.governor import DraftLengthController
@@ -47,11 +48,13 @@ class Generation(Iterator[str]):
         controller: DraftLengthController | None = None,
         progress: Callable[[int, int], object] | None = None,
         preserved: Collection[int] = (),
+        between: BetweenSteps | None = None,
     ) -> None:
         """Prepare a generation; `Engine.generate` describes the other parameters and the errors.
 
         `prediction_stats` is what the session's events count. `controller` is the draft-length controller, or
-        None. `preserved` has the control tokens that are part of the text.
+        None. `preserved` has the control tokens that are part of the text. `between` runs other threads' work
+        between the session's calls.
         """
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
@@ -75,6 +78,7 @@ class Generation(Iterator[str]):
         self._limit, self._controller = max_tokens, controller
         self._recorder, self._progress = recorder, progress
         self._text, self._preserved = TextStream(stop), preserved
+        self._between = between or BetweenSteps()
         self._cancelled = False
         self._running = False  # True during a call of the session, which cancel() then stops
         self._pieces: Iterator[str] = self._run(prompt)
@@ -137,13 +141,14 @@ class Generation(Iterator[str]):
 
         Raise Cancelled if `cancel` was called before.
         """
-        self._running = True
-        try:
-            if self._cancelled:
-                raise Cancelled("cancelled")
-            yield
-        finally:
-            self._running = False
+        with self._between.call():
+            self._running = True
+            try:
+                if self._cancelled:
+                    raise Cancelled("cancelled")
+                yield
+            finally:
+                self._running = False
 
     def _prefill(self, prompt: TokenArray) -> None:
         meter = self._meter

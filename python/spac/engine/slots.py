@@ -62,19 +62,32 @@ def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> 
         ) from None
 
 
-def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
-    """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
-    wanted = n_experts
+def wanted_slots(device: _core.DeviceInfo, slots: Slots, n_experts: int) -> int:
+    """Return the number of slots that the user wants, which may be more than fit."""
+    if not slots.is_auto:
+        return slots.of(n_experts)
     if device.shares_host_memory and not memory_is_given(device):
-        wanted = max(1, round(wanted * AUTO_SHARE))
-    spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-    n_slots = min(wanted, experts.slots_that_fit(spare))
+        return max(1, round(n_experts * AUTO_SHARE))
+    return n_experts
+
+
+def attach_at_most(experts: _core.Experts, n_slots: int) -> int:
+    """Attach `n_slots` slots, or fewer if the device refuses so many, and return their number."""
     while n_slots:
         try:
             experts.attach_slots(n_slots)
-            break
+            return n_slots
         except OutOfMemoryError:
             n_slots = n_slots * 15 // 16  # The free memory may be fragmented.
+    experts.attach_slots(0)
+    return 0
+
+
+def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
+    """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
+    wanted = wanted_slots(device, Slots(), n_experts)
+    spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
+    n_slots = attach_at_most(experts, min(wanted, experts.slots_that_fit(spare)))
     if n_slots == wanted:
         return []
     room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"

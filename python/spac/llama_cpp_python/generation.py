@@ -52,6 +52,7 @@ class TokenRun(Generation):
             (),
             prediction_stats=prediction_stats,
             controller=controller,
+            between=engine.between,
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()

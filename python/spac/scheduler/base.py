@@ -34,7 +34,7 @@ LEAST = 1e-12
 class Event(StrEnum):
     """The events at which a scheduler is asked. Values are the session's names of the events."""
 
-    START = "start"  # once, after empty slots have been attached
+    START = "start"  # after empty slots have been attached, and again when their number has changed
     DRAFT_TOKEN = "draft_token"  # a token has been drafted
     DRAFT_END = "draft_end"  # the draft is complete, and the target has not evaluated it yet
     VERIFY_END = "verify_end"  # the target has verified the draft; `View.demand` has this step's demand
@@ -214,7 +214,8 @@ class Scheduler(ABC):
         """Continue from the result of `state` of another process.
 
         Names, shapes and dtypes are those of this scheduler's own state. The call comes after START. The plan
-        that was in force is restored separately.
+        that was in force is restored separately. When the number of slots changes, the same scheduler gets
+        START again, and then what it had learned before.
         """
 
 

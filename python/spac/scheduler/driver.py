@@ -123,6 +123,20 @@ class Driver:
         """Ask the scheduler for the first plan. Call it once the slots are attached."""
         self.raised(Event.START)
 
+    def resized(self) -> None:
+        """Tell the scheduler the number of slots, after it changed.
+
+        The scheduler goes on with what it has learned, and with its last plan until it returns another one.
+        """
+        self._pool_slots = np.array(self._experts.pool_slots, np.int32)
+        learned = {name: array.copy() for name, array in self.scheduler.state().items()}
+        plan = self._plan
+        self.start()
+        if learned:
+            self.scheduler.restore(learned)
+        if Event.VERIFY_END in self.scheduler.events:  # Other schedulers give their whole plan at the start.
+            self._submit(plan)
+
     def raised(
         self,
         event: Event,

@@ -126,6 +126,8 @@ def serve(options: argparse.Namespace) -> int:
             talk.note(note)
         if llama.embedder is not None:
             talk.note(f"embeddings: pooling {pooling}, texts of {llama.embedder.limit} tokens at most")
+        if llama.engine is not None:
+            llama.engine.on_note = talk.note
         if note := adopt_format(llama, chat_options):
             talk.note(note)
         if not api_key and not _is_loopback(bound):

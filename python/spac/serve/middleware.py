@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from starlette.concurrency import run_in_threadpool
 
 from spac.serve import embeddings, native
+from spac.serve.admin import ADMIN, check_peer
 from spac.serve.checks import REQUESTS, checked
 from spac.serve.doors import DOORS, refusal_body, refusal_event, translated
 from spac.serve.metrics import Metrics
@@ -223,12 +224,15 @@ class ServerState:
         """Raise Refusal if the key is wrong or the server is about to stop.
 
         Without a key, pages of other machines are refused, because browsers let any page send requests here.
+        Requests that change the engine are then refused from other machines.
         """
         self.check_open()
         headers = dict(scope["headers"])
         if path in self._open:
             return
         if not self._key:
+            if path.startswith(ADMIN):
+                check_peer(scope.get("client"))
             origin = headers.get(b"origin", b"").decode("latin-1")
             own = _is_own(origin, headers.get(b"host", b"").decode("latin-1"))
             if origin and not own and _host_of(origin) not in LOOPBACK:

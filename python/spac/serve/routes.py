@@ -22,6 +22,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from spac.serve import embeddings, native
+from spac.serve.admin import VRAM, change_memory
 from spac.serve.chat_run import ChatRun
 from spac.serve.checks import REQUESTS, parsed
 from spac.serve.choices import timings
@@ -65,11 +66,16 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
     async def detokenize(request: Request) -> dict[str, Any]:
         return detokenized(upstream._llama_proxy(), parsed(await read_body(request.receive)))
 
+    async def vram(request: Request) -> Any:
+        asked = parsed(await read_body(request.receive))
+        return await run_in_threadpool(change_memory, upstream._llama_proxy(), asked)
+
     router.get("/health")(health)
     router.get("/v1/health")(health)
     router.get("/props")(lambda: state.props)
     router.post("/tokenize")(tokenize)
     router.post("/detokenize")(detokenize)
+    router.post(VRAM)(vram)
     router.get("/metrics")(metrics)
     router.get("/v1/models")(models)
     router.get("/v1/models/{name:path}")(model)

@@ -1,0 +1,92 @@
+"""Work that must not run while a session computes, such as changing the number of slots."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BetweenSteps:
+    """Runs work between the calls of a session.
+
+    A thread that computes step after step would seldom let another thread get a lock. So it runs the work of
+    other threads itself, after each call.
+    """
+
+    def __init__(self, after: Callable[[], object] = lambda: None) -> None:
+        """Begin without a call. `after` runs at the end of each call and of all work that waited for it."""
+        self._after = after
+        self._condition = threading.Condition()
+        self._owner: int | None = None  # the thread that computes or works
+        self._n_calls = 0  # calls that wait for the owner; work queues behind them
+        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Mark a call of the session. Work that comes meanwhile runs at its end, on this thread."""
+        me = threading.get_ident()
+        if self._owner == me:  # a callback of the session
+            yield
+            return
+        with self._condition:
+            self._n_calls += 1
+            self._condition.wait_for(lambda: self._owner is None)
+            self._n_calls -= 1
+            self._owner = me
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work` as soon as no call is under way, and return its result or raise its exception.
+
+        Any thread may call this. In a callback of the session, the work runs at once.
+        """
+        me = threading.get_ident()
+        if self._owner == me:
+            return work()
+        future: Future[T] = Future()
+        with self._condition:
+            waits = self._owner is not None or self._n_calls > 0
+            if waits:
+                self._waiting.append((work, future))
+            else:
+                self._owner = me
+        if waits:
+            return future.result()
+        try:
+            return work()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self._work()
+            self._after()
+        finally:
+            while not self._release():
+                self._work()
+
+    def _release(self) -> bool:
+        """Let other threads call the session, unless their work waits. Return True if none does."""
+        with self._condition:
+            if self._waiting:
+                return False
+            self._owner = None
+            self._condition.notify_all()
+            return True
+
+    def _work(self) -> None:
+        while self._waiting:
+            work, future = self._waiting.popleft()
+            try:
+                future.set_result(work())
+            except BaseException as error:  # It belongs to the thread that waits for the result.
+                future.set_exception(error)

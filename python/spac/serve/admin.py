@@ -1,0 +1,62 @@
+"""Requests of the server's owner, which change the running engine: the device memory that it takes."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+from spac.errors import InputError
+from spac.machine.device_memory import in_use
+from spac.serve.refusal import Refusal
+
+ADMIN = "/admin/"
+"""The beginning of the paths of these requests."""
+VRAM = "/admin/vram"
+
+
+def check_peer(client: tuple[str, int] | None) -> None:
+    """Raise Refusal unless a client of a server without a key is on this machine."""
+    try:
+        is_here = ipaddress.ip_address(client[0] if client else "").is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here:
+        raise Refusal(403, f"{ADMIN}… needs an API key from another machine: start the server with --api-key")
+
+
+def change_memory(llama: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Change the limit of device memory, the number of slots, or both, and return what holds now.
+
+    The call waits for the end of the step that is computed. Raise Refusal for a bad request.
+    """
+    engine = getattr(llama, "engine", None)
+    if engine is None or engine.experts is None:
+        raise Refusal(400, "the model runs without the split, so it has no slots that could shrink or grow")
+    if not request or (unknown := [name for name in request if name not in ("limit", "slots")]):
+        given = f"not '{unknown[0]}'" if request else "and one is needed"
+        raise Refusal(400, f"the fields are limit (such as 8G, 50% or none) and slots, {given}")
+    try:
+        if "limit" in request:
+            limit = _value(request, "limit")
+            engine.set_vram_limit(None if limit == "none" else limit)
+        if "slots" in request:
+            engine.set_slots(_value(request, "slots"))
+    except InputError as error:
+        raise Refusal(400, str(error)) from None
+    device, slots = engine.device, engine.experts.slots
+    return {
+        "limit": device.memory.limit or None,
+        "used": in_use(device.name),
+        "slots": slots.n_slots,
+        "slot_bytes": slots.bytes,
+        "experts": engine.n_experts,
+    }
+
+
+def _value(request: Mapping[str, Any], name: str) -> str | int | float:
+    """Return the value of a field."""
+    value = request[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise Refusal(400, f"{name}: a number or a text is needed", param=name)
+    return value

@@ -1,0 +1,106 @@
+"""The server's owner changes the device memory that it takes, while it answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from spac.serve.admin import VRAM
+from spac.serve.app import make_app
+from tests.serve.conftest import in_thread
+
+GREEDY = {"model": "demo", "prompt": "def add(", "max_tokens": 48, "temperature": 0}
+
+
+class Plain:
+    """A model that runs without the split."""
+
+    stats = engine = chat_handler = None
+
+
+@pytest.fixture
+def change(server):
+    """Return a function that changes the memory. At the end, the slots are as many as at the start."""
+
+    def ask(**fields):
+        status, body = server.ask("POST", VRAM, fields)
+        assert status == 200, body
+        return json.loads(body)
+
+    yield ask
+    ask(limit="none", slots="auto")
+
+
+def test_slots_shrink_and_grow_while_it_answers(server, change):
+    client = server.client()
+    wanted = client.completions.create(**GREEDY).choices[0].text
+    before = change(slots="auto")
+    pieces = []
+    for i, chunk in enumerate(client.completions.create(**GREEDY, stream=True)):
+        pieces.append(chunk.choices[0].text)
+        if i % 4 == 0:
+            few = change(slots=2 + i)
+            assert few["slots"] == 2 + i
+            assert few["used"] == before["used"] - before["slot_bytes"] + few["slot_bytes"]
+    assert "".join(pieces) == wanted
+    assert change(slots="auto") == before
+    thread, answers = in_thread(lambda: client.completions.create(**GREEDY).choices[0].text)
+    for n in range(1, 8):
+        assert change(slots=n)["slots"] == n
+    thread.join()
+    assert answers == [wanted]
+
+
+def test_a_limit(server, change):
+    before = change(slots="auto")
+    limit = before["used"] - before["slot_bytes"] // 2
+    within = change(limit=limit)
+    assert within["used"] <= within["limit"] == limit
+    assert within["slots"] < before["slots"]
+    assert change(limit="none", slots="auto") == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "one is needed"),
+        ({"vram": "8G"}, "not 'vram'"),
+        ({"limit": "much"}, "vram_limit: must be"),
+        ({"limit": True}, "limit: a number or a text"),
+        ({"limit": 4096}, "weights, contexts and the rest"),
+        ({"limit": -1}, "no memory"),
+        ({"slots": None}, "one is needed"),
+        ({"slots": [3]}, "slots: a number or a text"),
+        ({"slots": -3}, "negative"),
+    ],
+)
+def test_a_bad_request_is_one_line(server, fields, said):
+    status, body = server.ask("POST", VRAM, fields)
+    message = json.loads(body)["error"]["message"]
+    assert (status, said in message, "\n" in message) == (400, True, False), message
+
+
+def test_no_json(server):
+    assert server.ask("POST", VRAM, "limit=8G")[0] == 400
+
+
+def test_it_needs_the_key(server):
+    assert server.ask("POST", VRAM, {"slots": 1}, key="another")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "said"),
+    [
+        ("127.0.0.1", 400, "without the split"),
+        ("::1", 400, "without the split"),
+        ("192.0.2.7", 403, "needs an API key"),
+        ("somewhere", 403, "needs an API key"),
+    ],
+)
+def test_without_a_key_it_is_for_this_machine(host, status, said):
+    app, _ = make_app(Plain(), "plain", "", 2)
+    response = TestClient(app, client=(host, 5000)).post(VRAM, json={"slots": 1})
+    assert response.status_code == status
+    assert said in response.json()["error"]["message"]
