@@ -37,7 +37,8 @@ set(CMAKE_MESSAGE_LOG_LEVEL "${_log_level}")
 
 # All objects of these static libraries go into the shared one. cpp-httplib, common's downloader, stays an archive. The
 # linker takes from it only the objects that common refers to.
-set(SPAC_LLAMA_TARGETS llama llama-common llama-common-base ggml ggml-base ggml-cpu)
+# csrc adds ggml-cpu, which may have variants.
+set(SPAC_LLAMA_TARGETS llama llama-common llama-common-base ggml ggml-base)
 if(TARGET ggml-cuda)
     list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)
 elseif(SPAC_CUDA_OBJECTS)

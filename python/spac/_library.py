@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from spac import env
+from spac.errors import InputError
 
 # These modules of llama_cpp load further libraries, which have a llama.cpp of their own.
 REFUSED = {
@@ -23,6 +24,12 @@ REFUSED = {
     "llama_cpp.llava_cpp": "multimodal models are not supported: spac's library comes without libllava",
     "llama_cpp._ggml": "llama_cpp._ggml is not supported: spac's library has ggml inside, not beside it",
 }
+VARIANTS = {
+    "avx512": ("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw", "avx512_vnni"),
+    "avx2": ("avx", "avx2", "fma", "f16c", "bmi2"),
+    "baseline": ("sse4_2",),
+}
+"""What each variant of a wheel's library needs beside the later ones, by Linux's names; best first."""
 # PyPI packages with the libraries that a CUDA build needs, by the start of the file name.
 PACKAGES = {"libcublas": "nvidia-cublas"}
 
@@ -44,10 +51,39 @@ def library_path() -> Path:
     for finder in sys.meta_path:
         spec = None if isinstance(finder, _Finder) else finder.find_spec("spac._core", package, None)
         if spec is not None and spec.origin is not None:
-            return Path(spec.origin).parent / "lib" / "libllama.so"
+            lib = Path(spec.origin).parent / "lib"
+            return lib / _variant(lib) / "libllama.so"
     raise ImportError(
         "spac is not built: its module spac._core is missing; run `pip install .` in its source tree"
     )
+
+
+def _variant(lib: Path) -> str:
+    """Return the folder of the best variant of the library for this CPU; "" if there is one library."""
+    built = [name for name in VARIANTS if (lib / name).is_dir()]
+    try:
+        named = env.CPU_VARIANT.get()
+    except InputError as error:
+        raise ImportError(str(error)) from None
+    if not built:
+        return ""
+    if named is not None and named not in built:
+        raise ImportError(f"{env.CPU_VARIANT.name}={named}: this installation has {', '.join(built)}")
+    for name in built if named is None else [named]:
+        if not (missing := lacking(name)):
+            return name
+    raise ImportError(
+        f"this CPU lacks {', '.join(missing)}: build spac from its source tree (docs/install.md)"
+    )
+
+
+def lacking(variant: str) -> list[str]:
+    """Return the instruction sets that a variant needs and this CPU lacks."""
+    from spac.machine.cpu import cpu_flags
+
+    names = list(VARIANTS)
+    flags = cpu_flags()
+    return [each for name in names[names.index(variant) :] for each in VARIANTS[name] if each not in flags]
 
 
 def load() -> Path:

@@ -238,6 +238,12 @@ CPU_KERNELS = Choice(
     "take spac's kernels of that width. 0 takes llama.cpp's functions. If it is not set, it is 1. The "
     "results are the same.",
 )
+CPU_VARIANT = Choice(
+    "SPAC_CPU_VARIANT",
+    ("baseline", "avx2", "avx512"),
+    "For tests: the variant of a wheel's library. If it is not set, the CPU's instruction sets decide. A "
+    "build from source has one library, made for its machine.",
+)
 PIN_THREADS = Switch(
     "SPAC_PIN_THREADS",
     "1 binds each thread that computes to the next best CPU: first threads of cores come first, and "

