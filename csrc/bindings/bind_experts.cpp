@@ -191,6 +191,7 @@ void bind_experts(py::module_ & m) {
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
         .def("set_lookahead", at_home(&Experts::set_lookahead), py::arg("n_layers"), Release())
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
+        .def("set_staged_tokens", at_home(&Experts::set_staged_tokens), py::arg("n_most"), Release())
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
             experts.home.check("the handle on the experts");

@@ -165,6 +165,7 @@ void bind_llama(py::module_ & m) {
         "model_description", [](Address model) { return spac::bindings::message(spac::model_description(model)); },
         arg("model"));
     m.def("model_has_encoder", &spac::model_has_encoder, arg("model"));
+    m.def("model_has_window", &spac::model_has_window, arg("model"));
     m.def(
         "chat_template", [](Address model) { return py::bytes(spac::chat_template(model)); }, arg("model"));
 
@@ -188,6 +189,7 @@ void bind_llama(py::module_ & m) {
     m.def("context_size", &spac::context_size, arg("context"));
     m.def("context_threads", &spac::context_threads, arg("context"));
     m.def("graph_tokens", &spac::graph_tokens, arg("context"));
+    m.def("batch_tokens", &spac::batch_tokens, arg("context"));
     m.def("load_adapter", &spac::load_adapter, arg("model"), arg("path"), Release());
     m.def("apply_adapters", &spac::apply_adapters, arg("context"), arg("adapters"), arg("scales"), Release());
 

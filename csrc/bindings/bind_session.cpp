@@ -3,6 +3,7 @@
 #include "bindings/session_config.h"
 #include "bindings/session_events.h"
 #include "core/home_process.h"
+#include "session/graph_size.h"
 #include "session/session.h"
 
 #include <pybind11/stl.h>
@@ -285,6 +286,18 @@ void bind_session(py::module_ & m) {
         },
         py::arg("target_model"), py::arg("draft_model"),
         "Return the reason why the vocabularies of draft and target differ, in one line; None if they do not.");
+    m.def(
+        "graph_bytes",
+        [](const py::object & context, int n_tokens) {
+            auto * const ctx = static_cast<llama_context *>(context_pointer(context, "context"));
+            if (ctx == nullptr) {
+                throw spac::InputError("the context is None, expected the address of a llama_context");
+            }
+            const py::gil_scoped_release release;
+            return spac::graph_bytes(ctx, n_tokens);
+        },
+        py::arg("context"), py::arg("n_tokens"),
+        "Return the device's bytes that compute buffers for graphs of this size take.");
     m.def("draft_types", &spac::draft_types, "Return the names of the draft types that llama.cpp knows.");
     m.def("needs_draft_context", &spac::needs_draft_context, py::arg("draft_type"));
     m.def(

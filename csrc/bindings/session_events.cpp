@@ -52,9 +52,11 @@ py::array_t<LayerCost> layer_costs(const Step & self) {
 } // namespace
 
 void check_callback(const std::string & event, const py::object & callback) {
-    static const char * const known[] = {"draft_token", "draft_end", "verify_layer", "verify_end"};
+    static const char * const known[] = {"draft_token", "draft_end", "verify_layer", "verify_end", "prompt_graph"};
     if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
-        throw InputError("unknown event '" + event + "', known are draft_token, draft_end, verify_layer, verify_end");
+        throw InputError("unknown event '" + event +
+                         "', known are draft_token, draft_end, verify_layer, verify_end, "
+                         "prompt_graph");
     }
     if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
         throw InputError("the callback of " + event + " is " + describe(callback) +
@@ -92,6 +94,12 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
         result.verify_end = [callback](const Step & step) {
             const py::gil_scoped_acquire acquire;
             callback(step);
+        };
+    }
+    if (const auto callback = find("prompt_graph")) {
+        result.prompt_graph = [callback](int n_pending, int n_failed) {
+            const py::gil_scoped_acquire acquire;
+            return callback(n_pending, n_failed).cast<int>();
         };
     }
     result.interrupt_check = [] {

@@ -48,6 +48,7 @@ class Context {
     const llama_vocab * vocab() const { return llama_model_get_vocab(model()); }
     int                 n_vocab() const { return llama_vocab_n_tokens(vocab()); }
     int                 n_ctx() const { return static_cast<int>(llama_n_ctx_seq(ctx_)); }
+    int                 n_ubatch() const { return static_cast<int>(llama_n_ubatch(ctx_)); }
     int                 n_batch() const { return static_cast<int>(llama_n_batch(ctx_)); }
     // Returns how many rows of logits one batch may ask for (n_outputs_max).
     int n_rows() const;

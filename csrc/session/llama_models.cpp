@@ -82,6 +82,8 @@ std::string model_description(Address model) {
     return text.data();
 }
 
+bool model_has_window(Address model) { return llama_model_n_swa(model_at(model)) > 0; }
+
 bool model_has_encoder(Address model) { return llama_model_has_encoder(model_at(model)); }
 
 std::string chat_template(Address model) { return text_of(llama_model_chat_template(model_at(model), nullptr)); }
@@ -143,6 +145,8 @@ int context_threads(Address context) {
     auto * const ctx = context_at(context);
     return std::max(llama_n_threads(ctx), llama_n_threads_batch(ctx));
 }
+
+int batch_tokens(Address context) { return static_cast<int>(llama_n_batch(context_at(context))); }
 
 int graph_tokens(Address context) { return static_cast<int>(llama_n_ubatch(context_at(context))); }
 

@@ -43,6 +43,7 @@ int         model_extra_layers(Address model); // those that predict further tok
 uint64_t    model_bytes(Address model);
 std::string model_description(Address model);
 bool        model_has_encoder(Address model);
+bool        model_has_window(Address model); // some layers see a window of the past and no more
 std::string chat_template(Address model); // empty if the file has none
 
 Address              model_vocabulary(Address model);
@@ -59,6 +60,7 @@ void    free_context(Address context);
 int     context_size(Address context);
 int     context_threads(Address context); // the larger one of those for a prompt and for a token
 int     graph_tokens(Address context);    // the most tokens of one graph
+int     batch_tokens(Address context);    // the most tokens of one batch
 
 // Loads an adapter, which is freed with its model.
 Address load_adapter(Address model, const std::string & path);

@@ -4,6 +4,7 @@
 #include "session/common_log.h"
 #include "session/context.h"
 #include "session/draft_types.h"
+#include "session/graph_size.h"
 #include "session/interrupt.h"
 #include "session/prompt_cache.h"
 #include "session/sequence.h"
@@ -22,6 +23,10 @@ namespace {
 constexpr int tail_tokens = 8;
 // The smallest distance between two checkpoints: a nearer one saves nothing.
 constexpr int checkpoint_gap = 64;
+// The tokens of a piece of several small graphs. Between pieces, a call can be stopped, and its progress is reported.
+constexpr int piece_tokens = 2048;
+// Large graphs are planned for multiples of so many tokens, so that prompts of similar length share the buffers.
+constexpr int graph_step = 256;
 
 std::shared_ptr<Trace> trace_of(const SessionConfig & config) {
     return config.trace ? config.trace : config.experts ? config.experts->trace() : std::make_shared<Trace>();
@@ -45,6 +50,9 @@ struct Session::Impl {
     ~Impl();
 
     void         evaluate_prompt(const Progress & progress = {});
+    void         evaluate_piece();
+    void         choose_graph(int n_failed);
+    bool         takes_smaller_graphs();
     int          next_piece() const;
     void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
@@ -70,6 +78,8 @@ struct Session::Impl {
     int              draft_max       = 0;
     int              checkpoint_step = 0;
     int              n_reused        = 0;
+    int              small_graph     = 0; // tokens of the target's graphs when the session was made
+    int              graph           = 0; // tokens of the current prompt's graphs
 };
 
 Session::Impl::Impl(const SessionConfig & config)
@@ -98,29 +108,34 @@ Session::Impl::Impl(const SessionConfig & config)
     target.check_rows(target.n_batch(), draft_max + 1);
     verifier.set_step_tokens(draft_max + 1);
     interrupt.attach(target.get());
+    small_graph = graph = target.n_ubatch();
+    if (config.experts) {
+        config.experts->set_staged_tokens(small_graph);
+    }
 }
 
 Session::Impl::~Impl() {
     speculator.reset();
+    try {
+        set_graph_tokens(target.get(), small_graph);
+    } catch (const std::exception &) { // the context keeps its larger graphs
+    }
     interrupt.detach(target.get());
 }
 
 // Evaluates the part of the history that the target's memory lacks, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
+    choose_graph(0);
     while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
-        const int pos = target.n_past();
-        if (speculator) {
-            speculator->follow(pos);
+        try {
+            evaluate_piece();
+        } catch (const MemoryError &) {
+            if (!takes_smaller_graphs()) {
+                throw;
+            }
+            continue;
         }
-        batch.clear();
-        sequence.add_pending(batch, next_piece());
-        {
-            SpanScope scope(*trace, Activity::prefill);
-            scope.span.count = batch.size();
-            target.decode(batch, interrupt);
-        }
-        observe(batch, pos);
         target.checkpoint(sequence.n_pending() == tail_tokens ? checkpoint_gap : checkpoint_step);
         if (progress) {
             progress(target.n_past(), sequence.n_history());
@@ -133,11 +148,60 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
     interrupt.raise_if_stopped();
 }
 
+void Session::Impl::evaluate_piece() {
+    const int pos = target.n_past();
+    if (speculator) {
+        speculator->follow(pos);
+    }
+    batch.clear();
+    sequence.add_pending(batch, next_piece());
+    {
+        SpanScope scope(*trace, Activity::prefill);
+        scope.span.count = batch.size();
+        target.decode(batch, interrupt);
+    }
+    observe(batch, pos);
+}
+
+// Chooses the size of the graphs for the tokens that are pending. Larger buffers than they need stay.
+void Session::Impl::choose_graph(int n_failed) {
+    graph = small_graph;
+    while (listeners.prompt_graph && sequence.n_pending() > small_graph) {
+        const int wanted = std::min(listeners.prompt_graph(sequence.n_pending(), n_failed), target.n_batch());
+        if (wanted <= small_graph || (n_failed > 0 && wanted >= n_failed)) {
+            break;
+        }
+        try {
+            if (n_failed > 0 || wanted > target.n_ubatch()) {
+                set_graph_tokens(target.get(), (wanted + graph_step - 1) / graph_step * graph_step);
+            }
+            graph = wanted;
+            return;
+        } catch (const MemoryError &) {
+            n_failed = wanted;
+        }
+    }
+    if (n_failed > 0) {
+        set_graph_tokens(target.get(), small_graph);
+    }
+}
+
+// Returns true if memory did not suffice for the graphs, and smaller ones were chosen.
+bool Session::Impl::takes_smaller_graphs() {
+    const int failed = graph;
+    if (failed <= small_graph) {
+        return false;
+    }
+    choose_graph(failed);
+    return true;
+}
+
 // Returns how many tokens are evaluated at once now, at most.
 int Session::Impl::next_piece() const {
-    const int n_batch = speculator ? speculator->n_batch() : target.n_batch();
-    const int tail    = sequence.n_history() - tail_tokens;
-    const int n_most  = tail - target.n_past();
+    const int n_wanted = graph > small_graph ? graph : std::max(small_graph, piece_tokens);
+    const int n_batch  = std::min(n_wanted, speculator ? speculator->n_batch() : target.n_batch());
+    const int tail     = sequence.n_history() - tail_tokens;
+    const int n_most   = tail - target.n_past();
     return n_most > 0 && target.wants_checkpoint(tail, checkpoint_gap) ? std::min(n_batch, n_most) : n_batch;
 }
 

@@ -147,6 +147,10 @@ struct Listeners {
     // for. An exception leaves step() once the verification has ended, with the sequence as it was. There are no calls
     // for the further layers then.
     std::function<void(int layer, const std::vector<int32_t> & demand)> verify_layer;
+    // Called before a prompt of more tokens than the target's graphs had when the session was made. Returns the number
+    // of tokens of its graphs. `n_pending` tokens have to be evaluated. `n_failed` is 0, or the size for which there
+    // was no memory; the call then fails unless the result is smaller.
+    std::function<int(int n_pending, int n_failed)> prompt_graph;
     // Called now and then while the library works, so that the host language can see signals. An exception stops the
     // call.
     std::function<void()> interrupt_check;
@@ -164,7 +168,7 @@ class Session {
     Session(const Session &)             = delete;
     Session & operator=(const Session &) = delete;
 
-    // Called after each piece of a prompt. It may throw.
+    // Called after each piece of a prompt: a large graph, or several small ones. It may throw.
     using Progress = std::function<void(int n_done, int n_total)>;
 
     // Makes `tokens` (all of the sequence, at least one) the context of what is generated next. Evaluates all but the

@@ -144,6 +144,9 @@ def model_bytes(model: int) -> int:
 
 def model_description(model: int) -> str: ...
 def model_has_encoder(model: int) -> bool: ...
+def model_has_window(model: int) -> bool:
+    """Return True if some layers see a window of the past and no more."""
+
 def model_vocabulary(model: int) -> int: ...
 def chat_template(model: int) -> bytes:
     """Return the model's chat template; b"" if it has none."""
@@ -172,6 +175,9 @@ def context_size(context: int) -> int:
 
 def context_threads(context: int) -> int:
     """Return the number of CPU threads of a graph: the larger one of those for a prompt and for a token."""
+
+def batch_tokens(context: int) -> int:
+    """Return the largest number of tokens of one batch."""
 
 def graph_tokens(context: int) -> int:
     """Return the largest number of tokens of one graph."""
@@ -522,6 +528,11 @@ class Experts:
         """Set the number of tokens from which a batch uses prefill streaming; 0 means never.
 
         Batches that count as demand never use it. All experts of the others are copied through the device.
+        """
+    def set_staged_tokens(self, n_most: int) -> None:
+        """Set the largest graphs, in tokens, that have staging in any case; a session sets it.
+
+        Larger graphs get staging only if they do not use prefill streaming.
         """
     def stream_bytes(self) -> int:
         """Return the bytes of device memory that prefill streaming takes from its first batch on.
@@ -911,11 +922,11 @@ class Session:
     ) -> None:
         """Make `tokens` (the whole sequence, at least one) the context of the next generation.
 
-        The call evaluates all tokens but the last in pieces of n_batch, and calls `progress(n_done, n_total)`
-        after each. Tokens that the memory holds already are kept. The sampler starts anew. Nothing of this
-        counts as demand. When the call is stopped (Cancelled, or an exception of `progress`), the next
-        prefill or step goes on from there. The sampler has seen all but the first `n_unseen` tokens:
-        penalties look back on them.
+        The call evaluates all tokens but the last in pieces. It calls `progress(n_done, n_total)` after each
+        piece: a graph as "prompt_graph" asks for, or else 2048 tokens, and n_batch at most. Tokens that the
+        memory holds already are kept. The sampler starts anew. Nothing of this counts as demand. When the
+        call is stopped (Cancelled, or an exception of `progress`), the next prefill or step goes on from
+        there. The sampler has seen all but the first `n_unseen` tokens: penalties look back on them.
         """
     def adopt(self, tokens: Int32Array | Sequence[int]) -> None:
         """Take over a target context that other code has used, and that now begins with `tokens`.
@@ -987,11 +998,18 @@ class Session:
     @overload
     def on(self, event: Literal["verify_end"], callback: Callable[[Step], object] | None) -> None: ...
     @overload
+    def on(self, event: Literal["prompt_graph"], callback: Callable[[int, int], int] | None) -> None: ...
+    @overload
     def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
         """Set the callback of an event in place of the one before; None removes it.
 
         With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts. Other types
         draft in one call, and their tokens come together after it.
+
+        "prompt_graph" comes before a prompt that is longer than the target's graphs. The callback gets the
+        number of tokens to evaluate, and 0. It returns the tokens of the prompt's graphs, at most n_batch. If
+        there is no memory for these graphs, it is called again with their tokens in place of 0, and smaller
+        ones are tried. The graphs of the context's n_ubatch are the last resort.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
         """Set whether draft events have `routes`.
@@ -1033,6 +1051,13 @@ def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
     """Return why the draft's tokens have another meaning for the target, or None if they have the same.
 
     The arguments are the addresses of llama_models.
+    """
+
+def graph_bytes(context: int, n_tokens: int) -> int:
+    """Return the device's bytes that compute buffers for graphs of `n_tokens` take.
+
+    `context` is the address of a llama_context, whose memory and buffers stay as they are. Raise
+    OutOfMemoryError if its buffers cannot be allocated again.
     """
 
 def draft_types() -> list[str]:

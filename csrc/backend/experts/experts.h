@@ -158,6 +158,9 @@ class Experts {
     // copied through the device and computed there (weight_stream.h). Slots are not touched. 0, the default, means
     // never.
     virtual void set_stream_tokens(int n) = 0;
+    // Sets the number of tokens up to which each graph has staging, so that the CPU can compute a part of it. Larger
+    // graphs get staging only if they do not stream. The default is no limit.
+    virtual void set_staged_tokens(int n) = 0;
     // Returns the device memory that this takes from the first such batch on. slots_that_fit() leaves it free.
     virtual size_t stream_bytes() const = 0;
     // Sets how many layers are looked ahead, from the next graph on. Every layer's input also goes to the router of the

@@ -18,6 +18,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -50,6 +51,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                set_layer_listener(LayerListener listener) override;
     void                set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
     void                set_stream_tokens(int n) override { stream_tokens_ = n; }
+    void                set_staged_tokens(int n) override { staged_tokens_ = n; }
     size_t              stream_bytes() const override;
     void                set_lookahead(int n_layers) override;
     ExpertStats         stats() const override;
@@ -88,6 +90,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Sets the layer that runs next. It may be one past the last.
     void set_cursor(int il) { cursor_ = il; }
     int  stream_tokens() const { return stream_tokens_; }
+    int  staged_tokens() const { return staged_tokens_; }
     // Counts the device memory of a context's weight stream as long as the stream keeps the returned handle.
     std::shared_ptr<void> hold_stream(size_t bytes);
 
@@ -125,6 +128,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::unique_ptr<Residency>         residency_; // null without slots
     std::atomic<int>                   cursor_{0};
     std::atomic<int>                   stream_tokens_{0};
+    std::atomic<int>                   staged_tokens_{std::numeric_limits<int>::max()};
     std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
     std::unique_ptr<Reconciler>        reconciler_;

@@ -35,6 +35,8 @@ struct Block {
     // True if rows can be computed on both sides. Otherwise (an adapter in the chain, an unusual op, tokens that may
     // name an expert twice) each node that reads the store is its own block, and runs on the host.
     bool splittable = false;
+    // True if there is staging for the block's rows. Without it, prefill streaming must run the block.
+    bool is_staged = true;
 
     int n_used() const { return static_cast<int>(ids->ne[0]); }
     int n_tokens() const { return static_cast<int>(ids->ne[1]); }

@@ -19,7 +19,7 @@ size_t span(const ggml_tensor * ids) { return ggml_nbytes(ids); }
 size_t late_bytes(const std::vector<Block> & blocks) {
     size_t bytes = 0;
     for (const Block & block : blocks) {
-        bytes += span(block.ids);
+        bytes += block.is_staged ? span(block.ids) : 0;
     }
     return bytes;
 }
@@ -33,8 +33,12 @@ bool foresees(const Block & block) {
 
 // Lays out the shared memory for one block. With null arenas, it measures.
 Staging lay_out(const Block & block, Arena & host, Arena & device) {
-    Staging      s      = {};
-    const size_t pairs  = block.n_pairs();
+    Staging      s     = {};
+    const size_t pairs = block.n_pairs();
+    s.device_scales    = device.take(pairs * sizeof(float) * block.scales.size());
+    if (!block.is_staged) {
+        return s;
+    }
     s.ids               = host.take(span(block.ids));
     s.input             = host.take(ggml_nbytes(block.input));
     s.index             = reinterpret_cast<int32_t *>(host.take(3 * pairs * sizeof(int32_t)));
@@ -47,7 +51,6 @@ Staging lay_out(const Block & block, Arena & host, Arena & device) {
     s.compact_input     = device.take(pairs * row_bytes(block.input));
     s.compact_output    = device.take(pairs * row_bytes(block.out));
     s.compact_index     = device.take(2 * pairs * sizeof(int32_t));
-    s.device_scales     = device.take(pairs * sizeof(float) * block.scales.size());
     s.compact_scales    = device.take(pairs * sizeof(float) * block.scales.size());
     return s;
 }
@@ -229,7 +232,7 @@ StagingSize staging_size(const std::vector<Block> & blocks) {
     for (const Block & block : blocks) {
         Arena host, device;
         lay_out(block, host, device);
-        size.host   = std::max(size.host, host.used() + chain_bytes(block));
+        size.host   = std::max(size.host, host.used() + (block.is_staged ? chain_bytes(block) : 0));
         size.device = std::max(size.device, device.used());
     }
     Arena late;
@@ -248,6 +251,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
     g->in_place      = how.numbers != nullptr;
     size_t n_tensors = 1, overhead = 0;
     for (const Block & block : blocks) {
+        g->is_staged = g->is_staged && block.is_staged;
         n_tensors += block.chain.size() + 3 * block.scales.size() + 24;
         overhead += ggml_graph_overhead_custom(block.chain.size() + block.scales.size(), false);
     }
@@ -262,7 +266,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         auto b      = std::make_unique<SplitBlock>();
         b->ids_span = span(block.ids);
         b->late_ids = late;
-        late += b->ids_span;
+        late += block.is_staged ? b->ids_span : 0;
         const int begin = std::exchange(next, block.last + 1);
         take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + block.first, b->before);
         b->experts  = experts_of(block.weights.front());
@@ -285,12 +289,14 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         Arena         host_arena(rest), device_arena(ggml_backend_buffer_get_base(device));
         const Staging staging = lay_out(b->block, host_arena, device_arena);
         g->staging.push_back(staging);
-        b->in_place = !b->before.nodes.empty() && can_be_in_place(b->block, how);
-        make_host_part(g->ctx.get(), *b, staging, host_arena);
-        make_join(g->ctx.get(), *b, staging, device, how.host);
+        if (b->block.is_staged) {
+            b->in_place = !b->before.nodes.empty() && can_be_in_place(b->block, how);
+            make_host_part(g->ctx.get(), *b, staging, host_arena);
+            make_join(g->ctx.get(), *b, staging, device, how.host);
+        }
         // Separate parts, each behind its own first node, since CUDA keeps one graph per first node.
         take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + b->block.first, b->predicting_before);
-        if (!g->blocks.empty()) {
+        if (!g->blocks.empty() && g->blocks.back()->join != nullptr) {
             SplitBlock & last = *g->blocks.back();
             join_and(last.join, b->before, b->joined);
             join_and(copy_join(g->ctx.get(), last), b->predicting_before, b->predicting_joined);
@@ -306,7 +312,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         }
     }
     take_dense(g->ctx.get(), graph->nodes + next, graph->nodes + graph->n_nodes, g->tail);
-    if (!g->blocks.empty()) {
+    if (!g->blocks.empty() && g->blocks.back()->join != nullptr) {
         join_and(g->blocks.back()->join, g->tail, g->joined_tail);
     }
     return g;

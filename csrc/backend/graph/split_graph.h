@@ -155,10 +155,11 @@ struct SplitGraph {
     uint64_t            uid;
     int                 n_nodes;
     const ggml_tensor * first;
-    uint64_t            used     = 0;     // time of the last use: the least recently used graph is dropped first
-    bool                met_late = false; // some layer was unknown when slots were attached
-    int                 distance = 0;     // distance of its predictions, in blocks; 0: none
-    bool                in_place = false; // prepared for the hand-off in place, for blocks that can do it
+    uint64_t            used      = 0;     // time of the last use: the least recently used graph is dropped first
+    bool                met_late  = false; // some layer was unknown when slots were attached
+    int                 distance  = 0;     // distance of its predictions, in blocks; 0: none
+    bool                in_place  = false; // prepared for the hand-off in place, for blocks that can do it
+    bool                is_staged = true;  // all its blocks have staging
     ggml_context_ptr    ctx;
     std::vector<std::unique_ptr<SplitBlock>> blocks;
     std::vector<Staging>                     staging;      // by block

@@ -50,7 +50,7 @@ bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
     const ModelExperts & experts  = *first.experts;
     const int            n_tokens = experts.stream_tokens();
     if (refused_ || n_tokens <= 0 || g.n_tokens < n_tokens ||
-        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || all_resident(g)) {
+        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || (g.is_staged && all_resident(g))) {
         return false;
     }
     if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || !weights_) {

@@ -13,6 +13,12 @@ namespace {
 // Most blocks that are queued ahead of the host's part. Masks that are not late are up to as many blocks old.
 constexpr size_t most_ahead = 8;
 
+// Returns true if each block either has staging or runs in turns.
+bool runs_in_turns(const SplitGraph & g) {
+    return std::all_of(g.blocks.begin(), g.blocks.end(),
+                       [](const auto & b) { return b->block.is_staged || !b->turns.empty(); });
+}
+
 } // namespace
 
 SplitStream::SplitStream(ggml_backend_dev_t device)
@@ -51,7 +57,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
     if (tap_) {
         tap_->plan(stream_, graph);
     }
-    const std::vector<Block> blocks = find_blocks(graph, stream_.capabilities().computes_repeats);
+    std::vector<Block> blocks = find_blocks(graph, stream_.capabilities().computes_repeats);
     for (const Block & block : blocks) {
         if (block.splittable) {
             experts_of(block.weights.front())->find_or_add_layer(block.weights, block.n_used());
@@ -75,14 +81,20 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (!late_.empty()) {
         synchronize();
     }
-    SplitGraph & g = graphs_.get(graph);
-    if (g.blocks.empty()) {
-        return stream_.launch(g.tail, graph);
+    SplitGraph * found = &graphs_.get(graph);
+    if (found->blocks.empty()) {
+        return stream_.launch(found->tail, graph);
     }
-    const Timer timer(g.blocks.front()->experts->counters.graph_ns);
+    bool turns = turns_.use(*found, graphs_.scratch());
+    if (!found->is_staged && !(turns && runs_in_turns(*found))) {
+        found = &graphs_.get_staged(graph);
+        turns = turns_.use(*found, graphs_.scratch());
+    }
+    SplitGraph & g = *found;
+    const Timer  timer(g.blocks.front()->experts->counters.graph_ns);
     host_.start();
     Course course{&g, graph};
-    course.turns  = turns_.use(g, graphs_.scratch());
+    course.turns  = turns;
     ahead_        = !course.turns && can_go_ahead(g);
     late_masks_   = ahead_ && g.distance > 0;
     join_pending_ = false;

@@ -18,17 +18,30 @@ constexpr size_t max_graphs = 16;
 // Returns the distance to look ahead for these blocks.
 int distance_of(const SplitGraph & g) { return g.blocks.empty() ? 0 : g.blocks.front()->experts->lookahead.distance(); }
 
+// Leaves blocks without staging that are too large for it, and whose experts are expected to stream.
+void choose_staging(std::vector<Block> & blocks) {
+    for (Block & block : blocks) {
+        const auto experts = experts_of(block.weights.front());
+        block.is_staged    = !block.splittable || block.n_tokens() <= experts->staged_tokens() ||
+                          experts->stream_tokens() <= 0 || block.n_tokens() < experts->stream_tokens();
+    }
+}
+
 } // namespace
 
 bool GraphCache::is_current(const SplitGraph & g) const {
     return g.distance == distance_of(g) && g.in_place == (in_place().numbers != nullptr);
 }
 
-void GraphCache::reserve(const std::vector<Block> & blocks) { reserve(staging_size(blocks)); }
+void GraphCache::reserve(std::vector<Block> & blocks) {
+    choose_staging(blocks);
+    reserve(staging_size(blocks));
+}
 
-SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
+SplitGraph & GraphCache::get(const ggml_cgraph * graph, bool is_staged) {
     ++n_asked_;
-    if (SplitGraph * known = graph->uid != 0 ? find(graph) : nullptr) {
+    SplitGraph * known = graph->uid != 0 ? find(graph) : nullptr;
+    if (known != nullptr && (known->is_staged || !is_staged)) {
         known->uid  = graph->uid;
         known->used = n_asked_;
         return *known;
@@ -37,10 +50,13 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph) {
     // if no logits of a batch are wanted, its last layer has no rows, and devices skip such nodes
     blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [](const Block & b) { return b.n_tokens() == 0; }),
                  blocks.end());
-    reserve(blocks);
+    if (!is_staged) {
+        choose_staging(blocks);
+    }
+    reserve(staging_size(blocks));
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
     // graphs without a uid cannot be recognized again
-    const auto outdated = [this](auto & g) { return g->uid == 0 || !is_current(*g); };
+    const auto outdated = [&](auto & g) { return g->uid == 0 || !is_current(*g) || g.get() == known; };
     if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
         stream_.synchronize(); // launches under way read the tensors of graphs that are dropped
     }

@@ -19,15 +19,18 @@ class GraphCache {
     // Returns the prepared form of a graph, and makes it if the graph is new. It stays valid until the next call. The
     // call waits for the stream before it frees a graph or staging that launches under way may read. Throws MemoryError
     // if the device has no memory for staging.
-    SplitGraph & get(const ggml_cgraph * graph);
+    SplitGraph & get(const ggml_cgraph * graph) { return get(graph, false); }
+    // Returns the same with staging for all blocks, also for those of large graphs that were expected to stream.
+    SplitGraph & get_staged(const ggml_cgraph * graph) { return get(graph, true); }
     // Makes staging for graphs with these blocks now, as get() does later for other graphs. Throws as get() does.
-    void reserve(const std::vector<Block> & blocks);
+    void reserve(std::vector<Block> & blocks);
     // Returns the staging on the device.
     ggml_backend_buffer_t scratch() const { return device_buffer_.get(); }
     // Returns true if copies from the staging on the host may be queued before the staging is written.
     bool host_pinned() const { return stream_.is_pinned(host_buffer_); }
 
   private:
+    SplitGraph & get(const ggml_cgraph * graph, bool is_staged);
     bool         is_current(const SplitGraph & g) const;
     SplitGraph * find(const ggml_cgraph * graph);
     void         reserve(const StagingSize & size);

@@ -12,7 +12,7 @@ from spac.config.engine import (
 )
 from spac.config.fields import COUNT, PROBABILITY, Range, names_in, option
 from spac.config.sampling import SamplingConfig
-from spac.config.values import Slots, StreamBatch, VramLimit
+from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
 
 __all__ = [
     "CONTEXT",
@@ -26,6 +26,7 @@ __all__ = [
     "PROBABILITY",
     "ContextConfig",
     "EngineConfig",
+    "GraphTokens",
     "Range",
     "SamplingConfig",
     "Slots",

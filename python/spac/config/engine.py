@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spac.config.context import CONTEXT_GROUP, ContextConfig
 from spac.config.fields import PROBABILITY, Parsed, Range, names_in, option
 from spac.config.sampling import SamplingConfig
-from spac.config.values import Slots, StreamBatch, VramLimit
+from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
 from spac.errors import InputError
 from spac.scheduler.choice import SchedulerChoice
 from spac.scheduler.choice import names as scheduler_names
@@ -158,12 +158,13 @@ class EngineConfig(ContextConfig):
         "--ctx", "--ctx-size", "-c", range=CONTEXT, group=CONTEXT_GROUP,
     )  # fmt: skip
     batch: int = option(
-        2048, "tokens of a prompt evaluated at once", "--batch", "--batch-size", "-b", range=Range(1, 2**20),
-        group=CONTEXT_GROUP,
+        GraphTokens.LARGE, "tokens of a prompt evaluated at once, at most", "--batch", "--batch-size", "-b",
+        range=Range(1, 2**20), group=CONTEXT_GROUP,
     )  # fmt: skip
-    ubatch: int = option(
-        512, "tokens of one graph", "--ubatch", "--ubatch-size", "-ub", range=Range(1, 2**16),
-        group=CONTEXT_GROUP,
+    ubatch: Parsed[GraphTokens, GraphTokens | str | int] = option(
+        "auto", f"tokens of one graph, 1 to 65536; auto: {GraphTokens.SMALL}, and up to {GraphTokens.LARGE} "
+        "(--batch at most) for a prompt whose experts all come to the device, as memory allows",
+        "--ubatch", "--ubatch-size", "-ub", metavar="N|auto", group=CONTEXT_GROUP, parse=GraphTokens.parse,
     )  # fmt: skip
     stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "

@@ -1,4 +1,4 @@
-"""Values that a user can write in several ways: slots, layers, memory limits, streaming batches, adapters."""
+"""Values that a user can write in several ways: slots, layers, memory limits, batches, adapters."""
 
 from __future__ import annotations
 
@@ -172,6 +172,42 @@ class StreamBatch:
         if isinstance(value, bool | float) or not 0 <= tokens < 2**31:
             raise InputError(f"stream_batch: {value!r} is not {cls.ACCEPTED}")
         return cls(tokens)
+
+    def __str__(self) -> str:
+        return "auto" if self.tokens is None else str(self.tokens)
+
+
+@dataclass(frozen=True)
+class GraphTokens:
+    """The number of tokens of one graph. None means that it is chosen for each prompt."""
+
+    tokens: int | None = None
+
+    ACCEPTED = "'auto', or a number of tokens (1 to 65536)"
+    SMALL = 512
+    """Tokens. With `auto`, graphs have so many tokens unless a prompt gains by larger ones."""
+    LARGE = 8192
+    """Tokens. `auto` never makes larger graphs."""
+
+    @classmethod
+    def parse(cls, value: GraphTokens | str | int) -> GraphTokens:
+        """Return the number that a user's value means. Raises InputError."""
+        if isinstance(value, GraphTokens):
+            return value
+        if isinstance(value, str) and value.strip().lower() == "auto":
+            return cls()
+        try:
+            tokens = int(value)
+        except (TypeError, ValueError):
+            tokens = 0
+        if isinstance(value, bool | float) or not 1 <= tokens <= 2**16:
+            raise InputError(f"ubatch: {value!r} is not {cls.ACCEPTED}")
+        return cls(tokens)
+
+    @property
+    def least(self) -> int:
+        """The tokens of graphs for which a context is made."""
+        return self.SMALL if self.tokens is None else self.tokens
 
     def __str__(self) -> str:
         return "auto" if self.tokens is None else str(self.tokens)

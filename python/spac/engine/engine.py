@@ -391,6 +391,8 @@ class Engine:
             **sampling,
         )
         self.events.subscribe(session)
+        graphs = self._at_home.graphs
+        session.on("prompt_graph", graphs.choose if graphs is not None else None)
         self.session = session
         return session
 

@@ -18,6 +18,7 @@ from spac.costs.in_use import CostsInUse
 from spac.engine.draft_experts import attach_draft, check_foretells
 from spac.engine.draft_hidden_states import DraftStates, watch_draft
 from spac.engine.prefill_streaming import PromptStreams
+from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
 from spac.engine.slots import attach_at_most, attach_slots
 from spac.model.pair import ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice, make
@@ -47,11 +48,13 @@ class ExpertCache:
         self._attached = False  # True once the slots of the configuration were attached
         self._chosen: SchedulerChoice | Scheduler | None = None
         self._streams: PromptStreams | None = None
+        self.graphs: PromptGraphs | None = None
+        """The choice of the size of a prompt's graphs; None if it is fixed."""
         if self._device is not None:
             notes += attach_draft(pair.draft_experts, self._device)
         self.costs = self._know_costs()
         try:
-            self._streams = self._stream_prompts()
+            self._stream_prompts()
         except BaseException:
             self.close()
             raise
@@ -82,24 +85,33 @@ class ExpertCache:
 
     # Prompts
 
-    def _stream_prompts(self) -> PromptStreams | None:
-        """Return prefill streaming for this pair, or None if the target runs without the split.
+    def _stream_prompts(self) -> None:
+        """Set up prefill streaming, unless the target runs without the split.
 
-        It is set up before slots are attached, because the slots leave device memory for it.
+        This comes before slots are attached, because the slots leave device memory for it.
         """
         if self._experts is None or self._device is None:
-            return None
+            return
         wanted = self._config.stream_batch
         if wanted is None:
             wanted = StreamBatch(0 if self._device.shares_host_cores else None)
-        streams = PromptStreams(self._experts, wanted, self._pair.target_context.graph_tokens)
-        streams.update(self._costs_of_prompts)
-        return streams
+        context, config = self._pair.target_context, self._config
+        forgets = self._pair.target.has_window and not config.swa_full
+        is_auto = config.ubatch.tokens is None and not config.deterministic
+        chosen = is_auto and may_grow(context, forgets=forgets)
+        largest = largest_graph(context) if chosen else context.graph_tokens
+        self._experts.set_staged_tokens(context.graph_tokens)
+        self._streams = PromptStreams(self._experts, wanted, largest)
+        self._streams.update(self._costs_of_prompts)
+        if chosen:
+            self.graphs = PromptGraphs(context, self._device, self._streams, self._notes)
 
     def update_streams(self) -> None:
         """Update prefill streaming before a prompt with the costs learned since the last prompt."""
         if self._streams is not None:
             self._streams.update(self._costs_of_prompts)
+        if self.graphs is not None:
+            self.graphs.measure()
 
     @property
     def stream_batch(self) -> int:
@@ -142,7 +154,7 @@ class ExpertCache:
             assert self._device is not None
             self._attached = True
             self._notes += attach_slots(
-                self._experts, self._device, self._config.slots, self._pair.draft_experts
+                self._experts, self._device, self._config.slots, self._pair.draft_experts, self.graphs
             )
         self._experts.set_lookahead(self.lookahead)
         if self._experts.slots.n_slots == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from spac import _core
 from spac.config import Slots
 from spac.engine.draft_experts import detach_draft
@@ -10,18 +12,26 @@ from spac.machine.device_memory import margin, room_of, size
 from spac.model.paging import AUTO_SHARE
 from spac.model.pair import memory_is_given
 
+if TYPE_CHECKING:
+    from spac.engine.prompt_graphs import PromptGraphs
+
 
 def attach_slots(
-    experts: _core.Experts, device: _core.DeviceInfo, slots: Slots, draft: _core.Experts | None = None
+    experts: _core.Experts,
+    device: _core.DeviceInfo,
+    slots: Slots,
+    draft: _core.Experts | None = None,
+    graphs: PromptGraphs | None = None,
 ) -> list[str]:
     """Attach slots to experts that have none, and return notes for the user.
 
     `draft` has the draft's experts, if there are any. They give up their slots if the number of slots that
-    the user asks for does not fit otherwise. Raise OutOfMemoryError if the slots do not fit.
+    the user asks for does not fit otherwise. Slots of `auto` leave memory to the `graphs` of prompts. Raise
+    OutOfMemoryError if the slots do not fit.
     """
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if slots.is_auto:
-        return _what_fits(experts, device, n_experts)
+        return _what_fits(experts, device, n_experts, graphs)
     n_slots = slots.of(n_experts)
     if draft is not None and draft.slots.n_slots:
         try:
@@ -83,11 +93,17 @@ def attach_at_most(experts: _core.Experts, n_slots: int) -> int:
     return 0
 
 
-def _what_fits(experts: _core.Experts, device: _core.DeviceInfo, n_experts: int) -> list[str]:
+def _what_fits(
+    experts: _core.Experts, device: _core.DeviceInfo, n_experts: int, graphs: PromptGraphs | None
+) -> list[str]:
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = wanted_slots(device, Slots(), n_experts)
     spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-    n_slots = attach_at_most(experts, min(wanted, experts.slots_that_fit(spare)))
+    n_slots = min(wanted, experts.slots_that_fit(spare))
+    if n_slots < n_experts and graphs is not None:
+        memory = next(each.memory for each in _core.devices() if each.name == device.name)
+        n_slots = min(wanted, experts.slots_that_fit(spare + graphs.room(memory.free)))
+    n_slots = attach_at_most(experts, n_slots)
     if n_slots == wanted:
         return []
     room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"

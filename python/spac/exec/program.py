@@ -17,7 +17,7 @@ from spac._library import find_llama_cpp
 from spac.cli.options import add_engine
 from spac.cli.parser import Parser
 from spac.cli.program import in_options
-from spac.config import EngineConfig, Slots, StreamBatch, VramLimit
+from spac.config import EngineConfig, GraphTokens, Slots, StreamBatch, VramLimit
 from spac.config.values import Adapter, GpuLayers
 from spac.errors import InputError
 from spac.llama_cpp_python.names import OPTIONS
@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
             return str(value.absolute())
         case Adapter():
             return [value.path, value.scale]
-        case Slots() | VramLimit() | StreamBatch():
+        case Slots() | VramLimit() | StreamBatch() | GraphTokens():
             return next((each for each in astuple(value) if each is not None), "auto")
         case GpuLayers() | SchedulerChoice():
             return str(value)

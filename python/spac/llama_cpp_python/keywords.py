@@ -91,7 +91,7 @@ def llama_keywords(config: EngineConfig) -> dict[str, Any]:
     return {
         "n_ctx": config.ctx,
         "n_batch": config.batch,
-        "n_ubatch": config.ubatch,
+        "n_ubatch": config.ubatch.least,
         "n_threads": config.threads or None,
         "n_threads_batch": config.threads_batch or config.threads or None,
         "n_gpu_layers": config.gpu_layers.count or 0,

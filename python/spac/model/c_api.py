@@ -203,6 +203,11 @@ class Model(_Owned):
         return _core.model_context(self.pointer)
 
     @property
+    def has_window(self) -> bool:
+        """True if some layers see a window of the past and no more."""
+        return _core.model_has_window(self.pointer)
+
+    @property
     def n_layer(self) -> int:
         """The number of layers, with the extra layers that predict further tokens."""
         return _core.model_layers(self.pointer) + _core.model_extra_layers(self.pointer)
@@ -288,3 +293,8 @@ class Context(_Owned):
     def graph_tokens(self) -> int:
         """The largest number of tokens of one graph."""
         return _core.graph_tokens(self.pointer)
+
+    @property
+    def batch_tokens(self) -> int:
+        """The largest number of tokens of one batch."""
+        return _core.batch_tokens(self.pointer)

@@ -383,7 +383,7 @@ class ModelPair:
     def _context(self, model: Model, **params: Any) -> Context:
         common = {
             "n_batch": self._config.batch,
-            "n_ubatch": self._config.ubatch,
+            "n_ubatch": self._config.ubatch.least,
             "n_threads": self.threads,
             "n_threads_batch": self.prompt_threads,
         }
