@@ -146,7 +146,8 @@ class Run:
         limit = None if options.max_tokens < 0 else options.max_tokens
         self.generation = generation = engine.generate(
             prompt, limit, stop=options.stop, recorder=self._recorder,
-            progress=None if options.echo else self._talk.reading,  # progress clears the echo's last line
+            # Progress would clear the echo's last line.
+            progress=None if options.echo else self._talk.reads(engine),
         )  # fmt: skip
         code = 0
         try:

@@ -156,6 +156,7 @@ class App:
                 self._refuse(error)
 
     def _answer(self, dialogue: Dialogue, text: str, display: Display) -> None:
+        dialogue.on_reading = self._talk.reads(dialogue.engine) if isinstance(display, Plain) else None
         forgotten = dialogue.n_forgotten
         pieces = dialogue.answer(text)
         if dialogue.n_forgotten > forgotten:
@@ -165,7 +166,10 @@ class App:
         assert generation is not None
         # A second Ctrl-C does not end the process: the conversation would be lost.
         with interrupt.Interrupt(lambda: generation.cancel, insistent=False):
-            display.show(pieces, dialogue.status)
+            try:
+                display.show(pieces, dialogue.status)
+            finally:
+                self._talk.end_progress()
         if dialogue.ending:
             self._talk.note(dialogue.ending)
         self._talk.show_notes(dialogue.engine)

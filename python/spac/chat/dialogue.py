@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +60,9 @@ class Dialogue:
         if sampling.seed in (None, -1):
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
         self._sampling = sampling
-        self._said, self._reading = _Said(), ""
+        self._said, self._reading = _Said(), False
+        self.on_reading: Callable[[int, int], object] | None = None
+        """A callback for the progress of prompts, as `Engine.generate` has it."""
         self.files: Sequence[tuple[str, Path | str]] = ()
         """Files that /save must not replace, and what messages call them."""
         self.generation: Generation | None = None
@@ -111,20 +113,22 @@ class Dialogue:
         return self._read(text, generation, self._chat.answer(prompt))
 
     def _note_reading(self, done: int, total: int) -> None:
-        self._reading = f"reading: {done} of {total} tokens"
+        self._reading = True
+        if self.on_reading is not None:
+            self.on_reading(done, total)
 
     def _read(self, text: str, generation: Generation, answer: Answer) -> Iterator[Piece]:
         self._said = said = _Said()
         try:
             try:
                 for piece in generation:
-                    self._reading = ""
+                    self._reading = False
                     yield from said.take(answer.push(piece))
             finally:  # additions that `push` held back are kept too
                 rest = said.take(answer.finish())
             yield from rest
         finally:
-            self._reading, said.is_reasoning = "", False
+            self._reading, said.is_reasoning = False, False
             if said.content:
                 self.conversation.exchanges.append(Exchange(text, said.content, said.reasoning.rstrip()))
 
@@ -196,8 +200,8 @@ class Dialogue:
         """
         if self.generation is None:
             return ""
-        if self._reading:
-            return self._reading
+        if self._reading and (reading := self.engine.reading.now()) is not None:
+            return f"reading: {reading.done} of {reading.total} tokens{reading.left}"
         stats, parts = self.generation.stats, ["reasoning"] if self._said.is_reasoning else []
         if stats.tokens_per_second is not None:
             parts.append(f"{stats.tokens_per_second:.1f} tok/s")

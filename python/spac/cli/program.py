@@ -15,6 +15,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ from spac.machine.files import check_outputs, unwritable
 if TYPE_CHECKING:
     from spac.engine import Engine
 
+READING_S = 0.5  # seconds between two lines on a prompt's progress
 LONG_PROMPT = 64  # tokens; a shorter prompt is evaluated before progress could be seen
 FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
 _OUTPUTS = {
@@ -216,6 +219,7 @@ class Talk:
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
         self._line = ""
+        self._lock = threading.Lock()  # of the line, which two threads write while a prompt is read
         self._n_notes = 0
 
     def note(self, line: str) -> None:
@@ -239,14 +243,38 @@ class Talk:
         self.show(f"loading {path.name} {done:4.0%}")
         return True
 
-    @property
-    def reading(self) -> Callable[[int, int], object] | None:
-        """The callback for `Engine.generate(progress=…)`; None if nobody would see its line."""
-        return None if self.quiet or not sys.stderr.isatty() else self._show_reading
+    def reads(self, engine: Engine) -> Callable[[int, int], object] | None:
+        """Return the callback for `Engine.generate(progress=…)`; None if nobody would see its line.
 
-    def _show_reading(self, done: int, total: int) -> None:
-        if total >= LONG_PROMPT:
-            self.show(f"reading the prompt: {done} of {total} tokens")
+        Between two calls, a thread shows what the engine estimates. It ends with the prompt.
+        """
+        if self.quiet or not sys.stderr.isatty():
+            return None
+        watch: list[threading.Thread] = []
+
+        def follow() -> None:
+            while engine.reading.now() is not None:
+                with self._lock:
+                    reading = engine.reading.now()
+                    if reading is not None and reading.done < reading.total:
+                        self.show(
+                            f"reading the prompt: {reading.done} of {reading.total} tokens{reading.left}"
+                        )
+                time.sleep(READING_S)
+
+        def read(done: int, total: int) -> None:
+            if total < LONG_PROMPT:
+                return
+            if done >= total:
+                self.end_progress()
+                return
+            with self._lock:
+                self.show(f"reading the prompt: {done} of {total} tokens")
+            if not watch:
+                watch.append(threading.Thread(target=follow, name="reading", daemon=True))
+                watch[0].start()
+
+        return read
 
     def show(self, line: str) -> None:
         """Replace the progress line on stderr, if stderr is a terminal."""
@@ -258,7 +286,8 @@ class Talk:
 
     def end_progress(self) -> None:
         """Clear the progress line."""
-        if self._line:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
-            self._line = ""
+        with self._lock:
+            if self._line:
+                sys.stderr.write("\r\033[K")
+                sys.stderr.flush()
+                self._line = ""

@@ -25,6 +25,7 @@ from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, as_tokens
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_cache import cache_parameters
+from spac.engine.prompt_progress import PIECE, PromptProgress
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
 from spac.errors import InputError
@@ -66,6 +67,8 @@ class Engine:
         self.experts = self._pair.experts
         """The target's experts; None if the target runs without the split."""
         self._notes = self._pair.notes
+        self.reading = PromptProgress()
+        """The progress of the prompt that is being read, for other threads too."""
         self.events = Events(None)
         """The handler of the session's events; callers may add their own listeners."""
         self._expert_cache: ExpertCache | None = None
@@ -324,9 +327,10 @@ class Engine:
         The text ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a
         full context. An engine has one generation at a time, so this call ends one that still runs. A
         `recorder` records every step. `progress(n_done, n_total)` receives the number of prompt tokens done,
-        in pieces of the configuration's `batch` tokens. `chat` is the chat prompt whose text `prompt` is. The
-        answer then follows its format, has at most `reasoning_budget` tokens of reasoning (-1: no limit), and
-        can be parsed by `chat.read`. Raise InputError if the prompt is empty or does not fit.
+        after each graph of a long prompt, or 2048 tokens. `reading` estimates it in between. `chat` is the
+        chat prompt whose text `prompt` is. The answer then follows its format, has at most `reasoning_budget`
+        tokens of reasoning (-1: no limit), and can be parsed by `chat.read`. Raise InputError if the prompt
+        is empty or does not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
@@ -339,7 +343,7 @@ class Engine:
         self._generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
             prediction_stats=prediction_stats, recorder=recorder,
-            controller=self.controller(session), progress=progress,
+            controller=self.controller(session), progress=progress, reading=self.reading,
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (), between=self.between,
         )  # fmt: skip
         if recorder is not None:
@@ -391,10 +395,19 @@ class Engine:
             **sampling,
         )
         self.events.subscribe(session)
-        graphs = self._at_home.graphs
-        session.on("prompt_graph", graphs.choose if graphs is not None else None)
+        session.on("prompt_graph", self._choose_graph)
         self.session = session
         return session
+
+    def _choose_graph(self, n_pending: int, n_failed: int) -> int:
+        """Return the tokens of the next prompt's graphs; 0 for the context's own."""
+        graphs = self._at_home.graphs
+        size = graphs.choose(n_pending, n_failed) if graphs is not None else 0
+        if graphs is not None and size > graphs.small:
+            self.reading.expect(n_pending, size, graphs.graph_s)
+        else:
+            self.reading.expect(n_pending, PIECE)
+        return size
 
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spac.engine.between_steps import BetweenSteps
+from spac.engine.prompt_progress import PromptProgress
 from spac.engine.text_stream import TextStream
 from spac.errors import Cancelled, InputError
 from spac.governor import DraftLengthController
@@ -47,14 +48,15 @@ class Generation(Iterator[str]):
         recorder: Recorder | None = None,
         controller: DraftLengthController | None = None,
         progress: Callable[[int, int], object] | None = None,
+        reading: PromptProgress | None = None,
         preserved: Collection[int] = (),
         between: BetweenSteps | None = None,
     ) -> None:
         """Prepare a generation; `Engine.generate` describes the other parameters and the errors.
 
         `prediction_stats` is what the session's events count. `controller` is the draft-length controller, or
-        None. `preserved` has the control tokens that are part of the text. `between` runs other threads' work
-        between the session's calls.
+        None. `reading` follows the prompt. `preserved` has the control tokens that are part of the text.
+        `between` runs other threads' work between the session's calls.
         """
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
@@ -77,6 +79,7 @@ class Generation(Iterator[str]):
         )
         self._limit, self._controller = max_tokens, controller
         self._recorder, self._progress = recorder, progress
+        self._reading = reading or PromptProgress()
         self._text, self._preserved = TextStream(stop), preserved
         self._between = between or BetweenSteps()
         self._cancelled = False
@@ -171,16 +174,26 @@ class Generation(Iterator[str]):
             self._recorder.begin(self._session, self._experts, self._counts)
 
     def _prefill_session(self, prompt: TokenArray) -> None:
-        progress = self._progress
-        if progress is not None:
-            progress(0, int(prompt.size) - 1)
+        self._reading.begin(int(prompt.size) - 1)
         try:
-            self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
+            if self._progress is not None:
+                self._progress(0, int(prompt.size) - 1)
+            self._session.prefill(prompt, self._report, n_unseen=self._n_unseen)
         except Cancelled:
             if self._cancelled:
                 raise
             # The session saw a cancel() of the previous generation only now.
-            self._session.prefill(prompt, progress, n_unseen=self._n_unseen)
+            self._session.prefill(prompt, self._report, n_unseen=self._n_unseen)
+        finally:
+            reading = self._reading.now()
+            self._reading.end()
+        if self._progress is not None and reading is not None and reading.done < reading.total:
+            self._progress(reading.total, reading.total)  # the memory held all of it
+
+    def _report(self, done: int, total: int) -> None:
+        self._reading.report(done, total)
+        if self._progress is not None:
+            self._progress(done, total)
 
     def _step(self) -> str:
         """Run one draft and its verification, and return the new text.

@@ -83,6 +83,8 @@ class PromptStreams:
         self._experts, self._wanted, self._largest = experts, wanted, largest
         self._tokens = 0
         self._share = 0.0  # number of slots divided by the number of experts
+        self.graph_s = 0.0
+        """The estimated seconds in which a graph's experts come to the device."""
 
     @property
     def tokens(self) -> int:
@@ -100,11 +102,12 @@ class PromptStreams:
 
     def update(self, costs: Costs) -> None:
         """Estimate the number of tokens again, between two prompts, with the current costs."""
+        layers = self._experts.layers
+        self._share = self._experts.slots.n_slots / max(1, sum(layer.n_expert for layer in layers))
+        self.graph_s = stream_s(costs, layers, self._share)
         if self._wanted.tokens is not None:
             self._set(self._wanted.tokens)
             return
-        layers = self._experts.layers
-        self._share = self._experts.slots.n_slots / max(1, sum(layer.n_expert for layer in layers))
         tokens = worth_it(costs, layers, self._share, self._largest)
         if not tokens or not self._tokens or abs(tokens - self._tokens) > _SETTLED * self._tokens:
             self._set(tokens)

@@ -69,6 +69,11 @@ class PromptGraphs:
         size = ceil(n_pending / ceil(n_pending / most))
         return size if size > self.small and 0 < self._streams.tokens < size else self.small
 
+    @property
+    def graph_s(self) -> float:
+        """The least seconds of a large graph: those in which its experts come to the device."""
+        return self._streams.graph_s
+
     def _bytes(self, n_tokens: int) -> int:
         """Return the bytes that graphs of `n_tokens` take beyond those of the small graphs."""
         return ceil((n_tokens - self.small) * self._token_bytes)

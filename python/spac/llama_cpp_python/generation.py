@@ -53,6 +53,7 @@ class TokenRun(Generation):
             prediction_stats=prediction_stats,
             controller=controller,
             between=engine.between,
+            reading=engine.reading,
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()

@@ -263,7 +263,11 @@ def make_app(
     request_queue = RequestQueue(queue)
     metrics = Metrics(request_queue)
     feed = LiveFeed(llama) if has_page else None
+    engine = getattr(llama, "engine", None)
     state = ServerState(request_queue, metrics, (name,), api_key, given, FILES if has_page else ())
+    if engine is not None:
+        state.reading = engine.reading.now
+        metrics.show_reading(engine.reading.now)
     proxied = ModelProxy(name, ServedModel(llama, name, metrics, feed))
     os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file
     proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied

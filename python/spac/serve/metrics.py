@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 if TYPE_CHECKING:
+    from spac.engine.prompt_progress import Reading
     from spac.serve.request_queue import RequestQueue
     from spac.stats import RunStats
 
@@ -41,6 +43,21 @@ class Metrics:
         self._make(Gauge, "running", "Number of requests that are served at this moment.").set_function(
             lambda: int(queue.busy)
         )
+
+    def show_reading(self, now: Callable[[], Reading | None]) -> None:
+        """Show the progress of the prompt that is being read: `now` returns it, or None."""
+
+        def gauge(name: str, text: str, value: Callable[[Reading], float | None]) -> None:
+            made = self._make(Gauge, name, text)
+            made.set_function(lambda: (value(reading) or 0.0) if (reading := now()) is not None else 0.0)
+
+        gauge(
+            "prompt_length_tokens",
+            "Tokens of the prompt that is being read; 0 if none is.",
+            lambda at: at.total,
+        )
+        gauge("prompt_done_tokens", "Tokens of this prompt that are read, as estimated.", lambda at: at.done)
+        gauge("prompt_left_seconds", "Seconds until it is read, as estimated.", lambda at: at.left_s)
 
     def _set_up_generation(self) -> None:
         self._speed = self._make(

@@ -13,7 +13,7 @@ import ipaddress
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +27,9 @@ from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 from spac.serve.request_queue import Full, RequestQueue
 from spac.stats import RunStats, ratio
+
+if TYPE_CHECKING:
+    from spac.engine.prompt_progress import Reading
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -47,6 +50,12 @@ ALIASES = {
 MAX_BODY = 32 << 20
 STALL_S = 60.0
 """Seconds after which a client that receives nothing counts as gone, because others wait for the model."""
+TELL_S = 1.0
+"""Seconds between two comments on a prompt's progress."""
+STREAM_FIELDS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]  # fmt: skip
 CONCLUDE_S = 5.0
 """Seconds in which concluded requests can end. A step of a large model may take one."""
 OPEN_TO_ALL = {"/health", "/v1/health"}
@@ -157,11 +166,21 @@ class RequestMiddleware:
             return {"type": "http.disconnect"}
 
         token = REQUEST_CONTEXT.set(context)
+        teller = asyncio.create_task(self._tell(answer)) if (context.original or {}).get("stream") else None
         try:
             await self._app(scope, receive, answer.send)
         finally:
             REQUEST_CONTEXT.reset(token)
+            if teller is not None:
+                teller.cancel()
         await answer.end()
+
+    async def _tell(self, answer: Answer) -> None:
+        """Tell a client of a stream how far its prompt is, if the prompt takes long."""
+        while not answer.begun:
+            await asyncio.sleep(TELL_S)
+            if (reading := self._state.reading()) is not None and reading.is_long:
+                await answer.comment(f"prompt {reading.done}/{reading.total} tokens{reading.left}")
 
 
 def _log_line(scope: Scope, answer: Answer, seconds: float) -> str:
@@ -215,6 +234,8 @@ class ServerState:
         """The figures of the model that /v1/models gives."""
         self.props: Mapping[str, Any] = {}
         """The answer of /props."""
+        self.reading: Callable[[], Reading | None] = lambda: None
+        """The function that returns the progress of the prompt that is being read."""
         self.log: Callable[[str], None] = lambda _line: None
         """The function that writes a line of the request log."""
         self._key = api_key.encode()
@@ -293,24 +314,55 @@ class Answer:
         """The response's HTTP status."""
         self.runs: Sequence[RunStats] = ()
         """The statistics of the generations for this answer."""
+        self.begun = False
+        """True once a part of the app's body has been sent."""
+        self._commented = False  # a comment has begun the stream, and the app's own beginning is dropped
+        self._failed: bytearray | None = None  # the body of a refusal by the app, after a comment
+        self._sending = asyncio.Lock()
         self.complete = False
         """True once all of the response has been sent."""
 
     async def send(self, message: Message) -> None:
         """Send a message of the app, or hold it back."""
+        async with self._sending:
+            await self._take(message)
+
+    async def _take(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self._commented:
+                self._failed = bytearray() if self.status >= 400 else None
+                return
             fields = dict(message.get("headers", ()))
             self._streams = fields.get(b"content-type", b"").startswith(b"text/event-stream")
             self._held.append(message)
+        elif self._failed is not None:
+            self._failed += message.get("body", b"")
         elif not message.get("more_body") or not message.get("body"):
             self._held.append(message)
         else:
             await self._release()
+            self.begun = True
             await self._send(message)
+
+    async def comment(self, text: str) -> None:
+        """Send a comment line of a stream, unless the answer has begun. The status is 200 from then on."""
+        async with self._sending:
+            if self.begun or (self._held and not (self._streams and self.status == 200)):
+                return
+            await self._release()
+            if not self._started:
+                self._started = self._streams = self._commented = True
+                self.status = 200
+                await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_FIELDS})
+            await self._send(
+                {"type": "http.response.body", "body": f": {text}\n\n".encode(), "more_body": True}
+            )
 
     async def end(self) -> None:
         """Send what was held back, when the app is done."""
+        if self._failed is not None:
+            await self.refuse(Refusal(self.status, json.loads(self._failed)["error"]["message"]))
         await self._release()
 
     async def refuse(self, refusal: Refusal) -> None:
