@@ -1,115 +1,138 @@
-"""Measure what a streamed prompt saves by copies on the device: `python -m bench.prompt_stream`.
+"""Measure what large graphs save for a streamed prompt: `python -m bench.prompt_stream`.
 
-A small random model runs on the simulated device with a slow link. The time is the link's, as on a GPU whose
-computing hides behind the copies. Prompts of 512 tokens with a share of the experts resident run beside
-prompts with none resident. The latter copy as much as every prompt did before. Bytes must fall by exactly the
-residents' share. The time must fall by as much, less the time of the copies on the device and of computing.
+A small random model with many experts runs on the simulated device, with a link of a given speed and
+limited memory. Each prompt is evaluated in three ways: split between device and CPU in graphs of 512 tokens,
+streamed in graphs of 512 tokens (`--ubatch 512`), and streamed in graphs of chosen sizes (`--ubatch auto`).
+The ways run by turns. Each run has an engine of its own, whose second prompt is measured. Times are medians,
+and ratios are those of the chosen sizes to the other ways.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
+import shlex
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from bench.provenance import commit, processor
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 
-SHARES = (0.17, 0.25, 0.5)
-N_TOKENS = 512
-Figures = dict[str, float]
+SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384)
+LINKS = (2.0, 8.0, 25.0)
+WAYS: dict[str, dict[str, Any]] = {
+    "split": {"ubatch": 512, "stream_batch": 0},
+    "512": {"ubatch": 512, "stream_batch": 64},
+    "auto": {"ubatch": "auto", "stream_batch": 64},
+}
+LIMIT, SLOTS = "700M", "50%"
 
 
 def model_of(folder: Path) -> Path:
-    """Write a model of 7 layers of 36 experts, 110 KB each in Q4_K."""
+    """Write a model of 3 layers of 512 experts, 110 KB each in Q4_K. The rest of it computes little."""
     from tools.models import Shape, write_model
 
-    path = folder / "model.gguf"
-    shape = Shape(n_layer=7, n_embd=256, n_head=8, n_ff_exp=256, n_expert=36, n_used=2, types={"*": "Q4_K"})
-    write_model(str(path), "qwen3moe", shape)
-    return path
+    shape = Shape(
+        n_embd=256, n_head=2, n_head_kv=1, n_ff_exp=256, n_expert=512, n_used=1, types={"*_exps": "Q4_K"}
+    )
+    return write_model(folder / "model.gguf", "qwen3moe", shape)
 
 
-def place(experts: _core.Experts, share: float) -> None:
-    """Make slots for `share` of every layer's experts, and fill them with experts drawn at random."""
-    random = np.random.default_rng(1)
-    wanted = np.zeros((experts.n_layer, experts.n_expert), np.int32)
-    for row in wanted:
-        row[random.permutation(row.size)[: round(share * row.size)]] = 1
-    experts.attach_slots(int(wanted.sum()))
-    experts.submit(wanted, np.ones(experts.n_layer, np.int32))
-    if not experts.settle(60.0):
-        raise RuntimeError("the slots did not fill within a minute")
+def measure(model: Path, way: str, n_tokens: int, link: float) -> dict[str, float]:
+    """Return the figures of one prompt: seconds, bytes over the link and tokens of the largest graph."""
+    config = EngineConfig(
+        target=model, device="simulated", threads=1, ctx=max(SIZES) + 256, slots=SLOTS, vram_limit=LIMIT,
+        scheduler="static", governor="fixed", sampling=SamplingConfig(temp=0.0, ignore_eos=True), **WAYS[way],
+    )  # fmt: skip
+    prompt = (np.arange(n_tokens + 1) * 7 % 253).astype(np.int32)
+    with Engine(config) as engine:
+        assert engine.experts is not None
+        _core.set_simulated_device(upload_gb_s=link)
+        engine.experts.settle(30.0)
+        for _ in range(2):  # the first one prepares graphs
+            if engine.session is not None:
+                engine.session.reset()
+            before, generation = dict(engine.experts.stats), engine.generate(prompt, 1)
+            for _piece in generation:
+                pass
+            after, stats = engine.experts.stats, generation.stats
+        memory = next(device.memory for device in _core.devices() if device.name == "simulated")
+        figures = {
+            "link_bytes": after["stream_bytes"] - before["stream_bytes"],
+            "prompt_s": stats.prefill_s,
+            "first_token_s": stats.time_to_first_token_s or 0.0,
+            "peak_bytes": memory.peak,
+        }
+    _core.set_simulated_device()
+    return figures
 
 
-def prompt(engine: Engine, share: float) -> Figures:
-    """Return one prompt's seconds and bytes, with `share` of the experts resident."""
-    assert engine.experts is not None
-    experts, session = engine.experts, engine.session_with(temp=0.0)
-    place(experts, share)
-    session.reset()
-    before, started = dict(experts.stats), time.perf_counter()
-    session.prefill(np.arange(N_TOKENS + 1, dtype=np.int32) % 256)
-    seconds, after = time.perf_counter() - started, experts.stats
-    moved = {name: after[name] - before[name] for name in ("stream_bytes", "stream_slot_bytes")}
-    return {"s": seconds, "link_bytes": moved["stream_bytes"], "device_bytes": moved["stream_slot_bytes"]}
+def compare(model: Path, n_tokens: int, link: float, repeats: int) -> dict[str, Any]:
+    """Compare the ways at one length and one speed of the link."""
+    runs = [{way: measure(model, way, n_tokens, link) for way in WAYS} for _ in range(repeats)]
+    names = runs[0]["auto"]
+    found = {way: {name: median(run[way][name] for run in runs) for name in names} for way in WAYS}
+    auto, old = found["auto"], found["512"]
 
+    def ratios(name: str, *ways: str) -> float:
+        return median(run["auto"][name] / min(run[way][name] for way in ways) for run in runs)
 
-def compare(engine: Engine, share: float, repeats: int) -> dict[str, Any]:
-    """Compare `share` of the experts resident with none resident, in turns."""
-    pairs = [(prompt(engine, 0.0), prompt(engine, share)) for _ in range(repeats)]
-    ratios = np.array([with_slots["s"] / without["s"] for without, with_slots in pairs])
-    without, with_slots = pairs[-1]
-    assert with_slots["link_bytes"] + with_slots["device_bytes"] == without["link_bytes"]
     return {
-        "resident": with_slots["device_bytes"] / without["link_bytes"],
-        "link_bytes": with_slots["link_bytes"],
-        "link_bytes_ratio": with_slots["link_bytes"] / without["link_bytes"],
-        "time_ratio": float(np.median(ratios)),
-        "time_ratio_range": [float(ratios.min()), float(ratios.max())],
-        "seconds_with_none": float(np.median([pair[0]["s"] for pair in pairs])),
+        "n_tokens": n_tokens,
+        "link_gb_s": link,
+        "bytes_per_token": {way: figures["link_bytes"] / n_tokens for way, figures in found.items()},
+        "bytes_ratio": auto["link_bytes"] / old["link_bytes"],
+        "time_ratio_to_512": ratios("prompt_s", "512"),
+        "time_ratio_to_better": ratios("prompt_s", "split", "512"),
+        "first_token_ratio_to_512": ratios("first_token_s", "512"),
+        "peak_ratio_to_512": auto["peak_bytes"] / old["peak_bytes"],
+        "ways": found,
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all sizes, print a line for each, and write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--link", type=float, default=0.02, help="GB/s of the simulated device's link")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--links", type=float, nargs="+", default=LINKS, help="GB/s of the device's link")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="tokens of the prompts")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="where to write the figures, as JSON")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    rows = []
+    print(
+        "link GB/s  tokens  bytes/token 512 → auto       ratio  time to 512  to the better  first token  peak"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        config = EngineConfig(
-            target=model_of(Path(folder)), device="simulated", threads=1, ctx=1024, scheduler="none",
-            stream_batch=64, state="off", sampling=SamplingConfig(temp=0.0),
-        )  # fmt: skip
-        with Engine(config) as engine:
-            _core.set_simulated_device(upload_gb_s=given.link)
-            prompt(engine, 0.0)  # warm-up
-            rows = [compare(engine, share, given.repeats) for share in SHARES]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+        model = model_of(Path(folder))
+        for link in given.links:
+            for size in given.sizes:
+                row = compare(model, size, link, given.repeats)
+                rows.append(row)
+                per = row["bytes_per_token"]
+                print(
+                    f"{link:9g}  {size:6d}  {per['512']:10.0f} → {per['auto']:10.0f}  "
+                    f"{row['bytes_ratio']:9.4f}  "
+                    f"{row['time_ratio_to_512']:11.3f}  {row['time_ratio_to_better']:13.3f}  "
+                    f"{row['first_token_ratio_to_512']:11.3f}  {row['peak_ratio_to_512']:4.2f}",
+                    flush=True,
+                )
     about = {
-        "command": " ".join(["python -m bench.prompt_stream", *sys.argv[1:]]),
-        "machine": platform.machine(),
-        "commit": commit,
+        "command": shlex.join(["python", "-m", "bench.prompt_stream", *(arguments or sys.argv[1:])]),
+        "commit": commit(),
+        "processor": processor(),
+        "memory_limit": LIMIT,
+        "slots": SLOTS,
     }
     if given.out is not None:
-        given.out.write_text(json.dumps(about | {"link_gb_s": given.link, "rows": rows}, indent=1) + "\n")
-    for row in rows:
-        print(
-            f"{row['resident']:.1%} resident: {row['link_bytes_ratio']:.4f} of the bytes over the link, "
-            f"{row['time_ratio']:.3f} of the time"
-        )
+        given.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
