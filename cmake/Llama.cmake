@@ -5,9 +5,11 @@ set(BUILD_SHARED_LIBS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # plain variables below override upstream's options without entering the cache
 set(LLAMA_BUILD_COMMON ON)
-foreach(_part TESTS TOOLS EXAMPLES SERVER APP UI MTMD)
+foreach(_part TESTS TOOLS EXAMPLES SERVER APP UI)
     set(LLAMA_BUILD_${_part} OFF)
 endforeach()
+set(LLAMA_BUILD_MTMD ON) # images
+set(MTMD_VIDEO OFF)      # it would start ffmpeg
 set(LLAMA_OPENSSL OFF)
 set(GGML_CCACHE OFF)  # a compiler launcher is the user's choice
 set(GGML_OPENMP OFF)  # its threads spin, and a second OpenMP runtime (PyTorch's) may live in the process
@@ -38,7 +40,7 @@ set(CMAKE_MESSAGE_LOG_LEVEL "${_log_level}")
 # All objects of these static libraries go into the shared one. cpp-httplib, common's downloader, stays an archive. The
 # linker takes from it only the objects that common refers to.
 # csrc adds ggml-cpu, which may have variants.
-set(SPAC_LLAMA_TARGETS llama llama-common llama-common-base ggml ggml-base)
+set(SPAC_LLAMA_TARGETS llama mtmd vendor-hash llama-common llama-common-base ggml ggml-base)
 if(TARGET ggml-cuda)
     list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)
 elseif(SPAC_CUDA_OBJECTS)
@@ -50,4 +52,4 @@ endif()
 
 set(SPAC_GGML_INCLUDES "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/ggml/src")
 set(SPAC_LLAMA_INCLUDES "${SPAC_LLAMA_SOURCE}/include" "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/common"
-    "${SPAC_LLAMA_SOURCE}/vendor")
+    "${SPAC_LLAMA_SOURCE}/vendor" "${SPAC_LLAMA_SOURCE}/tools/mtmd")

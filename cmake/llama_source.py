@@ -21,8 +21,19 @@ from pathlib import Path
 
 from unified_diff import PatchError, apply_patch
 
-# The build reads these parts of llama.cpp. The sdist's rest (tools, tests, web pages, models) stays packed.
-WANTED = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "vendor")
+# The build reads these parts of llama.cpp. The sdist's rest (other tools, tests, web pages) stays packed.
+WANTED = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "cmake",
+    "common",
+    "ggml",
+    "include",
+    "licenses",
+    "src",
+    "tools/mtmd",
+    "vendor",
+)
 INSIDE_SDIST = "vendor/llama.cpp/"
 
 
@@ -103,7 +114,7 @@ def files_of_sdist(sdist: Path) -> Iterator[tuple[str, bytes]]:
             if not member.isfile() or not path.startswith(INSIDE_SDIST):
                 continue
             path = path.removeprefix(INSIDE_SDIST)
-            if path.split("/")[0] in WANTED:
+            if any(path == name or path.startswith(f"{name}/") for name in WANTED):
                 content = archive.extractfile(member)
                 assert content is not None
                 yield path, content.read()

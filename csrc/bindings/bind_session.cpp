@@ -59,7 +59,8 @@ class PySession {
         keeps_draft_routes_ = keeps;
     }
 
-    void prefill(const std::vector<int32_t> & tokens, const py::object & progress, size_t n_unseen) {
+    void prefill(const std::vector<int32_t> & tokens, const py::object & progress, size_t n_unseen,
+                 std::shared_ptr<const spac::ImagePrompt> images) {
         Session::Progress report;
         if (!progress.is_none()) {
             report = [&progress](int n_done, int n_total) {
@@ -69,7 +70,7 @@ class PySession {
         }
         const Call                   call(*this);
         const py::gil_scoped_release release;
-        call->prefill(tokens.data(), tokens.size(), report, n_unseen);
+        call->prefill(tokens.data(), tokens.size(), report, n_unseen, std::move(images));
     }
 
     void adopt(const std::vector<int32_t> & tokens) {
@@ -188,13 +189,15 @@ void * context_pointer(const py::object & address, const char * name) {
 
 std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
                                         std::shared_ptr<spac::Experts> experts, py::object owner,
-                                        std::shared_ptr<spac::Trace>   trace,
-                                        std::shared_ptr<spac::Experts> draft_experts, const py::kwargs & keywords) {
+                                        std::shared_ptr<spac::Trace>     trace,
+                                        std::shared_ptr<spac::Experts>   draft_experts,
+                                        std::shared_ptr<spac::Projector> projector, const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
     config.experts    = std::move(experts);
     config.trace      = std::move(trace);
+    config.projector  = std::move(projector);
     if (draft_experts != nullptr) {
         draft_experts->home.check("the handle on the draft's experts");
     }
@@ -231,13 +234,15 @@ void bind_session(py::module_ & m) {
                           py::custom_type_setup(&collectable))
         .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none(),
-             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none())
+             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none(), py::arg("projector") = py::none())
         .def(
             "prefill",
-            [](PySession & self, const py::object & tokens, const py::object & progress, size_t n_unseen) {
-                self.prefill(spac::bindings::token_list(tokens, "tokens"), progress, n_unseen);
+            [](PySession & self, const py::object & tokens, const py::object & progress, size_t n_unseen,
+               std::shared_ptr<spac::ImagePrompt> images) {
+                self.prefill(spac::bindings::token_list(tokens, "tokens"), progress, n_unseen, std::move(images));
             },
-            py::arg("tokens"), py::arg("progress") = py::none(), py::kw_only(), py::arg("n_unseen") = 0)
+            py::arg("tokens"), py::arg("progress") = py::none(), py::kw_only(), py::arg("n_unseen") = 0,
+            py::arg("images") = py::none())
         .def(
             "adopt",
             [](PySession & self, const py::object & tokens) {
@@ -259,6 +264,7 @@ void bind_session(py::module_ & m) {
             "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
+        .def_property_readonly("has_images", [](const PySession & self) { return self.get().has_images(); })
         .def_property_readonly("n_reused", [](const PySession & self) { return self.get().n_reused(); })
         .def_property_readonly("cached",
                                [](const PySession & self) {

@@ -25,6 +25,7 @@ void bind_slot_table(pybind11::module_ & m);
 void bind_moe_spac(pybind11::module_ & m);
 void bind_logistic(pybind11::module_ & m);
 void bind_chat_format(pybind11::module_ & m);
+void bind_projector(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 
 namespace spac::bindings {

@@ -17,5 +17,6 @@ PYBIND11_MODULE(_core, m) {
     bind_moe_spac(m);
     bind_logistic(m);
     bind_chat_format(m);
+    bind_projector(m);
     bind_session(m);
 }

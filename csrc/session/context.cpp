@@ -97,13 +97,16 @@ int Context::usable(const llama_tokens & wanted, int n_max) const {
     return checkpoint != nullptr ? checkpoint->n_tokens : 0;
 }
 
+int Context::position(int n) const { return projector_ == nullptr ? n : projector_->table().position(tokens_, n); }
+
 bool Context::can_go_back(int n) const {
     auto * const memory = llama_get_memory(ctx_);
-    const int    held   = std::max(n_past(), llama_memory_seq_pos_max(memory, 0) + 1);
-    if (n == held || n == 0) {
+    const int    held   = std::max(position(n_past()), llama_memory_seq_pos_max(memory, 0) + 1);
+    const int    pos    = position(n);
+    if (pos == held || n == 0) {
         return true;
     }
-    if (is_recurrent_ && held - n > n_versions_) {
+    if (is_recurrent_ && held - pos > n_versions_) {
         return false;
     }
     return is_recurrent_ || !has_forgotten(n);
@@ -112,7 +115,7 @@ bool Context::can_go_back(int n) const {
 bool Context::has_forgotten(int n) const {
     const int n_swa   = llama_model_n_swa(model());
     const int pos_min = llama_memory_seq_pos_min(llama_get_memory(ctx_), 0);
-    return n_swa > 0 && n > 0 && (pos_min < 0 || pos_min > std::max(n - n_swa + 1, 0));
+    return n_swa > 0 && n > 0 && (pos_min < 0 || pos_min > std::max(position(n) - n_swa + 1, 0));
 }
 
 void Context::go_back(int n) {
@@ -120,7 +123,7 @@ void Context::go_back(int n) {
         clear();
         return;
     }
-    if (!llama_memory_seq_rm(llama_get_memory(ctx_), 0, n, -1)) {
+    if (!llama_memory_seq_rm(llama_get_memory(ctx_), 0, position(n), -1)) {
         fall_back(n);
         return;
     }
@@ -134,7 +137,7 @@ void Context::go_back(int n) {
 void Context::fall_back(int n) {
     const auto * checkpoint = checkpoints_.before(n);
     if (checkpoint == nullptr || !checkpoint->state.restore(ctx_) ||
-        !llama_memory_seq_rm(llama_get_memory(ctx_), 0, checkpoint->n_tokens, -1)) {
+        !llama_memory_seq_rm(llama_get_memory(ctx_), 0, position(checkpoint->n_tokens), -1)) {
         clear();
         return;
     }
@@ -148,10 +151,12 @@ void Context::adopt(llama_tokens tokens) {
     tokens_        = std::move(tokens);
     n_versions_    = 0; // it is unknown which tokens they belong to
     const auto end = llama_memory_seq_pos_max(llama_get_memory(ctx_), 0) + 1;
-    if (static_cast<size_t>(end) < tokens_.size()) {
-        tokens_.resize(static_cast<size_t>(end));
+    while (position(n_past()) > end) {
+        const auto last = tokens_.back();
+        const int  n    = is_placeholder(last) && projector_ != nullptr ? projector_->table().extent(last).n_tokens : 1;
+        tokens_.resize(tokens_.size() - std::min(tokens_.size(), static_cast<size_t>(std::max(n, 1))));
     }
-    if (end > n_past() && has_forgotten(n_past())) {
+    if (end > position(n_past()) && has_forgotten(n_past())) {
         fall_back(n_past());
     } else {
         trim(n_past());
@@ -216,11 +221,25 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
     const int status = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
     // The status tells about aborts. On an asynchronous device the results are ready only after this call.
     llama_synchronize(ctx_);
+    end_decode(status, batch.size(), interrupt);
+    for (const auto & token : batch.tokens) {
+        tokens_.push_back(token.id);
+    }
+    n_versions_ = std::min(static_cast<int>(batch.size()) - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
+}
+
+void Context::decode(const ImagePiece & image, int32_t placeholder, Interrupt & interrupt) {
+    SPAC_CHECK(projector_ != nullptr, placeholder);
+    const int n_tokens = projector_->table().extent(placeholder).n_tokens;
+    const int status   = projector_->evaluate(ctx_, image, position(n_past()), n_batch());
+    llama_synchronize(ctx_);
+    end_decode(status, n_tokens, interrupt);
+    tokens_.insert(tokens_.end(), static_cast<size_t>(n_tokens), placeholder);
+    n_versions_ = 0;
+}
+
+void Context::end_decode(int status, int n_tokens, Interrupt & interrupt) {
     if (status == 0) {
-        for (const auto & token : batch.tokens) {
-            tokens_.push_back(token.id);
-        }
-        n_versions_ = std::min(static_cast<int>(batch.size()) - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
         return;
     }
     // It is unknown how far a state has advanced. Parts of the batch may have replaced what a window held before it.
@@ -232,7 +251,7 @@ void Context::decode(common_batch & batch, Interrupt & interrupt) {
     if (status == 2) {
         interrupt.raise_if_stopped();
     }
-    const auto what = std::string("llama.cpp could not evaluate ") + std::to_string(batch.size()) + " tokens on the " +
+    const auto what = std::string("llama.cpp could not evaluate ") + std::to_string(n_tokens) + " tokens on the " +
                       role_ + " context at position " + std::to_string(n_past());
     switch (status) {
     case 1:

@@ -5,6 +5,7 @@
 #include "common.h"
 #include "llama.h"
 #include "session/checkpoints.h"
+#include "session/projector.h"
 
 #include <cstdint>
 #include <vector>
@@ -50,6 +51,11 @@ class Context {
     int                 n_ctx() const { return static_cast<int>(llama_n_ctx_seq(ctx_)); }
     int                 n_ubatch() const { return static_cast<int>(llama_n_ubatch(ctx_)); }
     int                 n_batch() const { return static_cast<int>(llama_n_batch(ctx_)); }
+    // Sets the projector, which knows the images among the tokens; null: there are none.
+    void              set_projector(const Projector * projector) { projector_ = projector; }
+    const Projector * projector() const { return projector_; }
+    // Returns the position of the token after the first `n` tokens.
+    int position(int n) const;
     // Returns how many rows of logits one batch may ask for (n_outputs_max).
     int n_rows() const;
     // Throws InputError if a batch of `n_tokens` that wants logits for `n_wanted` of them asks for more rows than that:
@@ -92,6 +98,8 @@ class Context {
     // the reason (Cancelled, MemoryError, DeviceError). Then the memory is as before, or has gone further back, as
     // trim() does.
     void decode(common_batch & batch, Interrupt & interrupt);
+    // Encodes an image and decodes it, in the same way.
+    void decode(const ImagePiece & image, int32_t placeholder, Interrupt & interrupt);
 
   private:
     // Returns true if a window has forgotten tokens that the one at `n` looks back to.
@@ -99,13 +107,16 @@ class Context {
     bool can_go_back(int n) const;
     void go_back(int n);
     void fall_back(int n);
+    // Ends a decode of `n_tokens`. Throws the reason if its status is not 0.
+    void end_decode(int status, int n_tokens, Interrupt & interrupt);
 
-    llama_context * ctx_;
-    const char *    role_;
-    bool            is_recurrent_;
-    int             n_versions_ = 0; // versions of the state: tokens that can be taken back now
-    llama_tokens    tokens_;
-    Checkpoints     checkpoints_;
+    llama_context *   ctx_;
+    const char *      role_;
+    bool              is_recurrent_;
+    const Projector * projector_  = nullptr;
+    int               n_versions_ = 0; // versions of the state: tokens that can be taken back now
+    llama_tokens      tokens_;
+    Checkpoints       checkpoints_;
 };
 
 // Returns how many tokens `a` and `b` have in common at the start, at most `n_max`.

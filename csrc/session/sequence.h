@@ -8,6 +8,7 @@
 #include "session/session.h"
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 namespace spac {
@@ -17,7 +18,10 @@ class Sequence {
     explicit Sequence(Context & target) : target_(target) {}
 
     // Throws InputError for tokens that do not fit into the target's context, or that its vocabulary does not have.
-    void check(const int32_t * tokens, size_t n_tokens) const;
+    // `images` are those that the tokens may hold; null: none.
+    void check(const int32_t * tokens, size_t n_tokens, const ImagePrompt * images) const;
+    // The same for tokens that the target's memory may hold, with images of earlier prompts.
+    void check_held(const int32_t * tokens, size_t n_tokens) const;
 
     const llama_tokens & history() const { return history_; }
     int                  n_history() const { return static_cast<int>(history_.size()); }
@@ -33,8 +37,11 @@ class Sequence {
 
     // Returns how many tokens of the history the target's memory lacks.
     int n_pending() const { return n_history() - target_.n_past(); }
-    // Adds the first of these tokens, at most `n_max`, to the batch.
+    // Adds the first of these tokens, at most `n_max` and up to the next image, to the batch.
     void add_pending(common_batch & batch, int n_max) const;
+    // Returns the placeholder of the image that is evaluated next; nothing if text is.
+    std::optional<llama_token> pending_image() const;
+    bool                       has_images() const { return has_images_; }
 
     // Begins anew with these tokens. The target's memory holds a prefix of `history` already.
     void begin(llama_tokens history, llama_token last);
@@ -50,10 +57,15 @@ class Sequence {
     void clear();
 
   private:
+    void   check_size(size_t n_tokens) const;
+    void   check_text(const int32_t * tokens, size_t index) const;
+    size_t check_image(const int32_t * tokens, size_t n_tokens, const ImagePiece & image) const;
+
     Context &    target_;
     llama_tokens history_;
     llama_token  last_       = LLAMA_TOKEN_NULL;
     bool         has_prompt_ = false;
+    bool         has_images_ = false;
 };
 
 } // namespace spac

@@ -39,6 +39,7 @@ Context checked_target(const SessionConfig & config) {
                          std::to_string(config.checkpoint_step) + ", expected at least 0 and 1");
     }
     Context target(ctx, "target", Context::has_recurrent_model(ctx));
+    target.set_projector(config.projector.get());
     target.keep_checkpoints(config.n_checkpoints);
     return target;
 }
@@ -54,6 +55,8 @@ struct Session::Impl {
     void         choose_graph(int n_failed);
     bool         takes_smaller_graphs();
     int          next_piece() const;
+    // Returns the speculator if this sequence is drafted, else null.
+    Speculator * drafting() const { return sequence.has_images() ? nullptr : speculator.get(); }
     void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
     void         draft();
@@ -61,16 +64,18 @@ struct Session::Impl {
     llama_tokens sample();
     void         commit(const llama_tokens & accepted);
 
-    std::shared_ptr<Trace>      trace;
-    Interrupt                   interrupt; // declared before the contexts, so that it outlives their use of it
-    Context                     target;
-    Sequence                    sequence;
-    Verifier                    verifier;
-    std::unique_ptr<Speculator> speculator;
-    PromptCache                 cache;
-    common_batch                batch;
-    Listeners                   listeners;
-    bool                        has_begun = false; // true if the speculator knows of the prompt
+    std::shared_ptr<Trace>             trace;
+    std::shared_ptr<Projector>         projector;
+    Interrupt                          interrupt; // declared before the contexts, so that it outlives their use of it
+    Context                            target;
+    Sequence                           sequence;
+    Verifier                           verifier;
+    std::unique_ptr<Speculator>        speculator;
+    PromptCache                        cache;
+    common_batch                       batch;
+    Listeners                          listeners;
+    std::shared_ptr<const ImagePrompt> images;            // those of the sequence; null: it has none
+    bool                               has_begun = false; // true if the speculator knows of the prompt
 
     llama_tokens     drafted;
     Step             result;
@@ -83,7 +88,7 @@ struct Session::Impl {
 };
 
 Session::Impl::Impl(const SessionConfig & config)
-    : trace(trace_of(config)), target(checked_target(config)), sequence(target),
+    : trace(trace_of(config)), projector(config.projector), target(checked_target(config)), sequence(target),
       verifier(target, config.experts, config.sampling, interrupt, *trace), cache(config.prompt_cache_bytes),
       batch(target.get()), checkpoint_step(config.checkpoint_step) {
     silence_common_at_first();
@@ -141,16 +146,25 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
             progress(target.n_past(), sequence.n_history());
         }
     }
-    if (speculator && !has_begun) {
+    if (drafting() != nullptr && !has_begun) {
         speculator->begin(sequence.history(), draft_length.load() > 0);
     }
     has_begun = true;
     interrupt.raise_if_stopped();
 }
 
+// Evaluates the next image, or text up to the next one.
 void Session::Impl::evaluate_piece() {
     const int pos = target.n_past();
-    if (speculator) {
+    if (const auto image = sequence.pending_image()) {
+        SpanScope          scope(*trace, Activity::prefill);
+        const auto * const piece = images != nullptr ? images->piece(*image) : nullptr;
+        SPAC_CHECK(piece != nullptr, *image);
+        target.decode(*piece, *image, interrupt);
+        scope.span.count = target.n_past() - pos;
+        return;
+    }
+    if (drafting() != nullptr) {
         speculator->follow(pos);
     }
     batch.clear();
@@ -199,7 +213,7 @@ bool Session::Impl::takes_smaller_graphs() {
 // Returns how many tokens are evaluated at once now, at most.
 int Session::Impl::next_piece() const {
     const int n_wanted = graph > small_graph ? graph : std::max(small_graph, piece_tokens);
-    const int n_batch  = std::min(n_wanted, speculator ? speculator->n_batch() : target.n_batch());
+    const int n_batch  = std::min(n_wanted, drafting() != nullptr ? speculator->n_batch() : target.n_batch());
     const int tail     = sequence.n_history() - tail_tokens;
     const int n_most   = tail - target.n_past();
     return n_most > 0 && target.wants_checkpoint(tail, checkpoint_gap) ? std::min(n_batch, n_most) : n_batch;
@@ -208,7 +222,7 @@ int Session::Impl::next_piece() const {
 // Shows the speculator what the target has decoded at `pos`. If that fails, both forget it: otherwise they would be one
 // step apart, and stay so.
 void Session::Impl::observe(const common_batch & decoded, int pos) {
-    if (!speculator) {
+    if (drafting() == nullptr) {
         return;
     }
     try {
@@ -222,7 +236,7 @@ void Session::Impl::observe(const common_batch & decoded, int pos) {
 }
 
 int Session::Impl::next_draft_length() const {
-    return speculator ? std::min({draft_length.load(), speculator->n_max(), sequence.draft_room()}) : 0;
+    return drafting() != nullptr ? std::min({draft_length.load(), speculator->n_max(), sequence.draft_room()}) : 0;
 }
 
 void Session::Impl::draft() {
@@ -280,13 +294,17 @@ Session::Session(const SessionConfig & config) : impl_(std::make_unique<Impl>(co
 
 Session::~Session() = default;
 
-void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress, size_t n_unseen) {
+void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress, size_t n_unseen,
+                      std::shared_ptr<const ImagePrompt> images) {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
     if (n_tokens == 0) {
         throw InputError("the prompt is empty, expected at least one token");
     }
-    impl.sequence.check(tokens, n_tokens);
+    if (images != nullptr && impl.projector == nullptr) {
+        throw InputError("the prompt has images, and the session has no projector to read them");
+    }
+    impl.sequence.check(tokens, n_tokens, images.get());
     const llama_tokens wanted(tokens, tokens + n_tokens - 1);
     impl.sequence.drop_prompt(); // there is none until the new one has begun
     const bool recalls = impl.cache.exchange(wanted, impl.target, impl.speculator.get());
@@ -294,10 +312,13 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
     impl.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
     if (impl.speculator && !extends) {
         impl.speculator->cut(wanted, impl.target.n_past());
-        impl.target.keep_prefix(wanted, impl.speculator->n_known(wanted));
+        if (images == nullptr) {
+            impl.target.keep_prefix(wanted, impl.speculator->n_known(wanted));
+        }
     }
     impl.n_reused = impl.target.n_past();
     impl.sequence.begin(wanted, tokens[n_tokens - 1]);
+    impl.images    = std::move(images);
     impl.has_begun = false;
 
     n_unseen = std::min(n_unseen, n_tokens);
@@ -308,7 +329,7 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
 void Session::adopt(const int32_t * tokens, size_t n_tokens) {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
-    impl.sequence.check(tokens, n_tokens);
+    impl.sequence.check_held(tokens, n_tokens);
     const llama_tokens held(tokens, tokens + n_tokens);
     const bool         extends = impl.sequence.is_start_of(held);
     impl.target.adopt(held);
@@ -345,7 +366,7 @@ const Step & Session::step() {
     impl.result = Step{};
     impl.draft();
     impl.commit(impl.verify());
-    if (impl.speculator && !impl.drafted.empty()) {
+    if (!impl.drafted.empty()) {
         impl.speculator->accept(impl.result.n_accepted, impl.sequence.history());
     }
     if (impl.listeners.verify_end) {
@@ -403,6 +424,8 @@ void Session::set_listeners(const Listeners & listeners) {
     impl_->verifier.set_layer_listener(listeners.verify_layer);
     impl_->interrupt.set_check(listeners.interrupt_check);
 }
+
+bool Session::has_images() const { return impl_->sequence.has_images(); }
 
 int Session::n_reused() const { return impl_->n_reused; }
 

@@ -8,6 +8,7 @@
 #include "backend/experts/experts.h"
 #include "core/error.h"
 #include "session/chat_format.h"
+#include "session/projector.h"
 #include "session/token_probabilities.h"
 
 #include <cstdint>
@@ -77,13 +78,14 @@ struct SamplingConfig {
 // session meanwhile: it clears their memory at the start and sets their abort callbacks. Between its calls the caller
 // may use the target otherwise, if it calls adopt() before the next prefill.
 struct SessionConfig {
-    void *                   target_ctx = nullptr; // llama_context *
-    void *                   draft_ctx  = nullptr; // llama_context * or null
-    std::shared_ptr<Experts> experts;              // the target's; null: no demand is counted
-    std::shared_ptr<Experts> draft_experts;        // the draft's; null: its routes are not known
-    std::shared_ptr<Trace>   trace;                // steps are recorded here; null: in the experts' trace
-    DraftConfig              draft;
-    SamplingConfig           sampling;
+    void *                     target_ctx = nullptr; // llama_context *
+    void *                     draft_ctx  = nullptr; // llama_context * or null
+    std::shared_ptr<Experts>   experts;              // the target's; null: no demand is counted
+    std::shared_ptr<Experts>   draft_experts;        // the draft's; null: its routes are not known
+    std::shared_ptr<Projector> projector;            // reads the images of prompts; null: prompts have none
+    std::shared_ptr<Trace>     trace;                // steps are recorded here; null: in the experts' trace
+    DraftConfig                draft;
+    SamplingConfig             sampling;
     // Host memory for sequences that are left for others. A prompt that continues one does not evaluate it again. 0
     // keeps none.
     size_t prompt_cache_bytes = 0;
@@ -174,8 +176,10 @@ class Session {
     // Makes `tokens` (all of the sequence, at least one) the context of what is generated next. Evaluates all but the
     // last, which the next step verifies, and keeps what the memory already holds. Starts the sampler anew. If
     // cancelled, what was evaluated stays, and the next prefill or step continues from there. The sampler has seen all
-    // but the first `n_unseen` tokens; penalties look back on what it has seen.
-    void prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress = {}, size_t n_unseen = 0);
+    // but the first `n_unseen` tokens; penalties look back on what it has seen. `images` are those among the tokens. A
+    // sequence with images is continued without drafts, because a draft model cannot see.
+    void prefill(const int32_t * tokens, size_t n_tokens, const Progress & progress = {}, size_t n_unseen = 0,
+                 std::shared_ptr<const ImagePrompt> images = nullptr);
 
     // Takes over what somebody else evaluated or dropped on the target context since the last call: its memory begins
     // with these tokens. Drops what follows them there. n_past() tells how many of them are really there. The next call
@@ -211,6 +215,8 @@ class Session {
     // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);
 
+    // Returns true if the sequence has images.
+    bool has_images() const;
     // Returns how many tokens of the last prompt were there already.
     int n_reused() const;
     // Other sequences that are kept in host memory, and how often since the start one was stored and recalled.

@@ -41,12 +41,14 @@ void Verifier::begin(const int32_t * prompt, size_t n_tokens) {
     sampler_    = make_sampler(target_.model(), sampling_);
     has_logits_ = false;
     for (size_t i = 0; i < n_tokens; ++i) {
-        common_sampler_accept(sampler_.get(), prompt[i], false);
+        if (!is_placeholder(prompt[i])) {
+            common_sampler_accept(sampler_.get(), prompt[i], false);
+        }
     }
 }
 
 const common_batch & Verifier::verify(llama_token last, const llama_tokens & draft, Step & step) {
-    int pos     = target_.n_past();
+    int pos     = target_.position(target_.n_past());
     has_logits_ = false;
     batch_.clear();
     batch_.add(last, pos++, 0, true);

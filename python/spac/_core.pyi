@@ -836,6 +836,44 @@ class ChatTemplates:
         continues the last message (`ChatPrompt.goes_on`).
         """
 
+class ImagePrompt:
+    """A prompt with images."""
+
+    @property
+    def tokens(self) -> Int32Array:
+        """The tokens [n] of text and images. An image's are equal negative numbers, one for each place."""
+    @property
+    def n_images(self) -> int: ...
+
+class Projector:
+    """The projector of a model that sees (mtmd): it makes embeddings of images."""
+
+    def __init__(
+        self,
+        path: bytes,
+        model: int,
+        device: str = "",
+        *,
+        n_threads: int = 4,
+        image_min_tokens: int = -1,
+        image_max_tokens: int = -1,
+    ) -> None:
+        """Load a projector's file for a model, which is given as the address of a llama_model.
+
+        Free the projector before the model. It computes on the device of this name, or on the CPU without
+        one. The limits of an image's tokens apply to models that choose an image's size; -1 means the file's.
+        Raise InputError if the file is no projector, another model's, or one for sound.
+        """
+    @property
+    def marker(self) -> str:
+        """The text that stands for an image in the text of a prompt. It is different in every process."""
+    def tokenize(self, text: bytes, images: Sequence[bytes]) -> ImagePrompt:
+        """Return the prompt of a text in which the marker stands for each image.
+
+        `images` are files in memory. Any thread may call this. Raise InputError if an image cannot be
+        decoded, and for another number of markers.
+        """
+
 class Session:
     """A session that drafts and verifies one sequence of tokens.
 
@@ -853,6 +891,7 @@ class Session:
         owner: object = None,
         trace: Trace | None = None,
         draft_experts: Experts | None = None,
+        projector: Projector | None = None,
         draft_types: Sequence[str] = (),
         draft_max: int = 16,
         draft_min: int = 0,
@@ -901,7 +940,7 @@ class Session:
         callbacks. The target must have at least draft_max + 1 rows of logits (n_outputs_max). Close the
         session before the contexts are freed; `owner` is kept alive until then. Between the session's calls,
         other code may use the target, if it calls adopt() afterwards. `draft_experts` are the draft model's,
-        for keep_draft_routes().
+        for keep_draft_routes(). `projector` reads the images of prompts.
 
         `draft_types` are llama.cpp's names (draft_types()). With none, or with draft_max 0, the session
         decodes without drafts. The first draft length is `draft_max`. Sampling parameters are llama.cpp's.
@@ -919,6 +958,7 @@ class Session:
         progress: Callable[[int, int], object] | None = None,
         *,
         n_unseen: int = 0,
+        images: ImagePrompt | None = None,
     ) -> None:
         """Make `tokens` (the whole sequence, at least one) the context of the next generation.
 
@@ -927,6 +967,8 @@ class Session:
         memory holds already are kept. The sampler starts anew. Nothing of this counts as demand. When the
         call is stopped (Cancelled, or an exception of `progress`), the next prefill or step goes on from
         there. The sampler has seen all but the first `n_unseen` tokens: penalties look back on them.
+        `images` are those among the tokens. While the sequence has images, nothing is drafted, because a
+        draft cannot see them.
         """
     def adopt(self, tokens: Int32Array | Sequence[int]) -> None:
         """Take over a target context that other code has used, and that now begins with `tokens`.
@@ -1032,6 +1074,9 @@ class Session:
     def draft_length(self) -> int: ...
     @property
     def draft_max(self) -> int: ...
+    @property
+    def has_images(self) -> bool:
+        """True if the sequence has images."""
     @property
     def n_reused(self) -> int:
         """The number of tokens of the last prompt that were already in the memory or in the prompt cache."""

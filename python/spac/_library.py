@@ -6,6 +6,7 @@ is an ImportError of one line.
 """
 
 import ctypes
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -14,14 +15,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from spac import env
 from spac.errors import InputError
 
 # These modules of llama_cpp load further libraries, which have a llama.cpp of their own.
 REFUSED = {
-    "llama_cpp.mtmd_cpp": "multimodal models are not supported: spac's library comes without libmtmd",
-    "llama_cpp.llava_cpp": "multimodal models are not supported: spac's library comes without libllava",
+    "llama_cpp.llava_cpp": "llama_cpp.llava_cpp is not supported: llama_cpp.mtmd_cpp has taken its place",
     "llama_cpp._ggml": "llama_cpp._ggml is not supported: spac's library has ggml inside, not beside it",
 }
 VARIANTS = {
@@ -185,6 +186,21 @@ def find_llama_cpp(path: Sequence[str] | None = None) -> importlib.machinery.Mod
     return spec
 
 
+def _lend_to_mtmd(path: Path) -> None:
+    """Make `llama_cpp.mtmd_cpp` use spac's library, which has mtmd inside.
+
+    That module looks for a file libmtmd.so of its own, with a function that it imports.
+    """
+    extensions: Any = importlib.import_module("llama_cpp._ctypes_extensions")
+    load_shared_library = extensions.load_shared_library
+
+    def loaded(name: str, folder: Path) -> ctypes.CDLL:
+        library: ctypes.CDLL = _open(path) if name == "mtmd" else load_shared_library(name, folder)
+        return library
+
+    extensions.load_shared_library = loaded
+
+
 class _Finder:
     """A meta path finder that loads the library for `spac._core` and llama_cpp. It finds only the latter."""
 
@@ -197,6 +213,8 @@ class _Finder:
         elif name == "llama_cpp":
             load()
             return find_llama_cpp(path)
+        elif name == "llama_cpp.mtmd_cpp":
+            _lend_to_mtmd(load())
         elif name in REFUSED:
             raise ImportError(REFUSED[name])
         return None

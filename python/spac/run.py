@@ -30,6 +30,7 @@ from spac.cli.program import (
     broken_pipe,
     guarded,
     models,
+    read_image,
     read_prompt,
     say,
 )
@@ -73,6 +74,11 @@ def make_parser() -> Parser:
         "--escape", "-e", action="store_true",
         help=r"read \n, \t, \x41 and such in --prompt and --stop as what they stand for",
     )  # fmt: skip
+    text.add_argument(
+        "--image", metavar="FILE", action="append", default=[],
+        help="show this image to a model with --mmproj; may be given several times; <__media__> in the "
+        "prompt is an image's place, which is otherwise before the text",
+    )  # fmt: skip
     text.add_argument("--echo", action="store_true", help="print the prompt before the text")
     add_engine(parser)
     add_sampling(parser)
@@ -107,6 +113,9 @@ class Run:
         target, draft, demo = models(options)
         prompt = self._prompt(demo)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
+        if options.image and config.mmproj is None:
+            raise InputError("--image: the model needs its projector to see images: add --mmproj FILE")
+        images = [read_image(path) for path in options.image]
         if options.record is not None:
             self._recorder = Recorder(options.record)
         from spac.engine import Engine  # late: bad options do not wait for the library
@@ -117,7 +126,7 @@ class Run:
         with interrupt.Interrupt(self._canceller), Engine(config, progress=talk.progress) as engine:
             talk.end_progress()
             talk.show_notes(engine)
-            return self._generate(engine, prompt)
+            return self._generate(engine, prompt, images)
 
     # Input
 
@@ -139,13 +148,14 @@ class Run:
 
     # Output
 
-    def _generate(self, engine: Engine, prompt: str) -> int:
+    def _generate(self, engine: Engine, prompt: str, images: Sequence[bytes]) -> int:
         options = self.options
         out = sys.stdout
         out.reconfigure(errors="replace")  # type: ignore[union-attr]
         limit = None if options.max_tokens < 0 else options.max_tokens
+        seen = engine.image_prompt(prompt, images) if images else prompt
         self.generation = generation = engine.generate(
-            prompt, limit, stop=options.stop, recorder=self._recorder,
+            seen, limit, stop=options.stop, recorder=self._recorder,
             # Progress would clear the echo's last line.
             progress=None if options.echo else self._talk.reads(engine),
         )  # fmt: skip

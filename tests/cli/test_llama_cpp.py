@@ -224,7 +224,7 @@ def test_command_lines_of_llama_cpp(program, words):
     ("program", "words", "said"),
     [
         ("run", "-mu https://a/b.gguf", "give --hf-repo OWNER/REPO or --target FILE"),
-        ("run", "--mmproj x", "no images"),
+        ("run", "--audio x", "no sound and no video"),
         ("serve", "-np 4", "one sequence at a time"),
         ("run", "-ts 3,1", "--device"),
         ("run", "-sm row", "--device"),
@@ -322,4 +322,5 @@ def test_the_help_s_first_screen_is_readable(spac_run):
     assert lines[0] == "usage: spac run [OPTIONS]"
     assert lines.index("text:") < 10
     headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
-    assert headings == ["options:", "text:", "engine:", "context and memory:", "sampling:", "output:"]
+    groups = ("options", "text", "engine", "context and memory", "images", "sampling", "output")
+    assert headings == [f"{group}:" for group in groups]

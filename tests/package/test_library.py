@@ -88,13 +88,11 @@ def test_modules_that_need_further_libraries_say_so(module):
     assert "supported" in import_error(f"import spac; import {module}")
 
 
-def test_multimodal_handlers_say_so():
-    code = """
-import spac
-from llama_cpp.llama_chat_format import Llava15ChatHandler
-Llava15ChatHandler(clip_model_path=__file__ if "__file__" in globals() else "/proc/self/exe")
-"""
-    assert "multimodal models are not supported" in import_error(code)
+def test_mtmd_is_in_the_same_library():
+    done = run("import spac; from llama_cpp import mtmd_cpp; print(mtmd_cpp._libmtmd._name)" + REPORT)
+    assert done.returncode == 0, done.stderr
+    loaded, *_, last = done.stdout.splitlines()
+    assert loaded == last == str(_library.library_path().resolve())
 
 
 def test_a_missing_shared_library_is_named(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from spac import _library
 
-SHOWN = re.compile(r"(llama|ggml|gguf)_\w+$|_Z(T[ISVT])?N?K?4spac")
+SHOWN = re.compile(r"(llama|ggml|gguf|mtmd)_\w+$|_Z(T[ISVT])?N?K?4spac")
 
 
 def tool(*command: str | Path) -> str:

@@ -237,7 +237,7 @@ def test_what_is_refused(client, asked, named, stream):
 def test_a_template_that_refuses(client):
     """The error has the template's own words, and the next request is served."""
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-    with pytest.raises(openai.BadRequestError, match="only text"):
+    with pytest.raises(openai.BadRequestError, match="sees no images: start with --mmproj"):
         chat(client, messages)
     assert chat(client, max_tokens=2).usage.completion_tokens == 2
 

@@ -60,7 +60,7 @@ REFUSED = [
     (CHATS, {"messages": [{"role": "user", "content": 3}]}, 400, "messages.0.content: "),
     (CHATS, {"messages": [{"role": "alien", "content": "x"}]}, 400, "'alien'"),
     (CHATS, {"messages": [{"role": "user", "content": TOO_LONG}]}, 400, "the context holds 2048"),
-    (CHATS, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "only text"),
+    (CHATS, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "'input_audio'"),
     (COMPLETIONS, {"response_format": 3}, 400, "response_format: an object"),
     (COMPLETIONS, {"response_format": {"type": "xml"}}, 400, "'xml' is not text, json_object or json_schema"),
     (COMPLETIONS, {**of_schema({}), "grammar": "root ::= x"}, 400, "response_format: not with a grammar"),
@@ -82,7 +82,7 @@ ASKED = {MESSAGES: CHAT, COUNT: CHAT, RESPONSES: {"input": "hello", "max_output_
 USE = {"type": "tool_use", "id": "1", "name": "f", "input": "x"}
 RESULT = {"type": "tool_result", "tool_use_id": "1"}
 CALL = {"type": "function_call", "call_id": "1", "name": "f"}
-IMAGE = {"type": "image", "source": {"type": "base64", "data": "", "media_type": "image/png"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "AAAA", "media_type": "image/png"}}
 
 
 def user(*blocks: object) -> dict:
@@ -96,8 +96,9 @@ OTHERS = [
     (MESSAGES, {"messages": [3]}, 400, "messages.0: an object"),
     (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role: "),
     (MESSAGES, {"messages": [{"role": "user"}]}, 400, "messages.0.content: a string or"),
-    (MESSAGES, user(IMAGE), 400, "content.0: only text can be read here, not a part of type 'image'"),
-    (MESSAGES, user({**RESULT, "content": [IMAGE]}), 400, "content.0.content.0: only text"),
+    (MESSAGES, user(IMAGE), 400, "this model sees no images: start with --mmproj"),
+    (MESSAGES, user({**IMAGE, "source": {"type": "file"}}), 400, "content.0.source.type: base64 or url"),
+    (MESSAGES, user({**RESULT, "content": [IMAGE]}), 400, "this model sees no images"),
     (MESSAGES, user({**RESULT, "tool_use_id": ""}), 400, "tool_use_id: "),
     (MESSAGES, user({"type": "text", "text": 3}), 400, "messages.0.content.0.text: "),
     (MESSAGES, {"messages": [{"role": "assistant", "content": [USE]}]}, 400, "input: an object"),
@@ -117,7 +118,7 @@ OTHERS = [
     (RESPONSES, {"input": None}, 400, "input: "),
     (RESPONSES, {"input": []}, 400, "input: "),
     (RESPONSES, {"input": [{"role": "alien", "content": "x"}]}, 400, "input.0.role: "),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "'input_image'"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "image_url: a"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input.0: nothing is stored"),
     (RESPONSES, {"input": [{"type": "computer_call"}]}, 400, "'computer_call' cannot be read"),
     (RESPONSES, {"input": [CALL]}, 400, "input.0.arguments: "),

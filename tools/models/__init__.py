@@ -11,10 +11,19 @@ from tools.models.exchanged import exchange_experts
 from tools.models.families import FAMILIES
 from tools.models.hybrid import HYBRIDS
 from tools.models.loader_families import LOADER_FAMILIES
+from tools.models.projector import write_projector
 from tools.models.shape import Shape
 from tools.models.writer import write_model
 
 FAMILIES.update(HYBRIDS)
 FAMILIES.update(LOADER_FAMILIES)  # type: ignore[arg-type]  # a LoaderFamily answers as a Family does
 
-__all__ = ["FAMILIES", "LOADER_FAMILIES", "Shape", "exchange_experts", "write_adapter", "write_model"]
+__all__ = [
+    "FAMILIES",
+    "LOADER_FAMILIES",
+    "Shape",
+    "exchange_experts",
+    "write_adapter",
+    "write_model",
+    "write_projector",
+]

@@ -188,6 +188,16 @@ FAMILIES: dict[str, Family] = {
         ),
         options={"scales": "1: a scale for every expert's matrix"},
     ),
+    "qwen3vlmoe": Family(
+        "qwen3vlmoe",
+        lambda s: {
+            **_moe(s),
+            "rope.dimension_sections": [s.head_dim // 8] * 4,
+            "n_deepstack_layers": s.option("deepstack"),
+        },
+        lambda s, il: parts.attention(s, il, qk_norm=s.head_dim) + parts.experts(s, il),
+        options={"deepstack": "the number of layers that get embeddings of images"},
+    ),
     "deepseek2": Family(
         "deepseek2",
         _deepseek2_metadata,

@@ -312,7 +312,6 @@ LOADER_FAMILIES: dict[str, LoaderFamily] = {
         LoaderFamily("nemotron_h_moe", _nemotron, rewinds=False),
         LoaderFamily("nomic-bert-moe", _bert, rewinds=False, embeds=True, default=_FULL),
         LoaderFamily("qwen35moe", rewinds=False, default=_FOUR),
-        LoaderFamily("qwen3vlmoe"),
         LoaderFamily("qwen4exp", _qwen4exp, rewinds=False, default=_FOUR),
         LoaderFamily("rnd1", rewinds=False),
         LoaderFamily("step35", _windows),

@@ -45,6 +45,15 @@ def add_prefill_option(parser: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
+def add_image_option(parser: argparse._ActionsContainer) -> None:
+    """Add --image-urls, for programs whose messages come from clients."""
+    parser.add_argument(
+        "--image-urls", action="store_true",
+        help="fetch images from http addresses in requests; whoever may send requests then lets this machine "
+        "fetch any address",
+    )  # fmt: skip
+
+
 def read_chat_options(options: argparse.Namespace) -> ChatOptions:
     """Return the options of chat templates and reasoning.
 
@@ -66,7 +75,10 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
             )
     template = _read(Path(file)) if file is not None else given
     prefill = getattr(options, "prefill_assistant", DEFAULTS.prefill)
-    return ChatOptions(template, options.reasoning != "off", options.reasoning_budget, variables, prefill)
+    urls = getattr(options, "image_urls", DEFAULTS.image_urls)
+    return ChatOptions(
+        template, options.reasoning != "off", options.reasoning_budget, variables, urls, prefill
+    )
 
 
 def _read(path: Path) -> str:

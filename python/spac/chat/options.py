@@ -18,6 +18,8 @@ class ChatOptions:
     """The largest number of reasoning tokens. -1 means no limit."""
     variables: dict[str, Any] = field(default_factory=dict)
     """The template's variables, by name."""
+    image_urls: bool = False
+    """True if images are fetched from the http addresses in messages."""
     prefill: bool = True
     """True if an assistant's message at the end is the beginning of the answer."""
 

@@ -181,13 +181,18 @@ _REFUSED = [
     *_refused("give --draft-type draft-dflash and --draft FILE", "--dflash"),
     *_refused("give --draft-type ngram-mod", "--spec-default"),
     *_refused(
-        "text alone is read here, no images and no sound: leave it out",
-        "--mmproj-auto --mmproj-offload --no-mmproj-offload",
-        "--mmproj -mm --mmproj-url -mmu --mmproj-device -mmdev --image --audio --video --image-min-tokens "
-        "--image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval "
-        "--video-ffmpeg-dir "
-        "--media-path",
+        "text and images alone are read here, no sound and no video: leave it out",
+        "",
+        "--audio --video --video-fps --video-timestamp-interval --video-ffmpeg-dir",
     ),
+    *_refused("images come in the requests: leave it out", "", "--media-path"),
+    *_refused("name the projector's file: --mmproj FILE", "--mmproj-auto", "--mmproj-url -mmu"),
+    *_refused(
+        "the projector is on the model's device, or with --no-mmproj-offload on the CPU: leave it out",
+        "",
+        "--mmproj-device -mmdev",
+    ),
+    *_refused("images are encoded one after the other: leave it out", "", "--mtmd-batch-max-tokens"),
     *_refused(
         "there is one sequence at a time: leave it out (requests to spac serve wait for each other)",
         "",

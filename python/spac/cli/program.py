@@ -40,7 +40,8 @@ _OUTPUTS = {
     "json": "--json", "output": "--output",
 }  # fmt: skip
 _INPUTS = {
-    "target": "the target", "draft": "the draft", "file": "the prompt", "load": "the conversation",
+    "target": "the target", "draft": "the draft", "mmproj": "the projector", "image": "the image",
+    "file": "the prompt", "load": "the conversation",
     "chat_template_file": "the chat template", "recording": "the recording",
 }  # fmt: skip
 """The files of all programs by the names of their options, and what messages call them."""
@@ -179,6 +180,15 @@ def read_prompt(name: str) -> str:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{name}: the prompt cannot be read: {reason}") from None
     return as_text(data, name)
+
+
+def read_image(name: str) -> bytes:
+    """Return the bytes of an image's file; raise InputError if it cannot be read."""
+    try:
+        return Path(name).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name}: the image cannot be read: {reason}") from None
 
 
 def as_text(data: bytes | str, name: str) -> str:

@@ -55,8 +55,12 @@ Nearer layers are predicted better, but their experts arrive too late (bench/ste
 STATE_WORDS = ("auto", "off")
 """The values of `state` that are no files."""
 
+IMAGES_GROUP = "images"
+"""The heading of options for images."""
 CONTEXT = Range(0, 2**24)
 """Tokens of a context. The limit is above every model's; the library allocates lists of this length."""
+IMAGE_TOKENS = Range(1, 2**16)
+"""Tokens of an image."""
 DRAFT = Range(0, 63)
 """Tokens drafted per step."""
 
@@ -178,6 +182,22 @@ class EngineConfig(ContextConfig):
         "experts)",
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
+    mmproj: Path | str | None = option(
+        None, "GGUF of the model's projector (mmproj), which lets it see images", "--mmproj", "-mm",
+        group=IMAGES_GROUP,
+    )  # fmt: skip
+    mmproj_offload: bool = option(
+        True, "compute the projector on the CPU, not on the device", "--mmproj-offload",
+        off=("--no-mmproj-offload",), group=IMAGES_GROUP,
+    )  # fmt: skip
+    image_min_tokens: int | None = option(
+        None, "tokens of an image at least, for models that choose its size (default: the projector's)",
+        "--image-min-tokens", range=IMAGE_TOKENS, group=IMAGES_GROUP,
+    )  # fmt: skip
+    image_max_tokens: int | None = option(
+        None, "tokens of an image at most, for models that choose its size (default: the projector's)",
+        "--image-max-tokens", range=IMAGE_TOKENS, group=IMAGES_GROUP,
+    )  # fmt: skip
     state: Path | str | None = option(
         "auto", "start warm with what the scheduler learned in earlier runs, and save at the end what it "
         "learned: auto in the cache folder, for each model, device and scheduler (not with --deterministic), "
@@ -204,6 +224,9 @@ class EngineConfig(ContextConfig):
                 self, "scheduler", SchedulerChoice.parse(self.scheduler, self.scheduler_options)
             )
         self._check_draft()
+        least, most = self.image_min_tokens, self.image_max_tokens
+        if least is not None and most is not None and least > most:
+            raise InputError(f"image_min_tokens {least} is more than image_max_tokens {most}")
         for name in self.draft_types:
             if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
                 raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")

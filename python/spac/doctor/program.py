@@ -56,20 +56,25 @@ def missing_modules(extra: str) -> list[str]:
 
 
 def examine(
-    target: Path | None = None, vram_limit: VramLimit | None = None, self_test: bool | None = None
+    target: Path | None = None,
+    vram_limit: VramLimit | None = None,
+    self_test: bool | None = None,
+    mmproj: Path | None = None,
 ) -> Iterator[Finding]:
     """Yield the findings of all checks, in order. A check that fails does not stop the later ones.
 
-    With a `target`, a finding says how much of the model fits on the device within `vram_limit`. `self_test`
-    says if every mechanism is tried; None tries them on GPUs, not on the simulated device.
+    With a `target`, a finding says how much of the model fits on the device within `vram_limit`, beside the
+    projector `mmproj`. `self_test` says if every mechanism is tried; None tries them on GPUs, not on the
+    simulated device.
     """
-    room = functools.partial(_vram, target, vram_limit)
+    room = functools.partial(_vram, target, vram_limit, mmproj)
     trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python), ("library", _library), ("llama-cpp-python", _llama_cpp_python),
         ("cpu", functools.partial(_cpu, target)), ("threads", functools.partial(_threads, target)),
         ("repacking", functools.partial(_repacking, target)),
-        ("gpu", _gpu), ("vram", room), ("memory", functools.partial(_memory, target)),
+        ("gpu", _gpu), ("images", functools.partial(_images, target, mmproj)), ("vram", room),
+        ("memory", functools.partial(_memory, target)),
         ("huge pages", functools.partial(_huge_pages, target)), ("folders", _folders), ("extras", _extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
@@ -201,7 +206,18 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("pinning", "off" if why else "ok", found, why)
 
 
-def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
+def _images(target: Path | None, mmproj: Path | None) -> Iterator[Finding]:
+    """Yield whether the model sees images."""
+    from spac.model.gguf.check import check_projector
+
+    if mmproj is not None:
+        kind, n_bytes = check_projector(mmproj), mmproj.stat().st_size
+        yield Finding("images", "ok", f"{mmproj.name}: {size(n_bytes)}, a projector {kind}")
+    elif target is not None:
+        yield Finding("images", "off", "text alone is read", "--mmproj FILE names a model's projector")
+
+
+def _vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = None) -> Iterator[Finding]:
     """Yield the memory free for models on the default device, and the part of a model that fits."""
     from spac.model.device_room import device_room, fit
     from spac.model.gguf.check import check_model
@@ -216,7 +232,7 @@ def _vram(target: Path | None, limit: VramLimit | None) -> Iterator[Finding]:
     if target is None:
         return
     info = check_model(target)
-    fitting = fit(info, room)
+    fitting = fit(info, room, 0 if mmproj is None else mmproj.stat().st_size)
     dense = size(fitting.dense_bytes)
     experts = f"{dense} beside the experts, {size(info.expert_bytes)} of experts"
     found = f"{target.name}: {experts if info.is_moe else dense}"
@@ -360,7 +376,7 @@ def make_parser() -> Parser:
     parser.add_argument("--self-test", action=argparse.BooleanOptionalAction, default=None,
                         help="try every mechanism of the split in a process of its own "
                              "(default: on GPUs, not on the simulated device)")  # fmt: skip
-    add_config(parser, EngineConfig, ("vram_limit",))
+    add_config(parser, EngineConfig, ("vram_limit", "mmproj"))
     add_talk(parser)
     add_hub(parser, draft=False)
     return parser
@@ -374,12 +390,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _examine_and_report(options: argparse.Namespace) -> int:
-    from spac.model.gguf.check import check_model
+    from spac.model.gguf.check import check_model, check_projector
 
     if (target := target_of(options)) is not None:
         check_model(target)  # one line for a wrong path, and not a fault of every check
+    if (mmproj := getattr(options, "mmproj", None)) is not None:
+        check_projector(mmproj)
     limit = getattr(options, "vram_limit", None)
-    return _report(options.json, examine(target, limit, options.self_test))
+    return _report(options.json, examine(target, limit, options.self_test, mmproj))
 
 
 def _report(as_json: bool, found: Iterator[Finding]) -> int:

@@ -22,7 +22,7 @@ from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.expert_cache import ExpertCache
-from spac.engine.generation import Generation, as_tokens
+from spac.engine.generation import Generation, Prompt, as_tokens
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_progress import PIECE, PromptProgress
@@ -31,6 +31,7 @@ from spac.engine.session_events import Events
 from spac.errors import InputError
 from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, grammar_faults, take_notices
+from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
@@ -53,7 +54,7 @@ class Engine:
         started = perf_counter()
         self.config = config
         self._generation: Generation | None = None
-        self._advised = False
+        self._advised = self._noted_images = False
         self.session: _core.Session | None = None
         """The session, to which callers may add hooks (`session.on`); None before the first generation."""
         self._sampling: SamplingConfig | None = None
@@ -310,9 +311,23 @@ class Engine:
         """Return the int32 tokens of `text`."""
         return self._pair.target.tokenize(text)
 
+    @property
+    def projector(self) -> _core.Projector | None:
+        """The projector (`mmproj`), with which the target sees images; None without one."""
+        return self._pair.projector
+
+    def image_prompt(self, text: str, images: Sequence[bytes]) -> _core.ImagePrompt:
+        """Return a prompt of text and images for `generate`.
+
+        `images` are files in memory: JPEG, PNG, BMP, GIF and others. They stand where the text has
+        `<__media__>`, or before a text that has it nowhere. Raise InputError if the target sees no images, if
+        one cannot be decoded, and if the places are more or fewer than the images.
+        """
+        return image_prompt(self._pair.projector, text, images)
+
     def generate(
         self,
-        prompt: str | Sequence[int] | TokenArray,
+        prompt: Prompt,
         max_tokens: int | None = None,
         *,
         stop: Sequence[str] = (),
@@ -325,12 +340,12 @@ class Engine:
         """Return an iterator over the pieces of text that continue `prompt`, with `stats` and `reason`.
 
         The text ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a
-        full context. An engine has one generation at a time, so this call ends one that still runs. A
-        `recorder` records every step. `progress(n_done, n_total)` receives the number of prompt tokens done,
-        after each graph of a long prompt, or 2048 tokens. `reading` estimates it in between. `chat` is the
-        chat prompt whose text `prompt` is. The answer then follows its format, has at most `reasoning_budget`
-        tokens of reasoning (-1: no limit), and can be parsed by `chat.read`. Raise InputError if the prompt
-        is empty or does not fit.
+        full context. A prompt with images comes from `image_prompt`. An engine has one generation at a time,
+        so this call ends one that still runs. A `recorder` records every step. `progress(n_done, n_total)`
+        receives the number of prompt tokens done, after each graph of a long prompt, or 2048 tokens.
+        `reading` estimates it in between. `chat` is the chat prompt whose text `prompt` is. The answer then
+        follows its format, has at most `reasoning_budget` tokens of reasoning (-1: no limit), and can be
+        parsed by `chat.read`. Raise InputError if the prompt is empty or does not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
         if self._generation is not None:
@@ -339,16 +354,26 @@ class Engine:
         self._at_home.update_streams()
         session, sampling = self._session_for(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
+        images = prompt if isinstance(prompt, _core.ImagePrompt) and prompt.n_images else None
+        if images is not None:
+            self.note_images()
         self.events.prediction_stats = prediction_stats = PredictionStats()
         self._generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
             prediction_stats=prediction_stats, recorder=recorder,
-            controller=self.controller(session), progress=progress, reading=self.reading,
+            controller=self.controller(session) if images is None else None, progress=progress, images=images,
+            reading=self.reading,
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (), between=self.between,
         )  # fmt: skip
         if recorder is not None:
             recorder.watch(self.events, self.governor)
         return self._generation
+
+    def note_images(self) -> None:
+        """Add a note that nothing is drafted while there are images, once and if anything drafts."""
+        if self.config.draft_types and not self._noted_images:
+            self._notes.append("nothing is drafted while a conversation has images: a draft cannot see them")
+        self._noted_images = True
 
     def _session_for(
         self, sampling: SamplingConfig, chat: _core.ChatPrompt | None, reasoning_budget: int
@@ -391,6 +416,7 @@ class Engine:
             p_min=self.config.draft_p_min,
             trace=self._trace,
             draft_experts=self._pair.draft_experts,
+            projector=self._pair.projector,
             **cache_parameters(self.config, pair),
             **sampling,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spac import _core
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_progress import PromptProgress
 from spac.engine.text_stream import TextStream
@@ -21,7 +22,6 @@ from spac.stats import Meter, RunStats, Setting
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
-    import spac._core as _core
     from spac.stats.recording import Recorder
 
 
@@ -51,12 +51,13 @@ class Generation(Iterator[str]):
         reading: PromptProgress | None = None,
         preserved: Collection[int] = (),
         between: BetweenSteps | None = None,
+        images: _core.ImagePrompt | None = None,
     ) -> None:
         """Prepare a generation; `Engine.generate` describes the other parameters and the errors.
 
         `prediction_stats` is what the session's events count. `controller` is the draft-length controller, or
         None. `reading` follows the prompt. `preserved` has the control tokens that are part of the text.
-        `between` runs other threads' work between the session's calls.
+        `between` runs other threads' work between the session's calls. `images` has those of the prompt.
         """
         if prompt.size == 0:
             raise InputError("the prompt is empty: give at least one token of text")
@@ -80,7 +81,7 @@ class Generation(Iterator[str]):
         self._limit, self._controller = max_tokens, controller
         self._recorder, self._progress = recorder, progress
         self._reading = reading or PromptProgress()
-        self._text, self._preserved = TextStream(stop), preserved
+        self._text, self._preserved, self._images = TextStream(stop), preserved, images
         self._between = between or BetweenSteps()
         self._cancelled = False
         self._running = False  # True during a call of the session, which cancel() then stops
@@ -178,12 +179,12 @@ class Generation(Iterator[str]):
         try:
             if self._progress is not None:
                 self._progress(0, int(prompt.size) - 1)
-            self._session.prefill(prompt, self._report, n_unseen=self._n_unseen)
+            self._session.prefill(prompt, self._report, n_unseen=self._n_unseen, images=self._images)
         except Cancelled:
             if self._cancelled:
                 raise
             # The session saw a cancel() of the previous generation only now.
-            self._session.prefill(prompt, self._report, n_unseen=self._n_unseen)
+            self._session.prefill(prompt, self._report, n_unseen=self._n_unseen, images=self._images)
         finally:
             reading = self._reading.now()
             self._reading.end()
@@ -261,11 +262,14 @@ class Generation(Iterator[str]):
         self._meter.resident = self._experts.slots.n_resident
 
 
-def as_tokens(model: Model, prompt: str | Sequence[int] | TokenArray) -> TokenArray:
-    """Return the int32 tokens of a prompt that is text or a sequence of tokens.
+Prompt = str | Sequence[int] | TokenArray | _core.ImagePrompt
+"""A prompt: text, tokens, or what `Engine.image_prompt` returns."""
 
-    Raise InputError for anything else.
-    """
+
+def as_tokens(model: Model, prompt: Prompt) -> TokenArray:
+    """Return the int32 tokens of a prompt. Raise InputError if it is none."""
+    if isinstance(prompt, _core.ImagePrompt):
+        return prompt.tokens
     if isinstance(prompt, str):
         return model.tokenize(prompt)
     tokens = np.asarray(prompt)

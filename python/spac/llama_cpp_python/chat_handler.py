@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from spac.chat.format import Answer, ChatFormat, Delta
+from spac.chat.images import has_images, with_markers
 from spac.chat.options import ChatOptions
 from spac.config.grammar import of_schema
 from spac.errors import InputError
@@ -49,6 +50,12 @@ class ChatHandler:
         schema = _schema(given.pop("response_format", None))
         if request is None:
             request = {name: value for name, value in given.items() if name in ASKED and value is not None}
+        images: list[bytes] = []
+        if has_images(request["messages"]):
+            messages, images = with_markers(
+                request["messages"], _marker(llama), fetches=self._options.image_urls
+            )
+            request = {**request, "messages": messages}
         prompt = self._prompt(request, schema)
         choice = _completion_arguments(given)
         grammar = choice.pop("grammar", None)
@@ -57,8 +64,11 @@ class ChatHandler:
         stops = [stop] if isinstance(stop, str) else list(stop or ())
 
         def complete() -> Any:
+            text = prompt.text.encode("utf-8", "replace")
             return llama.create_completion(
-                prompt=llama.tokenize(prompt.text.encode("utf-8", "replace"), add_bos=True, special=True),
+                prompt=llama.see(text, images)
+                if images
+                else llama.tokenize(text, add_bos=True, special=True),
                 stop=[*stops, *prompt.stops, *self._chat.stop],
                 stream=stream,
                 grammar=grammar,
@@ -97,6 +107,12 @@ class ChatHandler:
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < -1:
             raise InputError(f"reasoning_budget: a number of tokens is needed, or -1, not {budget!r}")
         return budget
+
+
+def _marker(llama: Any) -> str | None:
+    """Return the text that stands for an image in a prompt; None if the model sees no images."""
+    projector = llama.engine.projector if llama.engine is not None else None
+    return projector.marker if projector is not None else None
 
 
 def _tools(request: Mapping[str, Any]) -> tuple[list[Any], str]:

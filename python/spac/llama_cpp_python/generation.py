@@ -33,6 +33,7 @@ class TokenRun(Generation):
         prompt: TokenArray,
         n_unseen: int,
         logprobs: Logprobs | None = None,
+        images: _core.ImagePrompt | None = None,
     ) -> None:
         """Prepare a generation; see `Generation` for the other arguments.
 
@@ -41,7 +42,9 @@ class TokenRun(Generation):
         """
         engine.events.settle()
         engine.events.prediction_stats = prediction_stats = PredictionStats()
-        controller = engine.controller(session)
+        controller = engine.controller(session) if images is None else None
+        if images is not None:
+            engine.note_images()
         super().__init__(
             engine.target,
             session,
@@ -54,6 +57,7 @@ class TokenRun(Generation):
             controller=controller,
             between=engine.between,
             reading=engine.reading,
+            images=images,
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()

@@ -54,6 +54,7 @@ from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import ModelInfo, check_model
+from spac.model.images import NO_PROJECTOR
 from spac.model.thread_pool import SharedPool
 from spac.scheduler import Event
 from spac.stats import RunStats, Setting
@@ -100,6 +101,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _run: TokenRun | LoopRun | None = None
     _placement: Placement | None = None
     _pool: SharedPool | None = None
+    _images: _core.ImagePrompt | None = None  # The last prompt with images.
     _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
 
     def __init__(self, model_path: str, **options: Any) -> None:
@@ -141,7 +143,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
         exact = _EXACT in self._own
         more = self._open_embedder if _POOLING in self._own else None
-        if not config.draft_types and not (info.is_moe and config.device.lower() != "cpu"):
+        splits = info.is_moe and config.device.lower() != "cpu"
+        if not (config.draft_types or splits or config.mmproj is not None):
             threads = (config.threads, config.threads_batch or config.threads)
             self._placement = placed(config, threads, {}, {}, exact=exact)
             self._load_target(config, options)
@@ -277,7 +280,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         given = _GENERATE.bind(self, *args, **keywords).arguments
         sampling = Sampling(**{name: given.get(name, default) for name, default in _CHOICE.items()})
         self._check_open()
+        has_images = min(given["tokens"], default=0) < 0
         refusal = self._refusal(sampling)
+        if has_images and refusal is not None:
+            raise InputError(f"images: not with {refusal or 'plain llama.cpp'}")
         self._turn += 1
         if refusal is not None:
             self._say(refusal)
@@ -294,7 +300,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         sequence = list(given["tokens"])
         if not given.get("reset", True):
             sequence = self._input_ids.tolist() + sequence
-        yield from self._generate(sequence, sampling, given.get("stopping_criteria"))
+        images = self._images if has_images else None
+        yield from self._generate(sequence, sampling, given.get("stopping_criteria"), images)
 
     def _begin_anew(self, tokens: Sequence[int]) -> None:
         """Reset a recurrent memory that llama_cpp would otherwise move back to an earlier token.
@@ -323,7 +330,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             log.log(level, "%s: such calls run on llama_cpp's own loop, without speculation", refusal)
 
     def _generate(
-        self, sequence: list[int], sampling: Sampling, stopping_criteria: Any
+        self,
+        sequence: list[int],
+        sampling: Sampling,
+        stopping_criteria: Any,
+        images: _core.ImagePrompt | None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generate with the native session.
 
@@ -340,7 +351,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 session = engine.session_with(**native)
                 session.adopt(self._input_ids)
                 prompt = np.array(sequence, np.intc)
-                self._run = run = TokenRun(engine, session, setting, prompt, n_unseen, sampling.logprobs)
+                self._run = run = TokenRun(
+                    engine, session, setting, prompt, n_unseen, sampling.logprobs, images
+                )
                 for token in run.each():
                     self._note(sequence)
                     if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
@@ -411,6 +424,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return made if recorded is None else with_logprobs(self, made, recorded, keywords)
 
     # Text
+
+    def see(self, text: bytes, images: Sequence[bytes]) -> list[int]:
+        """Return the tokens of a prompt of text and images; only `generate` and its callers take them.
+
+        The next call that generates must be given these. `Engine.image_prompt` describes the arguments and
+        the errors.
+        """
+        self._check_open()
+        if self._engine is None:
+            raise InputError(NO_PROJECTOR)
+        self._images = self._engine.image_prompt(text.decode("utf-8", "replace"), images)
+        tokens: list[int] = self._images.tokens.tolist()
+        return tokens
 
     def preserve_tokens(self, tokens: Collection[int]) -> None:
         """Set the control tokens that are text from now on: `ChatPrompt.preserved_tokens`, or none."""

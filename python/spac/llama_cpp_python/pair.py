@@ -187,6 +187,7 @@ class LentPair(ModelPair):
         self._note_mtp()
         self.draft = self._open_draft(draft)
         self._check_pair()
+        self._open_projector(self._info.n_embd)
         with self._room_for_prompts(self.experts):  # The draft may be the target's extra layers.
             self.draft_context = self._open_draft_context() if needs_draft else None
             if self._more is not None:

@@ -57,8 +57,8 @@ def device_room(limit: VramLimit | None) -> DeviceRoom | None:
     return DeviceRoom(device, allowed, max(0, min(device.memory.free, allowed) - spare))
 
 
-def fit(info: ModelInfo, room: DeviceRoom) -> Fit:
-    """Return the part of a model that fits."""
-    dense = info.file_size - info.expert_bytes
+def fit(info: ModelInfo, room: DeviceRoom, more_bytes: int = 0) -> Fit:
+    """Return the part of a model that fits beside `more_bytes`, such as a projector's."""
+    dense = info.file_size - info.expert_bytes + more_bytes
     share = min(1.0, (room.free - dense) / info.expert_bytes) if info.is_moe else 0.0
     return Fit(dense, info.n_expert * info.n_expert_layers, share)

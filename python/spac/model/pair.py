@@ -21,6 +21,7 @@ from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
 from spac.model.huge_pages import Copying, choose
+from spac.model.images import open_projector
 from spac.model.lora import apply_adapters, load_adapters
 from spac.model.paging import is_paged, paging_note
 from spac.model.params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
@@ -46,6 +47,9 @@ class ModelPair:
 
     pool: SharedPool | None = None
     """The threads for graph parts on the CPU outside the split; None if there are no such parts."""
+
+    projector: _core.Projector | None = None
+    """The projector, with which the target sees images; None without one."""
 
     threads: int
     """The number of CPU threads that compute a token: the user's, or else the fastest one measured."""
@@ -74,6 +78,7 @@ class ModelPair:
 
     def close(self) -> None:
         """Free the contexts, then the models. Calling it again does nothing."""
+        self.projector = None  # It is freed with its last user, before the models.
         self._closing.close()
 
     def _load(self) -> None:
@@ -134,6 +139,7 @@ class ModelPair:
         self._check_pair()
         with self._room_for_prompts(experts):
             self._open_contexts()
+        self._open_projector(info.n_embd)
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None if there are none to split."""
         self._note_paging(info)
@@ -352,6 +358,11 @@ class ModelPair:
         apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
         self.draft_context = self._open_draft_context() if needs_draft else None
+
+    def _open_projector(self, n_embd: int) -> None:
+        if self._config.mmproj is not None:
+            threads = self.prompt_threads
+            self.projector = open_projector(self._config, self.target, n_embd, self.device, threads)
 
     def _new_pool(self) -> SharedPool | None:
         """Return a pool for graph parts on the CPU; None if the split does all work of the CPU."""

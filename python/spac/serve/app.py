@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import env
-from spac.chat.arguments import add_chat_options, add_prefill_option, read_chat_options
+from spac.chat.arguments import (
+    add_chat_options,
+    add_image_option,
+    add_prefill_option,
+    read_chat_options,
+)
 from spac.chat.options import ChatOptions
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_config, add_engine, number, read_config
@@ -89,6 +94,7 @@ def make_parser() -> Parser:
     chat = parser.add_argument_group("chat")
     add_chat_options(chat)
     add_prefill_option(chat)
+    add_image_option(chat)
     add_engine(parser)
     sampling = parser.add_argument_group("sampling, where a request does not say")
     add_config(sampling, SamplingConfig, only=SAMPLING)

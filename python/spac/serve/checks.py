@@ -195,7 +195,10 @@ def _check_messages(request: dict[str, Any]) -> None:
         if role == "assistant" and message.get("content") is None:
             message.pop("content", None)  # null is usual beside tool calls
         parts = message.get("content")
-        if isinstance(parts, list) and any(
-            not isinstance(part, dict) or part.get("type") != "text" for part in parts
-        ):
-            raise Refusal(400, "messages: only text can be read here", param="messages")
+        for part in parts if isinstance(parts, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("text", "image_url"):
+                text = f"messages: only text and images can be read here, not a part of type {kind!r}"
+                raise Refusal(400, text, param="messages")
+            if kind == "image_url" and role == "system":
+                raise Refusal(400, "messages: a system prompt has no images", param="messages")

@@ -13,13 +13,14 @@ from spac.serve import fields
 
 def described(llama: Any, name: str, template: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return llama-server's properties of the model; `given` are the default sampling parameters."""
-    end = llama.token_eos()
+    end, engine = llama.token_eos(), llama.engine
+    sees = engine is not None and engine.projector is not None
     return {
         "default_generation_settings": {"n_ctx": llama.n_ctx(), "params": dict(given)},
         "total_slots": 1,
         "model_alias": name,
         "model_path": llama.model_path,
-        "modalities": {"vision": False, "video": False, "audio": False},
+        "modalities": {"vision": sees, "video": False, "audio": False},
         "endpoint_slots": False,
         "endpoint_props": False,
         "endpoint_metrics": True,

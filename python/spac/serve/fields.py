@@ -5,11 +5,13 @@ A reader raises Refusal for an invalid field, and names it by its place in the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spac.serve.refusal import Refusal
 
+Image = Callable[[Mapping[str, Any], str], str | None]
+"""A function that returns the address of the image in a part at a place; None if it is none."""
 PASSED = (
     "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "grammar", "logit_bias",
     "min_tokens", "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau",
@@ -98,6 +100,45 @@ def part(item: Mapping[str, Any], where: str, kinds: Mapping[str, str]) -> str:
     return text(item.get(kinds[kind]), f"{where}.{kinds[kind]}")
 
 
+Content = str | list[dict[str, Any]]
+"""The content of a chat's message: text, or parts if it has images."""
+
+
+def content(value: Any, where: str, kinds: Mapping[str, str], image: Image, between: str = "\n") -> Content:
+    """Return a content that comes as a string, or as a list of parts.
+
+    Texts alone are joined as `joined` does. `image` returns the address of an image in one of the parts.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise refuse(where, "a string or a list is needed")
+    return contents([seen(item, place, kinds, image) for place, item in mappings(value, where)], between)
+
+
+def seen(item: Mapping[str, Any], where: str, kinds: Mapping[str, str], image: Image) -> dict[str, Any]:
+    """Return a part of text or of an image in the form of chat requests."""
+    address = image(item, where)
+    if address is not None:
+        return {"type": "image_url", "image_url": {"url": address}}
+    return {"type": "text", "text": part(item, where, kinds)}
+
+
+def contents(parts: Sequence[dict[str, Any]], between: str) -> Content:
+    """Return the content of these parts: their texts joined, or the parts if there is an image."""
+    if any(each["type"] != "text" for each in parts):
+        return list(parts)
+    return between.join(each["text"] for each in parts)
+
+
+def _both(first: Content, second: Content) -> Content:
+    """Return two contents as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, (first, second)))
+    parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
+    return [each for some in parts for each in some]
+
+
 class Turns:
     """Builds a chat's messages, one after another.
 
@@ -116,15 +157,15 @@ class Turns:
         elif content:
             self._system.append(content)
 
-    def user(self, content: str) -> None:
-        """Add text of the user."""
+    def user(self, content: Content) -> None:
+        """Add a content of the user."""
         last = self._last("user")
         if last is None:
             self._messages.append({"role": "user", "content": content})
         else:
-            last["content"] = "\n\n".join(filter(None, (last["content"], content)))
+            last["content"] = _both(last["content"], content)
 
-    def tool(self, call: str, content: str) -> None:
+    def tool(self, call: str, content: Content) -> None:
         """Add the result of a tool call."""
         self._messages.append({"role": "tool", "tool_call_id": call, "content": content})
 

@@ -73,20 +73,35 @@ def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _user(turns: Turns, blocks: list[tuple[str, dict[str, Any]]]) -> None:
-    """Add the user's blocks; their texts become one message, unless a tool's result stands between them."""
-    texts: list[str] = []
+    """Add the user's blocks; they become one message, unless a tool's result stands between them."""
+    parts: list[dict[str, Any]] = []
     for where, block in blocks:
         if block.get("type") != "tool_result":
-            texts.append(fields.part(block, where, TEXT))
+            parts.append(fields.seen(block, where, TEXT, _image))
             continue
-        if texts:
-            turns.user("\n".join(texts))
-            texts = []
-        given = fields.joined(block.get("content", ""), f"{where}.content", TEXT)
+        if parts:
+            turns.user(fields.contents(parts, "\n"))
+            parts = []
+        given = fields.content(block.get("content", ""), f"{where}.content", TEXT, _image)
         call = fields.name(block.get("tool_use_id"), f"{where}.tool_use_id")
-        turns.tool(call, f"Error: {given}" if block.get("is_error") else given)
-    if texts or not blocks:
-        turns.user("\n".join(texts))
+        failed = block.get("is_error") and isinstance(given, str)
+        turns.tool(call, f"Error: {given}" if failed else given)
+    if parts or not blocks:
+        turns.user(fields.contents(parts, "\n"))
+
+
+def _image(block: Mapping[str, Any], where: str) -> str | None:
+    """Return the address of an image; None for another block."""
+    if block.get("type") != "image":
+        return None
+    source = fields.mapping(block.get("source"), f"{where}.source")
+    kind = source.get("type")
+    if kind == "url":
+        return fields.name(source.get("url"), f"{where}.source.url")
+    if kind != "base64":
+        raise refuse(f"{where}.source.type", f"base64 or url is needed, not {kind!r}")
+    data = fields.name(source.get("data"), f"{where}.source.data")
+    return f"data:{fields.name(source.get('media_type'), f'{where}.source.media_type')};base64,{data}"
 
 
 def _assistant(turns: Turns, blocks: list[tuple[str, dict[str, Any]]]) -> None:

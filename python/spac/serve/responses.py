@@ -82,7 +82,7 @@ def _read(turns: Turns, item: Mapping[str, Any], where: str) -> None:
         turns.call(call, _flat(item.get("namespace"), name), arguments)
     elif kind == "function_call_output":
         call = fields.name(item.get("call_id"), f"{where}.call_id")
-        turns.tool(call, fields.joined(item.get("output"), f"{where}.output", INPUT))
+        turns.tool(call, fields.content(item.get("output"), f"{where}.output", INPUT, _image))
     elif kind == "item_reference":
         raise refuse(where, "nothing is stored here: send the item itself")
     else:
@@ -91,15 +91,25 @@ def _read(turns: Turns, item: Mapping[str, Any], where: str) -> None:
 
 def _read_message(turns: Turns, item: Mapping[str, Any], where: str) -> None:
     role, given = item.get("role"), item.get("content")
-    content = fields.joined(given, f"{where}.content", INPUT, "" if role == "assistant" else "\n")
     if role == "user":
-        turns.user(content)
-    elif role == "assistant":
+        turns.user(fields.content(given, f"{where}.content", INPUT, _image))
+        return
+    content = fields.joined(given, f"{where}.content", INPUT, "" if role == "assistant" else "\n")
+    if role == "assistant":
         turns.assistant(content)
     elif role in ("system", "developer"):
         turns.system(content)
     else:
         raise refuse(f"{where}.role", f"user, assistant, system or developer is needed, not {role!r}")
+
+
+def _image(part: Mapping[str, Any], where: str) -> str | None:
+    """Return the address of an image; None for another part."""
+    if part.get("type") != "input_image":
+        return None
+    if "file_id" in part:
+        raise refuse(f"{where}.file_id", "nothing is stored here: send the image as image_url")
+    return fields.name(part.get("image_url"), f"{where}.image_url")
 
 
 def _tools(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from spac.errors import InputError
 from spac.model.gguf.header import DAMAGED, Header, HeaderError, TensorInfo, read_header
 from spac.model.gguf.info import EXPERTS, ModelInfo, describe, number
 
-__all__ = ["ModelInfo", "check_model"]
+__all__ = ["ModelInfo", "check_model", "check_projector"]
 
 MAX_LAYERS = 512
 """LLAMA_MAX_LAYERS of the pinned llama.cpp, which asserts it."""
@@ -36,6 +37,7 @@ _ELEMENTWISE = re.compile(r"(_norm\.weight|\.bias|attn_sinks\.weight|\.scale|rop
 _LOOKUP_TABLES = re.compile(r"tid2eid")  # maps tokens to experts: the only weights of an integer type
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # llama.cpp asserts one of these names
 _MAX_GATING = 4  # llama.cpp asserts a number up to this one
+_ENCODER = ("v.blk.", "v.patch", "v.position", "v.pre_ln", "v.post_ln", "a.")  # a projector's other tensors
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -49,7 +51,7 @@ def check_model(
     fault, and no other error, with one line "<file>: <fault>; <what to do>".
     """
     path = Path(path)
-    try:
+    with _faults_of(path):
         _check_place(path)
         header = read_header(path)
         _check_purpose(header, role)
@@ -57,6 +59,41 @@ def check_model(
         for part in headers:
             _check_tensors(part)
         info = _check_whole(path, headers)
+    return _check_overridden(path, headers, overrides) if overrides else info
+
+
+def check_projector(path: str | PathLike[str], n_embd: int | None = None) -> str:
+    """Check the GGUF file of a projector by its header, and return the projector's type.
+
+    `n_embd` is the size of the model's embeddings. Raises InputError as `check_model` does.
+    """
+    path = Path(path)
+    with _faults_of(path):
+        _check_place(path)
+        header = read_header(path)
+        if header.metadata.get("general.architecture") != "clip":
+            raise HeaderError("this is no projector", "give the model's mmproj file to --mmproj")
+        if not header.metadata.get("clip.has_vision_encoder"):
+            raise HeaderError("this projector reads no images", "give one that does to --mmproj")
+        _check_values(header, "clip")
+        _check_names([header], list(header.tensors))
+        _check_data(header)
+        # llama.cpp finds this out too, but does not free the projector then.
+        ends = [tensor.shape for tensor in header.tensors if not tensor.name.startswith(_ENCODER)]
+        if n_embd is not None and ends and not any(n_embd in shape for shape in ends):
+            raise HeaderError(
+                f"this projector is another model's: the model's embeddings have {n_embd} numbers",
+                "give the mmproj file of this model to --mmproj",
+            )
+    meta = header.metadata
+    return str(meta.get("clip.projector_type") or meta.get("clip.vision.projector_type") or "of unknown type")
+
+
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    """Make InputError of faults in the header of a file, and of errors that reading it raises."""
+    try:
+        yield
     except HeaderError as fault:
         raise InputError(f"{_printable(path)}: {fault}") from None
     except (OSError, ValueError) as error:
@@ -64,7 +101,6 @@ def check_model(
         raise InputError(
             f"{_printable(path)}: cannot be read ({reason}); check the path and its permissions"
         ) from None
-    return _check_overridden(path, headers, overrides) if overrides else info
 
 
 def _check_whole(path: Path, headers: list[Header]) -> ModelInfo:
@@ -72,7 +108,7 @@ def _check_whole(path: Path, headers: list[Header]) -> ModelInfo:
     _check_names(headers, tensors)
     info = describe(path, header, tensors, sum(part.file_size for part in headers))
     _check_sizes(header, info)
-    _check_values(header, info)
+    _check_values(header, info.architecture)
     _check_attention(header, info, tensors)
     _check_experts(info, tensors)
     return info
@@ -171,6 +207,12 @@ def _other_parts(path: Path, header: Header) -> Iterator[Header]:
 
 
 def _check_tensors(header: Header) -> None:
+    for tensor in header.tensors:
+        _check_type(tensor)
+    _check_data(header)
+
+
+def _check_data(header: Header) -> None:
     expected = 0
     for tensor in header.tensors:
         if tensor.offset != expected:
@@ -178,7 +220,6 @@ def _check_tensors(header: Header) -> None:
                 f"the data of tensor {tensor.name!r} begins at {tensor.offset}, not at {expected}"
             )
         expected += -(-tensor.n_bytes // header.alignment) * header.alignment
-        _check_type(tensor)
     if header.data_end > header.file_size:
         short = header.data_end - header.file_size
         raise HeaderError(
@@ -236,16 +277,16 @@ def _check_sizes(header: Header, info: ModelInfo) -> None:
     _check_groups(header, info)
 
 
-def _check_values(header: Header, info: ModelInfo) -> None:
+def _check_values(header: Header, architecture: str) -> None:
     for key, value in header.metadata.items():
         if key.endswith("_epsilon") and not (isinstance(value, float | int) and 0 <= value < math.inf):
             raise HeaderError(f"metadata {key!r} is {value}, not a small positive number")
-    scaling = header.metadata.get(f"{info.architecture}.rope.scaling.type", "none")
+    scaling = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in _ROPE_SCALING:
         raise HeaderError(
             f"rope.scaling.type is {str(scaling)[:40]!r}, not one of {', '.join(_ROPE_SCALING)}"
         )
-    gating = number(header, f"{info.architecture}.expert_gating_func", 0)
+    gating = number(header, f"{architecture}.expert_gating_func", 0)
     if not 0 <= gating <= _MAX_GATING:
         raise HeaderError(f"expert_gating_func is {gating}, not 0 to {_MAX_GATING}")
 

@@ -1,0 +1,36 @@
+"""`spac run --image` shows images to a model with a projector."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.models import write_projector
+from tools.models.picture import png
+
+
+@pytest.fixture
+def files(target, tmp_path):
+    image = tmp_path / "a.png"
+    image.write_bytes(png(40, 40))
+    return target, write_projector(tmp_path / "mmproj.gguf", "gemma3", 64), image
+
+
+def test_an_image_and_a_prompt(spac_run, files):
+    target, mmproj, image = files
+    words = ("-m", target, "--device", "cpu", "--temp", 0, "-n", 8, "--stats", "none", "-q")
+    plain = spac_run(*words, "-p", "x y")
+    seen = spac_run(*words, "--mmproj", mmproj, "--image", image, "-p", "x <__media__> y")
+    assert (seen.code, seen.err) == (0, "")
+    assert seen.out not in ("", "\n", plain.out)
+
+
+def test_what_is_refused(spac_run, files):
+    target, mmproj, image = files
+    for words, text in (
+        (["--image", image], "add --mmproj FILE"),
+        (["--mmproj", mmproj, "--image", "no.png"], "no.png: the image cannot be read: No such file"),
+        (["--mmproj", mmproj, "--image", target], "image cannot be decoded"),
+        (["--mmproj", target, "--image", image], "this is no projector"),
+    ):
+        outcome = spac_run("-m", target, "-p", "x", "-q", "--device", "cpu", *words)
+        assert (outcome.code, text in outcome.error) == (2, True), outcome.err

@@ -1,0 +1,185 @@
+"""Prompts with images give the text and the logits of an unpatched library, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError, OutOfMemoryError
+from tools.models import write_projector
+from tools.models.picture import png
+
+GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
+PROMPT = "look <__media__> and at <__media__> here: def f("
+IMAGES = (png(64, 96, 1), png(80, 48, 2))
+N = 12
+MODELS = ("qwen3vlmoe", "qwen3moe", "qwen3next")
+"""M-RoPE and embeddings for inner layers; no causal mask within an image; a recurrent memory."""
+
+
+@pytest.fixture(scope="module")
+def files(tiny_model, tmp_path_factory):
+    """Return the model and the projector of each of MODELS."""
+    folder = tmp_path_factory.mktemp("projectors")
+    qwen = write_projector(folder / "qwen.gguf", "qwen3vl", 64, n_deepstack=1)
+    gemma = write_projector(folder / "gemma.gguf", "gemma3", 64)
+    vlmoe = tiny_model("qwen3vlmoe", options={"deepstack": 1})
+    return {
+        "qwen3vlmoe": (vlmoe, qwen), "qwen3moe": (tiny_model("qwen3moe"), gemma),
+        "qwen3next": (tiny_model("qwen3next"), gemma),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(files, reference_lib, tmp_path_factory):
+    """Return what the unpatched library says: its tokens and its last logits, by model."""
+    folder = tmp_path_factory.mktemp("reference")
+    (folder / "libmtmd.so").symlink_to(reference_lib / "libllama.so")
+    pictures = [folder / f"{i}.png" for i in range(len(IMAGES))]
+    for path, data in zip(pictures, IMAGES, strict=True):
+        path.write_bytes(data)
+    jobs = [[*map(str, files[name]), PROMPT, [*map(str, pictures)], N] for name in MODELS]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "tests.engine.reference_images", "jobs.json", "out.npz"]
+    libraries = {"LLAMA_CPP_LIB_PATH": str(reference_lib), "MTMD_CPP_LIB": str(folder)}
+    env = {**os.environ, **libraries, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    out = np.load(folder / "out.npz")
+    return {name: (out[f"tokens{i}"].tolist(), out[f"logits{i}"]) for i, name in enumerate(MODELS)}
+
+
+def opened(files, **options):
+    target, mmproj = files
+    values = {"device": "simulated", "threads": 1, "ctx": 512, "sampling": GREEDY, **options}
+    return Engine(EngineConfig(target=target, mmproj=mmproj, **values))
+
+
+def said(engine, prompt, images, n=N):
+    """Return the tokens after the prompt."""
+    generation = engine.generate(engine.image_prompt(prompt, images), n)
+    "".join(generation)
+    return generation.tokens
+
+
+def last_logits(engine, n):
+    import llama_cpp  # late: spac chooses its library
+
+    context = ctypes.c_void_p(engine._pair.target_context.pointer)
+    return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, -1), (n,))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_text_and_logits_as_without_spac(name, files, expected):
+    tokens, logits = expected[name]
+    with opened(files[name]) as engine:
+        assert said(engine, PROMPT, IMAGES) == tokens
+        np.testing.assert_array_equal(last_logits(engine, logits.size), logits)
+        again = said(engine, PROMPT, IMAGES)
+        assert again == tokens
+        assert engine.session.n_reused > 0
+
+
+def test_what_an_image_shows_matters(files):
+    with opened(files["qwen3vlmoe"]) as engine:
+        one = said(engine, PROMPT, IMAGES)
+        assert said(engine, PROMPT, IMAGES[::-1]) != one
+        n_before = len(engine.tokenize("look "))
+        assert engine.session.n_reused <= n_before + len(engine.tokenize("<|vision_start|>"))
+        assert said(engine, PROMPT, IMAGES) == one
+
+
+@pytest.mark.parametrize(
+    "drafts", [{"draft_type": "ngram-simple"}, {"draft": "qwen3", "draft_length": 4}], ids=["ngram", "draft"]
+)
+def test_nothing_is_drafted_while_there_are_images(files, tiny_model, drafts):
+    if "draft" in drafts:
+        drafts = {**drafts, "draft": tiny_model("qwen3", n_layer=1)}
+    text = "def f(x): return f(x) def f(x): return "
+    with opened(files["qwen3vlmoe"]) as engine:
+        expected = [said(engine, PROMPT, IMAGES), "".join(engine.generate(text, N))]
+    with opened(files["qwen3vlmoe"], **drafts) as engine:
+        assert "".join(engine.generate(text, N)) == expected[1]
+        assert said(engine, PROMPT, IMAGES) == expected[0]
+        assert engine._generation.stats.drafted_tokens == 0
+        assert sum("nothing is drafted while" in note for note in engine.notes) == 1
+        again = engine.generate(text, N)
+        assert "".join(again) == expected[1]
+        assert again.stats.drafted_tokens > 0 or "draft" not in drafts
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_conversation_goes_on_and_comes_back(name, files):
+    """What the memory and the prompt cache hold gives the text of an evaluation from the start."""
+    longer = (PROMPT + " more <__media__> x", (*IMAGES, IMAGES[0]))
+    more = [(PROMPT, IMAGES), longer, ("other text " * 20, ())]
+    expected = []
+    for prompt, images in more:
+        with opened(files[name]) as engine:
+            expected.append(said(engine, prompt, images))
+    with opened(files[name], cache_ram=64) as engine:
+        for turn in (0, 1, 2, 1, 0, 2):
+            prompt, images = more[turn]
+            assert said(engine, prompt, images) == expected[turn], turn
+        assert engine.session.n_reused > 0
+
+
+def test_the_device_has_the_projector(files):
+    def used(**options):
+        with opened(files["qwen3vlmoe"], slots=0, **options):
+            memory = next(each for each in _core.devices() if each.name == "simulated").memory
+            return memory.used, memory.peak
+
+    (with_it, _), (without, most) = used(), used(mmproj_offload=False)
+    assert with_it >= without + files["qwen3vlmoe"][1].stat().st_size
+    with pytest.raises(OutOfMemoryError, match=r"qwen\.gguf: .*; --no-mmproj-offload"):
+        used(vram_limit=most + 100_000)
+    assert used(vram_limit=most + 100_000, mmproj_offload=False) == (without, most)
+
+
+def test_projectors_that_cannot_be_used(files, tmp_path, tiny_model):
+    target, good = files["qwen3moe"]
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(good.read_bytes()[:-1000])
+    other = write_projector(tmp_path / "other.gguf", "gemma3", 96)
+    for mmproj, words in (
+        (target, "this is no projector; give the model's mmproj file"),
+        (tmp_path / "no.gguf", "there is no such file"),
+        (cut, "the file is cut off"),
+        (other, "this projector is another model's: the model's embeddings have 64 numbers"),
+    ):
+        with pytest.raises(InputError, match=words) as refused:
+            opened((target, mmproj))
+        assert "\n" not in str(refused.value)
+
+
+def test_images_that_cannot_be_read(files):
+    short = IMAGES[0][:2000]
+    with opened(files["qwen3moe"], ctx=256, batch=3, ubatch=3) as engine:
+        for text, images, words in (
+            ("x", [b"no image"], "image cannot be decoded"),
+            ("x", [IMAGES[0], b""], "image 2 cannot be decoded"),
+            ("x", [short], "image cannot be decoded"),
+            ("<__media__> x", IMAGES, "the prompt has 1 places"),
+            ("x", IMAGES, "image of 4 tokens is evaluated at once by this model, and a batch has 3"),
+            ("x", [IMAGES[0]] * 70, "the context holds 256"),
+        ):
+            with pytest.raises(InputError, match=words) as refused:
+                said(engine, text, images)
+            assert "\n" not in str(refused.value)
+        assert "".join(engine.generate("x", 2))
+    with (
+        Engine(EngineConfig(files["qwen3moe"][0], device="cpu", threads=1, ctx=256)) as engine,
+        pytest.raises(InputError, match="sees no images: start with --mmproj"),
+    ):
+        engine.image_prompt("x", IMAGES)
