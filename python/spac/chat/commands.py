@@ -71,6 +71,11 @@ def _help(_dialogue: Dialogue, _argument: str) -> str:
     return "\n".join([*rows, *keys])
 
 
+def _image(dialogue: Dialogue, argument: str) -> str:
+    dialogue.show(argument)
+    return f"{Path(argument).name} goes with the next message"
+
+
 def _reset(dialogue: Dialogue, _argument: str) -> str:
     n = len(dialogue.conversation.exchanges)
     dialogue.begin(Conversation(dialogue.conversation.system))
@@ -135,6 +140,7 @@ def _exit(_dialogue: Dialogue, _argument: str) -> str:
 COMMANDS = {
     "help": Command("", "this list", _help),
     "reset": Command("", "forget what was said", _reset),
+    "image": Command("FILE", "show an image with the next message, to a model with --mmproj", _image),
     "save": Command("FILE", "write the conversation, as JSON", _save),
     "load": Command("FILE", "go on with a saved conversation", _load),
     "stats": Command("", "the figures of the last answer", _stats),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -10,10 +11,11 @@ from typing import Any, Self
 from spac.errors import InputError
 from spac.machine.files import write_atomically
 
-Message = dict[str, str]
+Message = dict[str, Any]
 """A message of a chat template.
 
 Its keys are `role` (system, user, assistant), `content` and, if an assistant reasoned, `reasoning_content`.
+The content of a user's message with images is a list of OpenAI's parts, else a text.
 """
 
 SCHEMA = 1
@@ -28,6 +30,8 @@ class Exchange:
     assistant: str
     reasoning: str = ""
     """The model's reasoning before the answer."""
+    images: tuple[str, ...] = ()
+    """The data: addresses of the images that stand before the message."""
 
 
 @dataclass
@@ -37,19 +41,19 @@ class Conversation:
     system: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
 
-    def messages(self, then: str | None = None, skip: int = 0) -> list[Message]:
+    def messages(self, then: str | None = None, skip: int = 0, images: Sequence[str] = ()) -> list[Message]:
         """Return the messages for a chat template, without the oldest `skip` exchanges.
 
-        The user's message `then` comes last.
+        The user's message `then` comes last, with `images` before it.
         """
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for exchange in self.exchanges[skip:]:
-            messages.append({"role": "user", "content": exchange.user})
+            messages.append({"role": "user", "content": _content(exchange.user, exchange.images)})
             messages.append({"role": "assistant", "content": exchange.assistant})
             if exchange.reasoning:  # the template decides if the model sees it again
                 messages[-1]["reasoning_content"] = exchange.reasoning
         if then is not None:
-            messages.append({"role": "user", "content": then})
+            messages.append({"role": "user", "content": _content(then, images)})
         return messages
 
     def save(self, path: Path) -> None:
@@ -83,10 +87,10 @@ class Conversation:
     @classmethod
     def _of(cls, messages: Any) -> Self:
         said = [
-            (message["role"], message["content"], message.get("reasoning_content") or "")
+            (message["role"], *_read(message["content"]), message.get("reasoning_content") or "")
             for message in messages
         ]
-        if not all(isinstance(text, str) for _, *texts in said for text in texts):
+        if not all(isinstance(text, str) for _, content, _, thought in said for text in (content, thought)):
             raise ValueError
         conversation = cls()
         if said and said[0][0] == "system":
@@ -94,10 +98,27 @@ class Conversation:
         if [role for role, *_ in said] != ["user", "assistant"] * (len(said) // 2):
             raise ValueError
         conversation.exchanges = [
-            Exchange(user, content, reasoning)
-            for (_, user, _), (_, content, reasoning) in zip(said[::2], said[1::2], strict=True)
+            Exchange(user, content, reasoning, images)
+            for (_, user, images, _), (_, content, _, reasoning) in zip(said[::2], said[1::2], strict=True)
         ]
         return conversation
+
+
+def _content(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
+    """Return the content of a message with images before its text."""
+    if not images:
+        return text
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    return [*parts, {"type": "text", "text": text}]
+
+
+def _read(content: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the text and the images of a content."""
+    if not isinstance(content, list):
+        return content, ()
+    text = "\n".join(part["text"] for part in content if part["type"] == "text")
+    images = tuple(part["image_url"]["url"] for part in content if part["type"] != "text")
+    return text, images
 
 
 def _reason(error: Exception) -> str:

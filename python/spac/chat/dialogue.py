@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spac.chat.conversation import Conversation, Exchange
+from spac.chat.images import has_images, with_markers
 from spac.chat.options import DEFAULTS, ChatOptions
+from spac.cli.program import read_image
 from spac.errors import InputError
 
 if TYPE_CHECKING:
     from spac._core import ChatPrompt
     from spac.chat.format import Answer, ChatFormat, Delta
     from spac.engine import Engine
-    from spac.engine.generation import Generation
-    from spac.model.c_api import TokenArray
+    from spac.engine.generation import Generation, Prompt
 
 ROOM_SHARE = 4  # the context divided by this stays free for the answer
 
@@ -63,6 +66,8 @@ class Dialogue:
         self._said, self._reading = _Said(), False
         self.on_reading: Callable[[int, int], object] | None = None
         """A callback for the progress of prompts, as `Engine.generate` has it."""
+        self.images: list[str] = []
+        """The data: addresses of images that go with the next message."""
         self.files: Sequence[tuple[str, Path | str]] = ()
         """Files that /save must not replace, and what messages call them."""
         self.generation: Generation | None = None
@@ -72,7 +77,14 @@ class Dialogue:
 
     def begin(self, conversation: Conversation) -> None:
         """Continue with another conversation."""
-        self.conversation, self.n_forgotten = conversation, 0
+        self.conversation, self.n_forgotten, self.images = conversation, 0, []
+
+    def show(self, path: str) -> None:
+        """Add an image to the next message. Raise InputError if it cannot be shown to the model."""
+        data = read_image(path)
+        self.engine.image_prompt("", [data])
+        kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        self.images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
 
     @property
     def notes(self) -> list[str]:
@@ -105,19 +117,22 @@ class Dialogue:
         context.
         """
         prompt, tokens = self._fit(text)
+        images, self.images = tuple(self.images), []
         self.generation = generation = self.engine.generate(
             tokens, self._max_tokens, stop=(*self._chat.stop, *prompt.stops), sampling=self._sampling,
             progress=self._note_reading, chat=None if self._chat.is_plain else prompt,
             reasoning_budget=self._options.reasoning_budget,
         )  # fmt: skip
-        return self._read(text, generation, self._chat.answer(prompt))
+        return self._read(text, images, generation, self._chat.answer(prompt))
 
     def _note_reading(self, done: int, total: int) -> None:
         self._reading = True
         if self.on_reading is not None:
             self.on_reading(done, total)
 
-    def _read(self, text: str, generation: Generation, answer: Answer) -> Iterator[Piece]:
+    def _read(
+        self, text: str, images: tuple[str, ...], generation: Generation, answer: Answer
+    ) -> Iterator[Piece]:
         self._said = said = _Said()
         try:
             try:
@@ -130,9 +145,25 @@ class Dialogue:
         finally:
             self._reading, said.is_reasoning = False, False
             if said.content:
-                self.conversation.exchanges.append(Exchange(text, said.content, said.reasoning.rstrip()))
+                reasoning = said.reasoning.rstrip()
+                self.conversation.exchanges.append(Exchange(text, said.content, reasoning, images))
 
-    def _fit(self, text: str) -> tuple[ChatPrompt, TokenArray]:
+    def _prompt(self, text: str, skip: int) -> tuple[ChatPrompt, Prompt, int]:
+        """Return the prompt without the oldest `skip` exchanges, what is evaluated, and its tokens."""
+        messages: list[Any] = self.conversation.messages(text, skip, self.images)
+        images: list[bytes] = []
+        if has_images(messages):
+            projector = self.engine.projector
+            marker = projector.marker if projector is not None else None
+            messages, images = with_markers(messages, marker, fetches=False)
+        prompt = self._chat.prompt(messages, thinking=self.reasoning, variables=self._variables)
+        if images:
+            seen = self.engine.image_prompt(prompt.text, images)
+            return prompt, seen, seen.tokens.size
+        tokens = self.engine.tokenize(prompt.text)
+        return prompt, tokens, tokens.size
+
+    def _fit(self, text: str) -> tuple[ChatPrompt, Prompt]:
         """Return the prompt and its tokens, without the oldest exchanges if no space for an answer is left.
 
         The rest is evaluated again when an exchange is left out. So enough exchanges are left out at once to
@@ -143,22 +174,20 @@ class Dialogue:
         room = max(1, self.context // ROOM_SHARE)
         if self._max_tokens is not None:
             room = min(room, self._max_tokens)
-        fitting: tuple[ChatPrompt, TokenArray] | None = None
+        fitting: tuple[ChatPrompt, Prompt] | None = None
         for skip in range(forgotten, exchanges + 1):
-            messages = self.conversation.messages(text, skip)
-            prompt = self._chat.prompt(messages, thinking=self.reasoning, variables=self._variables)
-            tokens = self.engine.tokenize(prompt.text)
-            fits = tokens.size + room <= self.context
+            prompt, tokens, n_tokens = self._prompt(text, skip)
+            fits = n_tokens + room <= self.context
             if fits and fitting is None:
                 fitting, self.n_forgotten = (prompt, tokens), skip
-            if fits and (skip == forgotten or 2 * tokens.size <= self.context):
+            if fits and (skip == forgotten or 2 * n_tokens <= self.context):
                 self.n_forgotten = skip
                 return prompt, tokens
         if fitting is not None:
             return fitting
-        if tokens.size >= self.context:
+        if n_tokens >= self.context:
             raise InputError(
-                f"the message has {tokens.size} tokens with its system prompt, and the context holds "
+                f"the message has {n_tokens} tokens with its system prompt, and the context holds "
                 f"{self.context}: shorten it, or raise --ctx"
             )
         self.n_forgotten = exchanges
