@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ constexpr int     n_features = n_logistic_features;
 constexpr double  one        = 1 << 20; // priority of an expert with probability 1
 constexpr int32_t above      = 2 << 20; // addition to the priority of experts of whole layers
 
-enum Feature { count, recent, near, far, position, rejected };
+enum Feature { count, recent, near, far, position, rejected, popular };
 
 double * row(const LogisticState & s, int feature) {
     return s.features + static_cast<size_t>(feature) * s.n_layer * s.n_expert;
@@ -46,7 +47,21 @@ void check(const LogisticState & s, const LogisticStep & step) {
 int is_negative(int32_t x) { return static_cast<int>(static_cast<uint32_t>(x) >> 31); }
 int is_positive(int32_t x) { return static_cast<int>((0 - static_cast<uint32_t>(x)) >> 31); }
 
-// Sums of the error, and of the error times each feature of the last step. They run over all experts in their order.
+// Returns Σ a b. Four sums, so that none waits for itself.
+double product(const double * a, const double * b, int n) {
+    std::array<double, 4> sums = {};
+    for (int i = 0; i + 4 <= n; i += 4) {
+        for (int j = 0; j < 4; ++j) {
+            sums[j] += a[i + j] * b[i + j];
+        }
+    }
+    for (int i = n / 4 * 4; i < n; ++i) {
+        sums[0] += a[i] * b[i];
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Sums of the error, and of the error times each feature of the last step.
 class Gradient {
   public:
     void add(const LogisticState & s, const int32_t * demand, int first) {
@@ -57,20 +72,10 @@ class Gradient {
             errors_[e] = exists[e] * (p[e] - is_positive(demand[first + e]));
             n_real_ += exists[e];
         }
-        const double *x0 = row(s, 0) + first, *x1 = row(s, 1) + first, *x2 = row(s, 2) + first;
-        const double *x3 = row(s, 3) + first, *x4 = row(s, 4) + first, *x5 = row(s, 5) + first;
-        auto          sums = sums_; // a local copy, so that each sum waits for itself only
-        for (int e = 0; e < s.n_expert; ++e) {
-            const double error = errors_[e];
-            sums[0] += error * x0[e];
-            sums[1] += error * x1[e];
-            sums[2] += error * x2[e];
-            sums[3] += error * x3[e];
-            sums[4] += error * x4[e];
-            sums[5] += error * x5[e];
-            sums[6] += error;
+        for (int f = 0; f < n_features; ++f) {
+            sums_[f] += product(errors_.data(), row(s, f) + first, s.n_expert);
         }
-        sums_ = sums;
+        sums_[n_features] += std::accumulate(errors_.begin(), errors_.end(), 0.0);
     }
 
     void apply(const LogisticState & s, const LogisticOptions & options) const {
@@ -153,21 +158,22 @@ void place(const LogisticState & s, const LogisticStep & step) {
 }
 
 // Computes the probabilities of a layer's experts, and their priorities.
-void predict(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step, int first,
-             int32_t * priority) {
-    const double * w  = s.weights;
-    const double * x0 = row(s, 0) + first, *x1 = row(s, 1) + first, *x2 = row(s, 2) + first;
-    const double * x3 = row(s, 3) + first, *x4 = row(s, 4) + first, *x5 = row(s, 5) + first;
-    double * const p = s.probability + first;
-    for (int e = 0; e < s.n_expert; ++e) {
-        p[e] = w[6] + w[0] * x0[e] + w[1] * x1[e] + w[2] * x2[e] + w[3] * x3[e] + w[4] * x4[e] + w[5] * x5[e];
+void predict(const LogisticState & s, const LogisticStep & step, int first, int32_t * priority) {
+    const double * const w = s.weights;
+    double * const       p = s.probability + first;
+    std::fill_n(p, s.n_expert, w[n_features]);
+    for (int f = 0; f < n_features; ++f) {
+        const double * const x = row(s, f) + first;
+        for (int e = 0; e < s.n_expert; ++e) {
+            p[e] += w[f] * x[e];
+        }
     }
     std::transform(p, p + s.n_expert, p, [](double logit) { return std::exp(-logit); });
     const uint8_t * exists  = s.exists + first;
     const int32_t * slot_of = step.slot_of + first;
     for (int e = 0; e < s.n_expert; ++e) {
         p[e]               = exists[e] * (1 / (1 + p[e]));
-        const double worth = p[e] + options.margin * (1 - is_negative(slot_of[e]));
+        const double worth = p[e] + step.margin * (1 - is_negative(slot_of[e]));
         priority[e]        = static_cast<int32_t>(rounded(worth * one));
     }
 }
@@ -217,8 +223,13 @@ void logistic_step(const LogisticState & state, const LogisticOptions & options,
         gradient.apply(state, options);
     }
     place(state, step);
+    state.transitions.learn(step.demand, state.exists);
+    const bool known = step.routes != nullptr || step.n_verified == 1;
+    const int  last  = known ? step.n_verified - step.n_rejected - 1 : -1;
+    state.transitions.mark(step.demand, step.routes, step.n_token, step.n_used, last);
+    state.transitions.write(row(state, popular));
     for (int first = 0; first < n; first += state.n_expert) {
-        predict(state, options, step, first, priority + first);
+        predict(state, step, first, priority + first);
         for (int e = 0; e < state.n_expert && state.whole[first / state.n_expert] != 0; ++e) {
             priority[first + e] += state.exists[first + e] != 0 ? above : 0;
         }

@@ -4,30 +4,34 @@
 // Then the reference's thirty small numpy operations take several times as long as in a loop of their own.
 #pragma once
 
+#include "core/transitions.h"
+
 #include <cstdint>
 
 namespace spac {
 
-constexpr int n_logistic_features = 6; // count, recent, near, far, position, rejected
+// count, recent, near, far, position, rejected; popular, and the lift of each source of the transitions
+constexpr int n_logistic_features = 6 + 1 + n_most_sources;
 
 // Pointers to the state, which belongs to the caller. The arrays are in C order. L: layers, N: experts, P: pools.
 struct LogisticState {
     int n_layer, n_expert, n_pool;
 
-    double * weights;     // [7] of the features, then the bias
-    double * squares;     // [7] of gradients, decayed
-    double * features;    // [6, L, N] for the last step
+    double * weights;     // [12] of the features, then the bias
+    double * squares;     // [12] of gradients, decayed
+    double * features;    // [11, L, N] for the last step
     double * probability; // [L, N] for the next step; 0 in the padding, and everywhere before the first step
 
     const uint8_t * exists;     // [L, N]
     const int32_t * pool;       // [L]
     const int32_t * pool_slots; // [P] slots that are left for layers that are not whole
     const uint8_t * whole;      // [L] layers of which all experts are wanted
+
+    Transitions transitions;
 };
 
 struct LogisticOptions {
     double rate;              // learning rate
-    double margin;            // least gain in probability that is worth a copy
     double recent, near, far; // part of these features that is left after a token
     double squares_kept;      // part of the squares that is left after a step
     double least;             // least value of a square; a feature below it becomes 0
@@ -40,6 +44,7 @@ struct LogisticStep {
     const int32_t * routes;  // [L, n_token, n_used], padded with -1; null if unknown
     int             n_token, n_used;
     int             n_verified, n_rejected; // tokens; the last n_rejected of them were rejected
+    double          margin;                 // least gain in probability that is worth a copy
 };
 
 // Updates the state, and writes the plan: priority[L, N] in units of 2^-20, and threshold[L]. Whole layers have

@@ -1165,17 +1165,20 @@ class Logistic:
         self,
         arrays: Mapping[str, npt.NDArray[Any]],
         rate: float,
-        margin: float,
         kept: tuple[float, float, float],
         squares_kept: float,
         least: float,
         most: float,
+        tables: tuple[float, float, float, float],
     ) -> None:
         """Keep the arrays that the steps use.
 
-        `arrays` has float64 [7] weights, squares; float64 [6, L, N] features; float64 [L, N] probability;
-        uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, without the slots of whole layers; uint8
-        [L] whole. `kept` has the factors by which a token decays the features recent, near and far.
+        `arrays` has float64 [12] weights, squares; float64 [11, L, N] features; float64 [L, N] probability,
+        popularity; float64 [1] popularity_steps; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots,
+        without the slots of whole layers; uint8 [L] whole; int32 [S] source; float32 [S, N, L, N] table;
+        float32 [S, N] seen; uint8 [S, N] marked. `kept` has the factors by which a token decays the features
+        recent, near and far. `tables` has the part of the tables' counts that a step leaves, K, the steps of
+        the first popularity and ε (python/spac/scheduler/transitions.py).
         """
     def step(
         self,
@@ -1184,6 +1187,7 @@ class Logistic:
         routes: Int32Array | None,
         n_verified: int,
         n_rejected: int,
+        margin: float,
         /,
     ) -> tuple[Int32Array, Int32Array]:
         """Return priority int32[L, N] and threshold int32[L]; `routes` is int32[L, T, U], padded with -1."""

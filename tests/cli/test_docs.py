@@ -136,6 +136,9 @@ def written(value):
 
 def tried(bounds):
     """Return values within a range of the page, and values outside it."""
+    if match := re.fullmatch(r"(\w+), or (.+ to .+)", bounds):
+        right, wrong = tried(match[2])
+        return [*right, match[1]], wrong
     if match := re.fullmatch(r"([\d.]+) to (below )?([\d.]+)", bounds):
         low, below, high = float(match[1]), match[2], float(match[3])
         if not below and high > 1:  # such ranges are of counts

@@ -138,7 +138,7 @@ def test_features_are_what_the_tokens_showed():
     assert features["recent"].tolist() == [1, 1, 1, 1, 0, 0]
     np.testing.assert_allclose(features["near"], features["count"] * (1 - 0.95**4))
     subject.on(Event.VERIFY_END, replace(step, demand=demand[:, ::-1].copy(), routes=None))
-    recent, near, _, position, rejected = subject.state()["features"][1:, 0]
+    recent, near, _, position, rejected = subject.state()["features"][1:6, 0]
     np.testing.assert_allclose(recent, [0.9**4, 0.9**4, 1, 1, 1, 1])
     assert near[0] == pytest.approx((1 - 0.95**4) * 0.95**4)
     assert not position.any()

@@ -9,6 +9,9 @@ whose last r were drafted and rejected, expert e has the features x_e:
     far       decayed mean of `count`; a token leaves 0.99 of it
     position  i / n, where token i of 1..n was the last one routed to it; 0 without one
     rejected  1 if that was a rejected token (i > n - r)
+    popular   log odds of its long-run share of the steps
+    last, before_last, fourth_last, eighth_last
+              the lift over that share after the last accepted token's experts in these layers (`transitions`)
 
 The next step uses the expert with the probability p_e = 1 / (1 + exp(-(w · x_e + b))). When that step is
 known, y_e = 1 for the experts that it used. The gradient of the mean log loss is g = Σ_e (p_e - y_e) (x_e, 1)
@@ -25,8 +28,12 @@ verifies. Often these guesses were near enough to be routed alike. Among the acc
 show more than the early ones. Both features are 0 where routes are not known, for example in demand that was
 recorded without routes.
 
-Every pool keeps its most probable experts. The scheduler adds `margin` to the probability of a resident
-expert, so that no copy is made for a smaller gain. Prefill is not demand and teaches nothing. Layers that are
+The lifts are what the last token says about the next one, and most of the prediction where a step has one
+token. Their tables learn from a step after the weights have.
+
+Every pool keeps its most probable experts. The scheduler adds a margin to the probability of a resident
+expert, so that no copy is made for a smaller gain. The margin follows from what a copy costs (`price`), or is
+the option `margin`. Prefill is not demand and teaches nothing. Layers that are
 to be whole (`whole_layers`) stand above all others.
 """
 
@@ -42,14 +49,18 @@ from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
 from spac.scheduler.options import LogisticOptions
+from spac.scheduler.price import CopyPrice
+from spac.scheduler.transitions import FIRST_STEPS, FLOOR, KEPT, SHRINK, Transitions
 from spac.scheduler.whole_layers import WholeLayers
 
 if TYPE_CHECKING:
     from spac import _core
 
 
-FEATURES = ("count", "recent", "near", "far", "position", "rejected")
-_START = np.array([1.0] * len(FEATURES) + [-1.5])  # weights, bias: without any feature p is 0.18
+FEATURES = ("count", "recent", "near", "far", "position", "rejected", "popular", "last", "before_last",
+            "fourth_last", "eighth_last")  # fmt: skip
+_START = np.array([0.3, 0.6, 1.2, 0.3, 0.3, 1.0, 0.5, 0.55, 0.55, 0.55, 0.55, -2.0])  # weights, bias
+_COUNTED = 6  # features before those of `transitions`
 _RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # memories of about 10, 20 and 100 tokens
 _RATE = 0.1  # η; hits hardly depend on it between 0.05 and 0.3
 _SQUARES = 1e-4  # G at first; it bounds the first moves
@@ -66,13 +77,15 @@ class Predictor:
         self._exists = exists
         self._real = max(1, int(exists.sum()))
         self.weights = _START.copy()
-        """The weights w in the order of FEATURES, then b; float64 [7]."""
+        """The weights w in the order of FEATURES, then b; float64 [12]."""
         self.squares: Float64Array = np.full(len(_START), _SQUARES)
-        """G, float64 [7]."""
+        """G, float64 [12]."""
         self.features: Float64Array = np.zeros((len(FEATURES), *exists.shape))
-        """x of the last step, float64 [6, L, N]."""
+        """x of the last step, float64 [11, L, N]."""
         self.probability: Float64Array = np.zeros(exists.shape)
         """p for the next step, float64 [L, N]; 0 in the padding, and everywhere before the first step."""
+        self.transitions = Transitions(exists)
+        """The tables behind the last five features."""
 
     @property
     def arrays(self) -> StateArrays:
@@ -82,16 +95,17 @@ class Predictor:
             "squares": self.squares,
             "features": self.features,
             "probability": self.probability,
+            **self.transitions.arrays,
         }
 
     def restore(self, state: StateArrays) -> None:
         """Continue from copies of the same arrays, clipped to their valid ranges."""
         bounds = {
-            "weights": (-_MOST, _MOST), "squares": (LEAST, 1e12), "features": (0.0, 1.0),
-            "probability": (0.0, 1.0),
+            "weights": (-_MOST, _MOST), "squares": (LEAST, 1e12), "features": (-_MOST, _MOST),
+            "seen": (0.0, 1 / (1 - KEPT)), "popularity_steps": (0.0, 1 / (1 - KEPT)),
         }  # fmt: skip
         for name, array in self.arrays.items():
-            np.clip(np.nan_to_num(state[name]), *bounds[name], out=array)
+            np.clip(np.nan_to_num(state[name]), *bounds.get(name, (0, 1)), out=array)
 
     def observe(
         self, demand: Int32Array, n_verified: int, n_rejected: int, routes: Int32Array | None
@@ -104,7 +118,8 @@ class Predictor:
         used = demand > 0
         if self.probability.any():
             self._learn(used)
-        count, recent, near, far, position, rejected = self.features
+        self.transitions.learn(used)
+        count, recent, near, far, position, rejected = self.features[:_COUNTED]
         np.sqrt(demand / n_verified, out=count)
         np.minimum(count, 1.0, out=count)
         recent *= _RECENT**n_verified
@@ -117,6 +132,9 @@ class Predictor:
         if routes is not None and routes.size:
             _last_position(position, routes)
             np.greater(position, 1 - (n_rejected - 0.5) / routes.shape[1], out=rejected)
+        known = routes is not None or n_verified == 1
+        self.transitions.mark(demand, routes, n_verified - n_rejected - 1 if known else -1)
+        self.transitions.write(self.features[_COUNTED:])
         logit = np.tensordot(self.weights[:-1], self.features, 1) + self.weights[-1]
         np.divide(self._exists, 1 + np.exp(-logit), out=self.probability)
 
@@ -139,7 +157,7 @@ def _last_position(position: Float64Array, routes: Int32Array) -> None:
 
 
 class LogisticScheduler(Scheduler):
-    """Keeps the experts with the highest probabilities in every pool; the margin raises a resident's."""
+    """Keeps the experts with the highest probabilities in every pool; a margin raises a resident's."""
 
     name = "logistic"
     wants_routes = True
@@ -149,7 +167,12 @@ class LogisticScheduler(Scheduler):
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of LogisticOptions. Raise InputError for invalid ones."""
         given = LogisticOptions(**options)
-        self._margin, self._makes_whole = given.margin, given.whole
+        self._price, self._makes_whole = CopyPrice(given.margin), given.whole
+
+    @property
+    def margin(self) -> float:
+        """The gain in probability that is worth a copy now."""
+        return self._price.margin
 
     @property
     def probability(self) -> Float64Array:
@@ -167,16 +190,17 @@ class LogisticScheduler(Scheduler):
             return None
         if self._makes_whole:
             self._whole.observe(view, self.probability, self._last)
+        self._price.observe(view)
         plan = self._step(view, max(0, view.n_drafted - view.n_accepted))
         self._last = plan.priority
         return plan
 
     def _step(self, view: View, n_rejected: int) -> Plan:
         if self._fast is not None:
-            step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected)
+            step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected, self.margin)
             return Plan(*self._fast.step(*step))
         self._predictor.observe(view.demand, view.n_verified, n_rejected, view.routes)
-        worth = self.probability + self._margin * (view.slot_of >= 0)
+        worth = self.probability + self.margin * (view.slot_of >= 0)
         priority = np.rint(worth * UNIT).astype(np.int32)
         whole = self._whole.whole > 0
         others = np.where(whole[:, None], np.int32(-1), priority)
@@ -201,6 +225,7 @@ class LogisticScheduler(Scheduler):
         """Return the C++ implementation (csrc/core/logistic.h) on the same arrays."""
         arrays: dict[str, npt.NDArray[Any]] = {
             **self._predictor.arrays,
+            "source": self._predictor.transitions.source,
             "exists": view.exists.view(np.uint8),
             "pool": np.array([layer.pool for layer in view.layers], np.int32),
             "pool_slots": self._whole.slots_left,
@@ -209,5 +234,6 @@ class LogisticScheduler(Scheduler):
         from spac import _core  # imported here because options are read before the library is loaded
 
         return _core.Logistic(
-            arrays, _RATE, self._margin, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, LEAST, _MOST
-        )
+            arrays, _RATE, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, LEAST, _MOST,
+            (KEPT, SHRINK, FIRST_STEPS, FLOOR),
+        )  # fmt: skip

@@ -16,8 +16,8 @@ The engine measures the balancer's unit times (`spac.costs`). The scheduler read
 Priorities are s · 2^20 plus an order within the level (`ties`). So they are utility levels where levels
 differ, and a total order where they are equal. The paper's levels are first in, first out (`ties=none`). By
 default the order is learned: it is the probability that the next step uses an expert (`logistic`). `margin`
-raises a resident's, so that no expert is copied over one of its own level for a smaller gain. By the same
-probabilities, layers are made whole where that spares more than their slots would bring elsewhere
+raises a resident's, so that no expert is copied over one of its own level for a smaller gain (`price`). By
+the same probabilities, layers are made whole where that spares more than their slots would bring elsewhere
 (`whole_layers`). Whole layers stand above level K. Levels and balancer share the slots that are left.
 """
 
@@ -288,7 +288,8 @@ class MoeSpacScheduler(Scheduler):
 
         priority: of `logistic`, below (1 + margin) · 2^20.
         """
-        order = (priority * (1 / (1 + self.options.margin))).astype(np.int32)
+        assert self._learned is not None
+        order = (priority * (1 / (1 + self._learned.margin))).astype(np.int32)
         return np.minimum(order, UNIT - 1, out=order)
 
     def _recency(self) -> Int32Array:

@@ -32,8 +32,8 @@ class MoeSpacOptions(Options):
     "learned": by probability of use. "count": by decayed counts of roots. "recent": by last use. "none": in
     the order in which layers run.
     """
-    margin: float = LogisticOptions.margin
-    """The gain in probability that is worth a copy within a level, for "learned" ties."""
+    margin: float | str = LogisticOptions.margin
+    """The gain in probability that is worth a copy within a level, for "learned" ties, or "auto"."""
     whole: bool = True
     """True: layers are made whole where that pays (`whole_layers`).
 
@@ -76,7 +76,8 @@ class MoeSpacOptions(Options):
         for name, known in (("ties", _TIES), ("after_use", ("keep", "zero"))):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not '{getattr(self, name)}'")
-        self.check_shares("decay", "margin")
+        self.check_shares("decay")
+        self.check_gain("margin")
         if self.threshold < 1 or self.warm_up < 1:
             raise InputError("threshold and warm_up must be at least 1")
         self.estimator  # noqa: B018 (checks its own options)

@@ -43,6 +43,12 @@ class Options:
             if not 0 <= getattr(self, name) < 1:
                 raise self.refusal(name, "at least 0 and below 1")
 
+    def check_gain(self, name: str) -> None:
+        """Raise InputError unless the option is "auto", or a number of at least 0 and below 1."""
+        value = getattr(self, name)
+        if value != "auto" and (isinstance(value, bool | str) or not 0 <= value < 1):
+            raise self.refusal(name, "'auto' or a number of at least 0 and below 1")
+
     def check_count(self, name: str, word: str, least: int) -> None:
         """Raise InputError unless the option is `word`, or a whole number of at least `least`."""
         value = getattr(self, name)
@@ -100,14 +106,14 @@ class LogisticOptions(Options):
 
     scheduler = "logistic"
 
-    margin: float = 0.2
-    """The gain in probability that is worth a copy, 0 to less than 1."""
+    margin: float | str = "auto"
+    """The gain in probability that is worth a copy, 0 to less than 1. "auto": from what copies cost."""
     whole: bool = True
     """True: layers are made whole where that pays (`whole_layers`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_shares("margin")
+        self.check_gain("margin")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from spac import _core
+from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
@@ -238,13 +239,15 @@ def replay(
     *,
     max_uploads: int | None = None,
     cursor: int = 0,
+    costs: LiveCosts | None = None,
 ) -> Replay:
     """Run a scheduler over recorded demand, and return its result.
 
     slots: the slots of the model, divided as the mechanism does, or the slots of every pool. max_uploads: the
     most experts that can be copied between two steps. cursor: the layer that counts as the next to run when
-    copies are chosen. A scheduler that follows a draft's routes gets the recorded ones, if there are any.
-    Raise InputError for a scheduler that needs a draft's hidden states.
+    copies are chosen. costs: the costs that the scheduler sees. A scheduler that follows a draft's routes
+    gets the recorded ones, if there are any. Raise InputError for a scheduler that needs a draft's hidden
+    states.
     """
     if scheduler.wants_draft_states:
         raise InputError(f"scheduler '{scheduler.name}' needs a draft's hidden states, and none are recorded")
@@ -253,7 +256,9 @@ def replay(
     if isinstance(slots, int):
         slots = _core.share_out(slots, shapes, 1 + max(pool for _, pool in shapes))
     state = _Slots(demand.layers, slots, n_expert)
-    view = View(demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of))
+    view = View(
+        demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of), costs=costs
+    )  # fmt: skip
     plan = Plan.nothing(len(demand.layers), n_expert)
     routes = demand.routes if scheduler.wants_routes else None
     drafts = demand.draft_routes if scheduler.wants_draft_routes else None

@@ -1,0 +1,1 @@
+"""Replay of schedulers over traces of real routing."""

@@ -1,0 +1,85 @@
+"""The price of a copy: what it follows from, and what it makes of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from bench.step_time.machine import MACHINES, Model
+from bench.step_time.simulation import Simulation
+from spac import scheduler
+from spac.costs import Costs, ExpertCosts
+from spac.scheduler.price import UNKNOWN, USES, CopyPrice
+from tests.scheduler.test_transitions import grammar
+from tests.scheduler.views import make_view
+
+EXPERT = ExpertCosts(
+    cpu_layer_s=0.0, cpu_expert_s=4e-6, cpu_pair_s=1e-6, cpu_pair_only_s=4e-6, device_expert_s=1e-6,
+    upload_s=5e-6, upload_busy_s=6e-6,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    costs: Costs
+
+
+def margin(expert: ExpertCosts = EXPERT, *, draft_s: float = 0.0, n_drafted: int = 0, given="auto") -> float:
+    """Return the margin after 40 steps that miss one expert of two, while three experts come in each step.
+
+    Without its experts, a verification takes 10 µs.
+    """
+    price = CopyPrice(given)
+    costs = Known(Costs((expert,), 0.0, draft_s, (20e-6,), (10e-6,)))
+    view = make_view([8, 8], [8], demand=[[1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]], n_verified=1)
+    half = np.repeat([[0, -1], [-1, 0]], 4, axis=1)
+    half[1, 4] = -1
+    for number in range(40):
+        # Twelve experts come in every four steps, between two looks.
+        slots = half if number // 4 % 2 else -1 - half
+        slots = np.where(view.demand > 0, half, slots).astype(np.int32)
+        price.observe(replace(view, slot_of=slots, costs=costs, step=number, n_drafted=n_drafted))
+    return price.margin
+
+
+def test_a_copy_costs_what_the_cpu_loses():
+    busy = 5 / (5 + 10)  # one expert of one token: 4 + 1 µs
+    assert margin() == pytest.approx(busy * 4 / (4 + 1 - 1) / USES, rel=0.02)
+
+
+def test_a_copy_takes_no_more_than_it_lasts():
+    quick = replace(EXPERT, upload_busy_s=1e-6)
+    assert margin(quick) == pytest.approx(margin() / 4, rel=0.02)
+
+
+def test_copies_that_fit_into_the_draft_are_free():
+    assert margin(draft_s=10e-6, n_drafted=4) == 0  # eight copies in 40 µs
+    assert margin(draft_s=1e-6, n_drafted=4) == pytest.approx(margin())  # not even one
+    assert margin(replace(EXPERT, upload_s=0.0)) == 0
+
+
+def test_a_fixed_margin_stays():
+    assert margin(given=0.3) == 0.3
+    assert margin(given=0) == 0
+
+
+def test_without_costs_the_margin_is_a_guess():
+    price = CopyPrice("auto")
+    for number in range(9):
+        price.observe(replace(make_view([4], [2], demand=[[1, 0, 0, 0]], n_verified=1), step=number))
+    assert price.margin == UNKNOWN
+
+
+def test_on_a_modelled_machine_it_is_as_fast_as_a_good_fixed_margin():
+    """The machine's dense part and its experts are of equal weight, so that neither 0 nor 0.9 is good."""
+    demand, model = grammar(500).demand(), Model(2_000_000, 0)
+    machine = replace(MACHINES["rtx4090"], dense_s=0.2e-3, hand_off_s=1e-6)
+    subject = Simulation(machine, model, demand, 30)
+    step_s = {
+        name: subject.run(scheduler.make(f"logistic:whole=off,margin={name}"), 100).seconds
+        for name in ("auto", "0.0", "0.2", "0.4", "0.9")
+    }
+    assert step_s["auto"] < 1.03 * min(step_s.values())
+    assert step_s["auto"] < 0.99 * max(step_s.values())
