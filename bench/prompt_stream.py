@@ -50,7 +50,8 @@ def measure(model: Path, way: str, n_tokens: int, link: float) -> dict[str, floa
     """Return the figures of one prompt: seconds, bytes over the link and tokens of the largest graph."""
     config = EngineConfig(
         target=model, device="simulated", threads=1, ctx=max(SIZES) + 256, slots=SLOTS, vram_limit=LIMIT,
-        scheduler="static", governor="fixed", state="off", sampling=SamplingConfig(temp=0.0, ignore_eos=True), **WAYS[way],
+        scheduler="static", governor="fixed", state="off",
+        sampling=SamplingConfig(temp=0.0, ignore_eos=True), **WAYS[way],
     )  # fmt: skip
     prompt = (np.arange(n_tokens + 1) * 7 % 253).astype(np.int32)
     with Engine(config) as engine:

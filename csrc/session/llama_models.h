@@ -44,7 +44,7 @@ uint64_t    model_bytes(Address model);
 std::string model_description(Address model);
 bool        model_has_encoder(Address model);
 bool        model_has_window(Address model); // some layers see a window of the past and no more
-std::string chat_template(Address model); // empty if the file has none
+std::string chat_template(Address model);    // empty if the file has none
 
 Address              model_vocabulary(Address model);
 int                  begin_token(Address model); // -1 if there is none

@@ -50,11 +50,11 @@ struct Session::Impl {
     explicit Impl(const SessionConfig & config);
     ~Impl();
 
-    void         evaluate_prompt(const Progress & progress = {});
-    void         evaluate_piece();
-    void         choose_graph(int n_failed);
-    bool         takes_smaller_graphs();
-    int          next_piece() const;
+    void evaluate_prompt(const Progress & progress = {});
+    void evaluate_piece();
+    void choose_graph(int n_failed);
+    bool takes_smaller_graphs();
+    int  next_piece() const;
     // Returns the speculator if this sequence is drafted, else null.
     Speculator * drafting() const { return sequence.has_images() ? nullptr : speculator.get(); }
     void         observe(const common_batch & decoded, int pos);
