@@ -187,13 +187,14 @@ def provide(pin: Path, patches: Path, build: Path, local: Path | None) -> list[s
     """Bring both trees in `build` up to date. Return the names of the patched files."""
     pristine, patched, stamp = build / "pristine", build / "patched", build / "pristine.stamp"
     version, sha256 = read_pin(pin)
+    unpacked = f"{sha256} {' '.join(WANTED)}"
     if local:
         stamp.unlink(missing_ok=True)
         unpack(files_of_folder(local), pristine)
-    elif not (stamp.is_file() and stamp.read_text() == sha256):
+    elif not (stamp.is_file() and stamp.read_text() == unpacked):
         stamp.unlink(missing_ok=True)
         unpack(files_of_sdist(fetch_sdist(version, sha256, cache_folder(build))), pristine)
-        stamp.write_text(sha256)
+        stamp.write_text(unpacked)
     changed = apply_patches(patches, pristine)
     mirror(pristine, patched, changed)
     return sorted(changed)

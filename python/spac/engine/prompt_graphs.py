@@ -43,7 +43,7 @@ class PromptGraphs:
         """
         if self._token_bytes or not self._streams.tokens:
             return
-        address = self._context.address
+        address = self._context.pointer
         self._base_bytes = _core.graph_bytes(address, self.small)
         more = _core.graph_bytes(address, self._most) - self._base_bytes
         self._token_bytes = max(1.0, more / (self._most - self.small))
