@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             inspect(wheel)
             wheel = audited(wheel, options.out, options.plat)
             print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
-    except InputError as error:
+    except (InputError, OSError) as error:  # OSError: nm or objdump is missing
         parser.error(str(error))
     return 0
 
