@@ -16,9 +16,8 @@ from spac.errors import InputError
 from spac.scheduler import make, names
 from spac.scheduler.choice import OPTIONS
 from spac.serve.admin import VRAM
-from spac.serve.checks import REQUESTS
-from spac.serve.doors import DOORS
 from spac.serve.metrics import Metrics
+from spac.serve.middleware import ALIASES, SERVED
 from spac.serve.request_queue import RequestQueue
 from spac.stats import RunStats
 from tests.cli.conftest import environment
@@ -161,7 +160,7 @@ def test_every_command_of_the_chat():
 
 def test_every_interface_of_the_server():
     named = {path for row in rows(PAGES["server.md"]) for path in re.findall(r"`(/\w[^`]*)`", row[0])}
-    known = {*REQUESTS, *DOORS, "/v1/models", "/health", "/v1/health", "/metrics", "/props"}
+    known = {*SERVED, *ALIASES, "/v1/models", "/health", "/v1/health", "/metrics", "/props"}
     known |= {"/tokenize", "/detokenize", VRAM}
     assert named == known - {"/v1/engines/copilot-codex/completions"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -76,7 +77,10 @@ def _usage(n_in: int, n_out: int, n_cached: int) -> dict[str, Any]:
 
 
 def chunks_of(
-    streams: Iterable[Iterable[Mapping[str, Any]]], n_streams: int, runs: Sequence[RunStats], usage_n: int
+    streams: Iterable[Generator[Mapping[str, Any], None, None]],
+    n_streams: int,
+    runs: Sequence[RunStats],
+    usage_n: int,
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the chunks of streams one after another, each with its index; the last chunk has the timings.
 
@@ -86,15 +90,16 @@ def chunks_of(
     head: dict[str, Any] = {}
     ends: list[dict[str, Any]] = []
     for index, stream in enumerate(streams):
-        for chunk in stream:
-            if not chunk["choices"]:
-                continue  # the usage of one choice
-            head = head or {name: chunk[name] for name in chunk if name != "choices"}
-            made = {**chunk, **head, "choices": [{**each, "index": index} for each in chunk["choices"]]}
-            if ends or (index == n_streams - 1 and chunk["choices"][0].get("finish_reason")):
-                ends.append(made)
-            else:
-                yield made
+        with contextlib.closing(stream):  # a reader may leave early, and `runs` has the run when it is closed
+            for chunk in stream:
+                if not chunk["choices"]:
+                    continue  # the usage of one choice
+                head = head or {name: chunk[name] for name in chunk if name != "choices"}
+                made = {**chunk, **head, "choices": [{**each, "index": index} for each in chunk["choices"]]}
+                if ends or (index == n_streams - 1 and chunk["choices"][0].get("finish_reason")):
+                    ends.append(made)
+                else:
+                    yield made
     if runs and usage_n:
         ends.append({**head, "choices": [], "usage": usage_of(runs, usage_n)})
     for end in ends:
