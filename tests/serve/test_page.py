@@ -89,7 +89,7 @@ def test_without_a_page(tmp_path):
 
 
 def test_a_page_of_another_machine_is_its_own_at_an_ip_address():
-    from spac.serve.middleware import _is_own
+    from spac.serve.state import _is_own
 
     assert _is_own("http://192.168.1.5:8000", "192.168.1.5:8000")
     assert _is_own("http://[fe80::1]:8000", "[fe80::1]:8000")

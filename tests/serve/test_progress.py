@@ -10,9 +10,10 @@ import pytest
 from spac.engine.prompt_progress import Reading
 from spac.serve import middleware
 from spac.serve.metrics import Metrics
-from spac.serve.middleware import RequestMiddleware, ServerState
+from spac.serve.middleware import RequestMiddleware
 from spac.serve.refusal import Refusal
 from spac.serve.request_queue import RequestQueue
+from spac.serve.state import ServerState
 
 LONG = Reading(1024, 4096, 1.5, 3.4)
 COMMENT = b": prompt 1024/4096 tokens, about 3 s left\n\n"

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,9 +25,10 @@ from spac.cli.options import Parser, add_config, add_engine, number, read_config
 from spac.cli.program import Talk, add_talk, guarded, models, say
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
+from spac.serve.address import address, is_loopback, listen
 
 if TYPE_CHECKING:
-    from spac.serve.middleware import ServerState
+    from spac.serve.state import ServerState
 
 BACKLOG = 2048
 GRACE_S = 5  # seconds in which responses can end after a stop; generations end at once
@@ -136,7 +136,7 @@ def serve(options: argparse.Namespace) -> int:
             llama.engine.on_note = talk.note
         if note := adopt_format(llama, chat_options):
             talk.note(note)
-        if not api_key and not _is_loopback(bound):
+        if not api_key and not is_loopback(bound):
             talk.note("anyone who can reach this host can use the model; set --api-key")
         app, state = make_app(
             llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
@@ -150,8 +150,8 @@ def serve(options: argparse.Namespace) -> int:
         server = make_server(app, state, verbose=options.verbose, drain_s=options.drain_seconds)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         if options.page:
-            talk.note(f"a page to chat is at http://{_address(bound)}")
-        print(f"http://{_address(bound)}/v1", file=out, flush=True)
+            talk.note(f"a page to chat is at http://{address(bound)}")
+        print(f"http://{address(bound)}/v1", file=out, flush=True)
         server.run(sockets=[bound])
     return 0
 
@@ -163,45 +163,6 @@ def _check_extra() -> None:
     if missing:
         command = "CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install 'spac[server]'"
         raise InputError(f"the server needs {', '.join(missing)}: run `{command}`")
-
-
-# The socket
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a bound socket; raise InputError if the address does not exist or is taken.
-
-    The socket is bound before the model is loaded, so that a taken port is reported at once.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"--host {host}: {reason}") from None
-    family, kind, protocol, _, address = found[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise InputError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host and --port"
-        ) from None
-    return bound
-
-
-def _address(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(bound: socket.socket) -> bool:
-    host = str(bound.getsockname()[0])
-    return host.startswith("127.") or host == "::1"
-
-
-# The app
 
 
 def load(config: EngineConfig, pooling: str | None = None) -> Any:
@@ -259,12 +220,13 @@ def make_app(
     from starlette.middleware import Middleware
 
     from spac.serve.metrics import Metrics
-    from spac.serve.middleware import RequestMiddleware, ServerState
+    from spac.serve.middleware import RequestMiddleware
     from spac.serve.page import FILES, page_routes
     from spac.serve.page.live import LiveFeed
     from spac.serve.request_queue import RequestQueue
     from spac.serve.routes import add_routes
     from spac.serve.served_model import ModelProxy, ServedModel
+    from spac.serve.state import ServerState
 
     request_queue = RequestQueue(queue)
     metrics = Metrics(request_queue)

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 
 from spac.serve import embeddings, native
-from spac.serve.admin import ADMIN, check_peer
 from spac.serve.checks import REQUESTS, checked
 from spac.serve.doors import DOORS, refusal_body, refusal_event, translated
-from spac.serve.metrics import Metrics
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
-from spac.serve.request_queue import Full, RequestQueue
+from spac.serve.request_queue import Full
+from spac.serve.state import OPEN_TO_ALL, Scope, ServerState
 from spac.stats import RunStats, ratio
 
-if TYPE_CHECKING:
-    from spac.engine.prompt_progress import Reading
-
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -56,12 +49,8 @@ STREAM_FIELDS = [
     (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]  # fmt: skip
-CONCLUDE_S = 5.0
-"""Seconds in which concluded requests can end. A step of a large model may take one."""
-OPEN_TO_ALL = {"/health", "/v1/health"}
 POLLED = {*OPEN_TO_ALL, "/metrics"}
 """Paths that monitors ask for every few seconds. The log leaves them out."""
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class RequestMiddleware:
@@ -191,110 +180,6 @@ def _log_line(scope: Scope, answer: Answer, seconds: float) -> str:
         rate = ratio(n_out, sum(run.decode_s for run in runs)) or 0.0
         return f"{line}: {n_in} tokens in, {n_out} out, {seconds:.2f} s, {rate:.1f} tokens/s"
     return f"{line}: {seconds:.2f} s"
-
-
-def _host_of(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).hostname
-    except ValueError:
-        return None
-
-
-def _is_own(origin: str, host: str) -> bool:
-    """Return True for this server's own page at an IP address; others can let a name lead to this address."""
-    try:
-        ipaddress.ip_address(_host_of(origin) or "")
-    except ValueError:
-        return False
-    return origin == f"http://{host}"
-
-
-class ServerState:
-    """The state that middleware and routes share: queue, metrics, model names, key, running requests."""
-
-    def __init__(
-        self,
-        queue: RequestQueue,
-        metrics: Metrics,
-        models: tuple[str, ...],
-        api_key: str,
-        defaults: Mapping[str, Any] | None = None,
-        page: Collection[str] = (),
-    ) -> None:
-        """Create the state.
-
-        `defaults` apply where a request gives no value; `page` has the paths of the page's files.
-        """
-        self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
-        self.requests: set[RequestContext] = set()
-        self._open = {*OPEN_TO_ALL, *page}
-        self.strict_model = False
-        """True to refuse requests that name another model."""
-        self.meta: Mapping[str, Any] = {}
-        """The figures of the model that /v1/models gives."""
-        self.props: Mapping[str, Any] = {}
-        """The answer of /props."""
-        self.reading: Callable[[], Reading | None] = lambda: None
-        """The function that returns the progress of the prompt that is being read."""
-        self.log: Callable[[str], None] = lambda _line: None
-        """The function that writes a line of the request log."""
-        self._key = api_key.encode()
-        self._closing = False
-
-    def admit(self, path: str, scope: Scope) -> None:
-        """Raise Refusal if the key is wrong or the server is about to stop.
-
-        Without a key, pages of other machines are refused, because browsers let any page send requests here.
-        Requests that change the engine are then refused from other machines.
-        """
-        self.check_open()
-        headers = dict(scope["headers"])
-        if path in self._open:
-            return
-        if not self._key:
-            if path.startswith(ADMIN):
-                check_peer(scope.get("client"))
-            origin = headers.get(b"origin", b"").decode("latin-1")
-            own = _is_own(origin, headers.get(b"host", b"").decode("latin-1"))
-            if origin and not own and _host_of(origin) not in LOOPBACK:
-                raise Refusal(403, f"a page of {origin} needs an API key: start the server with --api-key")
-            return
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        keys = [key.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
-        if not any(hmac.compare_digest(each, self._key) for each in keys):
-            raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
-
-    def check_open(self) -> None:
-        """Raise Refusal if the server is about to stop."""
-        if self._closing:
-            raise Refusal(503, "the server is stopping")
-
-    @property
-    def draining(self) -> bool:
-        """True once no more requests are admitted."""
-        return self._closing
-
-    def drain(self) -> None:
-        """Admit no more requests, and refuse those that wait; call this in the event loop's thread."""
-        self._closing = True
-        for context in list(self.requests):
-            if context.waits:
-                context.cancel()
-
-    async def drained(self, seconds: float) -> None:
-        """Wait until no request runs; after some seconds, conclude those that run, and wait again."""
-        for limit_s in (seconds, CONCLUDE_S):
-            end = time.monotonic() + limit_s
-            while self.requests and time.monotonic() < end:
-                await asyncio.sleep(0.05)
-            for context in self.requests:
-                context.concluded = True
-
-    def close(self) -> None:
-        """Cancel all requests that run or wait, and admit no more; call this in the event loop's thread."""
-        self._closing = True
-        for context in list(self.requests):
-            context.cancel()
 
 
 class Answer:

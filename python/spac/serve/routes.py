@@ -28,10 +28,11 @@ from spac.serve.checks import REQUESTS, parsed
 from spac.serve.choices import timings
 from spac.serve.description import detokenized, tokenized
 from spac.serve.doors import COMPLETIONS, DOORS, refusal_body
-from spac.serve.middleware import ServerState, read_body
+from spac.serve.middleware import read_body
 from spac.serve.pieces import Translator, events_of
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
+from spac.serve.state import ServerState
 
 OPENAI = ("/v1/completions", "/v1/engines/copilot-codex/completions", "/v1/chat/completions")
 NO_ARGUMENTS = {"n", "best_of", "logit_bias_type", "user", "min_tokens"}
