@@ -78,33 +78,34 @@ def fetch_sdist(version: str, sha256: str, cache: Path) -> Path:
         return sdist
     print(f"fetching llama-cpp-python {version} (llama.cpp's source) with pip", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        requirement = f"llama-cpp-python=={version}"
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
-        command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", folder, requirement]
-        # The output is captured, because Python's warnings in it would read like our own.
-        done = subprocess.run(command, capture_output=True, text=True)
-        found = list(Path(folder).glob("*.tar.gz"))
-        if done.returncode != 0 or len(found) != 1:
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        try:
+            found = download_sdist(version, Path(folder))
+        except SourceError as fault:
             raise SourceError(
-                f"pip could not download {requirement}: {last}; "
+                f"{fault}; "
                 "check the network, or name a llama.cpp tree of that version with -DSPAC_LLAMA_CPP_DIR=FOLDER"
-            )
-        actual = sha256_of(found[0])
+            ) from None
+        actual = sha256_of(found)
         if actual != sha256:
             raise SourceError(
-                f"the downloaded {found[0].name} has sha256 {actual}, LLAMA_CPP_VERSION says {sha256}"
+                f"the downloaded {found.name} has sha256 {actual}, LLAMA_CPP_VERSION says {sha256}"
             )
-        os.replace(found[0], sdist)
+        os.replace(found, sdist)
     return sdist
+
+
+def download_sdist(version: str, folder: Path) -> Path:
+    """Download a version's sdist into an empty folder with pip, and return its path. Raise SourceError."""
+    requirement = f"llama-cpp-python=={version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), requirement]
+    # The output is captured, because Python's warnings in it would read like our own.
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = list(folder.glob("*.tar.gz"))
+    if done.returncode != 0 or len(found) != 1:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise SourceError(f"pip could not download {requirement}: {last}")
+    return found[0]
 
 
 def files_of_sdist(sdist: Path) -> Iterator[tuple[str, bytes]]:

@@ -59,11 +59,14 @@ def replace(content: list[str], old: list[str], new: list[str], at: int, where: 
     return at + len(new)
 
 
-def apply_patch(patch: str, read: Callable[[str], str]) -> dict[str, str]:
+def apply_patch(
+    patch: str, read: Callable[[str], str], report: Callable[[str], None] | None = None
+) -> dict[str, str]:
     """Return the new content of every file that `patch` changes or adds.
 
     `read(name)` returns the present content of a file. Raise PatchError if the patch does not fit, or if it
-    deletes a file. Renaming is not supported either. Lines end in "\\n".
+    deletes a file. Renaming is not supported either. Lines end in "\\n". With `report`, hunks that do not fit
+    are left out, and `report` gets the fault of each.
     """
     lines = patch.removesuffix("\n").split("\n")
     result: dict[str, str] = {}
@@ -82,8 +85,13 @@ def apply_patch(patch: str, read: Callable[[str], str]) -> dict[str, str]:
             number, old, new, at = read_hunk(lines, at)
             if not old and source is not None:
                 raise PatchError(f"{where} has no context lines")
-            after = replace(content, old, new, max(number - 1 + shift, 0), where)
-            shift = after - (number - 1 + len(old))
+            try:
+                after = replace(content, old, new, max(number - 1 + shift, 0), where)
+                shift = after - (number - 1 + len(old))
+            except PatchError as fault:
+                if report is None:
+                    raise
+                report(str(fault))
             if at < len(lines) and lines[at].startswith("\\"):
                 at += 1
         if at < len(lines) and lines[at][:1] in ("+", "-", " ") and not lines[at].startswith(("--- ", "-- ")):
