@@ -189,13 +189,13 @@ def check(args: argparse.Namespace) -> None:
         subject = scheduler.make(name)
         if subject.wants_draft_routes or subject.wants_draft_states:
             raise InputError(f"scheduler '{subject.name}' follows a draft, and traces have none")
+    if args.tokens is not None and args.tokens < 1:
+        raise InputError("--tokens must be at least 1")
     for path, slots in product(args.traces, args.slots):
         trace = read(path, args.tokens)
         Slots.parse(slots).of(trace.experts.shape[1] * trace.n_expert)
     if min(args.windows) < 1:
         raise InputError("--windows are tokens of a step, at least 1")
-    if args.tokens is not None and args.tokens < 1:
-        raise InputError("--tokens must be at least 1")
     for link in args.copies:
         if link != "all" and not (link.replace(".", "", 1).isdigit() and float(link) > 0):
             raise InputError(f"--copies are numbers above 0 or `all`, not '{link}'")

@@ -45,7 +45,7 @@ class PyLogistic {
     }
 
     py::tuple step(const py::object & demand, const py::object & slot_of, const py::object & routes, int n_verified,
-                   int n_rejected, double margin) const {
+                   int n_rejected, double margin, double hold) const {
         if (n_verified < 1) {
             throw spac::InputError("a step needs at least one token");
         }
@@ -55,6 +55,7 @@ class PyLogistic {
         given.n_verified         = n_verified;
         given.n_rejected         = n_rejected;
         given.margin             = margin;
+        given.hold               = hold;
         if (!routes.is_none()) {
             const auto        array = py::cast<py::array>(routes);
             const py::ssize_t T = array.ndim() == 3 ? array.shape(1) : 0, U = array.ndim() == 3 ? array.shape(2) : 0;

@@ -171,9 +171,11 @@ void predict(const LogisticState & s, const LogisticStep & step, int first, int3
     std::transform(p, p + s.n_expert, p, [](double logit) { return std::exp(-logit); });
     const uint8_t * exists  = s.exists + first;
     const int32_t * slot_of = step.slot_of + first;
+    const double *  lately  = row(s, near) + first;
+    const double    part    = 1 / (1 + step.hold);
     for (int e = 0; e < s.n_expert; ++e) {
         p[e]               = exists[e] * (1 / (1 + p[e]));
-        const double worth = p[e] + step.margin * (1 - is_negative(slot_of[e]));
+        const double worth = (p[e] + step.hold * lately[e] + step.margin * (1 - is_negative(slot_of[e]))) * part;
         priority[e]        = static_cast<int32_t>(rounded(worth * one));
     }
 }

@@ -45,6 +45,7 @@ struct LogisticStep {
     int             n_token, n_used;
     int             n_verified, n_rejected; // tokens; the last n_rejected of them were rejected
     double          margin;                 // least gain in probability that is worth a copy
+    double          hold;                   // weight of `near` beside the probability
 };
 
 // Updates the state, and writes the plan: priority[L, N] in units of 2^-20, and threshold[L]. Whole layers have

@@ -1188,6 +1188,7 @@ class Logistic:
         n_verified: int,
         n_rejected: int,
         margin: float,
+        hold: float,
         /,
     ) -> tuple[Int32Array, Int32Array]:
         """Return priority int32[L, N] and threshold int32[L]; `routes` is int32[L, T, U], padded with -1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
+from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Layer, Plan, Scheduler, View
@@ -77,14 +79,16 @@ def views(model: tuple[list[int], list[int], list[int]], seed: int, n_step: int)
 
 
 @settings(deadline=None, max_examples=60)
-@given(models(), st.integers(0, 2**32), st.integers(1, 20), st.sampled_from([0.0, 0.1, 0.5]))
+@given(models(), st.integers(0, 2**32), st.integers(1, 20), st.sampled_from([0.0, 0.1, 0.5, "auto"]))
 def test_the_fast_step_is_the_reference(model, seed, n_step, margin):
-    subjects = [LogisticScheduler(margin=margin), Reference(margin=margin)]
+    subjects = [LogisticScheduler(margin=margin, whole=False), Reference(margin=margin, whole=False)]
+    costs = SimpleNamespace(costs=Costs((ExpertCosts.guessed(1 << 20),) * len(model[2]), 0, 0, (1,), (1e-6,)))
     for subject in subjects:
         subject.on(Event.START, make_view(model[0], model[2], model[1]))
     assert subjects[0]._fast is not None
     assert subjects[1]._fast is None
     for number, view in enumerate(views(model, seed, n_step)):
+        view = replace(view, costs=costs)
         fast, plain = (subject.on(Event.VERIFY_END, view) for subject in subjects)
         np.testing.assert_allclose(subjects[0].probability, subjects[1].probability, rtol=1e-7)
         # The rounded values may differ in the last bit.

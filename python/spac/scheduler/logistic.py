@@ -33,7 +33,8 @@ token. Their tables learn from a step after the weights have.
 
 Every pool keeps its most probable experts. The scheduler adds a margin to the probability of a resident
 expert, so that no copy is made for a smaller gain. The margin follows from what a copy costs (`price`), or is
-the option `margin`. Prefill is not demand and teaches nothing. Layers that are
+the option `margin`. Where copies are dear, experts stay for long, and `near` counts beside the probability.
+Prefill is not demand and teaches nothing. Layers that are
 to be whole (`whole_layers`) stand above all others.
 """
 
@@ -197,11 +198,12 @@ class LogisticScheduler(Scheduler):
 
     def _step(self, view: View, n_rejected: int) -> Plan:
         if self._fast is not None:
-            step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected, self.margin)
-            return Plan(*self._fast.step(*step))
+            step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected)
+            return Plan(*self._fast.step(*step, self.margin, self._price.hold))
         self._predictor.observe(view.demand, view.n_verified, n_rejected, view.routes)
-        worth = self.probability + self.margin * (view.slot_of >= 0)
-        priority = np.rint(worth * UNIT).astype(np.int32)
+        hold, near = self._price.hold, self._predictor.features[FEATURES.index("near")]
+        worth = self.probability + hold * near + self.margin * (view.slot_of >= 0)
+        priority = np.rint(worth * (1 / (1 + hold)) * UNIT).astype(np.int32)
         whole = self._whole.whole > 0
         others = np.where(whole[:, None], np.int32(-1), priority)
         threshold = best_per_pool(others, replace(view, pool_slots=self._whole.slots_left))

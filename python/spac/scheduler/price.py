@@ -10,6 +10,8 @@ most the time in which the CPU reads an expert, and never more than the copy its
 An expert that is used on the device spares the CPU `saved` = cpu_expert_s + cpu_pair_s · (pairs per expert) -
 device_expert_s. A copy that raises the chance of a use in the next step by g brings about `USES` · g uses
 until it is evicted. So it pays from g = lost / saved / `USES` on, averaged over steps. That is the margin.
+Where copies are dear, experts stay for long, and what they bring after the next step counts too: `hold` is
+its weight.
 
 A link that carries fewer copies than are wanted needs no price: the best copies come first, and the others
 are not made.
@@ -33,7 +35,9 @@ UNKNOWN = 0.2
 """The margin without costs."""
 _EVERY = 4  # steps between looks, because a look takes time; a divisor of COSTS_EVERY
 _SHARE = 0.1  # share of a look in the averages
-_MOST = 0.95
+_MOST = 0.3
+"""The largest margin. Above it, what is in the slots by accident stays there for too long."""
+_HOLDS = 0.2  # the margin from which an expert's later uses count as much as the next step's
 
 
 class CopyPrice:
@@ -44,6 +48,8 @@ class CopyPrice:
         self._fixed = not isinstance(margin, str)
         self.margin = UNKNOWN if isinstance(margin, str) else float(margin)
         """The gain in the probability of the next step's use that is worth a copy."""
+        self.hold = 0.0
+        """The weight of an expert's recent uses beside its probability; 0 for a fixed margin."""
         self._steps = self._looks = 0
         self._before: BoolArray | None = None
         self._price = 0.0  # average of lost / saved
@@ -60,6 +66,7 @@ class CopyPrice:
             came = np.count_nonzero(resident & ~self._before) / _EVERY
             self._price += share * (self._now(view, resident, came) - self._price)
             self.margin = min(_MOST, self._price / USES)
+            self.hold = min(1.0, self.margin / _HOLDS)
         self._before = resident
 
     def _now(self, view: View, resident: BoolArray, copies: float) -> float:

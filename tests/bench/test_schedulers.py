@@ -1,0 +1,127 @@
+"""These tests cover the judge of schedulers on traces, and the conversion of published routes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.schedulers import convert
+from bench.schedulers.__main__ import main
+from tests.scheduler.test_transitions import grammar
+
+NAMES = ["lru", "logistic", "logistic:margin=0.5"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> tuple[str, list[dict]]:
+    """Return the page and the rows of a trace at two windows, with and without a limit, and on a machine."""
+    folder = tmp_path_factory.mktemp("schedulers")
+    grammar(300).save(folder / "words.npz")
+    code = main([
+        str(folder / "words.npz"), "--out", str(folder / "page.txt"), "--slots", "25%", "--windows", "1", "4",
+        "--copies", "all", "3", "--machines", "rtx4090", "--schedulers", *NAMES, "--expert-bytes", "2000000",
+    ])  # fmt: skip
+    assert code == 0
+    return (folder / "page.txt").read_text(), json.loads((folder / "page.json").read_text())
+
+
+def test_every_scheduler_is_judged_on_every_link(page):
+    rows = {(row["window"], row["link"], row["scheduler"]): row for row in page[1]}
+    assert len(rows) == len(page[1]) == 2 * 3 * len(NAMES)
+    for (window, link, name), row in rows.items():
+        assert 0 < row["distinct"] <= 1
+        assert row["of_bound"] == pytest.approx(row["distinct"] / row["belady"])
+        if link == "rtx4090":
+            assert row["step_ms"] > 1
+            assert row["fit"] == pytest.approx(row["step_ms"] * 21.6e9 / 2e6 / 1e3)
+        else:
+            assert row["step_ms"] is None
+            assert (row["distinct"] == row["activations"]) == (window == 1)
+        assert row["copies"] <= 3 or link != "3"
+        assert (
+            row["copies"] <= rows[window, "all", "lru"]["copies"] or name == "logistic" or link == "rtx4090"
+        )
+    assert rows[1, "all", "logistic"]["distinct"] > rows[1, "3", "logistic"]["distinct"]
+    # Where copies are free, the price of a copy is 0, and the fixed margin loses.
+    assert rows[1, "all", "logistic"]["distinct"] > rows[1, "all", NAMES[2]]["distinct"] + 0.05
+
+
+def test_the_page_has_all_figures(page):
+    text, rows = page
+    assert "all copies done between the steps: share of Belady's" in text
+    assert "predictions for rtx4090: step ms" in text
+    best = rows[1]
+    assert f"{best['of_bound']:.1%} ({best['copies']:.1f})" in text
+    assert text.count("words ") == len(rows) + 2 * 3  # every row, and a line for each window and link
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schedulers", "moe-speq"], "follows a draft"),
+        (["--schedulers", "best"], "unknown scheduler"),
+        (["--machines", "h200"], "--expert-bytes"),
+        (["--machines", "--copies", "many"], "not 'many'"),
+        (["--machines", "--windows", "0"], "at least 1"),
+        (["--machines", "--tokens", "0"], "at least 1"),
+        (["--machines", "--slots", "much"], "slots"),
+        (["--expert-bytes", "1", "2"], "needs 1 number"),
+    ],
+)
+def test_bad_input_gets_one_line(tmp_path, capsys, arguments, message):
+    grammar(20).save(tmp_path / "words.npz")
+    assert main([str(tmp_path / "words.npz"), "--slots", "25%", "--windows", "1", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+EXPERTS = [[[3, 1], [0, 2]], [[2, 1], [1, 3]]]
+FORMS = {
+    "a.json": json.dumps({"router_data": [
+        {f"token_{t}": {f"layer_{i}": {"selected_experts": each} for i, each in enumerate(token)}}
+        for t, token in enumerate(EXPERTS)
+    ]}),
+    "a.jsonl": "\n".join(
+        json.dumps([[layer, expert] for layer, each in enumerate(token) for expert in each])
+        for token in EXPERTS
+    ),
+    "a.csv": "# model=m n_layer=2\nturn,phase,step,layer,slot,expert,weight,residency,bytes\n"
+    "0,0,0,0,0,9,1,0,5\n"
+    + "".join(
+        f"0,1,{t},{layer + 4},{slot},{expert},0.5,1,5\n"
+        for t, token in enumerate(EXPERTS) for layer, each in enumerate(token)
+        for slot, expert in enumerate(each)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_published_routes_become_a_trace(tmp_path: Path, capsys, name):
+    (tmp_path / name).write_text(FORMS[name])
+    path = str(tmp_path / name)
+    assert convert.main([str(tmp_path / "out.npz"), path, path, "--experts", "8"]) == 0
+    assert "4 tokens in 2 sequences, 2 layers of 8 experts, 2 used" in capsys.readouterr().out
+    with np.load(tmp_path / "out.npz") as file:
+        np.testing.assert_array_equal(file["experts"], EXPERTS * 2)
+        assert file["seq_len"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", "the forms are"), ("a.json", "{}", "not routes"), ("a.jsonl", "[[1]]", "not routes"),
+        ("a.csv", "step\n1\n", "not routes"), ("a.jsonl", "", "no tokens"),
+        ("a.jsonl", "[[0, 1], [1, 2]]\n[[0, 1]]", "not routes"),
+    ],
+)  # fmt: skip
+def test_other_files_are_refused(tmp_path, capsys, name, text, message):
+    (tmp_path / name).write_text(text)
+    assert convert.main([str(tmp_path / "out.npz"), str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.npz").exists()
