@@ -47,12 +47,15 @@ class Figures:
 
 
 class _Between:
-    """The costs of a link that copies between the steps, where a copy costs the CPU nothing."""
+    """The costs of a link that copies between the steps, where a copy costs the CPU nothing.
+
+    The hand-off costs nothing too, so that no layer is made whole: that spares time, and costs hits.
+    """
 
     def __init__(self, demand: Demand) -> None:
         guessed = Costs.guessed(demand.layers)
         experts = tuple(replace(each, upload_s=0.0, upload_busy_s=0.0) for each in guessed.experts)
-        self.costs = replace(guessed, experts=experts)
+        self.costs = replace(guessed, experts=experts, hand_off_s=0.0)
 
 
 def replayed(name: str, demand: Demand, slots: str, best: float, copies: float | None) -> Figures:
