@@ -38,6 +38,7 @@ from spac.config import COUNT, Range
 from spac.errors import InputError
 from spac.machine.files import write_atomically
 from spac.stats.recording import Recorder
+from spac.stats.trace_recorder import TraceRecorder
 
 if TYPE_CHECKING:
     from spac.engine import Engine
@@ -87,6 +88,7 @@ def make_parser() -> Parser:
                         help="figures at the end, on stderr (default: %(default)s)")  # fmt: skip
     output.add_argument("--stats-file", metavar="FILE", help="write the figures as JSON to a file too")
     output.add_argument("--record", metavar="FILE", help="note what every step did, for `spac report FILE`")
+    output.add_argument("--trace", metavar="FILE", help="write the experts of every token as a .npz")
     add_talk(output)
     return parser
 
@@ -116,7 +118,9 @@ class Run:
         if options.image and config.mmproj is None:
             raise InputError("--image: the model needs its projector to see images: add --mmproj FILE")
         images = [read_image(path) for path in options.image]
-        if options.record is not None:
+        if options.trace is not None:
+            self._recorder = TraceRecorder(options.record, options.trace)
+        elif options.record is not None:
             self._recorder = Recorder(options.record)
         from spac.engine import Engine  # late: bad options do not wait for the library
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+
+from spac.scheduler.trace import Trace
 
 GREEDY = ("--temp", 0, "-n", 8, "--device", "simulated", "--draft-length", 4, "--slots", "40%")
 
@@ -33,7 +36,24 @@ def test_a_timeline_and_a_warm_start(spac_run, pair, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("option", ["--timeline", "--state"])
+def test_a_trace_has_the_experts_of_every_token(spac_run, pair, tmp_path):
+    outcome = spac_run(*pair, "--trace", tmp_path / "trace.npz", "--stats", "json", "--quiet")
+    assert outcome.code == 0
+    trace = Trace.load(tmp_path / "trace.npz")
+    stats = json.loads(outcome.err.splitlines()[-1])
+    assert trace.seq_len.tolist() == [stats["steps"] + stats["accepted_tokens"]]
+    assert (trace.experts >= 0).all()
+    assert (np.diff(np.sort(trace.experts, axis=2)) > 0).all()  # no expert twice
+    assert trace.expert_bytes > 0
+
+
+def test_a_model_without_experts_has_no_trace(spac_run, draft, tmp_path):
+    outcome = spac_run("-m", draft, "-p", "a", "-n", 4, "-q", "--trace", tmp_path / "trace.npz")
+    assert outcome.code == 2
+    assert "--trace needs a model with experts" in outcome.error
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--state", "--trace"])
 def test_a_file_that_cannot_be_written(spac_run, pair, tmp_path, option):
     outcome = spac_run(*pair, "-q", option, tmp_path / "no" / "file")
     assert outcome.code == 2
