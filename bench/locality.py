@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from spac import _core, scheduler
-from spac.config import EngineConfig, SamplingConfig, Slots
+from bench.schedulers.replays import BOUNDS, bound_of, pool_slots_of
+from spac import scheduler
+from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
 from spac.scheduler import Scheduler
-from spac.scheduler.belady import belady, clairvoyant
 from spac.scheduler.replay import Demand, Recorder, replay
 from spac.scheduler.static import StaticScheduler
 from tools.twin.catalog import MODELS
@@ -127,14 +127,11 @@ def judge(path: Path, slots: str, schedulers: Sequence[str], max_uploads: int | 
     """Return one setting's hits of distinct experts under every scheduler and bound, at one number of
     slots."""
     before, demand = halves(Demand.load(path))
-    shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
-    pools = [pool for _, pool in shapes]
-    n_slots = Slots.parse(slots).of(sum(n for n, _ in shapes))
-    pool_slots = _core.share_out(n_slots, shapes, 1 + max(pools))
+    pool_slots = pool_slots_of(demand, slots)
     found: dict[str, Any] = {"slots": slots, **json.loads(path.with_suffix(".json").read_text())}
     found["steps"] = len(demand.counts)
-    for name, bound in (("belady", belady), ("clairvoyant", clairvoyant)):
-        result = bound(demand.counts, pools, pool_slots)
+    for name in BOUNDS:
+        result = bound_of(demand, pool_slots, name)
         found[name] = {"distinct": result.hit_rate_distinct, "uploads": result.uploads / len(demand.counts)}
     for name in (*schedulers, "profiled"):
         subject = profiled(before, pool_slots) if name == "profiled" else scheduler.make(name)

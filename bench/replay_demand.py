@@ -1,7 +1,7 @@
 """Replay schedulers over the demand of real runs, without the model.
 
-    python bench/replay_demand.py record FOLDER --prompts FOLDER [--draft-length 8] [--draft-routes]
-    python bench/replay_demand.py compare FOLDER [--slots 17%] [--max-uploads N] [--schedulers NAME ...]
+    python -m bench.replay_demand record FOLDER --prompts FOLDER [--draft-length 8] [--draft-routes]
+    python -m bench.replay_demand compare FOLDER [--slots 17%] [--max-uploads N] [--schedulers NAME ...]
 
 `record` runs the bundled demo pair (or --target and --draft) over files of prompts, one JSON object with
 "turns" a line. It keeps the demand of every verification, one file per set. `compare` replays each set under
@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from spac import _core, scheduler
-from spac.config import EngineConfig, SamplingConfig, Slots
+from bench.schedulers.replays import BOUNDS, bound_of, pool_slots_of
+from spac import scheduler
+from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
 from spac.scheduler import Event, Plan, View
-from spac.scheduler.belady import Bound, belady, clairvoyant
+from spac.scheduler.belady import Bound
 from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, Recorder, Replay, replay
@@ -124,16 +125,12 @@ def compare(given: argparse.Namespace) -> None:
     sets = {path.stem: Demand.load(path) for path in sorted(given.folder.glob("*.npz"))}
     if not sets:
         raise SystemExit(f"{given.folder} has no recordings: run `record` first")
-    bounds = {"belady": belady, "clairvoyant": clairvoyant}
-    rows: dict[str, list[Bound | Replay]] = {name: [] for name in (*bounds, *given.schedulers)}
+    rows: dict[str, list[Bound | Replay]] = {name: [] for name in (*BOUNDS, *given.schedulers)}
     predicted: dict[str, list[Foresight]] = {}
     for demand in sets.values():
-        pools = [layer.pool for layer in demand.layers]
-        shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
-        n_slots = Slots.parse(given.slots).of(sum(n for n, _ in shapes))
-        pool_slots = _core.share_out(n_slots, shapes, 1 + max(pools))
-        for name, bound in bounds.items():
-            rows[name].append(bound(demand.counts, pools, pool_slots))
+        pool_slots = pool_slots_of(demand, given.slots)
+        for name in BOUNDS:
+            rows[name].append(bound_of(demand, pool_slots, name))
         for name in given.schedulers:
             subject = scheduler.make(name)
             if isinstance(subject, MoeSpacScheduler) and subject.options.prefetch:
