@@ -31,8 +31,8 @@ from spac.scheduler.base import LEAST
 
 BEHIND = (1, 2, 4, 8)
 """The source layers, counted from the end of the model."""
-MOST_BYTES = 128 << 20
-"""The most bytes of all tables. Models with very many experts have fewer sources."""
+MOST_BYTES = 64 << 20
+"""The most bytes of all tables. Models with very many experts have fewer sources. States hold the tables."""
 KEPT = 1 - 1 / 200
 """The part of the counts that a step leaves: about as many steps as an answer has tokens count."""
 SHRINK = 5.0
