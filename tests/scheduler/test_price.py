@@ -26,8 +26,14 @@ class Known:
     costs: Costs
 
 
-def margin(expert: ExpertCosts = EXPERT, *, draft_s: float = 0.0, n_drafted: int = 0, given="auto") -> float:
-    """Return the margin after 40 steps that miss one expert of two, while three experts come in each step.
+def margin(*arguments, **options) -> float:
+    return priced(*arguments, **options).margin
+
+
+def priced(
+    expert: ExpertCosts = EXPERT, *, draft_s: float = 0.0, n_drafted: int = 0, given="auto"
+) -> CopyPrice:
+    """Return the price after 40 steps that miss one expert of two, while three experts come in each step.
 
     Without its experts, a verification takes 10 µs.
     """
@@ -41,7 +47,7 @@ def margin(expert: ExpertCosts = EXPERT, *, draft_s: float = 0.0, n_drafted: int
         slots = half if number // 4 % 2 else -1 - half
         slots = np.where(view.demand > 0, half, slots).astype(np.int32)
         price.observe(replace(view, slot_of=slots, costs=costs, step=number, n_drafted=n_drafted))
-    return price.margin
+    return price
 
 
 def test_a_copy_costs_what_the_cpu_loses():
@@ -63,6 +69,14 @@ def test_copies_that_fit_into_the_draft_are_free():
 def test_a_fixed_margin_stays():
     assert margin(given=0.3) == 0.3
     assert margin(given=0) == 0
+
+
+def test_recent_uses_count_where_copies_are_dear():
+    dear = priced(replace(EXPERT, cpu_expert_s=40e-6, upload_busy_s=40e-6))
+    assert (dear.margin, dear.hold) == (0.3, 1)
+    assert 0 < priced(replace(EXPERT, upload_busy_s=1e-6)).hold < 1
+    assert priced(draft_s=10e-6, n_drafted=4).hold == 0
+    assert priced(given=0.3).hold == 0
 
 
 def test_without_costs_the_margin_is_a_guess():
