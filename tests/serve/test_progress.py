@@ -34,7 +34,7 @@ def answer(app, reading, *, stream, path="/v1/chat/completions"):
     """Return the messages that a client gets from `app`, which reads a prompt for some time."""
     sent, queue = [], RequestQueue(4)
     state = ServerState(queue, Metrics(queue), ("m",), "")
-    state.reading = lambda: reading
+    state.metrics.reading = lambda: reading
     request = json.dumps({**REQUEST, "stream": stream}).encode()
 
     async def run():
@@ -124,7 +124,7 @@ def test_a_refusal_before_is_a_status():
 
 def test_metrics():
     metrics, readings = Metrics(RequestQueue(4)), [LONG, None]
-    metrics.show_reading(lambda: readings[0])
+    metrics.reading = lambda: readings[0]
     text = metrics.text().decode()
     for line in ("length_tokens 4096.0", "done_tokens 1024.0", "left_seconds 3.4"):
         assert f"spac_prompt_{line}\n" in text

@@ -234,8 +234,7 @@ def make_app(
     engine = getattr(llama, "engine", None)
     state = ServerState(request_queue, metrics, (name,), api_key, given, FILES if has_page else ())
     if engine is not None:
-        state.reading = engine.reading.now
-        metrics.show_reading(engine.reading.now)
+        metrics.reading = engine.reading.now
     proxied = ModelProxy(name, ServedModel(llama, name, metrics, feed))
     os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file
     proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied

@@ -20,7 +20,10 @@ class Metrics:
 
     def __init__(self, queue: RequestQueue) -> None:
         self._registry = CollectorRegistry()
+        self.reading: Callable[[], Reading | None] = lambda: None
+        """The function that returns the progress of the prompt that is being read."""
         self._set_up_requests(queue)
+        self._set_up_prompt()
         self._set_up_generation()
 
     def _set_up_requests(self, queue: RequestQueue) -> None:
@@ -44,12 +47,11 @@ class Metrics:
             lambda: int(queue.busy)
         )
 
-    def show_reading(self, now: Callable[[], Reading | None]) -> None:
-        """Show the progress of the prompt that is being read: `now` returns it, or None."""
-
+    def _set_up_prompt(self) -> None:
         def gauge(name: str, text: str, value: Callable[[Reading], float | None]) -> None:
-            made = self._make(Gauge, name, text)
-            made.set_function(lambda: (value(reading) or 0.0) if (reading := now()) is not None else 0.0)
+            self._make(Gauge, name, text).set_function(
+                lambda: (value(reading) or 0.0) if (reading := self.reading()) is not None else 0.0
+            )
 
         gauge(
             "prompt_length_tokens",

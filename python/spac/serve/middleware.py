@@ -168,7 +168,7 @@ class RequestMiddleware:
         """Tell a client of a stream how far its prompt is, if the prompt takes long."""
         while not answer.begun:
             await asyncio.sleep(TELL_S)
-            if (reading := self._state.reading()) is not None and reading.is_long:
+            if (reading := self._state.metrics.reading()) is not None and reading.is_long:
                 await answer.comment(f"prompt {reading.done}/{reading.total} tokens{reading.left}")
 
 

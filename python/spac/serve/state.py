@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from spac.serve.admin import ADMIN, check_peer
@@ -15,9 +15,6 @@ from spac.serve.metrics import Metrics
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import RequestContext
 from spac.serve.request_queue import RequestQueue
-
-if TYPE_CHECKING:
-    from spac.engine.prompt_progress import Reading
 
 Scope = MutableMapping[str, Any]
 
@@ -68,8 +65,6 @@ class ServerState:
         """The figures of the model that /v1/models gives."""
         self.props: Mapping[str, Any] = {}
         """The answer of /props."""
-        self.reading: Callable[[], Reading | None] = lambda: None
-        """The function that returns the progress of the prompt that is being read."""
         self.log: Callable[[str], None] = lambda _line: None
         """The function that writes a line of the request log."""
         self._key = api_key.encode()
