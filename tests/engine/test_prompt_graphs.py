@@ -144,9 +144,12 @@ def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):
 
     def found(**options):
         with Engine(config(target, slots="auto", vram_limit="14M", context_params={}, **options)) as engine:
-            n_tokens = run(engine)[2]
+            n_slots, n_tokens = engine.experts.slots.n_slots, run(engine)[2]
+            engine.set_slots(3)
+            engine.set_slots("auto")  # the buffers of the prompt stay
+            assert engine.experts.slots.n_slots == n_slots
             assert memory().peak <= memory().limit
-            return engine.experts.slots.n_slots, n_tokens
+            return n_slots, n_tokens
 
     n_slots, small = found(ubatch=SMALL)
     fewer, large = found()

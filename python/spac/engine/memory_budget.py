@@ -9,7 +9,7 @@ from time import monotonic
 from spac import _core
 from spac.config import EngineConfig, Slots, VramLimit
 from spac.engine.expert_cache import ExpertCache
-from spac.engine.slots import wanted_slots
+from spac.engine.slots import slots_that_fit, wanted_slots
 from spac.errors import InputError
 from spac.machine.device_memory import margin, size
 from spac.model.pair import ModelPair, memory_is_given
@@ -157,8 +157,9 @@ class MemoryBudget:
         return wanted_slots(self._device, self._slots, self._n_experts)
 
     def _fit(self, spare: int) -> int:
-        """Return the number of slots that fit and leave `spare` bytes."""
-        return self._experts("slots").slots_that_fit(spare)
+        """Return the number of slots that leave `spare` bytes, and memory to large graphs with `auto`."""
+        graphs = self._cache.graphs if spare and self._slots.is_auto else None
+        return slots_that_fit(self._experts("slots"), self._device, graphs, spare)
 
     def _refit(self) -> None:
         """Attach the slots that the user wants, or as many as fit."""

@@ -49,9 +49,15 @@ class PromptGraphs:
         self._token_bytes = max(1.0, more / (self._most - self.small))
 
     def room(self, free: int) -> int:
-        """Return the bytes of `free` that slots leave to larger graphs; 0 if prompts do not stream."""
+        """Return the bytes of `free` that slots leave to larger graphs; 0 if prompts do not stream.
+
+        The buffers that the context has already are not part of `free`.
+        """
         self.measure()
-        return min(self._bytes(self._most), int(free * ROOM_SHARE)) if self._token_bytes else 0
+        if not self._token_bytes:
+            return 0
+        taken = self._bytes(self._context.graph_tokens)
+        return max(0, min(self._bytes(self._most), int((free + taken) * ROOM_SHARE)) - taken)
 
     def choose(self, n_pending: int, n_failed: int) -> int:
         """Return the tokens of each graph of a prompt with `n_pending` tokens to evaluate.

@@ -81,6 +81,20 @@ def wanted_slots(device: _core.DeviceInfo, slots: Slots, n_experts: int) -> int:
     return n_experts
 
 
+def slots_that_fit(
+    experts: _core.Experts, device: _core.DeviceInfo, graphs: PromptGraphs | None, spare: int
+) -> int:
+    """Return the number of slots that leave `spare` bytes, and memory to the graphs of prompts.
+
+    If all experts fit, prompts do not stream and need no large graphs.
+    """
+    fit = experts.slots_that_fit(spare)
+    if graphs is None or fit >= sum(layer.n_expert for layer in experts.layers):
+        return fit
+    memory = next(each.memory for each in _core.devices() if each.name == device.name)
+    return experts.slots_that_fit(spare + graphs.room(memory.free + experts.slots.bytes))
+
+
 def attach_at_most(experts: _core.Experts, n_slots: int) -> int:
     """Attach `n_slots` slots, or fewer if the device refuses so many, and return their number."""
     while n_slots:
@@ -99,11 +113,7 @@ def _what_fits(
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = wanted_slots(device, Slots(), n_experts)
     spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-    n_slots = min(wanted, experts.slots_that_fit(spare))
-    if n_slots < n_experts and graphs is not None:
-        memory = next(each.memory for each in _core.devices() if each.name == device.name)
-        n_slots = min(wanted, experts.slots_that_fit(spare + graphs.room(memory.free)))
-    n_slots = attach_at_most(experts, n_slots)
+    n_slots = attach_at_most(experts, min(wanted, slots_that_fit(experts, device, graphs, spare)))
     if n_slots == wanted:
         return []
     room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"
