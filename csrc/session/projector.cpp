@@ -1,6 +1,7 @@
 #include "session/projector.h"
 
 #include "backend/device/abort_guard.h"
+#include "backend/device/device.h"
 #include "backend/wrapper/device.h"
 #include "core/error.h"
 #include "llama.h"
@@ -9,6 +10,7 @@
 #include <stb/stb_image.h>
 
 #include <map>
+#include <mutex>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -84,9 +86,60 @@ struct ImagePiece {
     mtmd::input_chunk_ptr chunk;
 };
 
+// The loaded projector. After an image that could not be encoded, it is loaded again: llama.cpp no longer knows then
+// where its compute buffers end. Whoever uses it keeps it alive.
 struct Projector::Loaded {
-    mtmd::context_ptr ctx;
+    using Ptr = std::shared_ptr<mtmd_context>;
+
+    Loaded(const ProjectorConfig & given, const std::string & marker);
+    Ptr  open();
+    void close();
+
+    const ProjectorConfig config;
+    const std::string     marker;
+
+  private:
+    std::mutex mutex_;
+    Ptr        ctx_;
 };
+
+Projector::Loaded::Loaded(const ProjectorConfig & given, const std::string & marker_text)
+    : config(given), marker(marker_text) {
+    open();
+}
+
+Projector::Loaded::Ptr Projector::Loaded::open() {
+    const std::lock_guard lock(mutex_);
+    if (ctx_ != nullptr) {
+        return ctx_;
+    }
+    auto params             = mtmd_context_params_default();
+    params.use_gpu          = !config.device.empty();
+    params.device           = params.use_gpu ? static_cast<ggml_backend_dev_t>(device_handle(config.device)) : nullptr;
+    params.print_timings    = false;
+    params.n_threads        = config.n_threads;
+    params.media_marker     = marker.c_str();
+    params.image_min_tokens = config.image_min_tokens;
+    params.image_max_tokens = config.image_max_tokens;
+    take_fault();
+    {
+        const AbortGuard guard;
+        ctx_.reset(mtmd_init_from_file(config.path.c_str(), static_cast<const llama_model *>(config.model), params),
+                   mtmd_free);
+    }
+    if (ctx_ == nullptr) {
+        throw InputError("the projector cannot be used: " + take_fault());
+    }
+    if (!mtmd_support_vision(ctx_.get())) {
+        throw InputError("this projector reads audio, which is not supported: give one that reads images");
+    }
+    return ctx_;
+}
+
+void Projector::Loaded::close() {
+    const std::lock_guard lock(mutex_);
+    ctx_.reset();
+}
 
 void route_mtmd_log() { mtmd_helper_log_set(on_log, nullptr); }
 
@@ -99,37 +152,19 @@ const ImagePiece * ImagePrompt::piece(int32_t placeholder) const {
     return nullptr;
 }
 
-Projector::Projector(const ProjectorConfig & config) : marker_(random_marker()), loaded_(std::make_unique<Loaded>()) {
+Projector::Projector(const ProjectorConfig & config) : marker_(random_marker()) {
     if (config.model == nullptr) {
         throw InputError("a projector needs a model, got a null pointer");
     }
     route_mtmd_log();
-    auto params             = mtmd_context_params_default();
-    params.use_gpu          = !config.device.empty();
-    params.device           = params.use_gpu ? static_cast<ggml_backend_dev_t>(device_handle(config.device)) : nullptr;
-    params.print_timings    = false;
-    params.n_threads        = config.n_threads;
-    params.media_marker     = marker_.c_str();
-    params.image_min_tokens = config.image_min_tokens;
-    params.image_max_tokens = config.image_max_tokens;
-    take_fault();
-    {
-        const AbortGuard guard;
-        loaded_->ctx.reset(
-            mtmd_init_from_file(config.path.c_str(), static_cast<const llama_model *>(config.model), params));
-    }
-    if (loaded_->ctx == nullptr) {
-        throw InputError("the projector cannot be used: " + take_fault());
-    }
-    if (!mtmd_support_vision(loaded_->ctx.get())) {
-        throw InputError("this projector reads audio, which is not supported: give one that reads images");
-    }
+    loaded_ = std::make_unique<Loaded>(config, marker_);
 }
 
 Projector::~Projector() = default;
 
 ImagePrompt Projector::tokenize(const std::string & text, const std::vector<std::string> & images) const {
-    auto * const                     ctx = loaded_->ctx.get();
+    const auto                       loaded = loaded_->open();
+    auto * const                     ctx    = loaded.get();
     std::vector<mtmd::bitmap_ptr>    bitmaps;
     std::vector<const mtmd_bitmap *> views;
     for (size_t i = 0; i < images.size(); ++i) {
@@ -175,7 +210,7 @@ ImagePrompt Projector::tokenize(const std::string & text, const std::vector<std:
 
 void Projector::check(const ImagePiece & piece, int n_batch, int n_ubatch) const {
     const int n_most = std::min(n_batch, n_ubatch);
-    if (mtmd_decode_use_non_causal(loaded_->ctx.get(), piece.chunk.get()) && piece.extent.n_tokens > n_most) {
+    if (mtmd_decode_use_non_causal(loaded_->open().get(), piece.chunk.get()) && piece.extent.n_tokens > n_most) {
         throw InputError("an image of " + std::to_string(piece.extent.n_tokens) +
                          " tokens is evaluated at once by this model, and a batch has " + std::to_string(n_most) +
                          ": make batch and ubatch at least that large");
@@ -183,20 +218,27 @@ void Projector::check(const ImagePiece & piece, int n_batch, int n_ubatch) const
 }
 
 int Projector::evaluate(llama_context * ctx, const ImagePiece & piece, int pos, int n_batch) const {
-    auto * const mtmd = loaded_->ctx.get();
+    auto       loaded = loaded_->open();
+    const auto what   = "an image of " + std::to_string(piece.extent.n_tokens) + " tokens";
     take_fault();
+    take_memory_refusal();
     int status = 0;
     {
         const AbortGuard guard;
-        status = mtmd_encode_chunk(mtmd, piece.chunk.get());
+        status = mtmd_encode_chunk(loaded.get(), piece.chunk.get());
     }
     if (status != 0) {
-        throw DeviceError("an image of " + std::to_string(piece.extent.n_tokens) +
-                          " tokens cannot be encoded: " + take_fault());
+        loaded.reset();
+        loaded_->close();
+        if (const auto refusal = take_memory_refusal(); !refusal.device.empty()) {
+            throw MemoryError(what + " needs more memory than " + refusal.device +
+                              " has left: give fewer slots, --image-max-tokens, or --no-mmproj-offload");
+        }
+        throw DeviceError(what + " cannot be encoded: " + take_fault());
     }
     llama_pos end = pos;
-    return mtmd_helper_decode_image_chunk(mtmd, ctx, piece.chunk.get(), mtmd_get_output_embd(mtmd), pos, 0, n_batch,
-                                          &end, nullptr, nullptr);
+    return mtmd_helper_decode_image_chunk(loaded.get(), ctx, piece.chunk.get(), mtmd_get_output_embd(loaded.get()), pos,
+                                          0, n_batch, &end, nullptr, nullptr);
 }
 
 } // namespace spac

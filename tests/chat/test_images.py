@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 
 from spac.chat.commands import run_command
 from spac.chat.conversation import Conversation
 from spac.chat.dialogue import Dialogue
 from spac.chat.format import ChatFormat
+from spac.chat.images import image_at
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
@@ -64,3 +68,26 @@ def test_what_cannot_be_shown(engine, tmp_path, tiny_model):
         pytest.raises(InputError, match="sees no images: start with --mmproj"),
     ):
         run_command(opened(blind), f"/image {tmp_path / 'a.png'}")
+
+
+def test_images_are_fetched_if_that_is_allowed():
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/a.png" else 404)
+            self.end_headers()
+            self.wfile.write(png(8, 8))
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert image_at(f"{address}/a.png", fetches=True) == png(8, 8)
+        with pytest.raises(InputError, match=r"/b\.png cannot be fetched: .*Not Found"):
+            image_at(f"{address}/b.png", fetches=True)
+        with pytest.raises(InputError, match="images are not fetched from http addresses here"):
+            image_at(f"{address}/a.png", fetches=False)
+        server.shutdown()
+    with pytest.raises(InputError, match="cannot be read: send it as a data: address"):
+        image_at("file:///etc/hostname", fetches=True)

@@ -15,6 +15,7 @@ from spac.doctor import main
 from spac.doctor import program as doctor
 from spac.doctor.program import examine
 from tests.cli.conftest import environment
+from tools.models import write_projector
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,20 @@ def test_what_would_fit(tiny_model):
     assert "must be on the device" in fit.why
     _, fit = doctor._vram(tiny_model("qwen3"), None)
     assert (fit.state, "experts" in fit.found) == ("ok", False)
+
+
+def test_whether_the_model_sees(tiny_model, tmp_path, capsys):
+    target, mmproj = tiny_model("qwen3moe"), write_projector(tmp_path / "mmproj.gguf", "gemma3", 64)
+    [finding] = doctor._images(target, mmproj)
+    assert (finding.state, "a projector gemma3" in finding.found) == ("ok", True)
+    [finding] = doctor._images(target, None)
+    assert (finding.state, finding.why) == ("off", "--mmproj FILE names a model's projector")
+    _, without = doctor._vram(target, VramLimit.parse("2M"))
+    _, beside = doctor._vram(target, VramLimit.parse("2M"), mmproj)
+    assert beside.found != without.found
+    other = write_projector(tmp_path / "other.gguf", "gemma3", 96)
+    assert main(["--target", str(target), "--mmproj", str(other)]) == 2
+    assert "this projector is another model's" in capsys.readouterr().err
 
 
 def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):

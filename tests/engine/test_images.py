@@ -145,6 +145,11 @@ def test_the_device_has_the_projector(files):
     with pytest.raises(OutOfMemoryError, match=r"qwen\.gguf: .*; --no-mmproj-offload"):
         used(vram_limit=most + 100_000)
     assert used(vram_limit=most + 100_000, mmproj_offload=False) == (without, most)
+    _, most = used(ctx=4608)
+    with opened(files["qwen3vlmoe"], slots=0, ctx=4608, vram_limit=most + 100_000) as engine:
+        with pytest.raises(OutOfMemoryError, match="4096 tokens needs more memory than simulated has left"):
+            said(engine, "x", [png(1024, 1024)])
+        assert len(said(engine, PROMPT, IMAGES)) == N
 
 
 def test_projectors_that_cannot_be_used(files, tmp_path, tiny_model):

@@ -392,10 +392,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _examine_and_report(options: argparse.Namespace) -> int:
     from spac.model.gguf.check import check_model, check_projector
 
+    n_embd = None
     if (target := target_of(options)) is not None:
-        check_model(target)  # one line for a wrong path, and not a fault of every check
+        n_embd = check_model(target).n_embd  # one line for a wrong path, and not a fault of every check
     if (mmproj := getattr(options, "mmproj", None)) is not None:
-        check_projector(mmproj)
+        check_projector(mmproj, n_embd)
     limit = getattr(options, "vram_limit", None)
     return _report(options.json, examine(target, limit, options.self_test, mmproj))
 
