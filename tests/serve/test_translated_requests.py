@@ -32,6 +32,8 @@ def result(content, **more):
     return {"type": "tool_result", "tool_use_id": "t1", "content": content, **more}
 
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+SEEN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 BARE = {"type": "tool_result", "tool_use_id": "t1"}
 
 
@@ -56,6 +58,13 @@ def tool(content):
          [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]),
         ([USER, USER, {"role": "system", "content": "s"}], [{"role": "user", "content": "u\n\nu\n\ns"}]),
         ([{"role": "assistant", "content": []}, USER], [{"role": "assistant", "content": ""}, USER]),
+        ([{"role": "user", "content": [IMAGE, text("a")]}, USER],
+         [{"role": "user", "content": [SEEN, text("a"), text("u")]}]),
+        ([{"role": "user", "content": [result([text("3"), IMAGE]), result("4"), text("b")]}],
+         [tool("3"), tool("4"), {"role": "user", "content": [SEEN, text("b")]}]),
+        ([{"role": "user", "content": [result([IMAGE], is_error=True)]},
+          {"role": "assistant", "content": "x"}],
+         [tool("Error:"), {"role": "user", "content": [SEEN]}, {"role": "assistant", "content": "x"}]),
     ],
 )  # fmt: skip
 def test_messages_become_a_chat(asked, expected):

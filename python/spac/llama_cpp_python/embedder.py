@@ -49,7 +49,8 @@ class Embedder:
         self._model, self._per_graph = model, min(beside.graph_tokens, beside.size)
         self.limit = beside.size if pooling == "last" else self._per_graph
         """The number of tokens of the longest text."""
-        values = {name: getattr(like, name) for name, *_ in like._fields_}
+        fields = {name: getattr(like, name) for name, *_ in like._fields_ if name != "n_samplers"}
+        values = {name: value for name, value in fields.items() if isinstance(value, int | float)}
         values |= {
             "n_ctx": self.limit, "n_batch": self._per_graph, "n_ubatch": self._per_graph, "n_seq_max": 1,
             "n_rs_seq": 0, "n_outputs_max": 0, "embeddings": True, "pooling_type": POOLINGS[pooling],

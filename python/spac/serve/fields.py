@@ -135,8 +135,13 @@ def _both(first: Content, second: Content) -> Content:
     """Return two contents as one."""
     if isinstance(first, str) and isinstance(second, str):
         return "\n\n".join(filter(None, (first, second)))
-    parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
-    return [each for some in parts for each in some]
+    parts: list[dict[str, Any]] = []
+    for each in (first, second):
+        if not isinstance(each, str):
+            parts += each
+        elif each:
+            parts.append({"type": "text", "text": each})
+    return parts
 
 
 class Turns:
@@ -148,6 +153,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._system: list[str] = []
+        self._shown: list[dict[str, Any]] = []  # images of results that the next message of the user shows
         self._messages: list[dict[str, Any]] = []
 
     def system(self, content: str) -> None:
@@ -158,7 +164,9 @@ class Turns:
             self._system.append(content)
 
     def user(self, content: Content) -> None:
-        """Add a content of the user."""
+        """Add a content of the user, after the images of tools' results."""
+        if self._shown:
+            content, self._shown = _both(self._shown, content), []
         last = self._last("user")
         if last is None:
             self._messages.append({"role": "user", "content": content})
@@ -166,7 +174,13 @@ class Turns:
             last["content"] = _both(last["content"], content)
 
     def tool(self, call: str, content: Content) -> None:
-        """Add the result of a tool call."""
+        """Add the result of a tool call.
+
+        Templates expect a text. So its images stand in the user's next message.
+        """
+        if not isinstance(content, str):
+            self._shown += [part for part in content if part["type"] != "text"]
+            content = "\n".join(part["text"] for part in content if part["type"] == "text")
         self._messages.append({"role": "tool", "tool_call_id": call, "content": content})
 
     def assistant(self, content: str = "", *, reasoning: str = "") -> None:
@@ -184,13 +198,19 @@ class Turns:
 
     def all(self) -> list[dict[str, Any]]:
         """Return the messages, the system prompt first."""
+        self._show()
         system = "\n".join(self._system)
         return [*([{"role": "system", "content": system}] if system else ()), *self._messages]
 
     def _last(self, role: str) -> dict[str, Any] | None:
         return self._messages[-1] if self._messages and self._messages[-1]["role"] == role else None
 
+    def _show(self) -> None:
+        if self._shown:
+            self.user([])
+
     def _answer(self) -> dict[str, Any]:
+        self._show()
         last = self._last("assistant")
         if last is None:
             last = {"role": "assistant", "content": ""}

@@ -84,8 +84,11 @@ def _user(turns: Turns, blocks: list[tuple[str, dict[str, Any]]]) -> None:
             parts = []
         given = fields.content(block.get("content", ""), f"{where}.content", TEXT, _image)
         call = fields.name(block.get("tool_use_id"), f"{where}.tool_use_id")
-        failed = block.get("is_error") and isinstance(given, str)
-        turns.tool(call, f"Error: {given}" if failed else given)
+        if block.get("is_error"):
+            given = (
+                f"Error: {given}" if isinstance(given, str) else [{"type": "text", "text": "Error:"}, *given]
+            )
+        turns.tool(call, given)
     if parts or not blocks:
         turns.user(fields.contents(parts, "\n"))
 
