@@ -263,6 +263,7 @@ void bind_session(py::module_ & m) {
         .def(
             "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
+        .def("drop_drafts", [](const PySession & self) { self.get().drop_drafts(); })
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
         .def_property_readonly("has_images", [](const PySession & self) { return self.get().has_images(); })
         .def_property_readonly("n_reused", [](const PySession & self) { return self.get().n_reused(); })

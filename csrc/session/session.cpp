@@ -413,6 +413,18 @@ int Session::draft_length() const { return impl_->draft_length.load(); }
 
 int Session::draft_max() const { return impl_->draft_max; }
 
+void Session::drop_drafts() {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (impl.listeners.draft_routes) {
+        throw InputError("the draft's routes are in use, so it has to stay");
+    }
+    impl.draft_length.store(0);
+    impl.draft_max = 0;
+    impl.drafted.clear();
+    impl.speculator.reset();
+}
+
 void Session::set_listeners(const Listeners & listeners) {
     const Interrupt::Call call(impl_->interrupt);
     if (impl_->speculator) {

@@ -211,6 +211,9 @@ class Session {
     void set_draft_length(int n);
     int  draft_length() const;
     int  draft_max() const;
+    // Drafts no more: draft_max() is 0 from now on, and the caller may free the draft's context. The sequence stays.
+    // Throws InputError if draft_routes is set.
+    void drop_drafts();
 
     // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);

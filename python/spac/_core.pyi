@@ -1074,6 +1074,11 @@ class Session:
     def draft_length(self) -> int: ...
     @property
     def draft_max(self) -> int: ...
+    def drop_drafts(self) -> None:
+        """Draft no more. draft_max is 0 from now on, and the draft's context may be closed.
+
+        Raise InputError in a callback, and if the draft's routes are kept.
+        """
     @property
     def has_images(self) -> bool:
         """True if the sequence has images."""

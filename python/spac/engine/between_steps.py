@@ -36,8 +36,10 @@ class BetweenSteps:
             return
         with self._condition:
             self._n_calls += 1
-            self._condition.wait_for(lambda: self._owner is None)
-            self._n_calls -= 1
+            try:
+                self._condition.wait_for(lambda: self._owner is None)
+            finally:
+                self._n_calls -= 1
             self._owner = me
         try:
             yield

@@ -28,8 +28,10 @@ from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_progress import PIECE, PromptProgress
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
+from spac.engine.unused_draft import UnusedDraft
 from spac.errors import InputError
 from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
+from spac.machine.device_memory import size
 from spac.model.c_api import Model, TokenArray, grammar_faults, take_notices
 from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
@@ -88,6 +90,9 @@ class Engine:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
             self.events.driver = driver = expert_cache.attach(config.scheduler)
+            self._unused_draft = UnusedDraft(config, self._pair)
+            if self._unused_draft.may_leave:
+                self.events.after_step.append(lambda _step: self._unused_draft.observe(self._governor))
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             expert_cache.update_streams()
             if expert_cache.stream_note:
@@ -210,6 +215,12 @@ class Engine:
         )
 
     @property
+    def _draft_types(self) -> tuple[str, ...]:
+        """The ways to draft; empty from when the draft has given its memory back."""
+        gone = self._pair.draft is None and self.config.draft_types == ("draft-simple",)
+        return () if gone else self.config.draft_types
+
+    @property
     def governor(self) -> Governor | None:
         """The governor, which chooses the draft length; None without speculation."""
         return self._governor
@@ -219,7 +230,7 @@ class Engine:
 
         Raise InputError unless n is from 0 to the longest draft that the engine was made for.
         """
-        longest = self.config.longest_draft if self.config.draft_types else 0
+        longest = self.config.longest_draft if self._draft_types else 0
         if n is None:
             self._governor = self._own_governor
         elif 0 <= n <= longest:
@@ -273,12 +284,29 @@ class Engine:
         """Follow the device's memory, and a driver that came with the first slots."""
         if self._memory is not None and self.experts is not None:
             self._memory.look()
+            self._drop_unused_draft(self._memory)
             if self.events.driver is not self._at_home.driver:
                 self._use(self._at_home.driver)
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
         self.on_note(note)
+
+    def _drop_unused_draft(self, memory: MemoryBudget) -> None:
+        """Give the draft's memory to the slots if the governor has not used it for long."""
+        draft, driver = self._pair.draft, self.events.driver
+        scheduler = driver.scheduler if driver is not None else None
+        if self.session is None or draft is None or self.experts is None:
+            return
+        if self._governor is not self._own_governor or not self._unused_draft.leaves(scheduler):
+            return
+        n_bytes, n_slots = draft.n_bytes, self.experts.slots.n_slots
+        self.session.drop_drafts()
+        self._pair.drop_draft()
+        self._governor = self._own_governor = None
+        memory.refit()
+        more = self.experts.slots.n_slots - n_slots
+        self._say(f"drafting did not pay: the draft's {size(n_bytes)} hold {more} more experts from now on")
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver
@@ -445,8 +473,8 @@ class Engine:
             device=expert_cache.device_name,
             device_is_stand_in=self.device is not None and self.device.shares_host_cores,
             scheduler=expert_cache.scheduler_name,
-            draft_types=config.draft_types,
-            draft_length=config.longest_draft if config.draft_types else 0,
+            draft_types=self._draft_types,
+            draft_length=config.longest_draft if self._draft_types else 0,
             governor=self._governor.name if self._governor is not None else "none",
             expert_bytes=self._mean_expert_bytes,
             paged=self._pair.paged,

@@ -93,6 +93,10 @@ class MemoryBudget:
         self._slots = wanted
         self._refit()
 
+    def refit(self) -> None:
+        """Attach the slots that the user wants, or as many as fit, after other memory was freed."""
+        self._refit()
+
     def look(self, now: float | None = None) -> None:
         """Shrink the slots if another program took the device's memory, and grow them when it is free again.
 

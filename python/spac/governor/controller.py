@@ -26,7 +26,7 @@ class DraftLengthController:
 
     def __init__(self, governor: Governor, session: _core.Session, timeline: Timeline | None = None) -> None:
         self.governor, self._session = governor, session
-        self._longest, self._length = session.draft_max, -1
+        self._length = -1
         self._timeline = None if isinstance(governor, FixedGovernor) else timeline
         self.lengths: Counter[int] = Counter()
         """The number of steps by the draft length that was chosen for them."""
@@ -44,7 +44,7 @@ class DraftLengthController:
         """
         governor, session = self.governor, self._session
         # The target's own token is one of the wanted ones.
-        k = min(governor.choose(_NO_END if room is None else max(0, room - 1)), self._longest)
+        k = min(governor.choose(_NO_END if room is None else max(0, room - 1)), session.draft_max)
         if k != self._length:  # otherwise the length stays as it is, because other code may have set it
             self._length = k
             session.set_draft_length(k)

@@ -40,6 +40,10 @@ _SIMULATED = "simulated"  # the device whose settings are the environment's
 class ModelPair:
     """Owns the models and contexts of an engine. The experts of target and draft are kept apart."""
 
+    draft: Model | None = None
+    """The draft model; None without a separate one."""
+    draft_context: Context | None = None
+    """The draft's context; None if no model drafts."""
     draft_experts: _core.Experts | None = None
     """The experts of a separate draft model; None without one, or on the CPU."""
     draft_tap: _core.Tap | None = None
@@ -50,6 +54,9 @@ class ModelPair:
 
     projector: _core.Projector | None = None
     """The projector, with which the target sees images; None without one."""
+
+    owns_draft: bool = True
+    """True if no other pair uses the draft model."""
 
     threads: int
     """The number of CPU threads that compute a token: the user's, or else the fastest one measured."""
@@ -80,6 +87,15 @@ class ModelPair:
         """Free the contexts, then the models. Calling it again does nothing."""
         self.projector = None  # It is freed with its last user, before the models.
         self._closing.close()
+
+    def drop_draft(self) -> None:
+        """Free the draft model and its context. No session may use them any more."""
+        if self.draft_context is not None:
+            self.draft_context.close()
+        if self.draft is not None:
+            self.copied = [model for model in self.copied if model is not self.draft]
+            self.draft.close()
+        self.draft = self.draft_context = self.draft_experts = self.draft_tap = None
 
     def _load(self) -> None:
         config, target = self._config, Path(self._config.target)
