@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="folder of .jsonl files, a set each")
     parser.add_argument("--learn", type=int, default=3, help="prompts of each set to learn from")
     parser.add_argument("--number", type=int, default=3, help="other prompts of each set to continue")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens per prompt (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 64], help="tokens per prompt")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser.parse_args()
 
@@ -51,17 +51,25 @@ def engine_with(given: argparse.Namespace, state: Path | str) -> Engine:
     )  # fmt: skip
 
 
-def hit_rate(given: argparse.Namespace, state: Path | str, prompts: list[str]) -> float:
-    """Continue prompts in one engine that starts with a state, and return the last one's hit rate."""
+def hit_rates(given: argparse.Namespace, state: Path | str, prompts: list[str]) -> list[float]:
+    """Continue prompts in one engine that starts with a state, and return the last one's hit rates.
+
+    There is one for each number of tokens. A number is reached at the end of a step.
+    """
+    wanted, rates = sorted(given.tokens), list[float]()
     with engine_with(given, state) as engine:
         for prompt in prompts:
-            generation = engine.generate(prompt, given.tokens)
+            rates.clear()
+            generation = engine.generate(prompt, wanted[-1])
             for _ in generation:
-                pass
-        return generation.stats.hit_rate
+                stats = generation.stats
+                if stats.generated_tokens >= wanted[len(rates)] and len(rates) < len(wanted) - 1:
+                    rates.append(stats.hit_rate)
+            rates += [generation.stats.hit_rate] * (len(wanted) - len(rates))
+    return rates
 
 
-def measure(given: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, list[list[float]]]:
     """Return the hit rates of the first tokens of all unseen prompts, by the kind of start."""
     learned, unseen = list[str](), list[str]()
     for path in sorted(given.prompts.glob("*.jsonl")):
@@ -69,15 +77,15 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
         learned += texts[: given.learn]
         unseen += texts[given.learn : given.learn + given.number]
     kept, used = folder / "kept", folder / "used"
-    hit_rate(given, kept, learned)
-    rates: dict[str, list[float]] = {"cold": [], "other prompts": [], "the same prompt": []}
+    hit_rates(given, kept, learned)
+    rates: dict[str, list[list[float]]] = {"cold": [], "other prompts": [], "the same prompt": []}
     for prompt in unseen:
-        rates["cold"].append(hit_rate(given, "off", [prompt]))
+        rates["cold"].append(hit_rates(given, "off", [prompt]))
         shutil.copy(kept, used)
-        rates["other prompts"].append(hit_rate(given, used, [prompt]))
+        rates["other prompts"].append(hit_rates(given, used, [prompt]))
         used.unlink()
-        hit_rate(given, used, [prompt])
-        rates["the same prompt"].append(hit_rate(given, used, [prompt]))
+        hit_rates(given, used, [prompt])
+        rates["the same prompt"].append(hit_rates(given, used, [prompt]))
         used.unlink()
     return rates
 
@@ -88,14 +96,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rates = measure(given, Path(folder))
     n_prompts = len(rates["cold"])
-    print(f"{where()}, commit {commit()}: hit rate of the first {given.tokens} tokens, {given.slots} slots, "
-          f"{given.scheduler}, medians over {n_prompts} prompts [lowest to highest]")  # fmt: skip
-    for start, each in rates.items():
-        print(f"  state of {start:16} {median(each):.1%} [{min(each):.1%} to {max(each):.1%}]")
-    better = sum(warm > cold for warm, cold in zip(rates["other prompts"], rates["cold"], strict=True))
-    print(
-        f"  with a state of other prompts, {better} of {n_prompts} prompts have a higher hit rate than cold"
-    )
+    print(f"{where()}: {given.slots} slots, {given.scheduler}, "
+          f"medians over {n_prompts} prompts [lowest to highest], and how many are above cold")  # fmt: skip
+    for i, n_tokens in enumerate(sorted(given.tokens)):
+        print(f"hit rate of the first {n_tokens} tokens")
+        cold = [each[i] for each in rates["cold"]]
+        for start, found in rates.items():
+            each = [found_rates[i] for found_rates in found]
+            above = sum(warm > other for warm, other in zip(each, cold, strict=True))
+            print(f"  state of {start:16} {median(each):.1%} [{min(each):.1%} to {max(each):.1%}] {above}")
     if given.json is not None:
         about = {"commit": commit(), "tokens": given.tokens, "slots": str(given.slots), "hit_rates": rates}
         given.json.write_text(json.dumps(about, indent=1) + "\n")
