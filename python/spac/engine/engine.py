@@ -92,7 +92,7 @@ class Engine:
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             self._unused_draft = UnusedDraft(config, self._pair)
             if self._unused_draft.may_leave:
-                self.events.after_step.append(lambda _step: self._unused_draft.observe(self._governor))
+                self.events.after_step.append(self._watch_draft)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             expert_cache.update_streams()
             if expert_cache.stream_note:
@@ -291,6 +291,10 @@ class Engine:
     def _say(self, note: str) -> None:
         self._notes.append(note)
         self.on_note(note)
+
+    def _watch_draft(self, _step: _core.Step) -> None:
+        if self.session is not None and not self.session.has_images:  # Nothing is drafted with images.
+            self._unused_draft.observe(self._governor)
 
     def _drop_unused_draft(self, memory: MemoryBudget) -> None:
         """Give the draft's memory to the slots if the governor has not used it for long."""

@@ -178,7 +178,8 @@ class ExpertCache:
             self.driver.resized()
         elif n_slots and self._chosen is not None:
             self.attach(self._chosen)
-        self.update_streams()
+        if self._streams is not None:
+            self._streams.update(self._costs_of_prompts)
 
     def _make(self, choice: SchedulerChoice) -> Scheduler:
         """Return the scheduler that the user chose.

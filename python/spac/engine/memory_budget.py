@@ -172,8 +172,7 @@ class MemoryBudget:
             memory.limit or memory.used
         ):
             return
-        spare = self._spare if self._slots.is_auto else 0
-        self._attach(min(self._wanted, self._fit(spare)))
+        self._attach(min(self._wanted, self._fit(self._spare if self._slots.is_auto else 0)))
 
     def _attach(self, n_slots: int) -> None:
         if n_slots != self._experts("slots").slots.n_slots:

@@ -49,11 +49,10 @@ class PromptGraphs:
         self._token_bytes = max(1.0, more / (self._most - self.small))
 
     def room(self, free: int) -> int:
-        """Return the bytes of `free` that slots leave to larger graphs; 0 if prompts do not stream.
+        """Return the bytes of `free` that slots leave to larger graphs; 0 if nothing was measured.
 
         The buffers that the context has already are not part of `free`.
         """
-        self.measure()
         if not self._token_bytes:
             return 0
         taken = self._bytes(self._context.graph_tokens)

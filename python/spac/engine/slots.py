@@ -113,6 +113,8 @@ def _what_fits(
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
     wanted = wanted_slots(device, Slots(), n_experts)
     spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
+    if graphs is not None and experts.slots_that_fit(spare) < n_experts:
+        graphs.measure()
     n_slots = attach_at_most(experts, min(wanted, slots_that_fit(experts, device, graphs, spare)))
     if n_slots == wanted:
         return []
