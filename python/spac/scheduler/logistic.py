@@ -213,12 +213,13 @@ class LogisticScheduler(Scheduler):
 
     def state(self) -> StateArrays:
         """Return copies of the learned arrays."""
-        learned = {name: array.copy() for name, array in self._predictor.arrays.items()}
-        return {**learned, **self._whole.state()} if self._makes_whole else learned
+        learned = {name: array.copy() for name, array in self._predictor.arrays.items()} | self._price.state()
+        return learned | self._whole.state() if self._makes_whole else learned
 
     def restore(self, state: StateArrays) -> None:
         """Continue from the result of `state`."""
         self._predictor.restore(state)
+        self._price.restore(state)
         if self._makes_whole:
             self._whole.restore(state)
             self._last = None

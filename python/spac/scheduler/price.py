@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from spac.costs.model import Costs
 from spac.machine.arrays import BoolArray
-from spac.scheduler.base import View
+from spac.scheduler.base import StateArrays, View
 from spac.scheduler.whole_layers import COSTS_EVERY
 
 USES = 1.6
@@ -52,6 +53,7 @@ class CopyPrice:
         """The weight of an expert's recent uses beside its probability; 0 for a fixed margin."""
         self._steps = self._looks = 0
         self._before: BoolArray | None = None
+        self._costs: Costs | None = None
         self._price = 0.0  # average of lost / saved
 
     def observe(self, view: View) -> None:
@@ -64,15 +66,29 @@ class CopyPrice:
             self._looks += 1
             share = max(1 / self._looks, _SHARE)
             came = np.count_nonzero(resident & ~self._before) / _EVERY
-            self._price += share * (self._now(view, resident, came) - self._price)
-            self.margin = min(_MOST, self._price / USES)
-            self.hold = min(1.0, self.margin / _HOLDS)
+            self._set(self._price + share * (self._now(view, resident, came) - self._price))
         self._before = resident
+
+    def _set(self, price: float) -> None:
+        self._price = price
+        self.margin = min(_MOST, price / USES)
+        self.hold = min(1.0, self.margin / _HOLDS)
+
+    def state(self) -> StateArrays:
+        """Return the average price and its number of looks, float64 [2]."""
+        return {"price": np.array([self._price, self._looks], np.float64)}
+
+    def restore(self, state: StateArrays) -> None:
+        """Continue from the result of `state`. A fixed margin stays."""
+        price, looks = np.nan_to_num(state["price"]).clip(0, [1e6, 1 / _SHARE])
+        if not self._fixed and looks >= 1:
+            self._looks = int(looks)
+            self._set(float(price))
 
     def _now(self, view: View, resident: BoolArray, copies: float) -> float:
         """Return lost / saved of the step, in uses. copies: the experts that came in a step."""
         assert view.costs is not None
-        if self._looks == 1 or self._steps % COSTS_EVERY == 0:
+        if self._costs is None or self._steps % COSTS_EVERY == 0:
             self._costs = view.costs.costs
         costs = self._costs
         missed = np.where(resident, 0, view.demand)
