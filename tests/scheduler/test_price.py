@@ -79,6 +79,17 @@ def test_recent_uses_count_where_copies_are_dear():
     assert priced(given=0.3).hold == 0
 
 
+def test_a_restored_one_asks_the_same_price():
+    first, later, fixed = priced(), CopyPrice("auto"), CopyPrice(0.4)
+    for each in (later, fixed):
+        each.restore(first.state())
+    assert (later.margin, later.hold) == (first.margin, first.hold)
+    assert fixed.margin == 0.4
+    untouched = CopyPrice("auto")
+    untouched.restore(CopyPrice("auto").state())
+    assert untouched.margin == UNKNOWN
+
+
 def test_without_costs_the_margin_is_a_guess():
     price = CopyPrice("auto")
     for number in range(9):

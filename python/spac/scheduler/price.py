@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.costs.model import Costs
+from spac.costs import Costs
 from spac.machine.arrays import BoolArray
 from spac.scheduler.base import StateArrays, View
 from spac.scheduler.whole_layers import COSTS_EVERY
@@ -66,24 +66,24 @@ class CopyPrice:
             self._looks += 1
             share = max(1 / self._looks, _SHARE)
             came = np.count_nonzero(resident & ~self._before) / _EVERY
-            self._set(self._price + share * (self._now(view, resident, came) - self._price))
+            self._price += share * (self._now(view, resident, came) - self._price)
+            self._set()
         self._before = resident
 
-    def _set(self, price: float) -> None:
-        self._price = price
-        self.margin = min(_MOST, price / USES)
-        self.hold = min(1.0, self.margin / _HOLDS)
-
     def state(self) -> StateArrays:
-        """Return the average price and its number of looks, float64 [2]."""
+        """Return the learned averages: lost / saved, and the number of looks."""
         return {"price": np.array([self._price, self._looks], np.float64)}
 
     def restore(self, state: StateArrays) -> None:
         """Continue from the result of `state`. A fixed margin stays."""
-        price, looks = np.nan_to_num(state["price"]).clip(0, [1e6, 1 / _SHARE])
-        if not self._fixed and looks >= 1:
-            self._looks = int(looks)
-            self._set(float(price))
+        price, looks = np.clip(np.nan_to_num(state["price"]), 0.0, 1e9)
+        self._price, self._looks = float(price), int(looks)
+        if self._looks and not self._fixed:
+            self._set()
+
+    def _set(self) -> None:
+        self.margin = min(_MOST, self._price / USES)
+        self.hold = min(1.0, self.margin / _HOLDS)
 
     def _now(self, view: View, resident: BoolArray, copies: float) -> float:
         """Return lost / saved of the step, in uses. copies: the experts that came in a step."""
