@@ -97,7 +97,10 @@ SETTINGS = {
     "half an adapter": Setting({"lora": [("ADAPTER", 0.5)]}, case={"lora": "ADAPTER", "lora_scale": 0.5}),
 }  # fmt: skip
 CONTEXT = {item.name for item in dataclasses.fields(EngineConfig) if item.metadata.get("group")}
-ELSEWHERE = {"ctx", "batch", "ubatch", "threads", "cache_ram", "ctx_checkpoints", "checkpoint_min_step"}
+ELSEWHERE = {
+    "ctx", "batch", "ubatch", "threads", "cache_ram", "ctx_checkpoints", "checkpoint_min_step",
+    "mmproj", "mmproj_offload", "image_min_tokens", "image_max_tokens",
+}  # fmt: skip
 """Settings of the same group that other tests cover."""
 
 
