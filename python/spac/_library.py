@@ -221,6 +221,6 @@ class _Finder:
 
 
 def install() -> None:
-    """Put the finder in front of the other ones, once."""
+    """Put the finder in front of the other ones, once. Only that of `spac exec` stays before it."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(int(getattr(sys.meta_path[0], "enables_spac", False)), _Finder())

@@ -186,6 +186,7 @@ _REFUSED = [
         "--audio --video --video-fps --video-timestamp-interval --video-ffmpeg-dir",
     ),
     *_refused("images come in the requests: leave it out", "", "--media-path"),
+    *_refused("give images in the chat: /image FILE", "", "--image", programs=("chat",)),
     *_refused("name the projector's file: --mmproj FILE", "--mmproj-auto", "--mmproj-url -mmu"),
     *_refused(
         "the projector is on the model's device, or with --no-mmproj-offload on the CPU: leave it out",

@@ -18,6 +18,8 @@ from types import ModuleType
 class _Finder:
     """A meta path finder that finds llama_cpp where the others do, and enables spac after its import."""
 
+    enables_spac = True
+    """Tells spac's own finder to stay behind this one."""
     _is_searching = False
 
     def find_spec(
