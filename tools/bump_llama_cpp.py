@@ -46,7 +46,7 @@ CHECKS = {
 }
 """The tests that have to pass on a version, by the name of their row. They are the suite's quick parts."""
 FAULTS = re.compile(r"^.*(?:error:|undefined reference).*$|^CMake Error.*\n(?:(?:  .*)?\n)*", re.MULTILINE)
-"""What compilers, linkers and CMake write about a fault."""
+"""Texts that compilers, linkers and CMake write about a fault."""
 MOST_FAULTS = 12
 """The largest number of faults of a step that are printed."""
 

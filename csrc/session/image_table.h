@@ -13,7 +13,7 @@ namespace spac {
 
 inline bool is_placeholder(int32_t token) { return token < 0; }
 
-// What an image takes: places in the memory, and positions. With M-RoPE it takes fewer positions than places.
+// The size of an image: its places in the memory, and its positions. With M-RoPE it takes fewer positions than places.
 struct ImageExtent {
     int n_tokens = 0;
     int n_pos    = 0;

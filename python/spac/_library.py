@@ -30,7 +30,7 @@ VARIANTS = {
     "avx2": ("avx", "avx2", "fma", "f16c", "bmi2"),
     "baseline": ("sse4_2",),
 }
-"""What each variant of a wheel's library needs beside the later ones, by Linux's names; best first."""
+"""The CPU flags that each variant of a wheel's library needs beside those of the later ones; best first."""
 # PyPI packages with the libraries that a CUDA build needs, by the start of the file name.
 PACKAGES = {"libcublas": "nvidia-cublas"}
 

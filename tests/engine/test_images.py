@@ -120,7 +120,7 @@ def test_nothing_is_drafted_while_there_are_images(files, tiny_model, drafts):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_conversation_goes_on_and_comes_back(name, files):
-    """What the memory and the prompt cache hold gives the text of an evaluation from the start."""
+    """A conversation that memory or the prompt cache holds gives the text of one from the start."""
     longer = (PROMPT + " more <__media__> x", (*IMAGES, IMAGES[0]))
     more = [(PROMPT, IMAGES), longer, ("other text " * 20, ())]
     expected = []

@@ -77,7 +77,7 @@ class Engine:
         self._expert_cache: ExpertCache | None = None
         self._governor: Governor | None = None
         self.between = BetweenSteps(self._after_call)
-        """What runs work between the calls of the session."""
+        """The queue of work that runs between the calls of the session."""
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
         self._memory: MemoryBudget | None = None

@@ -96,7 +96,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     input_ids: npt.NDArray[np.intc]
     n_tokens: int
     embedder: Embedder | None = None
-    """What makes embeddings beside generations (`from_config`), or None."""
+    """The embedder beside generations (`from_config`), or None."""
     _engine: Engine | None = None
     _run: TokenRun | LoopRun | None = None
     _placement: Placement | None = None
