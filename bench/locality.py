@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.program import run_program
 from bench.schedulers.replays import BOUNDS, bound_of, pool_slots_of
 from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.errors import SpacError
 from spac.scheduler import Scheduler
 from spac.scheduler.replay import Demand, Recorder, replay
 from spac.scheduler.static import StaticScheduler
@@ -257,12 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     two.add_argument("--jobs", type=int, default=2)
     two.set_defaults(run=table)
     args = parser.parse_args(argv)
-    try:
-        args.run(args)
-    except (ValueError, OSError, SpacError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program(args.run, args)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,38 @@
-"""Measure what large graphs save for a streamed prompt: `python -m bench.prompt_stream`.
+"""Measure what the choice of graphs is worth for prompts: `python -m bench.prompt_stream`.
 
 A small random model with many experts runs on the simulated device, with a link of a given speed and
 limited memory. Each prompt is evaluated in three ways: split between device and CPU in graphs of 512 tokens,
-streamed in graphs of 512 tokens (`--ubatch 512`), and streamed in graphs of chosen sizes (`--ubatch auto`).
-The ways run by turns. Each run has an engine of its own, whose second prompt is measured. Times are medians,
-and ratios are those of the chosen sizes to the other ways.
+streamed in graphs of 512 tokens, and as the engine chooses (`--ubatch auto --stream-batch auto`). One engine
+evaluates all prompts of a link. It reads each of them by its own choice a few times and learns. Then the
+ways run by turns. The better of the old ways runs twice in each turn, which shows the noise: the ratio of a
+way to itself. Times are medians, and ratios are those of the medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from bench.provenance import commit, processor
+from bench.provenance import about
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import EngineConfig
+from spac.config.values import StreamBatch
 from spac.engine import Engine
+from spac.engine.prompt_times import Way
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384)
 LINKS = (2.0, 8.0, 25.0)
-WAYS: dict[str, dict[str, Any]] = {
-    "split": {"ubatch": 512, "stream_batch": 0},
-    "512": {"ubatch": 512, "stream_batch": 64},
-    "auto": {"ubatch": "auto", "stream_batch": 64},
-}
+WAYS: dict[str, Way | None] = {"split": Way(False, 512), "512": Way(True, 512), "chosen": None}
+LEARNING = 4
+"""Prompts of each length that the engine reads by its own choice at first."""
 LIMIT, SLOTS = "700M", "50%"
 
 
@@ -46,57 +46,107 @@ def model_of(folder: Path) -> Path:
     return write_model(folder / "model.gguf", "qwen3moe", shape)
 
 
-def measure(model: Path, way: str, n_tokens: int, link: float) -> dict[str, float]:
-    """Return the figures of one prompt: seconds, bytes over the link and tokens of the largest graph."""
-    config = EngineConfig(
-        target=model, device="simulated", threads=1, ctx=max(SIZES) + 256, slots=SLOTS, vram_limit=LIMIT,
-        scheduler="static", governor="fixed", state="off",
-        sampling=SamplingConfig(temp=0.0, ignore_eos=True), **WAYS[way],
-    )  # fmt: skip
-    prompt = (np.arange(n_tokens + 1) * 7 % 253).astype(np.int32)
-    with Engine(config) as engine:
-        assert engine.experts is not None
-        _core.set_simulated_device(upload_gb_s=link)
-        engine.experts.settle(30.0)
-        for _ in range(2):  # the first one prepares graphs
-            if engine.session is not None:
-                engine.session.reset()
-            before, generation = dict(engine.experts.stats), engine.generate(prompt, 1)
-            for _piece in generation:
-                pass
-            after, stats = engine.experts.stats, generation.stats
-        memory = next(device.memory for device in _core.devices() if device.name == "simulated")
-        figures = {
-            "link_bytes": after["stream_bytes"] - before["stream_bytes"],
-            "prompt_s": stats.prefill_s,
-            "first_token_s": stats.time_to_first_token_s or 0.0,
-            "peak_bytes": memory.peak,
+class Prompts:
+    """Evaluates prompts with one engine, in any of the ways."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take over the session's choice of graphs. Its own choice learns nothing from other ways."""
+        experts, graphs = engine.experts, engine.graphs
+        assert experts is not None
+        assert graphs is not None
+        self._engine, self._experts, self._graphs = engine, experts, graphs
+        self._session = engine.session_with(temp=0.0)
+        self._way: Way | None = None
+        self._graph_tokens: list[int] = []
+        self._session.on("prompt_graph", self._choose)
+        self._session.on("prompt_piece", self._observe)
+
+    def read(self, n_tokens: int, way: Way | None) -> dict[str, float]:
+        """Return the figures of one prompt: seconds, bytes over the link, and tokens of the largest graph.
+
+        None stands for the engine's choice.
+        """
+        self._session.reset()
+        self._engine.prepare_prompt()
+        self._way, self._graph_tokens = way, []
+        before, started = self._experts.stats["stream_bytes"], perf_counter()
+        self._session.prefill((np.arange(n_tokens + 1) * 7 % 253).astype(np.int32))
+        seconds = perf_counter() - started
+        return {
+            "prompt_s": seconds,
+            "link_bytes": self._experts.stats["stream_bytes"] - before,
+            "graph_tokens": max(self._graph_tokens),
         }
-    _core.set_simulated_device()
-    return figures
+
+    def text(self, n_steps: int) -> tuple[int, ...]:
+        """Return the greedy tokens that follow the last prompt."""
+        return tuple(int(token) for _ in range(n_steps) for token in self._session.step().tokens)
+
+    def _choose(self, n_pending: int, n_failed: int) -> int:
+        way = self._way
+        if way is None:
+            size = self._graphs.choose(n_pending, n_failed)
+        else:
+            self._experts.set_stream_tokens(StreamBatch.LEAST if way.streams else 0)
+            self._experts.set_stream_divides(way.divides)
+            size = way.size
+        self._graph_tokens.append(min(n_pending, size))
+        return size
+
+    def _observe(self, n_tokens: int, n_past: int, ns: int) -> None:
+        if self._way is None:
+            self._graphs.observe(n_tokens, n_past, ns)
 
 
-def compare(model: Path, n_tokens: int, link: float, repeats: int) -> dict[str, Any]:
-    """Compare the ways at one length and one speed of the link."""
-    runs = [{way: measure(model, way, n_tokens, link) for way in WAYS} for _ in range(repeats)]
-    names = runs[0]["auto"]
-    found = {way: {name: median(run[way][name] for run in runs) for name in names} for way in WAYS}
-    auto, old = found["auto"], found["512"]
-
-    def ratios(name: str, *ways: str) -> float:
-        return median(run["auto"][name] / min(run[way][name] for way in ways) for run in runs)
-
+def compare(prompts: Prompts, n_tokens: int, link: float, seconds: float, first_s: float) -> dict[str, Any]:
+    """Compare the ways at one length, for about `seconds`. `first_s` is the time of the first prompt."""
+    runs: list[dict[str, dict[str, float]]] = []
+    itself: list[tuple[float, float]] = []
+    started = perf_counter()
+    while len(runs) < 3 or (perf_counter() - started < seconds and len(runs) < 15):
+        order = list(WAYS) if len(runs) % 2 else list(WAYS)[::-1]
+        runs.append({name: prompts.read(n_tokens, WAYS[name]) for name in order})
+        better = min(("split", "512"), key=lambda name: median(run[name]["prompt_s"] for run in runs))
+        again = prompts.read(n_tokens, WAYS[better])["prompt_s"]
+        itself.append((runs[-1][better]["prompt_s"], again))
+    found = {way: {name: median(run[way][name] for run in runs) for name in runs[0][way]} for way in WAYS}
+    chosen, times = found["chosen"], [run["chosen"]["prompt_s"] for run in runs]
+    better_s = min(found["split"]["prompt_s"], found["512"]["prompt_s"])
     return {
         "n_tokens": n_tokens,
         "link_gb_s": link,
+        "repeats": len(runs),
+        "graph_tokens": chosen["graph_tokens"],
         "bytes_per_token": {way: figures["link_bytes"] / n_tokens for way, figures in found.items()},
-        "bytes_ratio": auto["link_bytes"] / old["link_bytes"],
-        "time_ratio_to_512": ratios("prompt_s", "512"),
-        "time_ratio_to_better": ratios("prompt_s", "split", "512"),
-        "first_token_ratio_to_512": ratios("first_token_s", "512"),
-        "peak_ratio_to_512": auto["peak_bytes"] / old["peak_bytes"],
+        "time_ratio_to_split": chosen["prompt_s"] / found["split"]["prompt_s"],
+        "time_ratio_to_512": chosen["prompt_s"] / found["512"]["prompt_s"],
+        "time_ratio_to_better": chosen["prompt_s"] / better_s,
+        "time_ratio_range": [min(times) / better_s, max(times) / better_s],
+        "better_to_itself": median(again for _, again in itself) / median(first for first, _ in itself),
+        "first_prompt_ratio_to_better": first_s / better_s,
         "ways": found,
     }
+
+
+def measure(model: Path, link: float, sizes: Sequence[int], seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each length at one speed of the link."""
+    config = EngineConfig(
+        target=model, device="simulated", threads=1, ctx=max(SIZES) + 256, slots=SLOTS, vram_limit=LIMIT,
+        stream_batch="auto", scheduler="static", governor="fixed", state="off",
+    )  # fmt: skip
+    with Engine(config) as engine:
+        assert engine.experts is not None
+        _core.set_simulated_device(upload_gb_s=link)
+        try:
+            engine.experts.settle(30.0)
+            prompts = Prompts(engine)
+            first = {size: prompts.read(size, None)["prompt_s"] for size in sizes}
+            for size in [*sizes] * (LEARNING - 1):
+                prompts.read(size, None)
+            for size in sizes:
+                yield compare(prompts, size, link, seconds, first[size])
+        finally:
+            _core.set_simulated_device()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,36 +154,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--links", type=float, nargs="+", default=LINKS, help="GB/s of the device's link")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="tokens of the prompts")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="where to write the figures, as JSON")
+    parser.add_argument("--seconds", type=float, default=10, help="time of each point, 3 repeats at least")
+    parser.add_argument(
+        "--out", type=Path, help="where to write the figures, as JSON; other links' rows stay"
+    )
     given = parser.parse_args(arguments)
     rows = []
     print(
-        "link GB/s  tokens  bytes/token 512 → auto       ratio  time to 512  to the better  first token  peak"
+        "link GB/s  tokens  graphs of  repeats  time to split  to 512  to the better  to itself  first prompt"
     )
     with tempfile.TemporaryDirectory() as folder:
         model = model_of(Path(folder))
         for link in given.links:
-            for size in given.sizes:
-                row = compare(model, size, link, given.repeats)
+            for row in measure(model, link, given.sizes, given.seconds):
                 rows.append(row)
-                per = row["bytes_per_token"]
                 print(
-                    f"{link:9g}  {size:6d}  {per['512']:10.0f} → {per['auto']:10.0f}  "
-                    f"{row['bytes_ratio']:9.4f}  "
-                    f"{row['time_ratio_to_512']:11.3f}  {row['time_ratio_to_better']:13.3f}  "
-                    f"{row['first_token_ratio_to_512']:11.3f}  {row['peak_ratio_to_512']:4.2f}",
+                    f"{link:9g}  {row['n_tokens']:6d}  {row['graph_tokens']:9.0f}  {row['repeats']:7d}  "
+                    f"{row['time_ratio_to_split']:13.3f}  {row['time_ratio_to_512']:6.3f}  "
+                    f"{row['time_ratio_to_better']:13.3f}  {row['better_to_itself']:9.3f}  "
+                    f"{row['first_prompt_ratio_to_better']:12.3f}",
                     flush=True,
                 )
-    about = {
-        "command": shlex.join(["python", "-m", "bench.prompt_stream", *(arguments or sys.argv[1:])]),
-        "commit": commit(),
-        "processor": processor(),
-        "memory_limit": LIMIT,
-        "slots": SLOTS,
-    }
+    figures = {**about("bench.prompt_stream", arguments), "memory_limit": LIMIT, "slots": SLOTS}
     if given.out is not None:
-        given.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        others = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+        rows = [row for row in others if row["link_gb_s"] not in given.links] + rows
+        given.out.write_text(json.dumps({**figures, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,16 @@ def processor() -> dict[str, Any]:
         "flags": [flag for flag in FLAGS if flag in there],
         "cores": physical_cores(),
     }
+
+
+def about(module: str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a file of figures begins with: the command, the commit and the processor.
+
+    Without `arguments`, they are those of this process.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", module, *given])
+    return {"command": command, "commit": commit(), "processor": processor()}
 
 
 def where() -> str:

@@ -9,7 +9,8 @@ every scheduler, or under those named with their options. It prints the rate of 
 expert counts once per step) by set. Then it prints figures over all sets: hits of distinct experts, as a
 share of Belady's bound, hits of activations, uploads per step, and how often utility >= 1 predicted correctly
 that a step would use an expert. Where the draft's own routes were recorded, it also prints how far they
-predicted the target's, by layer.
+predicted the target's, by layer. With --target-routes, `compare` can replay `sp-moe`; with --draft-routes,
+`moe-speq`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.schedulers.replays import BOUNDS, bound_of, pool_slots_of
+from bench.schedulers.replays import BOUNDS, PRINTED, RIVALS, bound_of, pool_slots_of
 from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
@@ -32,31 +33,26 @@ from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, Recorder, Replay, replay
 
 DEMO = Path(__file__).resolve().parents[1] / "python" / "spac" / "demo"
+ROWS = {
+    "w/o SpecUE": "speculative=off",
+    "w/o AdaBC": "adapt=off",
+    "w/o HetWB": "balance=off",
+    "w/o SG-Prefetcher": "prefetch=off",
+    "w/o SG-Evictor": "evict=off",
+}
+"""The rows of MoE-SpAc's Table 4 that are options of the printed system."""
 VARIANTS = (
-    "lru",
-    "static",
-    "ewma",
-    "ewma:decay=0.2",
-    "logistic",
-    "moe-spac",
-    "moe-spac:form=real",
-    "moe-spac:form=literal",
-    "moe-spac:after_use=zero",
-    "moe-spac:ties=count",
-    "moe-spac:ties=recent",
-    "moe-spac:ties=none",
-    "moe-spac:strict=on",
-    "moe-spac:speculative=off",
-    "moe-spac:adapt=off",
-    "moe-spac:balance=off",
-    "moe-spac:prefetch=off",
-    "moe-spac:evict=off",
-)
+    "static", *RIVALS, "lru", "ewma", "ewma:decay=0.2", "logistic", "logistic:whole=off", "moe-spac",
+    "moe-spac:ties=count,whole=off", "moe-spac:form=real", PRINTED, f"{PRINTED},boundaries=half",
+    *(f"{PRINTED},{options}" for options in ROWS.values()),
+)  # fmt: skip
 
 
 def record(given: argparse.Namespace) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(scheduler.make("static"), draft_routes=given.draft_routes)
+    recorder = Recorder(
+        scheduler.make("static"), draft_routes=given.draft_routes, target_routes=given.target_routes
+    )
     config = EngineConfig(
         target=given.target,
         draft=given.draft,
@@ -71,7 +67,7 @@ def record(given: argparse.Namespace) -> None:
     with Engine(config) as engine:
         for path in sorted(given.prompts.glob("*.jsonl")):
             recorder.clear()
-            for line in path.read_text().splitlines()[: given.number]:
+            for line in path.read_text().splitlines()[given.skip : given.skip + given.number]:
                 "".join(engine.generate(json.loads(line)["turns"][0][:2000], given.tokens))
             demand = recorder.demand
             demand.save(given.folder / f"{path.stem}.npz")
@@ -104,7 +100,7 @@ def fidelity(sets: dict[str, Demand]) -> str:
     """Return how far the draft's routes predicted the target's, over all sets; "" where they were not
     recorded."""
     drafted = [each for each in sets.values() if each.draft_routes is not None]
-    found = [Fidelity.of(each.draft_routes, each.routes) for each in drafted]
+    found = [Fidelity.of(each.draft_routes[..., : each.routes.shape[3]], each.routes) for each in drafted]
     if not found:
         return ""
     weight = [each.tokens for each in found]
@@ -140,13 +136,13 @@ def compare(given: argparse.Namespace) -> None:
     best = float(np.mean([each.hit_rate_distinct for each in rows["belady"]]))
     n_step = sum(len(demand.counts) for demand in sets.values())
     print(
-        "scheduler".ljust(28),
+        "scheduler".ljust(32),
         *(f"{name[:8]:>8}" for name in sets),
         "    mean  /belady  activ.  up/step  predicted",
     )
     for name, results in rows.items():
         distinct = [each.hit_rate_distinct for each in results]
-        line = f"{name:28} " + " ".join(f"{rate:8.3f}" for rate in distinct)
+        line = f"{name:32} " + " ".join(f"{rate:8.3f}" for rate in distinct)
         line += f" {np.mean(distinct):8.3f} {np.mean(distinct) / best:8.0%}"
         activations = [each.hit_rate for each in results if isinstance(each, Replay)]
         line += f" {np.mean(activations):7.3f}" if activations else " " * 8
@@ -171,9 +167,17 @@ def main() -> None:
         action="store_true",
         help="keep the draft's routes too: of a quantized copy of the target (tools.self_draft)",
     )
+    recording.add_argument(
+        "--target-routes",
+        type=int,
+        metavar="N",
+        help="keep instead what the target's routers choose for the draft's states: N times as many "
+        "experts as a token uses, best first",
+    )
     recording.add_argument("--draft-length", type=int, default=8)
     recording.add_argument("--temp", type=float, default=0.8, help="of sampling; 0 is greedy")
     recording.add_argument("--number", type=int, default=10, help="prompts of each set")
+    recording.add_argument("--skip", type=int, default=0, help="prompts of each set that are left out first")
     recording.add_argument("--tokens", type=int, default=96, help="tokens for each prompt")
     recording.set_defaults(run=record)
     comparing = commands.add_parser("compare")

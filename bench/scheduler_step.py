@@ -46,7 +46,7 @@ STEP_US = 25_000  # µs of a step of a fast card
 OTHER_BYTES = 48 << 20  # bytes that fill the caches before a cold step
 LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
-     ("device_activations", "i4"), ("device_distinct", "i4")]
+     ("device_activations", "i4"), ("device_distinct", "i4"), ("loaded_distinct", "i4")]
 )  # fmt: skip
 
 

@@ -3,14 +3,16 @@
 python -m tools.wheel OUT [--python PYTHON ...] [--plat manylinux_2_28_x86_64]
 python -m tools.wheel --check WHEEL
 
-A wheel has one library for each kind of x86-64 CPU (cmake/CpuVariants.cmake). The build needs `pip install
-'.[wheel]'` for auditwheel, which names the oldest Linux that the wheel runs on.
+A wheel has one library for each kind of x86-64 CPU (cmake/CpuVariants.cmake). They are linked for an older
+glibc than this machine's (cmake/OldGlibc.cmake). The build needs `pip install '.[wheel]'` for auditwheel. It
+checks that the wheel runs on such a system.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -71,6 +73,7 @@ def build(python: str, out: Path, folder: str, defines: Mapping[str, str], requi
     """Build the wheel for an interpreter in `out`, with the CMake folder `folder`; return its path."""
     settings = {"build-dir": folder, **{f"cmake.define.{name}": value for name, value in defines.items()}}
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
+    variables = {**compilers(ROOT / folder), "SPAC_WHEEL_REQUIRES": requires}
     with tempfile.TemporaryDirectory() as made:
         run(
             python,
@@ -82,10 +85,38 @@ def build(python: str, out: Path, folder: str, defines: Mapping[str, str], requi
             made,
             *options,
             ROOT,
-            SPAC_WHEEL_REQUIRES=requires,
+            **variables,
         )
         [wheel] = Path(made).glob("*.whl")
         return Path(shutil.move(wheel, out / wheel.name))
+
+
+def compilers(folder: Path) -> dict[str, str]:
+    """Return the compilers of an earlier build in the folder, for its next one.
+
+    scikit-build-core takes them from the interpreter. Another name of the same compiler would be another
+    compiler for CMake, and everything would be compiled anew.
+    """
+    cache = folder / "CMakeCache.txt"
+    text = cache.read_text() if cache.exists() else ""
+    names = {"C": "CC", "CXX": "CXX"}
+    found = re.findall(r"^CMAKE_(C|CXX)_COMPILER:\w+=(.+)$", text, re.MULTILINE)
+    return {names[language]: path for language, path in found if names[language] not in os.environ}
+
+
+def old_glibc(plat: str) -> str:
+    """Return the version of glibc to link for, such as 2.28; "off" if this machine's is not newer."""
+    match = re.match(r"manylinux_(\d+)_(\d+)_", plat)
+    here = tuple(map(int, re.findall(r"\d+", platform.libc_ver()[1])))
+    return f"{match[1]}.{match[2]}" if match and (int(match[1]), int(match[2])) < here[:2] else "off"
+
+
+def cublas_package() -> str:
+    """Return the requirement for cuBLAS of nvcc's major version, which is in the library's soname."""
+    match = re.search(r"release (\d+)\.", run("nvcc", "--version"))
+    if match is None:
+        raise InputError("nvcc does not tell its version: name the package of cuBLAS with --cublas")
+    return _library.cublas_package(int(match[1]))
 
 
 def audited(wheel: Path, out: Path, plat: str) -> Path:
@@ -204,7 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--python", nargs="+", default=[sys.executable], help="interpreters to build for (3.11 or newer)"
     )
     parser.add_argument(
-        "--plat", default="auto", help="platform that the wheels have to meet (default: %(default)s)"
+        "--plat",
+        default="manylinux_2_28_x86_64",
+        help="platform that the wheels have to meet; auto: this machine's (default: %(default)s)",
     )
     parser.add_argument(
         "--build", default="build/wheel", metavar="FOLDER", help="CMake's folder (default: %(default)s)"
@@ -216,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--cuda", metavar="ARCHITECTURES", help="build for NVIDIA GPUs too, such as 86,89,90,120"
     )
     parser.add_argument(
-        "--cublas", default="nvidia-cublas", help="the package with cuBLAS that a --cuda wheel needs"
+        "--cublas", help="the package with cuBLAS that a --cuda wheel needs (default: that of nvcc's CUDA)"
     )
     options = parser.parse_args(arguments)
     try:
@@ -228,12 +261,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         defines = {
             "SPAC_CPU_VARIANTS": variants.replace(",", ";"),
             "SPAC_CUDA": "on" if options.cuda else "off",
+            "SPAC_GLIBC": old_glibc(options.plat),
         }
         if options.cuda:
             defines["SPAC_CUDA_ARCHITECTURES"] = ";".join(f"{each}-real" for each in options.cuda.split(","))
+        requires = (options.cublas or cublas_package()) if options.cuda else ""
         options.out.mkdir(parents=True, exist_ok=True)
         for python in options.python:
-            wheel = build(python, options.out, options.build, defines, options.cublas if options.cuda else "")
+            wheel = build(python, options.out, options.build, defines, requires)
             inspect(wheel)
             wheel = audited(wheel, options.out, options.plat)
             print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

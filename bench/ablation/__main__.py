@@ -17,12 +17,12 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from bench.ablation.live import FULL, SYSTEMS, Pair, Rows, Setting, read_prompts, run_set
-from bench.ablation.page import draw, page
+from bench.ablation.live import FULL, OURS, SYSTEMS, Pair, Rows, Setting, read_prompts, run_set
+from bench.ablation.page import draw, page, varied_demand
 from spac.errors import SpacError
 
 DEMO = Path(__file__).resolve().parents[2] / "python" / "spac" / "demo"
-VARIED = {name: SYSTEMS[name] for name in ("MoE-SpAc (full)", "logistic", "lru", "ewma", "static")}
+VARIED = {name: SYSTEMS[name] for name in (FULL, OURS, "logistic", "lru", "static")}
 SHARES = ("5%", "10%", "17%", "25%", "50%")
 LENGTHS = (32, 128, 256)
 CAPS = (1, 2, 4, 8, 16)
@@ -33,13 +33,15 @@ def run(args: argparse.Namespace) -> None:
     for path in sorted(args.prompts.glob("*.jsonl")):
         prompts = read_prompts(path, args.skip, args.number)
         setting = Setting(tokens=args.tokens, threads=args.threads)
-        run_set(rows, path.stem, prompts, args.pair, setting, SYSTEMS, args.seeds, args.folder)
-        print(f"{path.stem}: {len(prompts)} prompts, {len(SYSTEMS)} systems", flush=True)
+        systems = SYSTEMS | {name: name for name in args.follow}
+        run_set(rows, path.stem, prompts, args.pair, setting, systems, args.seeds, args.folder)
+        print(f"{path.stem}: {len(prompts)} prompts, {len(systems)} systems", flush=True)
 
 
 def vary(args: argparse.Namespace) -> None:
     rows = Rows(args.folder / "varied.jsonl")
-    caps = {f"K = {cap}": f"{FULL}:levels={cap}" for cap in CAPS}
+    caps = {f"K = {cap}": f"{SYSTEMS[FULL]},levels={cap}" for cap in CAPS}
+    varied_demand(args.folder).mkdir(exist_ok=True)
     base = Setting(threads=args.threads, tokens=args.tokens)
     cases = [(replace(base, slots=share), VARIED) for share in SHARES]
     cases += [(replace(base, tokens=tokens), VARIED) for tokens in LENGTHS]
@@ -47,7 +49,7 @@ def vary(args: argparse.Namespace) -> None:
     for name in args.sets:
         prompts = read_prompts(args.prompts / f"{name}.jsonl", args.skip, args.number)
         for setting, systems in cases:
-            run_set(rows, name, prompts, args.pair, setting, systems, args.seeds, args.folder)
+            run_set(rows, name, prompts, args.pair, setting, systems, args.seeds, varied_demand(args.folder))
         print(f"{name}: done", flush=True)
 
 
@@ -80,6 +82,10 @@ def main() -> None:
         command.add_argument("--tokens", type=int, default=64)
         command.add_argument("--seeds", type=int, nargs="+", default=(1, 2))
         command.add_argument("--threads", type=int, default=1)
+        command.add_argument(
+            "--follow", nargs="+", default=(), choices=("sp-moe", "moe-speq"),
+            help="run: these systems too, which follow the draft; it has to fit them",
+        )  # fmt: skip
         command.add_argument("--sets", nargs="+", default=("mmlu_pro", "humaneval", "cnn_dm"))
         command.set_defaults(action=action)
     command = commands.add_parser("table")

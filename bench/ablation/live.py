@@ -13,27 +13,29 @@ from typing import Any
 
 import numpy as np
 
+from bench.program import with_misses
+from bench.replay_demand import ROWS
+from bench.schedulers.replays import PRINTED, RIVALS
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs
 from spac.engine import Engine
 
-FULL = "moe-spac"
 SYSTEMS = {
-    "MoE-SpAc (full)": FULL,
-    "w/o SpecUE": f"{FULL}:speculative=off",
-    "w/o AdaBC": f"{FULL}:adapt=off",
-    "w/o HetWB": f"{FULL}:balance=off",
-    "w/o SG-Prefetcher": f"{FULL}:prefetch=off",
-    "w/o SG-Evictor": f"{FULL}:evict=off",
-    "w/o SD": FULL,
+    "MoE-SpAc (printed)": PRINTED,
+    **{name: f"{PRINTED},{options}" for name, options in ROWS.items()},
+    "w/o SD": PRINTED,
+    "moe-spac": "moe-spac",
+    "moe-spac, own order": "moe-spac:ties=count,whole=off",
     "logistic": "logistic",
-    "lru": "lru",
-    "ewma": "ewma",
-    "static": "static",
+    "logistic, no whole layers": "logistic:whole=off",
+    **{name: name for name in (*RIVALS, "lru", "lru load", "ewma", "static")},
 }
-"""The paper's Table 4 and the rivals, as values of --scheduler. "w/o SD" drafts nothing."""
-PLAIN = "w/o SD"
+"""The paper's Table 4 on the printed system, then ours, each also without the parts that ours share, then the
+rivals. Values are those of --scheduler, and of --miss behind a space: "lru load" is a plain expert cache,
+whose misses are copied to the device within their layer. "w/o SD" drafts nothing."""
+FULL, PLAIN = next(iter(SYSTEMS)), "w/o SD"
+OURS = "moe-spac"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,10 @@ class Subject:
         self.name = name
         self.steps: list[tuple[int, int, np.ndarray]] = []  # drafted, verified, layer_costs
         self.demand: list[np.ndarray] = []
+        scheduler, miss = with_misses(scheduler)
         config = EngineConfig(
             target=pair.target, draft=pair.draft, device="simulated", slots=setting.slots,
-            scheduler=scheduler, threads=setting.threads, ctx=2048, governor="fixed",
+            scheduler=scheduler, miss=miss, threads=setting.threads, ctx=2048, governor="fixed",
             draft_length=0 if name == PLAIN else setting.draft_length,
             state="off",
         )  # fmt: skip
@@ -90,7 +93,8 @@ class Subject:
 
     def predicted_s(self, costs: Costs) -> float:
         """Return the seconds of the last run's steps after Eq. 7-9. They consist of drafting, the dense part,
-        and for every layer the slower of CPU and device."""
+        and for every layer the slower of CPU and device. Copies within the layer come before the device's
+        work."""
         assert self.engine.experts is not None
         pools = [layer.pool for layer in self.engine.experts.layers]
         total = 0.0
@@ -99,7 +103,8 @@ class Subject:
             for pool, layer in zip(pools, layers, strict=True):
                 unit = costs.experts[pool]
                 cpu = unit.cpu_s(int(layer["host_activations"]), int(layer["host_distinct"]))
-                total += max(cpu, unit.device_expert_s * int(layer["device_distinct"]))
+                copies = unit.upload_busy_s * int(layer["loaded_distinct"])
+                total += max(cpu, copies + unit.device_expert_s * int(layer["device_distinct"]))
         return total
 
 

@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.ablation.live import PLAIN, SYSTEMS
+from bench.ablation.live import FULL, PLAIN, SYSTEMS
 from spac import _core
 from spac.config import Slots
 from spac.scheduler.belady import belady
 
 Row = dict[str, Any]
+
+
+def varied_demand(folder: Path) -> Path:
+    """Return the folder of the demand of `vary`, whose runs have other prompts than those of `run`."""
+    return folder / "varied"
 
 
 def total(rows: Sequence[Row], name: str) -> float:
@@ -42,10 +47,10 @@ def bound(path: Path, share: str) -> tuple[float, float]:
 
 
 def ratio_to_full(rows: Sequence[Row], name: str) -> tuple[float, float, float]:
-    """Return the time per step over the full system's, of equal generations: the median and its 95 %
+    """Return the time per step over the printed system's, of equal generations: the median and its 95 %
     interval."""
     key = ("set", "prompt", "seed", "share", "tokens")
-    full = {tuple(row[k] for k in key): row for row in rows if row["system"] == next(iter(SYSTEMS))}
+    full = {tuple(row[k] for k in key): row for row in rows if row["system"] == FULL}
     pairs = [
         row["decode_s"] / row["steps"] / (full[k]["decode_s"] / full[k]["steps"])
         for row in rows
@@ -69,23 +74,26 @@ COLUMNS: dict[str, Callable[[list[Row]], str]] = {
 }
 
 
+def systems_of(runs: Sequence[Row]) -> list[str]:
+    """Return the systems that ran: those of every pair, then those that follow this pair's draft."""
+    return list(dict.fromkeys(row["system"] for row in runs))
+
+
 def page(runs: list[Row], varied: list[Row], folder: Path) -> str:
     """Return the tables in Markdown."""
-    sets = sorted({row["set"] for row in runs})
+    sets, systems = sorted({row["set"] for row in runs}), systems_of(runs)
     share, tokens = runs[0]["share"], runs[0]["tokens"]
     best = {name: bound(folder / f"{name}-{share}-{tokens}.npz", share) for name in sets}
     mean = float(np.mean([rate for rate, _ in best.values()]))
     lines = [
-        f"{share} slots, {tokens} tokens a generation, {len(runs) // len(SYSTEMS)} generations a system. "
+        f"{share} slots, {tokens} tokens a generation, {len(runs) // len(systems)} generations a system. "
         "Times are per step; the ratio is of paired generations, median and 95 % interval.",
         "",
-        "| system | " + " | ".join(COLUMNS) + " | of Belady | step ratio to full |",
+        "| system | " + " | ".join(COLUMNS) + " | of Belady | step ratio to printed |",
         "| --- " * (len(COLUMNS) + 3) + "|",
     ]
-    for name in SYSTEMS:
+    for name in systems:
         rows = [row for row in runs if row["system"] == name]
-        if not rows:
-            continue
         share_of_best = "" if name == PLAIN else f"{distinct_rate(rows) / mean:.0%}"
         middle, low, high = ratio_to_full(runs, name)
         cells = [column(rows) for column in COLUMNS.values()]
@@ -101,12 +109,12 @@ def page(runs: list[Row], varied: list[Row], folder: Path) -> str:
         "| system | " + " | ".join(sets) + " |",
         "| --- " * (len(sets) + 1) + "|",
     ]
-    for name in SYSTEMS:
+    for name in systems:
         rates = [distinct_rate([r for r in runs if r["system"] == name and r["set"] == s]) for s in sets]
         lines.append(f"| {name} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
     lines.append("| Belady's bound | " + " | ".join(f"{best[s][0]:.3f}" for s in sets) + " |")
     if varied:
-        lines += ["", *_varied(varied, folder)]
+        lines += ["", *_varied(varied, varied_demand(folder))]
     return "\n".join(lines)
 
 
@@ -134,7 +142,7 @@ def _points(rows: list[Row]) -> list[tuple[str, str, str, list[Row]]]:
     for row in rows:
         key = (row["share"], row["tokens"], row["system"])
         if row["system"].startswith("K = "):
-            points.append(("cap", row["system"].removeprefix("K = "), "MoE-SpAc (full)", key))
+            points.append(("cap", row["system"].removeprefix("K = "), FULL, key))
         elif row["tokens"] != base:
             points.append(("tokens", str(row["tokens"]), row["system"], key))
         else:
@@ -159,7 +167,7 @@ def draw(runs: list[Row], varied: list[Row], folder: Path, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 4, figsize=(17, 4), constrained_layout=True)
-    names = [name for name in SYSTEMS if name != PLAIN]
+    names = [name for name in systems_of(runs) if name != PLAIN]
     rates = [distinct_rate([row for row in runs if row["system"] == name]) for name in names]
     axes[0].barh(
         names[::-1],
@@ -181,7 +189,7 @@ def draw(runs: list[Row], varied: list[Row], folder: Path, path: Path) -> None:
             if kind == what:
                 x = float(value.rstrip("%"))
                 curves.setdefault(name, []).append((x, distinct_rate(group)))
-                bounds[x] = _bound_of(group, folder)
+                bounds[x] = _bound_of(group, varied_demand(folder))
         for name, curve in curves.items():
             axis.plot(*zip(*sorted(curve), strict=True), marker="o", markersize=3, label=name)
         if bounds:

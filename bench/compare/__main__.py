@@ -171,8 +171,10 @@ def arguments() -> argparse.ArgumentParser:
     add("--device", default="CUDA0", help="CUDA0, …; simulated or cpu to try it without a GPU")
     add("--budgets", nargs="+", default=["17%", "10%", "25%", "50%"], metavar="SHARE")
     add("--contexts", nargs="+", type=int, default=[512, 4096], metavar="TOKENS")
-    add("--schedulers", nargs="+", default=["logistic", "moe-spac", "lru", "ewma", "static"],
-        help="the first is the one that the comparison rests on")  # fmt: skip
+    add("--schedulers", nargs="+",
+        default=["logistic", "moe-spac", "moe-spac:paper", "lru", "lru load", "ewma", "static"],
+        help="the first is the one that the comparison rests on; "
+             "a value of --miss may follow a space: \"lru load\" is a plain expert cache")  # fmt: skip
     add("--only", nargs="+", metavar="TEXT", help="engines whose names contain one of these")
     add("--draft-length", type=int, default=8)
     add("--tokens", type=int, default=128, help="generated after each prompt")

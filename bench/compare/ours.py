@@ -10,6 +10,7 @@ import numpy as np
 
 from bench.compare.job import NO_GPU, Job, Result, Run
 from bench.compare.likelihood import PIECE, surprises
+from bench.program import with_misses
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.doctor.selftest import decode as logits
@@ -34,10 +35,12 @@ def config_of(job: Job) -> EngineConfig:
     draft: dict[str, Any] = {"draft_length": job.draft_length}
     if job.governor:
         draft = {"governor": job.governor, "draft_max": job.draft_length}
+    scheduler, miss = with_misses(job.scheduler)
     return EngineConfig(
-        target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=job.scheduler,
-        ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0, paging=paging_of(job),
-        state="off", sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True), **draft,
+        target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=scheduler,
+        miss=miss, ctx=job.ctx, threads=job.threads, lookahead=job.lookahead, cache_ram=0,
+        paging=paging_of(job), state="off", **draft,
+        sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
     )  # fmt: skip
 
 

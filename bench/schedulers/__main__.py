@@ -8,7 +8,8 @@ published ones). A step accepts a window of tokens. Every scheduler is replayed 
 each window, and each link: `--copies` is the number of experts that the link carries per token between the
 steps, where copies cost nothing, and `--machines` are models of machines (bench/step_time) whose link runs
 all the time and shares the memory with the CPU. Their dense part is that of Qwen3-30B-A3B, and a window of
-more than one token has a draft of 480 MB.
+more than one token has a draft of 480 MB. With `--recall`, each scheduler also loads within a step, by
+routers that see as many layers ahead as it says (bench/step_time/lookahead.py).
 
 distinct, activ.: hit rates of distinct experts of a step, and of activations. /belady: `distinct` as a share
 of the optimum with loads on demand. copies: per token. step ms, fit: the predicted time of a step, and the
@@ -18,7 +19,6 @@ experts that the machine's link carries in it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,54 +27,62 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bench.program import publish, run_program
 from bench.provenance import where
-from bench.schedulers.replays import Figures, bound_of, pool_slots_of, predicted, replayed
+from bench.schedulers.replays import (
+    PRINTED,
+    RIVALS,
+    Figures,
+    Foretold,
+    bound_of,
+    pool_slots_of,
+    predicted,
+    replayed,
+)
 from bench.step_time.machine import MACHINES, Model
+from bench.step_time.misses import simulation_of
+from bench.step_time.simulation import Simulation
 from spac import scheduler
 from spac.config import Slots
-from spac.errors import InputError, SpacError
+from spac.errors import InputError
 from spac.scheduler.replay import Demand
 from spac.scheduler.trace import Trace
 
-PRINTED = "moe-spac:form=literal,ties=none,strict=on,levels=4"
-"""MoE-SpAc's estimator as its paper prints it."""
 SCHEDULERS = (
-    "static",
-    "lru",
-    "ewma",
-    "logistic",
-    "logistic:margin=0",
-    "logistic:margin=0.2",
-    "moe-spac",
-    PRINTED,
-)
+    "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:ties=count,whole=off", "logistic",
+    "logistic:margin=0", "logistic:margin=0.2",
+)  # fmt: skip
 DRAFT_BYTES = 480_000_000
 Row = dict[str, Any]
 
 
 def judge(
     path: Path, slots: str, window: int, links: Sequence[str], names: Sequence[str], n_token: int | None,
-    expert_bytes: int,
+    expert_bytes: int, recall: tuple[float, float] | None,
 ) -> list[Row]:  # fmt: skip
     """Return a row for every link and scheduler at one number of slots and one window."""
     trace = read(path, n_token)
     demand = trace.demand(window)
     size = expert_bytes or trace.expert_bytes
+    foretold = Foretold(demand, *recall) if recall else None
     best = bound_of(demand, pool_slots_of(demand, slots)).hit_rate_distinct
     return [
         {"trace": path.stem, "slots": slots, "window": window, "link": link, "scheduler": name,
          "belady": best,
-         **asdict(_figures(name, demand, slots, best, link, size, path))}
+         **asdict(_figures(name, demand, slots, best, link, size, path, foretold))}
         for link, name in product(links, names)
     ]  # fmt: skip
 
 
-def _figures(name: str, demand: Demand, slots: str, best: float, link: str, size: int, path: Path) -> Figures:
+def _figures(
+    name: str, demand: Demand, slots: str, best: float, link: str, size: int, path: Path,
+    foretold: Foretold | None,
+) -> Figures:  # fmt: skip
     if link not in MACHINES:
         return replayed(name, demand, slots, best, None if link == "all" else float(link))
     if not size:
         raise InputError(f"{path} does not say how large an expert is: give --expert-bytes")
-    return predicted(name, demand, slots, best, link, Model(size, DRAFT_BYTES))
+    return predicted(name, demand, slots, best, link, Model(size, DRAFT_BYTES), foretold)
 
 
 def read(path: Path, n_token: int | None) -> Trace:
@@ -107,11 +115,10 @@ def _summary(link: str, rows: Sequence[Row], names: Sequence[str]) -> str:
         else f"{what}: share of Belady's (copies per token)"
     )
     lines = [what, ""]
-    titles = [name if name != PRINTED else "moe-spac as printed" for name in names]
-    widths = [max(14, len(title) + 2) for title in titles]
+    widths = [max(14, len(name) + 2) for name in names]
     lines.append(
         f"{'trace':22} {'slots':>5} {'window':>6} {'belady':>7}"
-        + "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
+        + "".join(f"{title:>{width}}" for title, width in zip(names, widths, strict=True))
     )
     cells = {(row["trace"], row["slots"], row["window"], row["scheduler"]): row for row in rows}
     for trace, slots, window in dict.fromkeys(key[:3] for key in cells):
@@ -142,22 +149,20 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE.npz")
-    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
+    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...][ MISS]")
     parser.add_argument("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
     parser.add_argument("--windows", nargs="+", type=int, default=[1, 2, 4, 8], help="tokens of a step")
     parser.add_argument("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
     parser.add_argument("--machines", nargs="*", default=list(MACHINES), choices=list(MACHINES))
     parser.add_argument("--tokens", type=int, help="of every trace the last ones only")
+    parser.add_argument(
+        "--recall", nargs=2, type=float, metavar=("R", "LOSS"),
+        help="on machines: the share that routers foretell one layer ahead, less LOSS for each further layer",
+    )  # fmt: skip
     parser.add_argument("--expert-bytes", nargs="+", type=int, help="of each trace; for machines")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the page; its figures beside, as .json")
-    args = parser.parse_args(argv)
-    try:
-        run(args)
-    except (ValueError, OSError, SpacError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program(run, parser.parse_args(argv))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -166,7 +171,7 @@ def run(args: argparse.Namespace) -> None:
     sizes = args.expert_bytes or [0] * len(args.traces)
     traces = list(zip(args.traces, sizes, strict=True))
     jobs = [
-        (path, slots, window, links, args.schedulers, args.tokens, size)
+        (path, slots, window, links, args.schedulers, args.tokens, size, args.recall)
         for (path, size), slots, window in product(traces, args.slots, args.windows)
     ]
     if args.jobs > 1:
@@ -175,25 +180,26 @@ def run(args: argparse.Namespace) -> None:
     else:
         found = [judge(*job) for job in jobs]
     rows = [row for each in found for row in each]
-    text = page(rows, args.schedulers)
-    print(text)
-    if args.out:
-        title = f"python -m bench.schedulers {' '.join(str(path.name) for path in args.traces)}, {where()}"
-        args.out.write_text(f"{title}\n\n{text}\n")
-        args.out.with_suffix(".json").write_text(json.dumps(rows) + "\n")
+    title = f"python -m bench.schedulers {' '.join(str(path.name) for path in args.traces)}, {where()}"
+    publish(page(rows, args.schedulers), args.out, title, rows)
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise InputError for options that cannot be used, before anything runs."""
     for name in args.schedulers:
-        subject = scheduler.make(name)
-        if subject.wants_draft_routes or subject.wants_draft_states:
+        plain, simulation = simulation_of(name)
+        subject = scheduler.make(plain)
+        if simulation is not Simulation and args.copies:
+            raise InputError(f"'{name}' needs a machine: give --copies without numbers")
+        if subject.wants_draft_routes or subject.wants_target_routes:
             raise InputError(f"scheduler '{subject.name}' follows a draft, and traces have none")
     if args.tokens is not None and args.tokens < 1:
         raise InputError("--tokens must be at least 1")
     for path, slots in product(args.traces, args.slots):
         trace = read(path, args.tokens)
         Slots.parse(slots).of(trace.experts.shape[1] * trace.n_expert)
+    if args.recall and not (0 < args.recall[0] <= 1 and 0 <= args.recall[1] < 1):
+        raise InputError("--recall takes a share above 0, and what a further layer takes from it")
     if min(args.windows) < 1:
         raise InputError("--windows are tokens of a step, at least 1")
     for link in args.copies:

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bench.step_time.clock import Known
+from bench.step_time.lookahead import Lookahead, LookaheadSimulation
 from bench.step_time.machine import MACHINES, Model
+from bench.step_time.misses import simulation_of
+from bench.step_time.predicted_routes import Predicted, predict
 from bench.step_time.simulation import Simulation
 from spac import _core, scheduler
 from spac.config import Slots
+from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.costs import Costs
 from spac.scheduler.belady import Bound, belady, clairvoyant
 from spac.scheduler.replay import Demand, replay
 
+PRINTED = "moe-spac:paper"
+"""MoE-SpAc as its paper prints it."""
+RIVALS = ("profiled", "mixtral-offloading", "moe-infinity", "adapmoe", "fate", "hybrimoe")
+"""The systems that the papers compare themselves with, as values of --scheduler."""
 BOUNDS = {"belady": belady, "clairvoyant": clairvoyant}
 
 
@@ -46,16 +55,14 @@ class Figures:
     """The experts that the machine's link carries in that time; None without a machine."""
 
 
-class _Between:
-    """The costs of a link that copies between the steps, where a copy costs the CPU nothing.
+def between(demand: Demand) -> Known:
+    """Return the costs of a link that copies between the steps, where a copy costs the CPU nothing.
 
     The hand-off costs nothing too, so that no layer is made whole: that spares time, and costs hits.
     """
-
-    def __init__(self, demand: Demand) -> None:
-        guessed = Costs.guessed(demand.layers)
-        experts = tuple(replace(each, upload_s=0.0, upload_busy_s=0.0) for each in guessed.experts)
-        self.costs = replace(guessed, experts=experts, hand_off_s=0.0)
+    guessed = Costs.guessed(demand.layers)
+    experts = tuple(replace(each, upload_s=0.0, upload_busy_s=0.0) for each in guessed.experts)
+    return Known(replace(guessed, experts=experts, hand_off_s=0.0))
 
 
 def replayed(name: str, demand: Demand, slots: str, best: float, copies: float | None) -> Figures:
@@ -66,17 +73,45 @@ def replayed(name: str, demand: Demand, slots: str, best: float, copies: float |
     n_token = int((demand.accepted + 1).sum())
     most = None if copies is None else max(1, round(copies * n_token / len(demand.counts)))
     pool_slots = pool_slots_of(demand, slots)
-    costs = _Between(demand)
+    costs = between(demand)
     found = replay(scheduler.make(name), demand, pool_slots, max_uploads=most, costs=costs)
     return Figures(
         found.hit_rate_distinct, found.hit_rate, found.hit_rate_distinct / best, found.uploads / n_token
     )
 
 
-def predicted(name: str, demand: Demand, slots: str, best: float, machine: str, model: Model) -> Figures:
-    """Return the figures of a run on a modelled machine, whose link copies all the time."""
-    n_slots = sum(pool_slots_of(demand, slots))
-    spent = Simulation(MACHINES[machine], model, demand, n_slots).run(scheduler.make(name), 0)
+class Foretold:
+    """Experts that routers foretell some layers ahead, with assumed recalls. Each distance is made once."""
+
+    def __init__(self, demand: Demand, recall: float, loss: float) -> None:
+        """Take the recall one layer ahead, and what each further layer takes from it."""
+        self._demand, self._recall, self._loss = demand, recall, loss
+        self._made: dict[int, Predicted] = {}
+
+    def at(self, distance: int) -> Predicted:
+        """Return the predictions `distance` layers ahead."""
+        if distance not in self._made:
+            recall = max(0.05, self._recall - self._loss * (distance - 1))
+            self._made[distance] = predict(self._demand, recall, 0.0)
+        return self._made[distance]
+
+
+def predicted(
+    name: str, demand: Demand, slots: str, best: float, machine: str, model: Model, foretold: Foretold | None
+) -> Figures:
+    """Return the figures of a run on a modelled machine, whose link copies all the time.
+
+    name: a scheduler, and a way of computing misses (`simulation_of`), which looks no layers ahead.
+    foretold: None for no loads inside a step. Otherwise a scheduler looks as many layers ahead as it says.
+    """
+    plain, simulation = simulation_of(name)
+    n_slots, subject = sum(pool_slots_of(demand, slots)), scheduler.make(plain)
+    ahead = DEFAULT_LOOKAHEAD if subject.lookahead is None else subject.lookahead
+    setting = (MACHINES[machine], model, demand, n_slots)
+    if foretold is None or ahead == 0 or simulation is not Simulation:
+        spent = simulation(*setting).run(subject, 0)
+    else:
+        spent = LookaheadSimulation(*setting, foretold.at(ahead), Lookahead(ahead)).run(subject, 0)
     step_s = spent.seconds / spent.steps
     return Figures(
         spent.hit_rate, None, spent.hit_rate / best, spent.uploads / spent.tokens, step_s * 1e3,

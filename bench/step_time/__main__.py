@@ -2,38 +2,42 @@
 
     python -m bench.step_time DIR … [--machines NAME …] [--slots 17% …] [--schedulers NAME …] [--out FILE]
 
-DIR are folders of `python -m bench.locality record`, of several draft lengths and agreements. Every recording
-is run under every scheduler on every machine (`simulation`, `machine`), with the sizes of Qwen3-30B-A3B and
-its draft, Q4_K_M. The second half of the steps counts. Three references stand beside: `layers`, llama.cpp's
---n-cpu-moe with whole layers in the same memory; `profiled`, the best fixed set of the first half;
-`foreseen`, which knows the future. Without a draft (γ = 0) the memory of its weights holds further experts,
-for all alike.
+DIR are folders of `python -m bench.locality record`, of several draft lengths and agreements, or of
+`python -m bench.replay_demand record` (with `--target-routes` also under `sp-moe`). Every recording is run
+under every scheduler on every machine (`simulation`, `machine`), with the sizes of Qwen3-30B-A3B and its
+draft, Q4_K_M. The second half of the steps counts. Two references stand beside: `layers`, llama.cpp's
+--n-cpu-moe with whole layers in the same memory, and `foreseen`, which knows the future. Without a draft (γ =
+0) the memory of its weights holds further experts, for all alike. "lru load" is a plain expert cache, whose
+misses come over the link within their layer. "lru auto" and "logistic auto" divide misses between CPU and
+link (`misses`). Otherwise nothing is loaded inside a step: see bench.step_time.lookahead_table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.locality import profiled
+from bench.program import publish, run_program
+from bench.provenance import commit
+from bench.schedulers.replays import PRINTED, RIVALS
 from bench.step_time.clock import Known, Learned
 from bench.step_time.machine import MACHINES, PAIRS
+from bench.step_time.misses import LOADED, simulation_of
 from bench.step_time.page import page
 from bench.step_time.rivals import Foreseen
 from bench.step_time.simulation import Simulation, Spent
 from spac import scheduler
 from spac.config import Slots
-from spac.errors import SpacError
 from spac.scheduler.replay import Demand
 
 SCHEDULERS = (
-    "profiled", "lru", "moe-spac", "moe-spac:whole=off", "logistic", "logistic:whole=off", "foreseen"
+    *RIVALS, *(f"{name} load" for name in LOADED), "lru", "lru auto", PRINTED, "moe-spac",
+    "moe-spac:whole=off", "logistic", "logistic auto", "logistic:whole=off", "foreseen",
 )  # fmt: skip
 NOISE, STALLS, STALL_S = 0.1, 0.03, 5e-4
 
@@ -43,7 +47,9 @@ def judge(
 ) -> dict[str, Any]:
     """Return the rows of one recording on one machine."""
     demand, model = Demand.load(path).part(slice(n_step)), PAIRS[draft]
-    note = json.loads(path.with_suffix(".json").read_text())
+    note = {"name": path.stem, "kept": None}
+    if path.with_suffix(".json").exists():
+        note = json.loads(path.with_suffix(".json").read_text())
     gamma, half = int(demand.verified.max()) - 1, len(demand.counts) // 2
     n_expert = sum(layer.n_expert for layer in demand.layers)
     n_slots = Slots.parse(slots).of(n_expert)
@@ -60,10 +66,9 @@ def judge(
         costs: Known | Learned | None = None
         if learned:
             costs = Learned(subject.layers, 16, noise=NOISE, stalls=STALLS, stall_s=STALL_S)
-        if name == "profiled":
-            chosen = profiled(demand.part(slice(half)), subject.pool_slots)
-        else:
-            chosen = Foreseen(demand.counts) if name == "foreseen" else scheduler.make(name)
+        plain, simulation = simulation_of(name)
+        chosen = Foreseen(demand.counts) if plain == "foreseen" else scheduler.make(plain)
+        subject = simulation(MACHINES[machine], model, demand, n_slots)
         found[name] = _figures(subject.run(chosen, half, costs))
     return found
 
@@ -93,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     parser.add_argument("--machines", nargs="+", default=list(MACHINES), choices=list(MACHINES))
     parser.add_argument("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
-    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
+    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...][ MISS]")
     parser.add_argument("--draft", default="qwen3-4b", choices=list(PAIRS), help="whose speed and size")
     parser.add_argument("--steps", type=int, default=480, help="of each recording, at most")
     parser.add_argument(
@@ -102,13 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="the tables; figures beside, as .json")
     parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args(argv)
-    try:
-        run(args)
-    except (ValueError, OSError, SpacError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program(run, parser.parse_args(argv))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -122,19 +121,10 @@ def run(args: argparse.Namespace) -> None:
         rows = [future.result() for future in futures]
     rows.sort(key=lambda row: (args.machines.index(row["machine"]), args.slots.index(row["slots"]),
                                row["name"], row["agreement"] or 0, row["gamma"]))  # fmt: skip
-    text = page(rows, names)
-    print(text)
-    if args.out:
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
-        ).stdout
-        title = (
-            f"python -m bench.step_time, at commit {commit.strip()}: predictions of a model, no measurement"
-        )
-        args.out.write_text(f"{title}\n\n{text}\n")
-        figures = {name: vars(MACHINES[name]) for name in args.machines}
-        out = {"machines": figures, "model": vars(PAIRS[args.draft]), "learned": args.learned, "rows": rows}
-        args.out.with_suffix(".json").write_text(json.dumps(out) + "\n")
+    figures = {name: vars(MACHINES[name]) for name in args.machines}
+    out = {"machines": figures, "model": vars(PAIRS[args.draft]), "learned": args.learned, "rows": rows}
+    title = f"python -m bench.step_time, at commit {commit()}: predictions of a model, no measurement"
+    publish(page(rows, names), args.out, title, out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from spac.scheduler import Layer
 
 LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
-     ("device_activations", "i4"), ("device_distinct", "i4")]
+     ("device_activations", "i4"), ("device_distinct", "i4"), ("loaded_distinct", "i4")]
 )  # fmt: skip
 """The columns of `Step.layer_costs`."""
 
@@ -53,7 +53,8 @@ class Learned:
         shown[:, 1] += self._stall_s * (rng.random(len(layers)) < self._stalls)
         shown[times == 0] = 0
         work = np.zeros(len(layers), LAYER_COST)
-        for name, column in zip(LAYER_COST.names or (), (*(shown * 1e9).T, *layers[:, 2:].T), strict=True):
+        columns = (*(shown * 1e9).T, *layers[:, 2:].T)
+        for name, column in zip((LAYER_COST.names or ())[:-1], columns, strict=True):  # nothing is loaded
             work[name] = column
         self._estimator.observe(
             StepTimes(

@@ -82,10 +82,8 @@ class LookaheadSimulation(Simulation):
         super().__init__(machine, model, demand, n_slots)
         self._predicted, self._how = predicted, how
         self._window = how.distance * machine.dense(1) / len(self.layers)
-        self._at = 0
 
     def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Foresight:
-        self._at = 0
         spent = super().run(scheduler, judged_from, costs)
         assert isinstance(spent, Foresight)
         return spent
@@ -104,9 +102,7 @@ class LookaheadSimulation(Simulation):
             super()._step(counts, verified, accepted, link, spent, costs)
             return
         machine, step, began = self._machine, _Step(), link.urgent_uploads
-        drafting = (verified - 1) * self._draft_token_s
-        spent.draft += drafting
-        link.run(drafting, machine.link)
+        self._make_draft(verified - 1, link, spent)
         dense = machine.dense(verified) / len(counts) + self._how.dense_s
         mask = self._fixed_mask(0, link, step)
         for il, row in enumerate(counts):
@@ -135,7 +131,6 @@ class LookaheadSimulation(Simulation):
         spent.steps += 1
         spent.tokens += 1 + accepted
         spent.urgent += link.urgent_uploads - began
-        self._at += 1
 
     def _fixed_mask(self, layer: int, link: UrgentLink, step: _Step) -> BoolArray:
         if layer in step.begun:

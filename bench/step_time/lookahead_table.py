@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.program import publish, run_program
+from bench.provenance import commit
 from bench.step_time.__main__ import first_token
 from bench.step_time.lookahead import Lookahead, LookaheadSimulation
 from bench.step_time.machine import MACHINES, PAIRS
@@ -27,7 +28,6 @@ from bench.step_time.predicted_routes import predict
 from bench.step_time.simulation import Simulation
 from spac import scheduler
 from spac.config import Slots
-from spac.errors import SpacError
 from spac.scheduler.replay import Demand
 
 TODAY = ("logistic", "moe-spac", "lru")
@@ -152,13 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=480, help="of each recording, at most")
     parser.add_argument("--out", type=Path, help="the tables; figures beside, as .json")
     parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args(argv)
-    try:
-        run(args)
-    except (ValueError, OSError, SpacError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program(run, parser.parse_args(argv))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -174,14 +168,9 @@ def run(args: argparse.Namespace) -> None:
         rows = [row for future in futures for row in future.result()]
     rows.sort(key=lambda row: (args.machines.index(row["machine"]), args.slots.index(row["slots"]),
                                row["name"], row["gamma"]))  # fmt: skip
-    text = page(rows, [title(*each) for each in variants(args)])
-    print(text)
-    if args.out:
-        git = ["git", "describe", "--always", "--dirty"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-        head = f"python -m bench.step_time.lookahead_table, at commit {commit}"
-        args.out.write_text(f"{head}: predictions of a model, no measurement\n\n{text}\n")
-        args.out.with_suffix(".json").write_text(json.dumps({"rows": rows}) + "\n")
+    head = f"python -m bench.step_time.lookahead_table, at commit {commit()}"
+    head += ": predictions of a model, no measurement"
+    publish(page(rows, [title(*each) for each in variants(args)]), args.out, head, {"rows": rows})
 
 
 if __name__ == "__main__":

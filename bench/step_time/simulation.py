@@ -1,6 +1,7 @@
 """Run a scheduler over recorded demand on a modelled machine, and compute how long the steps take.
 
-A step drafts first (the device is busy, DRAM is idle). Then every layer does its dense part on the device and
+A step drafts first (the device is busy, DRAM is idle). Schedulers that follow a draft are asked while it is
+made, layer by layer or token by token. Then every layer does its dense part on the device and
 its experts on both sides at once: max(device, CPU). It adds the hand-off unless all experts of the layer are
 resident (with one missing the device waits for the CPU, even if no token uses that expert). Uploads follow
 the scheduler's last plan through the mechanism's own bookkeeping, best first, all the time. They run at the
@@ -14,6 +15,7 @@ running layer (they go from layer 0 on), and attention over a long context.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +26,9 @@ from bench.step_time.machine import Machine, Model
 from spac import _core
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler import Event, Plan, Scheduler, View
-from spac.scheduler.replay import Demand
+from spac.scheduler.demand import Demand, known_layers, routes_of_step
+
+_DRAFTING = frozenset({Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END})
 
 
 @dataclass
@@ -68,6 +72,11 @@ class Simulation:
         self.pool_slots = _core.share_out(n_slots, self._shapes, 1 + max(pool for _, pool in self._shapes))
         self._draft_token_s = machine.draft_token_s(model)
         self._experts = machine.experts(model)
+        self._at = 0
+        self._draft: Callable[[int, int], None] | None = None  # makes the draft of a step, which has n tokens
+        self.waits = False
+        """True if a draft waits for the copies of each layer before it computes the next one."""
+        self._waited = 0.0
 
     def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Spent:
         """Run all steps under a scheduler, and count those from `judged_from` on. costs: the scheduler's view
@@ -80,24 +89,49 @@ class Simulation:
             costs=costs,
         )  # fmt: skip
         plan = Plan.nothing(*link.slot_of.shape)
-        if Event.START in scheduler.events:
-            plan = (scheduler.on(Event.START, view) or plan).over(plan)
-            link.follow(plan)
+        drafts = demand.drafts_for(scheduler)
+
+        def ask(event: Event, now: View) -> None:
+            nonlocal plan
+            if event in scheduler.events and (found := scheduler.on(event, now)) is not None:
+                plan = found.over(plan)
+                link.follow(plan)
+
+        def draft(step: int, n_drafted: int) -> None:
+            """Let the link run while a draft is made, and ask the scheduler layer by layer."""
+            tokens = routes_of_step(drafts, step, scheduler)
+            n_layer, by_layer = len(self.layers), Event.DRAFT_LAYER in scheduler.events
+            for index in range(n_drafted):
+                for layer in range(n_layer):
+                    link.run(self._draft_token_s / n_layer, self._machine.link)
+                    if by_layer and layer < len(scheduler.critical):
+                        seen = known_layers(tokens, index, layer)
+                        now = replace(view, step=step, n_drafted=index, draft_routes=seen, layer=layer)
+                        ask(Event.DRAFT_LAYER, now)
+                        if self.waits:
+                            wait = link.pending / self._machine.link
+                            link.run(wait, self._machine.link)
+                            self._waited += wait
+                now = replace(view, step=step, n_drafted=index + 1, draft_routes=tokens[:, : index + 1])
+                ask(Event.DRAFT_TOKEN, now)
+            ask(Event.DRAFT_END, replace(view, step=step, n_drafted=n_drafted, draft_routes=tokens))
+
+        self._draft = draft if scheduler.events & _DRAFTING else None
+        ask(Event.START, view)
         routes = demand.routes if scheduler.wants_routes else None
         spent, before = self._spent(), 0
         for step, counts in enumerate(demand.counts):
             if step == judged_from:
                 spent, before = self._spent(), link.uploads
             verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
+            self._at = step
             self._step(counts, verified, accepted, link, spent, costs)
-            if Event.VERIFY_END in scheduler.events:
-                now = replace(
-                    view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified,
-                    n_accepted=accepted,
-                    routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
-                )  # fmt: skip
-                plan = (scheduler.on(Event.VERIFY_END, now) or plan).over(plan)
-                link.follow(plan)
+            now = replace(
+                view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified,
+                n_accepted=accepted, text=0 if demand.texts is None else int(demand.texts[step]),
+                routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
+            )  # fmt: skip
+            ask(Event.VERIFY_END, now)
         spent.uploads = link.uploads - before
         return spent
 
@@ -120,6 +154,7 @@ class Simulation:
 
     def fixed(self, resident: BoolArray, judged_from: int) -> Spent:
         """Simulate a fixed residency (bool [L, N]) without uploads."""
+        self._draft = None
         link = Link(self._shapes, [0] * len(self.pool_slots), self._model.expert_bytes)
         link.slot_of[resident] = 0
         spent, demand = Spent(), self._demand.part(slice(judged_from, None))
@@ -132,9 +167,7 @@ class Simulation:
         costs: Known | Learned | None = None,
     ) -> None:  # fmt: skip
         machine, before, start = self._machine, spent.seconds, link.uploads
-        drafting = (verified - 1) * self._draft_token_s
-        spent.draft += drafting
-        link.run(drafting, machine.link)
+        drafting = self._make_draft(verified - 1, link, spent)
         dense, idle = machine.dense(verified) / len(counts), 0.0  # idle: since the CPU's last part
         seen = np.zeros((len(counts), 6)) if costs is not None and costs.learns else None
         for il, (row, slots) in enumerate(zip(counts, link.slot_of, strict=True)):
@@ -152,7 +185,7 @@ class Simulation:
                 link.run(machine.hand_off_s, machine.link)
                 spent.hand_off += machine.hand_off_s
                 wait += machine.hand_off_s
-            cpu, device = self._block(pairs, distinct - hits, hits, link, spent)
+            cpu, device = self._block(il, row, link, spent)
             idle = wait + device if whole else max(0.0, device - cpu)
             wait = 0.0 if whole else wait
             if seen is not None:
@@ -167,9 +200,25 @@ class Simulation:
                 (n * self._model.expert_bytes, n * self._experts.upload_busy_s),
             )  # fmt: skip
 
-    def _block(self, pairs: int, misses: int, hits: int, link: Link, spent: Spent) -> tuple[float, float]:
-        """Run both sides of one layer's experts. Return the seconds of the CPU and of the device."""
+    def _make_draft(self, n: int, link: Link, spent: Spent) -> float:
+        """Draft n tokens while copies run. Return the seconds."""
+        seconds, self._waited = n * self._draft_token_s, 0.0
+        if self._draft is None:
+            link.run(seconds, self._machine.link)
+        else:
+            self._draft(self._at, n)
+        spent.draft += seconds + self._waited
+        return seconds + self._waited
+
+    def _block(self, layer: int, row: Int32Array, link: Link, spent: Spent) -> tuple[float, float]:
+        """Run both sides of one layer's experts. Return the seconds of the CPU and of the device.
+
+        row: int32 [N], the tokens of every expert.
+        """
         costs, machine = self._experts, self._machine
+        on_device, used = link.slot_of[layer] >= 0, row > 0
+        hits, misses = int(np.count_nonzero(used & on_device)), int(np.count_nonzero(used & ~on_device))
+        pairs = int(row[~on_device].sum())
         device = costs.device_expert_s * hits
         alone = cpu = costs.cpu_s(pairs, misses)
         if alone > 0 and link.pending > 0:

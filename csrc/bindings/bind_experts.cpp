@@ -5,6 +5,9 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <optional>
 
 namespace py = pybind11;
@@ -37,14 +40,21 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(download_bytes);
     SPAC_STAT(join_bytes);
     SPAC_STAT(blocks_streamed);
+    SPAC_STAT(blocks_divided);
     SPAC_STAT(stream_bytes);
     SPAC_STAT(stream_slot_bytes);
+    SPAC_STAT(tail_experts);
     SPAC_STAT(foreseen);
     SPAC_STAT(foreseen_right);
     SPAC_STAT(graphs_prepared);
     SPAC_STAT(graph_ns);
     SPAC_STAT(queue_ns);
     SPAC_STAT(ahead_ns);
+    SPAC_STAT(misses_cpu);
+    SPAC_STAT(misses_loaded);
+    SPAC_STAT(activations_loaded);
+    SPAC_STAT(load_bytes);
+    SPAC_STAT(load_ns);
     SPAC_STAT(disk_bytes);
 #undef SPAC_STAT
     return result;
@@ -106,6 +116,25 @@ py::array_t<spac::LayerCost> take_layer_costs(Experts & experts) {
     auto * const                 data = costs.mutable_data();
     without_gil([&] { experts.take_layer_costs(data); });
     return costs;
+}
+
+void set_miss(Experts & experts, const std::string & how, bool most_recent) {
+    experts.home.check("the handle on the experts");
+    constexpr const char * words[] = {"cpu", "load", "divide"};
+    const auto             found   = std::find(std::begin(words), std::end(words), how);
+    if (found == std::end(words)) {
+        throw spac::InputError("misses are computed by 'cpu', 'load' or 'divide', not '" + how + "'");
+    }
+    without_gil([&] { experts.set_miss(static_cast<spac::Miss>(found - std::begin(words)), most_recent); });
+}
+
+void set_miss_costs(Experts & experts, const std::vector<std::array<double, 6>> & costs) {
+    experts.home.check("the handle on the experts");
+    std::vector<spac::MissCosts> pools;
+    for (const auto & pool : costs) {
+        pools.push_back(spac::bindings::miss_costs(pool));
+    }
+    without_gil([&] { experts.set_miss_costs(pools); });
 }
 
 // Returns a function that calls the method, and that throws in a child process.
@@ -183,6 +212,10 @@ void bind_experts(py::module_ & m) {
         .def("submit", &submit, py::arg("priority"), py::arg("threshold"))
         .def("settle", at_home(&Experts::settle), py::arg("timeout_s"), Release())
         .def("residency", &residency)
+        .def("attach_draft_copies", at_home(&Experts::attach_draft_copies), py::arg("type"), py::arg("n_threads"),
+             Release())
+        .def("draft_copy_bytes", at_home(&Experts::draft_copy_bytes), py::arg("type"), Release())
+        .def_property_readonly("draft_bytes", py::cpp_function(at_home(&Experts::draft_bytes), Release()))
         .def("set_counting", at_home(&Experts::set_counting), py::arg("counting"), Release())
         .def("take_demand", &take_demand)
         .def("routes", &routes)
@@ -190,8 +223,20 @@ void bind_experts(py::module_ & m) {
         .def_property_readonly("trace", [](const Experts & experts) { return experts.trace(); })
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
         .def("set_lookahead", at_home(&Experts::set_lookahead), py::arg("n_layers"), Release())
+        .def("set_tail_stays", at_home(&Experts::set_tail_stays), py::arg("stays"), Release())
+        .def("set_tail_tokens", at_home(&Experts::set_tail_tokens), py::arg("n_tokens"), Release())
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
+        .def("set_stream_divides", at_home(&Experts::set_stream_divides), py::arg("divides"), Release())
         .def("set_staged_tokens", at_home(&Experts::set_staged_tokens), py::arg("n_most"), Release())
+        .def("set_miss", &set_miss, py::arg("how"), py::arg("most_recent") = false)
+        .def("set_miss_costs", &set_miss_costs, py::arg("costs"))
+        .def(
+            "return_to_file",
+            [](Experts & experts, const std::vector<int> & layers, bool dense) {
+                experts.home.check("the handle on the experts");
+                return without_gil([&] { return experts.return_to_file(layers, dense); });
+            },
+            py::arg("layers"), py::arg("dense"))
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
             experts.home.check("the handle on the experts");

@@ -157,7 +157,6 @@ void bind_llama(py::module_ & m) {
 
     m.def("load_model", &load_model, arg("path"), arg("devices"), arg("values"), arg("progress") = py::none());
     m.def("free_model", &spac::free_model, arg("model"), Release());
-    m.def("model_context", &spac::model_context, arg("model"));
     m.def("model_layers", &spac::model_layers, arg("model"));
     m.def("model_extra_layers", &spac::model_extra_layers, arg("model"));
     m.def("model_bytes", &spac::model_bytes, arg("model"));
@@ -165,6 +164,7 @@ void bind_llama(py::module_ & m) {
         "model_description", [](Address model) { return spac::bindings::message(spac::model_description(model)); },
         arg("model"));
     m.def("model_has_encoder", &spac::model_has_encoder, arg("model"));
+    m.def("model_is_recurrent", &spac::model_is_recurrent, arg("model"));
     m.def("model_has_window", &spac::model_has_window, arg("model"));
     m.def(
         "chat_template", [](Address model) { return py::bytes(spac::chat_template(model)); }, arg("model"));

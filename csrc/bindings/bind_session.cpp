@@ -1,9 +1,9 @@
 // Bindings of the speculative session. Its calls run without the GIL, and its events with it.
 #include "bindings/bindings.h"
 #include "bindings/session_config.h"
-#include "bindings/session_events.h"
-#include "core/home_process.h"
+#include "bindings/session_holder.h"
 #include "session/graph_size.h"
+#include "session/sequence_state.h"
 #include "session/session.h"
 
 #include <pybind11/stl.h>
@@ -13,50 +13,35 @@
 namespace py = pybind11;
 using spac::Session;
 using spac::Step;
-using spac::bindings::Callbacks;
-using spac::bindings::listeners;
+using spac::bindings::context_pointer;
+using spac::bindings::SessionHolder;
+
+void * spac::bindings::context_pointer(const py::object & address, const char * name) {
+    if (address.is_none()) {
+        return nullptr;
+    }
+    if (!py::isinstance<py::int_>(address)) {
+        throw spac::InputError(std::string(name) + " is " + spac::bindings::describe(address) +
+                               ", expected the address of a llama_context as an int, or None");
+    }
+    void * const pointer = PyLong_AsVoidPtr(address.ptr());
+    if (PyErr_Occurred() != nullptr) {
+        PyErr_Clear();
+        throw spac::InputError(std::string(name) + " is " + std::string(py::str(address)) + ", which is no address");
+    }
+    return pointer;
+}
 
 namespace {
 
-// A session and the Python objects that it needs: the owner of the contexts, and the callbacks.
-class PySession {
+class PySession : public SessionHolder<Session> {
   public:
-    PySession(const spac::SessionConfig & config, py::object owner) : owner_(std::move(owner)) {
+    PySession(const spac::SessionConfig & config, py::object owner) : SessionHolder(std::move(owner)) {
         if (config.experts != nullptr) {
             config.experts->home.check("the handle on the experts");
         }
         const py::gil_scoped_release release;
-        session_ = std::make_unique<Session>(config);
-        session_->set_listeners(listeners({}));
-    }
-
-    ~PySession() { clear(); }
-    PySession(const PySession &)             = delete;
-    PySession & operator=(const PySession &) = delete;
-
-    Session & get() const {
-        if (session_ == nullptr) {
-            throw spac::InputError("the session is closed");
-        }
-        home_.check("the session");
-        return *session_;
-    }
-
-    void on(const std::string & event, const py::object & callback) {
-        spac::bindings::check_callback(event, callback);
-        const Call call(*this);
-        if (callback.is_none()) {
-            callbacks_.erase(event);
-        } else {
-            callbacks_[event] = callback;
-        }
-        call->set_listeners(listeners(callbacks_, keeps_draft_routes_));
-    }
-
-    void keep_draft_routes(bool keeps) {
-        const Call call(*this);
-        call->set_listeners(listeners(callbacks_, keeps));
-        keeps_draft_routes_ = keeps;
+        begin(std::make_unique<Session>(config));
     }
 
     void prefill(const std::vector<int32_t> & tokens, const py::object & progress, size_t n_unseen,
@@ -108,96 +93,30 @@ class PySession {
         const py::gil_scoped_release release;
         call->reset();
     }
-
-    // Releases the contexts. Throws while a call runs.
-    void close() {
-        if (session_ == nullptr) {
-            return;
-        }
-        if (home_.is_here()) {
-            const Call check(*this);
-        }
-        clear();
-    }
-
-    int traverse(visitproc visit, void * arg) const {
-        Py_VISIT(owner_.ptr());
-        for (const auto & entry : callbacks_) {
-            Py_VISIT(entry.second.ptr());
-        }
-        return 0;
-    }
-
-    // Releases the session and all Python objects. The garbage collector calls this too, when only the callbacks keep
-    // the session. The session goes first, because it uses the contexts to its end.
-    void clear() {
-        if (home_.is_here()) {
-            session_.reset();
-        } else {
-            static_cast<void>(session_.release()); // a child's copy cannot be ended without its threads
-        }
-        callbacks_.clear();
-        owner_ = py::none();
-    }
-
-  private:
-    // The session's one call under way. It is made before the GIL is released, so that nobody can change or close the
-    // session while the call runs. It is made and destroyed with the GIL held.
-    class Call {
-      public:
-        explicit Call(PySession & owner) : owner_(owner), session_(owner.get()) {
-            if (owner_.in_call_) {
-                throw spac::InputError("the session is in use: one call at a time, and none but set_draft_length() and "
-                                       "cancel() from a callback");
-            }
-            owner_.in_call_ = true;
-        }
-        ~Call() { owner_.in_call_ = false; }
-        Call(const Call &)             = delete;
-        Call & operator=(const Call &) = delete;
-
-        Session * operator->() const { return &session_; }
-
-      private:
-        PySession & owner_;
-        Session &   session_;
-    };
-
-    spac::HomeProcess        home_;
-    py::object               owner_;
-    Callbacks                callbacks_;
-    bool                     in_call_            = false;
-    bool                     keeps_draft_routes_ = false;
-    std::unique_ptr<Session> session_; // declared last, so destroyed first: it may still use the contexts
 };
 
-void * context_pointer(const py::object & address, const char * name) {
-    if (address.is_none()) {
-        return nullptr;
+// Returns a context that has to be there. Throws InputError.
+llama_context * known_context(const py::object & address) {
+    auto * const ctx = static_cast<llama_context *>(context_pointer(address, "context"));
+    if (ctx == nullptr) {
+        throw spac::InputError("the context is None, expected the address of a llama_context");
     }
-    if (!py::isinstance<py::int_>(address)) {
-        throw spac::InputError(std::string(name) + " is " + spac::bindings::describe(address) +
-                               ", expected the address of a llama_context as an int, or None");
-    }
-    void * const pointer = PyLong_AsVoidPtr(address.ptr());
-    if (PyErr_Occurred() != nullptr) {
-        PyErr_Clear();
-        throw spac::InputError(std::string(name) + " is " + std::string(py::str(address)) + ", which is no address");
-    }
-    return pointer;
+    return ctx;
 }
 
 std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
                                         std::shared_ptr<spac::Experts> experts, py::object owner,
                                         std::shared_ptr<spac::Trace>     trace,
                                         std::shared_ptr<spac::Experts>   draft_experts,
-                                        std::shared_ptr<spac::Projector> projector, const py::kwargs & keywords) {
+                                        std::shared_ptr<spac::Projector> projector,
+                                        std::shared_ptr<spac::ShortHead> draft_head, const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
     config.experts    = std::move(experts);
     config.trace      = std::move(trace);
     config.projector  = std::move(projector);
+    config.draft_head = std::move(draft_head);
     if (draft_experts != nullptr) {
         draft_experts->home.check("the handle on the draft's experts");
     }
@@ -206,35 +125,16 @@ std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py:
     return std::make_unique<PySession>(config, std::move(owner));
 }
 
-// Makes the type visible to the garbage collector. The callbacks usually belong to the object that holds the session,
-// and only the collector can free such a cycle.
-void collectable(PyHeapTypeObject * heap_type) {
-    auto * type = &heap_type->ht_type;
-    type->tp_flags |= Py_TPFLAGS_HAVE_GC;
-    type->tp_traverse = [](PyObject * self, visitproc visit, void * arg) {
-        Py_VISIT(Py_TYPE(self));
-        if (!py::detail::is_holder_constructed(self)) {
-            return 0;
-        }
-        return py::cast<PySession &>(py::handle(self)).traverse(visit, arg);
-    };
-    type->tp_clear = [](PyObject * self) {
-        if (py::detail::is_holder_constructed(self)) {
-            py::cast<PySession &>(py::handle(self)).clear();
-        }
-        return 0;
-    };
-}
-
 } // namespace
 
 void bind_session(py::module_ & m) {
     spac::bindings::bind_session_events(m);
     py::class_<PySession>(m, "Session", "One sequence of tokens, drafted and verified.",
-                          py::custom_type_setup(&collectable))
+                          py::custom_type_setup(&spac::bindings::collectable<PySession>))
         .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none(),
-             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none(), py::arg("projector") = py::none())
+             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none(), py::arg("projector") = py::none(),
+             py::arg("draft_head") = py::none())
         .def(
             "prefill",
             [](PySession & self, const py::object & tokens, const py::object & progress, size_t n_unseen,
@@ -262,21 +162,23 @@ void bind_session(py::module_ & m) {
         .def("__exit__", [](PySession & self, const py::args &) { self.close(); })
         .def(
             "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
+        .def(
+            "set_p_min", [](const PySession & self, float p_min) { self.get().set_p_min(p_min); }, py::arg("p_min"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
         .def("drop_drafts", [](const PySession & self) { self.get().drop_drafts(); })
+        .def(
+            "resume_drafts",
+            [](const PySession & self, const py::object & draft_ctx, std::shared_ptr<spac::Experts> draft_experts,
+               std::shared_ptr<spac::ShortHead> draft_head) {
+                self.get().resume_drafts(context_pointer(draft_ctx, "draft_ctx"), std::move(draft_experts),
+                                         std::move(draft_head));
+            },
+            py::arg("draft_ctx"), py::arg("draft_experts") = py::none(), py::arg("draft_head") = py::none())
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
         .def_property_readonly("has_images", [](const PySession & self) { return self.get().has_images(); })
         .def_property_readonly("n_reused", [](const PySession & self) { return self.get().n_reused(); })
         .def_property_readonly("cached",
-                               [](const PySession & self) {
-                                   const auto cached = self.get().cached();
-                                   py::dict   stats;
-                                   stats["n_prompts"]  = cached.n_prompts;
-                                   stats["bytes"]      = cached.bytes;
-                                   stats["n_stored"]   = cached.n_stored;
-                                   stats["n_recalled"] = cached.n_recalled;
-                                   return stats;
-                               })
+                               [](const PySession & self) { return spac::bindings::cached_dict(self.get().cached()); })
         .def_property_readonly("n_past", [](const PySession & self) { return self.get().n_past(); })
         .def_property_readonly("n_ctx", [](const PySession & self) { return self.get().n_ctx(); })
         .def_property_readonly("tokens", [](const PySession & self) {
@@ -294,17 +196,36 @@ void bind_session(py::module_ & m) {
         py::arg("target_model"), py::arg("draft_model"),
         "Return the reason why the vocabularies of draft and target differ, in one line; None if they do not.");
     m.def(
+        "sequence_state",
+        [](const py::object & context, int sequence) {
+            const auto state = spac::sequence_state(known_context(context), sequence);
+            return py::array_t<uint8_t>(static_cast<py::ssize_t>(state.size()), state.data());
+        },
+        py::arg("context"), py::arg("sequence"));
+    m.def(
+        "set_sequence_state",
+        [](const py::object & context, int sequence, const py::array_t<uint8_t> & state) {
+            const auto n_bytes = static_cast<size_t>(state.size());
+            return spac::set_sequence_state(known_context(context), sequence, state.data(), n_bytes);
+        },
+        py::arg("context"), py::arg("sequence"), py::arg("state"));
+    m.def(
         "graph_bytes",
         [](const py::object & context, int n_tokens) {
-            auto * const ctx = static_cast<llama_context *>(context_pointer(context, "context"));
-            if (ctx == nullptr) {
-                throw spac::InputError("the context is None, expected the address of a llama_context");
-            }
+            auto * const                 ctx = known_context(context);
             const py::gil_scoped_release release;
             return spac::graph_bytes(ctx, n_tokens);
         },
         py::arg("context"), py::arg("n_tokens"),
         "Return the device's bytes that compute buffers for graphs of this size take.");
+    m.def(
+        "set_graph_tokens",
+        [](const py::object & context, int n_tokens) {
+            auto * const                 ctx = known_context(context);
+            const py::gil_scoped_release release;
+            spac::set_graph_tokens(ctx, n_tokens);
+        },
+        py::arg("context"), py::arg("n_tokens"), "Make compute buffers for graphs of this size.");
     m.def("draft_types", &spac::draft_types, "Return the names of the draft types that llama.cpp knows.");
     m.def("needs_draft_context", &spac::needs_draft_context, py::arg("draft_type"));
     m.def(

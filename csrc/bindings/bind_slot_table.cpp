@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 #include "core/copy_runs.h"
 #include "core/error.h"
+#include "core/miss_balance.h"
 #include "core/pinned_ranges.h"
 #include "core/residency.h"
 #include "core/slot_table.h"
@@ -10,7 +11,9 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -59,6 +62,11 @@ spac::Plan plan_of(const SlotTable & table, const py::object & priority, const p
     return plan;
 }
 
+// A mask that Python holds. Its version stays valid as long as the object lives, as it does for a launch.
+struct HeldMask {
+    std::shared_ptr<const spac::Mask> mask;
+};
+
 // Residency for one thread. It keeps the batches of loads under way for finish(), which ends the oldest first.
 class Steps {
   public:
@@ -74,10 +82,7 @@ class Steps {
         const auto               plan  = residency_.look();
         auto                     loads = residency_.begin(
                                 residency_.choose(*plan, cursor, {max_loads, max_evictions}, residency_.foreseen()), retired);
-        py::list result;
-        for (const auto & load : loads) {
-            result.append(py::make_tuple(load.id.layer, load.id.expert, load.pool, load.slot));
-        }
+        py::list result = listed(loads);
         if (!loads.empty()) {
             batches_.push_back(std::move(loads));
         }
@@ -91,6 +96,39 @@ class Steps {
         residency_.finish(batches_.front(), copied, retired);
         batches_.pop_front();
     }
+    // Begins the loads of an execution's misses, and returns them with the mask of the execution.
+    py::tuple begin_misses(int layer, const std::vector<int32_t> & missing, const std::vector<int32_t> & used,
+                           int cursor, bool most_recent, bool force) {
+        std::vector<char> is_used(residency_.table().n_expert(checked(residency_.table(), layer, 0).layer));
+        for (const int32_t expert : all_checked(layer, used)) {
+            is_used[expert] = 1;
+        }
+        misses_.push_back(
+            residency_.begin_misses(layer, all_checked(layer, missing), is_used, cursor, {most_recent, force}));
+        return py::make_tuple(listed(misses_.back().loads), HeldMask{misses_.back().mask});
+    }
+    void finish_misses() {
+        spac::Residency::Retired retired;
+        if (misses_.empty()) {
+            throw spac::InputError("no misses were begun");
+        }
+        residency_.finish_misses(misses_.front(), retired);
+        misses_.pop_front();
+    }
+    // Begins what stays of a prompt's last tokens in a layer.
+    py::list begin_tail(int layer, const std::vector<int32_t> & counts, int n_tokens) {
+        checked(residency_.table(), layer, static_cast<int>(counts.size()) - 1);
+        spac::Residency::Retired retired;
+        tails_.push_back(residency_.begin_tail(layer, counts, n_tokens, retired));
+        return listed(tails_.back());
+    }
+    void end_tail(bool copied) {
+        spac::Residency::Retired retired;
+        for (const auto & loads : std::exchange(tails_, {})) {
+            residency_.finish(loads, copied, retired);
+        }
+        residency_.end_tail();
+    }
     void foresee(int layer, const std::vector<int32_t> & experts) {
         residency_.foresee(layer, all_checked(layer, experts));
     }
@@ -100,6 +138,13 @@ class Steps {
     spac::Residency & get() { return residency_; }
 
   private:
+    static py::list listed(const std::vector<spac::Residency::Load> & loads) {
+        py::list result;
+        for (const auto & load : loads) {
+            result.append(py::make_tuple(load.id.layer, load.id.expert, load.pool, load.slot));
+        }
+        return result;
+    }
     const std::vector<int32_t> & all_checked(int layer, const std::vector<int32_t> & experts) {
         for (const int32_t expert : experts) {
             checked(residency_.table(), layer, expert);
@@ -109,11 +154,8 @@ class Steps {
 
     spac::Residency                                residency_;
     std::deque<std::vector<spac::Residency::Load>> batches_;
-};
-
-// A mask that Python holds. Its version stays valid as long as the object lives, as it does for a launch.
-struct HeldMask {
-    std::shared_ptr<const spac::Mask> mask;
+    std::deque<spac::Residency::Misses>            misses_;
+    std::deque<std::vector<spac::Residency::Load>> tails_;
 };
 
 // Returns a list of (kind, load, evict or None). The kind is "use_free", "wait" or "use_evicted".
@@ -154,6 +196,11 @@ void bind_slot_table(py::module_ & m) {
         .def("submit", &Steps::submit, py::arg("priority"), py::arg("threshold"))
         .def("begin", &Steps::begin, py::arg("cursor"), py::arg("max_loads"), py::arg("max_evictions"))
         .def("finish", &Steps::finish, py::arg("copied"))
+        .def("begin_misses", &Steps::begin_misses, py::arg("layer"), py::arg("missing"), py::arg("used"),
+             py::arg("cursor"), py::arg("most_recent"), py::arg("force"))
+        .def("finish_misses", &Steps::finish_misses)
+        .def("begin_tail", &Steps::begin_tail, py::arg("layer"), py::arg("counts"), py::arg("n_tokens"))
+        .def("end_tail", &Steps::end_tail, py::arg("copied"))
         .def("foresee", &Steps::foresee, py::arg("layer"), py::arg("experts"))
         .def("note_used", &Steps::note_used, py::arg("layer"), py::arg("experts"))
         .def("mask",
@@ -188,6 +235,29 @@ void bind_slot_table(py::module_ & m) {
         },
         py::arg("slot_of"), py::arg("expert_bytes"), py::arg("copy_bytes"),
         "(first, count, slot) of the copies that bring a layer's experts together.");
+    m.def(
+        "experts_over_link",
+        [](const std::array<double, 6> & costs, const std::vector<int> & rows, int n_resident, int most) {
+            return spac::experts_over_link(spac::bindings::miss_costs(costs), rows, n_resident, most);
+        },
+        py::arg("costs"), py::arg("rows"), py::arg("n_resident"), py::arg("most"),
+        "Return how many of a layer's missing experts the link brings, those with the most rows.");
+    py::class_<spac::MissBalance>(m, "MissBalance")
+        .def(py::init())
+        .def(
+            "divide",
+            [](const spac::MissBalance & balance, const std::array<double, 6> & costs, const std::vector<int> & rows,
+               int n_resident) {
+                const spac::MissCosts now = balance.corrected(spac::bindings::miss_costs(costs));
+                const int  n_link = spac::experts_over_link(now, rows, n_resident, static_cast<int>(rows.size()));
+                const auto pairs  = std::accumulate(rows.begin() + n_link, rows.end(), int64_t{0});
+                const int  n_cpu  = static_cast<int>(rows.size()) - n_link;
+                return std::make_tuple(n_link, spac::divided_ns(now, n_cpu, pairs, 0, 0),
+                                       spac::divided_ns(now, 0, 0, n_link, n_resident));
+            },
+            py::arg("costs"), py::arg("rows"), py::arg("n_resident"))
+        .def("note_cpu", &spac::MissBalance::note_cpu, py::arg("expected_ns"), py::arg("ns"))
+        .def("note_device", &spac::MissBalance::note_device, py::arg("expected_ns"), py::arg("ns"), py::arg("seen"));
     using Extents = std::vector<std::pair<uintptr_t, uintptr_t>>;
     m.def(
         "pin_slices",

@@ -47,7 +47,7 @@ void bind_trace(py::module_ & m) {
     PYBIND11_NUMPY_DTYPE(Record, start_ns, end_ns, bytes, activity, layer, expert, pool, count, distinct, ok);
     using spac::LayerCost;
     PYBIND11_NUMPY_DTYPE(LayerCost, host_ns, wait_ns, host_activations, host_distinct, device_activations,
-                         device_distinct);
+                         device_distinct, loaded_distinct);
 
     py::list names;
     for (const char * name : spac::activity_names) {

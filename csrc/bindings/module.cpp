@@ -19,4 +19,5 @@ PYBIND11_MODULE(_core, m) {
     bind_chat_format(m);
     bind_projector(m);
     bind_session(m);
+    bind_parallel(m);
 }

@@ -2,6 +2,8 @@
 
 #include "bindings/bindings.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <iterator>
 
@@ -14,6 +16,7 @@ struct DraftToken {
     int32_t    token;
     int        index;
     py::object routes;
+    py::object shares;
 };
 
 struct VerifyLayer {
@@ -25,14 +28,15 @@ struct DraftEnd {
     py::array_t<int32_t> tokens;
     int64_t              draft_ns;
     py::object           routes;
+    py::object           shares;
 };
 
-// Returns a copy of the routes as int32 [L, T, U], or None.
-py::object draft_routes(const DraftRoutes * routes) {
+// Returns a copy of what is known of the routes' entries as [L, T, U], or None.
+template <typename T> py::object of_routes(const DraftRoutes * routes, std::vector<T> DraftRoutes::*what) {
     if (routes == nullptr) {
         return py::none();
     }
-    const py::array_t<int32_t> by_token({routes->n_tokens, routes->n_layer, routes->n_used}, routes->ids.data());
+    const py::array_t<T> by_token({routes->n_tokens, routes->n_layer, routes->n_used}, (routes->*what).data());
     return by_token.attr("transpose")(1, 0, 2);
 }
 
@@ -52,11 +56,12 @@ py::array_t<LayerCost> layer_costs(const Step & self) {
 } // namespace
 
 void check_callback(const std::string & event, const py::object & callback) {
-    static const char * const known[] = {"draft_token", "draft_end", "verify_layer", "verify_end", "prompt_graph"};
+    static const char * const known[] = {"draft_token",  "draft_end",    "verify_layer", "verify_end",
+                                         "prompt_graph", "prompt_piece", "prompt_tail"};
     if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
         throw InputError("unknown event '" + event +
                          "', known are draft_token, draft_end, verify_layer, verify_end, "
-                         "prompt_graph");
+                         "prompt_graph, prompt_piece, prompt_tail");
     }
     if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
         throw InputError("the callback of " + event + " is " + describe(callback) +
@@ -74,14 +79,15 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
     if (const auto callback = find("draft_token")) {
         result.draft_token = [callback](int32_t token, int index, const DraftRoutes * routes) {
             const py::gil_scoped_acquire acquire;
-            callback(DraftToken{token, index, draft_routes(routes)});
+            callback(DraftToken{token, index, of_routes(routes, &DraftRoutes::ids),
+                                of_routes(routes, &DraftRoutes::shares)});
         };
     }
     if (const auto callback = find("draft_end")) {
         result.draft_end = [callback](const std::vector<int32_t> & draft, int64_t ns, const DraftRoutes * routes) {
             const py::gil_scoped_acquire acquire;
             callback(DraftEnd{py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns,
-                              draft_routes(routes)});
+                              of_routes(routes, &DraftRoutes::ids), of_routes(routes, &DraftRoutes::shares)});
         };
     }
     if (const auto callback = find("verify_layer")) {
@@ -100,6 +106,18 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
         result.prompt_graph = [callback](int n_pending, int n_failed) {
             const py::gil_scoped_acquire acquire;
             return callback(n_pending, n_failed).cast<int>();
+        };
+    }
+    if (const auto callback = find("prompt_piece")) {
+        result.prompt_piece = [callback](int n_tokens, int n_past, int64_t ns) {
+            const py::gil_scoped_acquire acquire;
+            callback(n_tokens, n_past, ns);
+        };
+    }
+    if (const auto callback = find("prompt_tail")) {
+        result.prompt_tail = [callback] {
+            const py::gil_scoped_acquire acquire;
+            callback();
         };
     }
     result.interrupt_check = [] {
@@ -129,6 +147,7 @@ void bind_session_events(py::module_ & m) {
         .def_readonly("n_drafted", &Step::n_drafted)
         .def_readonly("n_accepted", &Step::n_accepted)
         .def_readonly("n_verified", &Step::n_verified)
+        .def_readonly("confidences", &Step::confidences)
         .def_readonly("draft_ns", &Step::draft_ns)
         .def_readonly("verify_ns", &Step::verify_ns)
         .def_readonly("sample_ns", &Step::sample_ns)
@@ -137,14 +156,16 @@ void bind_session_events(py::module_ & m) {
     py::class_<DraftToken>(m, "DraftToken", "The event of one drafted token.")
         .def_readonly("token", &DraftToken::token)
         .def_readonly("index", &DraftToken::index)
-        .def_readonly("routes", &DraftToken::routes);
+        .def_readonly("routes", &DraftToken::routes)
+        .def_readonly("shares", &DraftToken::shares);
     py::class_<VerifyLayer>(m, "VerifyLayer", "The event of one MoE layer that a verification has passed.")
         .def_readonly("layer", &VerifyLayer::layer)
         .def_readonly("demand", &VerifyLayer::demand);
     py::class_<DraftEnd>(m, "DraftEnd", "The event of a finished draft, before it is verified.")
         .def_readonly("tokens", &DraftEnd::tokens)
         .def_readonly("draft_ns", &DraftEnd::draft_ns)
-        .def_readonly("routes", &DraftEnd::routes);
+        .def_readonly("routes", &DraftEnd::routes)
+        .def_readonly("shares", &DraftEnd::shares);
 }
 
 } // namespace spac::bindings

@@ -8,6 +8,9 @@
 // with x. So a published version names only slots whose copies are complete, and no copy ever writes to a slot that a
 // launch may read.
 //
+// A layer that is being executed may load what it misses in the same way (begin_misses). It reads these slots by a mask
+// version of its own, behind the copies. finish_misses() publishes them later.
+//
 // It is not thread-safe: the owner's mutex guards every call. Retired mask versions are handed out, so that they die
 // outside that mutex: their end returns slots.
 #pragma once
@@ -70,8 +73,39 @@ class Residency {
     // Ends loads whose copies are over. If the copies failed, their experts are not tried again under this plan.
     void finish(const std::vector<Load> & loads, bool copied, Retired & retired);
 
+    // Missing experts of a layer that is being executed: they are copied into slots, and the layer uses them at once.
+    // No other call but submit(), mask() and settled() may run at the same time.
+    struct Misses {
+        std::vector<Load>           loads;
+        std::shared_ptr<const Mask> mask; // the layer's mask with these experts
+    };
+    // The experts that may lose their slots for it.
+    struct MissRule {
+        bool most_recent; // the plan goes by recency, so loaded experts take the places of its least wanted ones
+        bool force;       // also evicts what the plan wants. Otherwise only what it does not want.
+    };
+    // Gives slots to `missing` experts of a layer, the first ones first, while slots can be freed. `used[e]` is true
+    // for the experts that the execution uses, which are not evicted. A slot that an older mask still names is not
+    // taken, so there may be fewer loads. The caller must not hold a mask of the layer, since experts of the layer go
+    // first.
+    Misses begin_misses(int layer, const std::vector<int32_t> & missing, const std::vector<char> & used, int cursor,
+                        MissRule rule);
+    // Publishes these experts. All copies have ended.
+    void finish_misses(const Misses & misses, Retired & retired);
+
+    // What a prompt's last tokens use, while it streams past: the owner copies the weights of the returned experts of
+    // the layer into their slots, and finish() publishes them after the graph. `counts[e]` are the expert's activations
+    // in these `n_tokens` tokens, 0 for one that does not stream. The layer keeps about as many slots as it has. The
+    // experts that stay are those with the most activations, where a resident one counts as if it had an eighth of the
+    // tokens more. The others are evicted, and their slots serve the layers that follow, because launches may still
+    // read them. From the first call until end_tail(), choose() chooses nothing. The plan in force moves none of these
+    // experts back.
+    std::vector<Load> begin_tail(int layer, const std::vector<int32_t> & counts, int n_tokens, Retired & retired);
+    void              end_tail();
+
     // Returns true if the last begin() had nothing left to do for the plan in force, and nothing is under way.
     bool                        settled() const { return settled_ && n_loading_ == 0; }
+    bool                        is_loading() const { return n_loading_ > 0; } // a copy may be under way
     std::shared_ptr<const Mask> mask(int layer) const { return masks_[layer]; }
     const SlotTable &           table() const { return table_; }
     // Returns the place where slots come back. A thread that waits on it has to keep it, because it outlives this
@@ -81,8 +115,14 @@ class Residency {
     void check_integrity() const;
 
   private:
-    std::shared_ptr<const Mask> publish(ExpertId id, int slot);
-    void                        keep(int layer, const std::vector<int32_t> & experts);
+    // A change that a miss made to an expert since the last plan. The plan does not know it yet.
+    enum Missed : char { untouched, loaded, evicted };
+
+    std::shared_ptr<const Mask>      publish(ExpertId id, std::shared_ptr<const SlotLease> lease, int slot);
+    std::shared_ptr<const SlotLease> lease_of(int layer, int slot);
+    std::vector<ExpertId> victims(int layer, const std::vector<char> & used, int cursor, MissRule rule, size_t n) const;
+    void                  take_back();
+    void                  keep(int layer, const std::vector<int32_t> & experts);
 
     SlotTable                                table_;
     std::vector<std::shared_ptr<const Mask>> masks_; // by layer
@@ -91,10 +131,12 @@ class Residency {
     std::shared_ptr<const Plan>              plan_    = std::make_shared<Plan>();
     bool                                     retry_   = false;         // true: try again what failed to load
     std::vector<std::vector<char>>           loading_, failed_, kept_; // [layer][expert]
+    std::vector<std::vector<char>>           missed_;                  // [layer][expert], of Missed
     std::vector<ExpertId>                    urgent_;
     std::vector<Eviction>                    evictions_;
-    bool                                     settled_   = true;
-    size_t                                   n_loading_ = 0;
+    std::vector<int> tail_owed_; // by pool: slots that begin_tail() has freed and not used; empty after end_tail()
+    bool             settled_   = true;
+    size_t           n_loading_ = 0;
 };
 
 } // namespace spac

@@ -40,6 +40,9 @@ llama_context * Context::checked_target(void * ctx) {
 Context::Context(llama_context * ctx, const char * role, bool is_recurrent)
     : ctx_(ctx), role_(role), is_recurrent_(is_recurrent) {}
 
+Context::Context(llama_context * ctx, const char * role, llama_seq_id seq_id)
+    : ctx_(ctx), role_(role), is_recurrent_(false), shares_(true), seq_id_(seq_id) {}
+
 bool Context::has_recurrent_model(const llama_context * ctx) {
     const auto * model = llama_get_model(ctx);
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
@@ -59,7 +62,11 @@ void Context::check_rows(int n_tokens, int n_wanted) const {
 }
 
 void Context::clear() {
-    llama_memory_clear(llama_get_memory(ctx_), false);
+    if (shares_) {
+        llama_memory_seq_rm(llama_get_memory(ctx_), seq_id_, -1, -1);
+    } else {
+        llama_memory_clear(llama_get_memory(ctx_), false);
+    }
     tokens_.clear();
     checkpoints_.clear();
     n_versions_ = 0;
@@ -101,7 +108,7 @@ int Context::position(int n) const { return projector_ == nullptr ? n : projecto
 
 bool Context::can_go_back(int n) const {
     auto * const memory = llama_get_memory(ctx_);
-    const int    held   = std::max(position(n_past()), llama_memory_seq_pos_max(memory, 0) + 1);
+    const int    held   = std::max(position(n_past()), llama_memory_seq_pos_max(memory, seq_id_) + 1);
     const int    pos    = position(n);
     if (pos == held || n == 0) {
         return true;
@@ -114,7 +121,7 @@ bool Context::can_go_back(int n) const {
 
 bool Context::has_forgotten(int n) const {
     const int n_swa   = llama_model_n_swa(model());
-    const int pos_min = llama_memory_seq_pos_min(llama_get_memory(ctx_), 0);
+    const int pos_min = llama_memory_seq_pos_min(llama_get_memory(ctx_), seq_id_);
     return n_swa > 0 && n > 0 && (pos_min < 0 || pos_min > std::max(position(n) - n_swa + 1, 0));
 }
 
@@ -123,7 +130,7 @@ void Context::go_back(int n) {
         clear();
         return;
     }
-    if (!llama_memory_seq_rm(llama_get_memory(ctx_), 0, position(n), -1)) {
+    if (!llama_memory_seq_rm(llama_get_memory(ctx_), seq_id_, position(n), -1)) {
         fall_back(n);
         return;
     }
@@ -136,8 +143,8 @@ void Context::go_back(int n) {
 
 void Context::fall_back(int n) {
     const auto * checkpoint = checkpoints_.before(n);
-    if (checkpoint == nullptr || !checkpoint->state.restore(ctx_) ||
-        !llama_memory_seq_rm(llama_get_memory(ctx_), 0, position(checkpoint->n_tokens), -1)) {
+    if (checkpoint == nullptr || !checkpoint->state.restore(ctx_, seq_id_) ||
+        !llama_memory_seq_rm(llama_get_memory(ctx_), seq_id_, position(checkpoint->n_tokens), -1)) {
         clear();
         return;
     }
@@ -150,7 +157,7 @@ void Context::adopt(llama_tokens tokens) {
     checkpoints_.cut(common_prefix(tokens_, tokens, static_cast<int>(tokens.size())));
     tokens_        = std::move(tokens);
     n_versions_    = 0; // it is unknown which tokens they belong to
-    const auto end = llama_memory_seq_pos_max(llama_get_memory(ctx_), 0) + 1;
+    const auto end = llama_memory_seq_pos_max(llama_get_memory(ctx_), seq_id_) + 1;
     while (position(n_past()) > end) {
         const auto last = tokens_.back();
         const int  n    = is_placeholder(last) && projector_ != nullptr ? projector_->table().extent(last).n_tokens : 1;
@@ -169,7 +176,7 @@ bool Context::wants_checkpoint(int n, int step) const {
 
 void Context::checkpoint(int step) {
     if (wants_checkpoint(n_past(), step)) {
-        checkpoints_.add({n_past(), MemoryState(ctx_, MemoryState::Part::passing)});
+        checkpoints_.add({n_past(), MemoryState(ctx_, MemoryState::Part::passing, seq_id_)});
     }
 }
 
@@ -185,7 +192,7 @@ int Remembered::usable(const llama_tokens & wanted) const {
 Remembered Context::remember() const {
     Remembered past;
     if (n_past() > 0) {
-        past.state = MemoryState(ctx_, MemoryState::Part::all);
+        past.state = MemoryState(ctx_, MemoryState::Part::all, seq_id_);
     }
     if (!past.state.empty()) {
         past.tokens      = tokens_;
@@ -198,7 +205,7 @@ Remembered Context::remember() const {
 }
 
 size_t Context::size_to_remember() const {
-    return n_past() == 0 ? 0 : MemoryState::size_of(ctx_, MemoryState::Part::all) + checkpoints_.bytes();
+    return n_past() == 0 ? 0 : MemoryState::size_of(ctx_, MemoryState::Part::all, seq_id_) + checkpoints_.bytes();
 }
 
 void Context::recall(Remembered past) {
@@ -206,7 +213,7 @@ void Context::recall(Remembered past) {
     if (past.state.empty()) {
         return;
     }
-    if (!past.state.restore(ctx_)) {
+    if (!past.state.restore(ctx_, seq_id_)) {
         clear();
         return;
     }
@@ -214,18 +221,46 @@ void Context::recall(Remembered past) {
     checkpoints_ = std::move(past.checkpoints);
 }
 
-void Context::decode(common_batch & batch, Interrupt & interrupt) {
-    const auto n_wanted =
-        std::count_if(batch.tokens.begin(), batch.tokens.end(), [](const auto & t) { return t.output; });
-    check_rows(batch.size(), static_cast<int>(n_wanted));
-    const int status = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
-    // The status tells about aborts. On an asynchronous device the results are ready only after this call.
-    llama_synchronize(ctx_);
-    end_decode(status, batch.size(), interrupt);
-    for (const auto & token : batch.tokens) {
-        tokens_.push_back(token.id);
+void Context::add_window(common_batch & batch, llama_token last, const llama_tokens & draft) const {
+    int pos = position(n_past());
+    batch.add(last, pos++, seq_id_, true);
+    for (const auto token : draft) {
+        batch.add(token, pos++, seq_id_, true);
     }
-    n_versions_ = std::min(static_cast<int>(batch.size()) - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
+}
+
+void Context::share(const Context & other, int n) {
+    clear();
+    llama_memory_seq_cp(llama_get_memory(ctx_), other.seq_id_, seq_id_, 0, n);
+    tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + n);
+}
+
+void Context::decode(common_batch & batch, Interrupt & interrupt) { decode(batch, {this}, interrupt); }
+
+void Context::decode(common_batch & batch, const std::vector<Context *> & sequences, Interrupt & interrupt) {
+    const auto & any = *sequences.front();
+    const auto   n_wanted =
+        std::count_if(batch.tokens.begin(), batch.tokens.end(), [](const auto & t) { return t.output; });
+    any.check_rows(batch.size(), static_cast<int>(n_wanted));
+    const int status = llama_process(any.ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
+    // The status tells about aborts. On an asynchronous device the results are ready only after this call.
+    llama_synchronize(any.ctx_);
+    if (status != 0) {
+        for (auto * const each : sequences) {
+            each->take_back();
+        }
+        any.raise(status, batch.size(), interrupt);
+    }
+    for (auto * const each : sequences) {
+        each->n_versions_ = -1;
+        for (const auto & token : batch.tokens) {
+            if (token.seq_id == each->seq_id_) {
+                each->tokens_.push_back(token.id);
+                ++each->n_versions_;
+            }
+        }
+        each->n_versions_ = std::min(each->n_versions_, static_cast<int>(llama_n_rs_seq(any.ctx_)));
+    }
 }
 
 void Context::decode(const ImagePiece & image, int32_t placeholder, Interrupt & interrupt) {
@@ -233,21 +268,24 @@ void Context::decode(const ImagePiece & image, int32_t placeholder, Interrupt & 
     const int n_tokens = projector_->table().extent(placeholder).n_tokens;
     const int status   = projector_->evaluate(ctx_, image, position(n_past()), n_batch());
     llama_synchronize(ctx_);
-    end_decode(status, n_tokens, interrupt);
+    if (status != 0) {
+        take_back();
+        raise(status, n_tokens, interrupt);
+    }
     tokens_.insert(tokens_.end(), static_cast<size_t>(n_tokens), placeholder);
     n_versions_ = 0;
 }
 
-void Context::end_decode(int status, int n_tokens, Interrupt & interrupt) {
-    if (status == 0) {
-        return;
-    }
+void Context::take_back() {
     // It is unknown how far a state has advanced. Parts of the batch may have replaced what a window held before it.
     if (is_recurrent_ || has_forgotten(n_past())) {
         fall_back(n_past());
     } else {
         trim(n_past());
     }
+}
+
+void Context::raise(int status, int n_tokens, Interrupt & interrupt) const {
     if (status == 2) {
         interrupt.raise_if_stopped();
     }

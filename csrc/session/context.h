@@ -1,5 +1,4 @@
-// One llama context that is used as one growing sequence. `Context` knows what its memory holds, and evaluates more
-// tokens.
+// One sequence of a llama context. `Context` knows what the context's memory holds of it, and evaluates more tokens.
 #pragma once
 
 #include "common.h"
@@ -26,8 +25,8 @@ struct Remembered {
     size_t bytes() const { return state.size() + checkpoints.bytes(); }
 };
 
-// Owns only its checkpoints; the llama context outlives it. The token list mirrors the context's memory (sequence 0)
-// exactly: every method that changes one changes the other.
+// Owns only its checkpoints; the llama context outlives it. The token list mirrors what the memory holds of
+// the sequence: every method that changes one changes the other.
 //
 // Some memories cannot go back to any place. A recurrent one has a state in place of the past. It keeps a few versions
 // of the state (`n_rs_seq`), each of one token of the last batch. So it takes tokens of that batch back, once. A memory
@@ -42,9 +41,12 @@ class Context {
     // the past. A target's is if has_recurrent_model(). A draft's never is, which Speculator ensures: a draft from a
     // recurrent model's file may have attention only.
     Context(llama_context * ctx, const char * role, bool is_recurrent = false);
+    // A sequence beside others in the same llama context. Its memory is not recurrent.
+    Context(llama_context * ctx, const char * role, llama_seq_id seq_id);
     static bool has_recurrent_model(const llama_context * ctx);
 
     llama_context *     get() const { return ctx_; }
+    llama_seq_id        seq_id() const { return seq_id_; }
     const llama_model * model() const { return llama_get_model(ctx_); }
     const llama_vocab * vocab() const { return llama_model_get_vocab(model()); }
     int                 n_vocab() const { return llama_vocab_n_tokens(vocab()); }
@@ -94,10 +96,18 @@ class Context {
     // Replaces what the memory holds by `past`. Clears the memory if that fails.
     void recall(Remembered past);
 
+    // Begins anew with the first `n` tokens of another sequence of the same llama context. Both then use the same cells
+    // of a unified memory.
+    void share(const Context & other, int n);
+
+    // Adds `last` and the draft behind it, which continue the sequence, to the batch. Each wants a row of logits.
+    void add_window(common_batch & batch, llama_token last, const llama_tokens & draft) const;
     // Decodes the batch, which continues the sequence, and waits for the result. If it was stopped or failed, throws
     // the reason (Cancelled, MemoryError, DeviceError). Then the memory is as before, or has gone further back, as
     // trim() does.
     void decode(common_batch & batch, Interrupt & interrupt);
+    // Decodes a batch of several sequences of one llama context, in the same way. `sequences` are those in the batch.
+    static void decode(common_batch & batch, const std::vector<Context *> & sequences, Interrupt & interrupt);
     // Encodes an image and decodes it, in the same way.
     void decode(const ImagePiece & image, int32_t placeholder, Interrupt & interrupt);
 
@@ -107,12 +117,16 @@ class Context {
     bool can_go_back(int n) const;
     void go_back(int n);
     void fall_back(int n);
-    // Ends a decode of `n_tokens`. Throws the reason if its status is not 0.
-    void end_decode(int status, int n_tokens, Interrupt & interrupt);
+    // Drops what a decode that failed may have left behind in the memory.
+    void take_back();
+    // Throws the reason of a decode's status, which is not 0.
+    [[noreturn]] void raise(int status, int n_tokens, Interrupt & interrupt) const;
 
     llama_context *   ctx_;
     const char *      role_;
     bool              is_recurrent_;
+    bool              shares_     = false; // true: the llama context has other sequences
+    llama_seq_id      seq_id_     = 0;
     const Projector * projector_  = nullptr;
     int               n_versions_ = 0; // versions of the state: tokens that can be taken back now
     llama_tokens      tokens_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace spac {
 
@@ -13,6 +14,18 @@ constexpr common_speculative_type model_types[] = {
     COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE, COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3, COMMON_SPECULATIVE_TYPE_DRAFT_MTP,
     COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH, COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK,
 };
+
+constexpr std::pair<const char *, DraftPass> self_types[] = {{"self", DraftPass::copies},
+                                                             {"self-resident", DraftPass::residents}};
+
+DraftPass self_pass(const std::string & type) {
+    for (const auto & [name, pass] : self_types) {
+        if (type == name) {
+            return pass;
+        }
+    }
+    return DraftPass::none;
+}
 
 bool uses_draft_context(common_speculative_type type) {
     return std::find(std::begin(model_types), std::end(model_types), type) != std::end(model_types);
@@ -48,9 +61,7 @@ void check_config(const DraftConfig & config) {
     check_range("ngram_mod_n_match", config.ngram_mod_n_match, 1, 1024);
     check_range("ngram_mod_n_min", config.ngram_mod_n_min, 0, 1024);
     check_range("ngram_mod_n_max", config.ngram_mod_n_max, 1, 1024);
-    if (!(config.p_min >= 0 && config.p_min <= 1)) {
-        throw InputError("p_min is " + std::to_string(config.p_min) + ", expected a value from 0 to 1");
-    }
+    check_p_min(config.p_min);
 }
 
 void check_target_layers(const char * name, const Context & target, const llama_model * draft) {
@@ -103,10 +114,19 @@ void check_draft_model(common_speculative_type type, const Context & target, con
 
 } // namespace
 
+void check_p_min(float p_min) {
+    if (!(p_min >= 0 && p_min <= 1)) {
+        throw InputError("p_min is " + std::to_string(p_min) + ", expected a value from 0 to 1");
+    }
+}
+
 std::vector<std::string> draft_types() {
     std::vector<std::string> names;
     for (int i = 0; i < COMMON_SPECULATIVE_TYPE_COUNT; ++i) {
         names.push_back(common_speculative_type_to_str(static_cast<common_speculative_type>(i)));
+    }
+    for (const auto & [name, pass] : self_types) {
+        names.push_back(name);
     }
     return names;
 }
@@ -115,11 +135,27 @@ bool needs_draft_context(const std::string & type) {
     return uses_draft_context(common_speculative_type_from_name(type));
 }
 
+DraftPass self_pass(const DraftConfig & config) {
+    for (const auto & type : config.types) {
+        const auto pass = self_pass(type);
+        if (pass != DraftPass::none && config.types.size() > 1) {
+            throw InputError("the draft type " + type + " cannot be used together with others: name it alone");
+        }
+        if (pass != DraftPass::none) {
+            return pass;
+        }
+    }
+    return DraftPass::none;
+}
+
 common_params_speculative speculative_params(const DraftConfig & config) {
     check_config(config);
     common_params_speculative params;
     params.types.clear();
     for (const auto & name : config.types) {
+        if (self_pass(name) != DraftPass::none) {
+            continue;
+        }
         const auto type = common_speculative_type_from_name(name);
         if (type == COMMON_SPECULATIVE_TYPE_COUNT) {
             throw InputError("unknown draft type '" + name + "', known are " + known_types());
@@ -152,7 +188,7 @@ std::optional<common_speculative_type> draft_model_type(const std::vector<common
 }
 
 void check_draft_context(std::optional<common_speculative_type> type, const Context & target, llama_context * draft_ctx,
-                         int n_max) {
+                         int n_max, int n_seq) {
     if (!type) {
         return;
     }
@@ -167,9 +203,9 @@ void check_draft_context(std::optional<common_speculative_type> type, const Cont
         throw InputError("the draft model keeps no memory of a sequence and cannot draft");
     }
     const Context draft(draft_ctx, "draft");
-    if (llama_n_seq_max(draft_ctx) != 1) {
+    if (static_cast<int>(llama_n_seq_max(draft_ctx)) != n_seq) {
         throw InputError("the draft context is for " + std::to_string(llama_n_seq_max(draft_ctx)) +
-                         " sequences, expected n_seq_max=1");
+                         " sequences, expected n_seq_max=" + std::to_string(n_seq));
     }
     if (draft.n_ctx() < target.n_ctx()) {
         throw InputError("the draft context holds " + std::to_string(draft.n_ctx()) + " tokens and the target's " +
@@ -180,8 +216,21 @@ void check_draft_context(std::optional<common_speculative_type> type, const Cont
                          " tokens needs a draft context with n_batch of at least " + std::to_string(n_max + 1) +
                          ", it has " + std::to_string(draft.n_batch()));
     }
-    draft.check_rows(draft.n_batch(), drafts_at_once(*type) ? n_max + 1 : 1);
+    draft.check_rows(draft.n_batch(), drafts_at_once(*type) ? n_max + 1 : n_seq);
     check_draft_model(*type, target, draft);
+}
+
+void check_self_draft(DraftPass pass, const Context & target, const std::shared_ptr<Experts> & experts) {
+    if (Context::has_recurrent_model(target.get())) {
+        throw InputError("the target's memory is recurrent and cannot take back what it drafts for itself: choose "
+                         "another draft type");
+    }
+    if (!experts) {
+        throw InputError("a target that drafts for itself needs experts on a device");
+    }
+    if (pass == DraftPass::copies && experts->draft_bytes() == 0) {
+        throw InputError("the draft type self needs low-bit copies of the target's experts: attach them first");
+    }
 }
 
 void check_rollback(const Context & target, int n_max) {

@@ -68,8 +68,6 @@ Address load_model(const std::string & path, const std::vector<Address> & device
 
 void free_model(Address model) { llama_model_free(model_at(model)); }
 
-int model_context(Address model) { return llama_model_n_ctx_train(model_at(model)); }
-
 int model_layers(Address model) { return llama_model_n_layer(model_at(model)); }
 
 int model_extra_layers(Address model) { return llama_model_n_layer_nextn(model_at(model)); }
@@ -80,6 +78,11 @@ std::string model_description(Address model) {
     std::array<char, 256> text{};
     llama_model_desc(model_at(model), text.data(), text.size());
     return text.data();
+}
+
+bool model_is_recurrent(Address model) {
+    const auto * const known = model_at(model);
+    return llama_model_is_recurrent(known) || llama_model_is_hybrid(known);
 }
 
 bool model_has_window(Address model) { return llama_model_n_swa(model_at(model)) > 0; }

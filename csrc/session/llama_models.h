@@ -37,14 +37,14 @@ Address load_model(const std::string & path, const std::vector<Address> & device
                    const Overrides & overrides, const std::function<bool(float)> & progress);
 void    free_model(Address model);
 
-int         model_context(Address model); // the length of the context that it was trained with
 int         model_layers(Address model);
 int         model_extra_layers(Address model); // those that predict further tokens
 uint64_t    model_bytes(Address model);
 std::string model_description(Address model);
 bool        model_has_encoder(Address model);
-bool        model_has_window(Address model); // some layers see a window of the past and no more
-std::string chat_template(Address model);    // empty if the file has none
+bool        model_is_recurrent(Address model); // some layers keep a state in place of the past
+bool        model_has_window(Address model);   // some layers see a window of the past and no more
+std::string chat_template(Address model);      // empty if the file has none
 
 Address              model_vocabulary(Address model);
 int                  begin_token(Address model); // -1 if there is none

@@ -1,4 +1,4 @@
-// A copy of what a context's memory holds of the sequence, as bytes on the host.
+// A copy of what a context's memory holds of a sequence, as bytes on the host.
 #pragma once
 
 #include "llama.h"
@@ -20,15 +20,17 @@ class MemoryState {
 
     MemoryState() = default;
     // Returns the bytes that saving takes now.
-    static size_t size_of(llama_context * ctx, Part part);
+    static size_t size_of(llama_context * ctx, Part part, llama_seq_id sequence);
     // Saves the memory. The state is empty if the library cannot do that, or if the host has no memory left.
-    MemoryState(llama_context * ctx, Part part);
+    MemoryState(llama_context * ctx, Part part, llama_seq_id sequence);
+    // Takes a copy of a state's bytes, of all parts.
+    MemoryState(const uint8_t * bytes, size_t size);
 
     bool   empty() const { return size_ == 0; }
     size_t size() const { return size_; }
-    // Replaces what the memory holds by this state. Returns false if the library failed. Then it is unknown what the
-    // memory holds.
-    bool restore(llama_context * ctx) const;
+    // Replaces what the memory holds of a sequence by this state. Returns false if the library failed. Then it is
+    // unknown what the memory holds.
+    bool restore(llama_context * ctx, llama_seq_id sequence) const;
 
   private:
     std::shared_ptr<uint8_t[]> bytes_; // not written again, so copies of a state share them

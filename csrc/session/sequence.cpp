@@ -86,7 +86,7 @@ void Sequence::add_pending(common_batch & batch, int n_max) const {
     const int n     = std::min(n_max, n_pending());
     auto      token = history_.begin() + target_.n_past();
     for (int i = 0; i < n && !is_placeholder(*token); ++i) {
-        batch.add(*token++, pos + i, 0, false);
+        batch.add(*token++, pos + i, target_.seq_id(), false);
     }
 }
 

@@ -27,6 +27,8 @@ constexpr int checkpoint_gap = 64;
 constexpr int piece_tokens = 2048;
 // Large graphs are planned for multiples of so many tokens, so that prompts of similar length share the buffers.
 constexpr int graph_step = 256;
+// Tokens at a prompt's end whose routes are shown to the listener: enough for a scheduler to see what comes now.
+constexpr int route_tokens = 32;
 
 std::shared_ptr<Trace> trace_of(const SessionConfig & config) {
     return config.trace ? config.trace : config.experts ? config.experts->trace() : std::make_shared<Trace>();
@@ -50,8 +52,11 @@ struct Session::Impl {
     explicit Impl(const SessionConfig & config);
     ~Impl();
 
+    void start_drafts(llama_context * draft_ctx);
     void evaluate_prompt(const Progress & progress = {});
     void evaluate_piece();
+    void evaluate_text();
+    void end_tail();
     void choose_graph(int n_failed);
     bool takes_smaller_graphs();
     int  next_piece() const;
@@ -65,6 +70,7 @@ struct Session::Impl {
     void         commit(const llama_tokens & accepted);
 
     std::shared_ptr<Trace>             trace;
+    std::shared_ptr<Experts>           experts;
     std::shared_ptr<Projector>         projector;
     Interrupt                          interrupt; // declared before the contexts, so that it outlives their use of it
     Context                            target;
@@ -76,21 +82,29 @@ struct Session::Impl {
     Listeners                          listeners;
     std::shared_ptr<const ImagePrompt> images;            // those of the sequence; null: it has none
     bool                               has_begun = false; // true if the speculator knows of the prompt
+    bool                               has_tail  = false; // true if the experts have noted the prompt's last routes
 
-    llama_tokens     drafted;
-    Step             result;
-    std::atomic<int> draft_length{0};
-    int              draft_max       = 0;
-    int              checkpoint_step = 0;
-    int              n_reused        = 0;
-    int              small_graph     = 0; // tokens of the target's graphs when the session was made
-    int              graph           = 0; // tokens of the current prompt's graphs
+    llama_tokens               drafted;
+    Step                       result;
+    std::atomic<int>           draft_length{0};
+    DraftConfig                draft_config;
+    std::shared_ptr<Experts>   draft_experts;
+    std::shared_ptr<ShortHead> draft_head;
+    bool                       dropped         = false; // true after drop_drafts()
+    int                        draft_max       = 0;
+    int                        checkpoint_step = 0;
+    int                        n_reused        = 0;
+    int                        small_graph     = 0; // tokens of the target's graphs when the session was made
+    int                        graph           = 0; // tokens of the next graph of the current prompt
+    int failed_graph = 0; // tokens of the smallest graph that had no memory in this prompt; 0: none
 };
 
 Session::Impl::Impl(const SessionConfig & config)
-    : trace(trace_of(config)), projector(config.projector), target(checked_target(config)), sequence(target),
-      verifier(target, config.experts, config.sampling, interrupt, *trace), cache(config.prompt_cache_bytes),
-      batch(target.get()), checkpoint_step(config.checkpoint_step) {
+    : trace(trace_of(config)), experts(config.experts), projector(config.projector), target(checked_target(config)),
+      sequence(target), verifier(target, config.experts, config.sampling, interrupt, *trace),
+      cache(config.prompt_cache_bytes), batch(target.get()), draft_config(config.draft),
+      draft_experts(self_pass(config.draft) != DraftPass::none ? config.experts : config.draft_experts),
+      draft_head(config.draft_head), checkpoint_step(config.checkpoint_step) {
     silence_common_at_first();
     if (config.draft_experts && config.draft_experts == config.experts) {
         throw InputError("the draft's experts are the target's own: load the draft model beside it");
@@ -98,16 +112,15 @@ Session::Impl::Impl(const SessionConfig & config)
 
     target.clear();
     const auto types = speculative_params(config.draft).types;
-    if (config.draft.n_max > 0 && !types.empty()) {
+    const bool self  = self_pass(config.draft) != DraftPass::none;
+    if (config.draft.n_max > 0 && (self || !types.empty())) {
         if (target.n_batch() < config.draft.n_max + 1) {
             throw InputError("a draft of " + std::to_string(config.draft.n_max) +
                              " tokens needs a target context with n_batch of at least " +
                              std::to_string(config.draft.n_max + 1) + ", it has " + std::to_string(target.n_batch()));
         }
         check_rollback(target, config.draft.n_max);
-        speculator = std::make_unique<Speculator>(config.draft, target, static_cast<llama_context *>(config.draft_ctx),
-                                                  config.draft_experts, interrupt);
-        draft_max  = config.draft.n_max;
+        start_drafts(static_cast<llama_context *>(config.draft_ctx));
         draft_length.store(draft_max);
     }
     target.check_rows(target.n_batch(), draft_max + 1);
@@ -128,19 +141,19 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
+void Session::Impl::start_drafts(llama_context * draft_ctx) {
+    speculator = std::make_unique<Speculator>(draft_config, target, draft_ctx, draft_experts, draft_head, interrupt);
+    draft_max  = draft_config.n_max;
+    has_begun  = false;
+}
+
 // Evaluates the part of the history that the target's memory lacks, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
-    choose_graph(0);
+    failed_graph = 0;
+    has_tail     = false;
     while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
-        try {
-            evaluate_piece();
-        } catch (const MemoryError &) {
-            if (!takes_smaller_graphs()) {
-                throw;
-            }
-            continue;
-        }
+        evaluate_piece();
         target.checkpoint(sequence.n_pending() == tail_tokens ? checkpoint_gap : checkpoint_step);
         if (progress) {
             progress(target.n_past(), sequence.n_history());
@@ -150,6 +163,9 @@ void Session::Impl::evaluate_prompt(const Progress & progress) {
         speculator->begin(sequence.history(), draft_length.load() > 0);
     }
     has_begun = true;
+    if (has_tail) {
+        listeners.prompt_tail();
+    }
     interrupt.raise_if_stopped();
 }
 
@@ -164,25 +180,60 @@ void Session::Impl::evaluate_piece() {
         scope.span.count = target.n_past() - pos;
         return;
     }
+    choose_graph(0);
+    while (true) {
+        try {
+            evaluate_text();
+            break;
+        } catch (const MemoryError &) {
+            if (!takes_smaller_graphs()) {
+                throw;
+            }
+        }
+    }
+    observe(batch, pos);
+}
+
+// Evaluates the next piece of text on the target.
+void Session::Impl::evaluate_text() {
+    const int pos = target.n_past();
     if (drafting() != nullptr) {
         speculator->follow(pos);
     }
     batch.clear();
     sequence.add_pending(batch, next_piece());
-    {
+    has_tail         = experts && listeners.prompt_tail && sequence.n_pending() == batch.size();
+    const auto start = Clock::now();
+    if (has_tail) {
+        experts->set_tail_tokens(route_tokens);
+    }
+    try {
         SpanScope scope(*trace, Activity::prefill);
         scope.span.count = batch.size();
         target.decode(batch, interrupt);
+    } catch (...) {
+        end_tail();
+        throw;
     }
-    observe(batch, pos);
+    end_tail();
+    if (listeners.prompt_piece) {
+        listeners.prompt_piece(batch.size(), pos, since(start));
+    }
 }
 
-// Chooses the size of the graphs for the tokens that are pending. Larger buffers than they need stay.
+void Session::Impl::end_tail() {
+    if (has_tail) {
+        experts->set_tail_tokens(0);
+    }
+}
+
+// Chooses the size of the graphs of the next piece. Larger buffers than they need stay.
 void Session::Impl::choose_graph(int n_failed) {
     graph = small_graph;
-    while (listeners.prompt_graph && sequence.n_pending() > small_graph) {
+    while (listeners.prompt_graph) {
         const int wanted = std::min(listeners.prompt_graph(sequence.n_pending(), n_failed), target.n_batch());
-        if (wanted <= small_graph || (n_failed > 0 && wanted >= n_failed)) {
+        failed_graph     = n_failed > 0 ? n_failed : failed_graph;
+        if (wanted <= small_graph || (failed_graph > 0 && wanted >= failed_graph)) {
             break;
         }
         try {
@@ -212,7 +263,9 @@ bool Session::Impl::takes_smaller_graphs() {
 
 // Returns how many tokens are evaluated at once now, at most.
 int Session::Impl::next_piece() const {
-    const int n_wanted = graph > small_graph ? graph : std::max(small_graph, piece_tokens);
+    // llama.cpp cuts a batch into graphs of n_ubatch, which is small at first
+    const int n_small  = target.n_ubatch() > small_graph ? small_graph : std::max(small_graph, piece_tokens);
+    const int n_wanted = graph > small_graph ? graph : n_small;
     const int n_batch  = std::min(n_wanted, drafting() != nullptr ? speculator->n_batch() : target.n_batch());
     const int tail     = sequence.n_history() - tail_tokens;
     const int n_most   = tail - target.n_past();
@@ -256,6 +309,9 @@ void Session::Impl::draft() {
     }
     result.draft_ns  = since(start);
     result.n_drafted = static_cast<int>(drafted.size());
+    if (n > 0) {
+        result.confidences = speculator->confidences();
+    }
     if (listeners.draft_end) {
         listeners.draft_end(drafted, result.draft_ns, speculator ? speculator->routes() : nullptr);
     }
@@ -409,6 +465,17 @@ void Session::set_draft_length(int n) {
     impl_->draft_length.store(n);
 }
 
+void Session::set_p_min(float p_min) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (impl.speculator == nullptr || !impl.speculator->is_stepwise()) {
+        throw InputError("p_min can be changed only while a draft model or the target drafts token by token");
+    }
+    check_p_min(p_min);
+    impl.draft_config.p_min = p_min;
+    impl.speculator->set_p_min(p_min);
+}
+
 int Session::draft_length() const { return impl_->draft_length.load(); }
 
 int Session::draft_max() const { return impl_->draft_max; }
@@ -423,6 +490,22 @@ void Session::drop_drafts() {
     impl.draft_max = 0;
     impl.drafted.clear();
     impl.speculator.reset();
+    impl.draft_experts.reset();
+    impl.draft_head.reset();
+    impl.dropped = true;
+}
+
+void Session::resume_drafts(void * draft_ctx, std::shared_ptr<Experts> draft_experts,
+                            std::shared_ptr<ShortHead> draft_head) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (!impl.dropped) {
+        throw InputError("drafts were not dropped, so they cannot be resumed");
+    }
+    impl.draft_experts = std::move(draft_experts);
+    impl.draft_head    = std::move(draft_head);
+    impl.start_drafts(static_cast<llama_context *>(draft_ctx));
+    impl.dropped = false;
 }
 
 void Session::set_listeners(const Listeners & listeners) {

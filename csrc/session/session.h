@@ -5,6 +5,7 @@
 // alone. Contexts arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
 #pragma once
 
+#include "backend/draft_head/short_head.h"
 #include "backend/experts/experts.h"
 #include "core/error.h"
 #include "session/chat_format.h"
@@ -30,11 +31,12 @@ class Cancelled : public Error {
 
 // Settings of drafting. Names and defaults are llama.cpp's.
 struct DraftConfig {
-    std::vector<std::string> types;             // "draft-simple", "ngram-simple", …; empty or "none": no speculation
-    int                      n_max        = 16; // the longest draft, and the draft length at first
-    int                      n_min        = 0;  // shorter drafts are not used
-    float                    p_min        = 0;  // a draft model stops at a token with a lower probability
-    int                      ngram_size_n = 12; // ngram-simple, ngram-map-*: tokens to look up
+    std::vector<std::string> types;                // as in draft_types(); empty or "none": no speculation
+    int                      n_max        = 16;    // the longest draft, and the draft length at first
+    int                      n_min        = 0;     // shorter drafts are not used
+    float                    p_min        = 0;     // a draft model stops at a token with a lower probability
+    bool                     confidences  = false; // steps report the probabilities of drafted tokens
+    int                      ngram_size_n = 12;    // ngram-simple, ngram-map-*: tokens to look up
     int                      ngram_size_m = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
     int                      ngram_min_hits    = 1;
     int                      ngram_mod_n_match = 24;
@@ -66,7 +68,8 @@ struct SamplingConfig {
     int                                     mirostat           = 0;
     float                                   mirostat_lr        = 0.1f;
     float                                   mirostat_ent       = 5.0f;
-    std::string                             grammar; // GBNF
+    bool                                    mirostat_penalizes = false; // true: behind penalties, as in llama_cpp
+    std::string                             grammar;                    // GBNF
     std::map<int32_t, float>                logit_bias;
     bool                                    ignore_eos = false;
     std::optional<std::vector<std::string>> samplers; // absent: llama.cpp's order
@@ -82,6 +85,7 @@ struct SessionConfig {
     void *                     draft_ctx  = nullptr; // llama_context * or null
     std::shared_ptr<Experts>   experts;              // the target's; null: no demand is counted
     std::shared_ptr<Experts>   draft_experts;        // the draft's; null: its routes are not known
+    std::shared_ptr<ShortHead> draft_head;           // of the draft's context; null: it has none
     std::shared_ptr<Projector> projector;            // reads the images of prompts; null: prompts have none
     std::shared_ptr<Trace>     trace;                // steps are recorded here; null: in the experts' trace
     DraftConfig                draft;
@@ -110,10 +114,13 @@ struct Step {
     int                  n_drafted  = 0; // draft tokens that were verified
     int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
-    int64_t              draft_ns   = 0;
-    int64_t              verify_ns  = 0;
-    int64_t              sample_ns  = 0;
-    StopReason           reason     = StopReason::none;
+    // The draft model's probabilities of the drafted tokens, and of the one before which a draft stopped. Empty unless
+    // DraftConfig::confidences is set and drafts are made token by token.
+    std::vector<float> confidences;
+    int64_t            draft_ns  = 0;
+    int64_t            verify_ns = 0;
+    int64_t            sample_ns = 0;
+    StopReason         reason    = StopReason::none;
     // demand[n_layer * n_expert] of this verification. It is in the session's one buffer, which the next step
     // overwrites. Null without experts.
     std::shared_ptr<const std::vector<int32_t>> demand;
@@ -133,7 +140,8 @@ struct Step {
 // the last drafted one, unless the draft ended at a token that was not to be part of it.
 struct DraftRoutes {
     int                  n_tokens = 0, n_layer = 0, n_used = 0;
-    std::vector<int32_t> ids; // [n_tokens * n_layer * n_used], -1 where a layer has fewer
+    std::vector<int32_t> ids;    // [n_tokens * n_layer * n_used], -1 where a layer has fewer
+    std::vector<float>   shares; // the same for the routers' weights, as shares of a token's sum; 0 where unknown
 };
 
 // Callbacks, on the thread that runs the session. A listener may throw: the exception leaves step(), and the session
@@ -149,14 +157,20 @@ struct Listeners {
     // for. An exception leaves step() once the verification has ended, with the sequence as it was. There are no calls
     // for the further layers then.
     std::function<void(int layer, const std::vector<int32_t> & demand)> verify_layer;
-    // Called before a prompt of more tokens than the target's graphs had when the session was made. Returns the number
-    // of tokens of its graphs. `n_pending` tokens have to be evaluated. `n_failed` is 0, or the size for which there
-    // was no memory; the call then fails unless the result is smaller.
+    // Called before each piece of a prompt's text. Returns the number of tokens of its graphs. If that is more than the
+    // target's graphs had when the session was made, the piece is one such graph. `n_pending` tokens have to be
+    // evaluated. `n_failed` is 0, or the size for which there was no memory; the call then fails unless the result is
+    // smaller.
     std::function<int(int n_pending, int n_failed)> prompt_graph;
+    // Called after a piece of text was evaluated: its tokens, those before it, and the time of the evaluation.
+    std::function<void(int n_tokens, int n_past, int64_t ns)> prompt_piece;
+    // Called when a prompt that ends with text was evaluated. Experts::routes() has the routes of its last tokens:
+    // those of the last graph, at most 32.
+    std::function<void()> prompt_tail;
     // Called now and then while the library works, so that the host language can see signals. An exception stops the
     // call.
     std::function<void()> interrupt_check;
-    // Keeps the draft's routes. This needs draft_experts, and "draft-simple" alone.
+    // Keeps the draft's routes. This needs "draft-simple" alone with draft_experts, or "self".
     bool draft_routes = false;
 };
 
@@ -211,9 +225,16 @@ class Session {
     void set_draft_length(int n);
     int  draft_length() const;
     int  draft_max() const;
+    // Sets the probability below which a draft stops, from the next step on. Throws InputError outside [0, 1], and
+    // unless drafts are made token by token.
+    void set_p_min(float p_min);
     // Drafts no more: draft_max() is 0 from now on, and the caller may free the draft's context. The sequence stays.
     // Throws InputError if draft_routes is set.
     void drop_drafts();
+    // Drafts again after drop_drafts(). `draft_ctx` (llama_context *) replaces the context that was freed.
+    // `draft_experts` and `draft_head` are the draft's or null. The draft length is 0 at first. Throws InputError if
+    // drafts were not dropped, or if the context does not fit.
+    void resume_drafts(void * draft_ctx, std::shared_ptr<Experts> draft_experts, std::shared_ptr<ShortHead> draft_head);
 
     // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);
@@ -243,7 +264,8 @@ class Session {
 // if it can.
 std::optional<std::string> vocab_mismatch(const void * target_model, const void * draft_model);
 
-// Returns the draft types that llama.cpp knows. needs_draft_context() tells which of them need a draft context.
+// Returns the draft types that llama.cpp knows, and spac's own, with which the target drafts for itself.
+// needs_draft_context() tells which of them need a draft context.
 std::vector<std::string> draft_types();
 bool                     needs_draft_context(const std::string & type);
 

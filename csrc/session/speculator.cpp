@@ -7,9 +7,26 @@
 
 namespace spac {
 
-Speculator::Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx,
-                       std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
-    : config_(config), target_(target), interrupt_(interrupt), routes_(std::move(draft_experts)) {
+void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_min) {
+    draft.resize(std::min(draft.size(), static_cast<size_t>(n_max)));
+    const auto end = std::find_if(draft.begin(), draft.end(), [&](llama_token token) {
+        return token >= target.n_vocab() || llama_vocab_is_eog(target.vocab(), token);
+    });
+    draft.erase(end, draft.end());
+    if (static_cast<int>(draft.size()) < n_min) {
+        draft.clear();
+    }
+}
+
+Speculator::Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
+                       std::shared_ptr<Experts> draft_experts, std::shared_ptr<ShortHead> draft_head,
+                       Interrupt & interrupt)
+    : config_(config), target_(target), interrupt_(interrupt), routes_(draft_experts),
+      choice_(config.p_min, config.confidences), head_(std::move(draft_head)) {
+    if (const auto pass = self_pass(config); pass != DraftPass::none) {
+        check_self_draft(pass, target, draft_experts);
+        self_.emplace(target, std::move(draft_experts), pass, choice_, interrupt);
+    }
     params_     = speculative_params(config);
     model_type_ = draft_model_type(params_.types);
     check_draft_context(model_type_, target, draft_ctx, config.n_max);
@@ -36,6 +53,10 @@ Speculator::~Speculator() {
 // Makes common's state anew, because it cannot forget: the n-gram caches only grow, and assume that history is appended
 // to.
 void Speculator::rebuild() {
+    if (self_) {
+        n_max_ = config_.n_max;
+        return;
+    }
     spec_.reset();
     try {
         spec_.reset(common_speculative_init(params_, 1));
@@ -54,6 +75,7 @@ int Speculator::n_known(const llama_tokens & tokens) const {
 }
 
 void Speculator::cut(const llama_tokens & tokens, int n) {
+    n_noted_ = std::min(n_noted_, static_cast<size_t>(n));
     if (draft_) {
         draft_->keep_prefix(tokens, n);
     }
@@ -64,7 +86,9 @@ void Speculator::begin(const llama_tokens & prompt, bool drafting) {
     if (drafting && draft_ && !reads_states_) {
         catch_up(prompt);
     }
-    common_speculative_begin(spec_.get(), 0, prompt);
+    if (spec_) {
+        common_speculative_begin(spec_.get(), 0, prompt);
+    }
 }
 
 void Speculator::clear() {
@@ -87,6 +111,16 @@ void Speculator::feed(const llama_token * tokens, int n, int pos) {
         interrupt_.raise_if_stopped();
         throw DeviceError("llama.cpp could not evaluate " + std::to_string(n) +
                           " tokens on the draft context at position " + std::to_string(pos));
+    }
+}
+
+// Shows the short head the tokens that are new in the sequence.
+void Speculator::note(const llama_tokens & tokens, llama_token last) {
+    if (head_) {
+        n_noted_ = std::min(n_noted_, tokens.size());
+        head_->note(tokens.data() + n_noted_, tokens.size() - n_noted_);
+        head_->note(&last, 1);
+        n_noted_ = tokens.size() + 1;
     }
 }
 
@@ -124,29 +158,26 @@ void Speculator::observe(const common_batch & batch) {
 llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, int n_max,
                                const std::function<void(llama_token, int)> & on_token) {
     routes_.begin();
+    choice_.begin();
     if (draft_ && !reads_states_) {
         catch_up(tokens);
     }
     if (draft_ && last >= draft_->n_vocab()) {
         return {};
     }
+    note(tokens, last);
     llama_tokens result;
-    if (stepwise_) {
+    if (self_) {
+        result = self_->draft(last, n_max, routes_, on_token);
+    } else if (stepwise_) {
         result = draft_stepwise(tokens, last, n_max, on_token);
     } else {
         result = draft_at_once(tokens, last, n_max);
     }
-    // A draft ends before a token that the target does not have, and before the end of generation: what the target says
-    // after that is not part of the text.
-    const auto end = std::find_if(result.begin(), result.end(), [&](llama_token token) {
-        return token >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), token);
-    });
-    result.erase(end, result.end());
-    if (static_cast<int>(result.size()) < config_.n_min) {
-        result.clear();
-    }
+    trim_draft(result, target_, n_max, config_.n_min);
     routes_.trim(static_cast<int>(result.size()) + 1);
-    if (!stepwise_ && on_token) {
+    choice_.trim(result.empty() && config_.n_min > 1 ? 0 : result.size() + 1);
+    if (!stepwise_ && !self_ && on_token) {
         for (size_t i = 0; i < result.size(); ++i) {
             on_token(result[i], static_cast<int>(i));
         }
@@ -185,9 +216,21 @@ llama_tokens Speculator::draft_at_once(const llama_tokens & tokens, llama_token 
     }
 }
 
-// Drafts the draft model's tokens with one call each. Decodes and result are the same as with one call for all, because
-// the draft is greedy and the memory carries over. But every token is known as soon as it exists, and a request to stop
-// is seen in between.
+// Evaluates a token with the draft model, and returns the most probable one behind it. Returns LLAMA_TOKEN_NULL if the
+// draft stops before that, or if llama.cpp cannot evaluate the token. common's sampler would make a list of the
+// whole vocabulary and sort it.
+llama_token Speculator::next_token(llama_token token, llama_pos pos) {
+    common_batch batch(draft_->get());
+    batch.add(token, pos, 0, true);
+    const int status = llama_process(draft_->get(), LLAMA_PROCESS_TYPE_DECODE, batch.get());
+    interrupt_.raise_if_stopped();
+    const float * const logits = status == 0 ? llama_get_logits_ith(draft_->get(), -1) : nullptr;
+    return logits != nullptr ? choice_.next(logits, draft_->n_vocab()) : LLAMA_TOKEN_NULL;
+}
+
+// Drafts the draft model's tokens one after the other. Decodes and result are the same as those of common, because the
+// draft is greedy and the memory carries over. But every token is known as soon as it exists, and a request to stop is
+// seen in between.
 llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
                                         const std::function<void(llama_token, int)> & on_token) {
     llama_tokens result;
@@ -198,12 +241,13 @@ llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token
         while (static_cast<int>(result.size()) < n_max) {
             held.push_back(previous);
             const auto pos  = static_cast<llama_pos>(tokens.size() + result.size());
-            const auto next = routes_.note([&] { return draft_once(tokens, previous, pos, 1); });
-            if (next.empty()) {
+            const auto next = routes_.note([&] { return next_token(previous, pos); });
+            if (next == LLAMA_TOKEN_NULL) {
                 break;
             }
-            previous = next.front();
+            previous = next;
             if (previous >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), previous)) {
+                choice_.trim(result.size());
                 break;
             }
             result.push_back(previous);
@@ -220,14 +264,17 @@ llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token
 }
 
 void Speculator::keep_routes(bool keeps) {
-    if (keeps && !(routes_.can_keep() && stepwise_)) {
-        throw InputError("the draft's routes need the draft model's experts, and the draft type draft-simple alone");
+    if (keeps && !(routes_.can_keep() && (stepwise_ || self_))) {
+        throw InputError("the draft's routes need the draft model's experts, and the draft type draft-simple alone, or "
+                         "the draft type self");
     }
     routes_.keep(keeps);
 }
 
 void Speculator::accept(int n, const llama_tokens & tokens) {
-    common_speculative_accept(spec_.get(), 0, static_cast<uint16_t>(n));
+    if (spec_ && !stepwise_) { // common does not draft token by token
+        common_speculative_accept(spec_.get(), 0, static_cast<uint16_t>(n));
+    }
     if (reads_states_) {
         draft_->keep_prefix(tokens, static_cast<int>(tokens.size()));
     }

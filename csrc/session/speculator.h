@@ -2,7 +2,9 @@
 #pragma once
 
 #include "session/context.h"
+#include "session/greedy.h"
 #include "session/route_log.h"
+#include "session/self_draft.h"
 #include "session/session.h"
 #include "speculative.h"
 
@@ -14,15 +16,22 @@ namespace spac {
 
 class Interrupt;
 
-// Two families of draft types need different care. Most (a draft model, n-grams) know the sequence by its tokens alone.
-// They are brought up to date just before they draft, and what a draft model evaluated while it drafted is kept as far
-// as it was accepted. The others (MTP, EAGLE-3, DFlash, …) read the target's hidden states: they must see every batch
-// right after the target decoded it.
+// Cuts a draft to `n_max` tokens, and before a token that the target does not have or that ends the generation: what
+// the target says after that is not part of the text. A draft of fewer than `n_min` tokens is dropped.
+void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_min);
+
+// With the types "self" and "self-resident", the target's own context drafts (SelfDraft).
+//
+// Two families of llama.cpp's draft types need different care. Most (a draft model, n-grams) know the sequence by its
+// tokens alone. They are brought up to date just before they draft, and what a draft model evaluated while it drafted
+// is kept as far as it was accepted. The others (MTP, EAGLE-3, DFlash, …) read the target's hidden states: they must
+// see every batch right after the target decoded it.
 class Speculator {
   public:
-    // `draft_experts` are the draft model's, or null. Throws InputError for types, contexts and sizes that do not fit.
-    Speculator(const DraftConfig & config, const Context & target, llama_context * draft_ctx,
-               std::shared_ptr<Experts> draft_experts, Interrupt & interrupt);
+    // `draft_experts` and `draft_head` are the draft model's, or null. The experts are the target's if it drafts for
+    // itself. Throws InputError for types, contexts and sizes that do not fit.
+    Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
+               std::shared_ptr<Experts> draft_experts, std::shared_ptr<ShortHead> draft_head, Interrupt & interrupt);
     ~Speculator();
     Speculator(const Speculator &)             = delete;
     Speculator & operator=(const Speculator &) = delete;
@@ -56,7 +65,16 @@ class Speculator {
     // Returns the routes of the draft under way, or of the last one; null unless they are kept.
     const DraftRoutes * routes() const { return routes_.get(); }
     // Notes that this step has no draft.
-    void pass() { routes_.begin(); }
+    void pass() {
+        routes_.begin();
+        choice_.begin();
+    }
+    // Returns true if drafts are made token by token.
+    bool is_stepwise() const { return stepwise_ || self_; }
+    // Sets the confidence below which drafts stop; it has an effect if is_stepwise().
+    void set_p_min(float p_min) { choice_.set_p_min(p_min); }
+    // Returns the last draft's confidences, as GreedyChoice does.
+    const std::vector<float> & confidences() const { return choice_.confidences(); }
     // Notes that `n` tokens of the last draft were accepted, and that the sequence is now `tokens`. Must not be called
     // for an empty draft.
     void accept(int n, const llama_tokens & tokens);
@@ -65,9 +83,11 @@ class Speculator {
 
   private:
     void         rebuild();
+    void         note(const llama_tokens & tokens, llama_token last);
     void         catch_up(const llama_tokens & tokens);
     void         feed(const llama_token * tokens, int n, int pos);
     llama_tokens draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max);
+    llama_token  next_token(llama_token token, llama_pos pos);
     llama_tokens draft_at_once(const llama_tokens & tokens, llama_token last, int n_max);
     llama_tokens draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
                                 const std::function<void(llama_token, int)> & on_token);
@@ -82,6 +102,10 @@ class Speculator {
     bool                                        stepwise_     = false; // true for "draft-simple" alone
     int                                         n_max_        = 0;
     RouteLog                                    routes_;
+    GreedyChoice                                choice_;
+    std::shared_ptr<ShortHead>                  head_;
+    size_t                                      n_noted_ = 0; // tokens of the sequence that the head has seen
+    std::optional<SelfDraft>                    self_;        // set if the target drafts for itself
     common_speculative_ptr                      spec_;
 };
 

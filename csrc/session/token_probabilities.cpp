@@ -23,7 +23,8 @@ double log_sum(const float * logits, int n_vocab) {
 
 } // namespace
 
-TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top) {
+TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top,
+                                       int first_row) {
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
     if (n_top < 0) {
         throw InputError("n_top is " + std::to_string(n_top) + ", expected a value from 0");
@@ -32,7 +33,7 @@ TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<in
     result.n_top = std::min(n_top, n_vocab);
     std::vector<int32_t> order(static_cast<size_t>(n_vocab));
     for (size_t row = 0; row < tokens.size(); ++row) {
-        const float * logits = llama_get_logits_ith(ctx, static_cast<int32_t>(row));
+        const float * logits = llama_get_logits_ith(ctx, first_row + static_cast<int32_t>(row));
         SPAC_CHECK(logits != nullptr, row, tokens.size());
         const double total       = log_sum(logits, n_vocab);
         const auto   logarithm   = [&](int32_t token) { return static_cast<float>(logits[token] - total); };

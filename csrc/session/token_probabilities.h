@@ -16,7 +16,9 @@ struct TokenProbabilities {
     std::vector<float>   top;       // [n_tokens * n_top]
 };
 
-// Returns the probabilities of tokens that the rows of the context's last evaluation chose, the first one by row 0.
-TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top);
+// Returns the probabilities of tokens that the rows of the context's last evaluation chose, the first one by
+// `first_row`.
+TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top,
+                                       int first_row = 0);
 
 } // namespace spac

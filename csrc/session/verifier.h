@@ -2,13 +2,12 @@
 #pragma once
 
 #include "common.h"
-#include "sampling.h"
 #include "session/context.h"
+#include "session/expert_demand.h"
 #include "session/session.h"
+#include "session/token_sampler.h"
 
-#include <functional>
 #include <memory>
-#include <vector>
 
 namespace spac {
 
@@ -20,15 +19,10 @@ class Verifier {
     Verifier(Context & target, std::shared_ptr<Experts> experts, const SamplingConfig & sampling, Interrupt & interrupt,
              Trace & trace);
 
-    // Sets the largest number of tokens of a verification: all of them count as demand.
-    void set_step_tokens(int n_tokens);
-
-    // Sets how to sample from the next begin() on. Throws InputError for invalid settings, and changes nothing then.
-    void set_sampling(const SamplingConfig & sampling);
-
-    // Sets the callback for the layers of every verification; see Listeners::verify_layer.
-    using LayerListener = std::function<void(int layer, const std::vector<int32_t> & demand)>;
-    void set_layer_listener(LayerListener listener) { on_layer_ = std::move(listener); }
+    // These are ExpertDemand's and TokenSampler's.
+    void set_step_tokens(int n_tokens) { demand_.set_step_tokens(n_tokens); }
+    void set_sampling(const SamplingConfig & sampling) { sampler_.set(sampling); }
+    void set_layer_listener(ExpertDemand::LayerListener listener) { demand_.set_layer_listener(std::move(listener)); }
 
     // Begins a new prompt: the sampler starts anew and has seen these tokens.
     void begin(const int32_t * prompt, size_t n_tokens);
@@ -44,22 +38,13 @@ class Verifier {
     bool has_logits() const { return has_logits_; }
 
   private:
-    void decode();
-    void take_demand(Step & step);
-    void count_uploads(Step & step);
-
-    Context &                               target_;
-    std::shared_ptr<Experts>                experts_;
-    Interrupt &                             interrupt_;
-    common_params_sampling                  sampling_;
-    common_sampler_ptr                      sampler_;
-    common_batch                            batch_;
-    Trace &                                 trace_;
-    LayerListener                           on_layer_;
-    std::shared_ptr<std::vector<int32_t>>   demand_     = std::make_shared<std::vector<int32_t>>();
-    std::shared_ptr<std::vector<LayerCost>> costs_      = std::make_shared<std::vector<LayerCost>>();
-    ExpertStats                             uploaded_   = {}; // counts at the step before
-    bool                                    has_logits_ = false;
+    Context &    target_;
+    Interrupt &  interrupt_;
+    ExpertDemand demand_;
+    TokenSampler sampler_;
+    common_batch batch_;
+    Trace &      trace_;
+    bool         has_logits_ = false;
 };
 
 } // namespace spac

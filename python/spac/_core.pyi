@@ -132,9 +132,6 @@ def load_model(
     """
 
 def free_model(model: int) -> None: ...
-def model_context(model: int) -> int:
-    """Return the length in tokens of the context that the model was trained with."""
-
 def model_layers(model: int) -> int: ...
 def model_extra_layers(model: int) -> int:
     """Return the number of layers that predict further tokens."""
@@ -144,6 +141,7 @@ def model_bytes(model: int) -> int:
 
 def model_description(model: int) -> str: ...
 def model_has_encoder(model: int) -> bool: ...
+def model_is_recurrent(model: int) -> bool: ...
 def model_has_window(model: int) -> bool:
     """Return True if some layers see a window of the past and no more."""
 
@@ -500,6 +498,16 @@ class Experts:
         """Wait until no further wanted expert can be loaded; return False when this takes longer."""
     def residency(self) -> Int32Array:
         """Return a copy of the slot of every expert in its pool, -1 when not resident; int32[L, N]."""
+    def attach_draft_copies(self, type: str, n_threads: int) -> None:
+        """Make low-bit copies of all experts in device memory, of the type with this name, as "q4_0".
+
+        Raise InputError for a type that does not fit, and OutOfMemoryError if the device has no room.
+        """
+    def draft_copy_bytes(self, type: str) -> int:
+        """Return the device memory that such copies take."""
+    @property
+    def draft_bytes(self) -> int:
+        """The device memory of the copies; 0 without them."""
     def set_counting(self, counting: bool) -> None: ...
     def take_demand(self) -> tuple[Int32Array, int]:
         """Return the activations since the last call, int32[L, N], and the number of graphs they stem from.
@@ -524,11 +532,40 @@ class Experts:
 
         0 switches this off. Raise InputError for a negative number.
         """
+    def set_miss(self, how: str, most_recent: bool = False) -> None:
+        """Set where misses of steps are computed: "cpu", "load" or "divide" (backend/experts/experts.h).
+
+        Raise InputError for another word.
+        """
+    def set_miss_costs(self, costs: Sequence[tuple[float, float, float, float, float, float]]) -> None:
+        """Set the costs of every pool for "divide", in nanoseconds, as `experts_over_link` takes them."""
+    def return_to_file(self, layers: Sequence[int], dense: bool) -> int:
+        """Give host memory back that the system cannot drop itself, and return its bytes.
+
+        This memory holds copies of files on huge pages, or is pinned. Given back are the experts of `layers`,
+        which should be whole on the device, and with `dense` what lies between the experts of copies that are
+        not pinned. The file is mapped there instead, so the weights stay the same, and what is read comes
+        from the file. Call it between graphs. Return 0 if there is no such memory, or if it is pinned and
+        copies to the slots are under way. Raise InputError for a layer that does not exist.
+        """
+    def set_tail_stays(self, stays: bool) -> None:
+        """Switch whether experts that a streamed prompt's last tokens use stay in slots as they pass.
+
+        They take the places of others, and the next plan decides on them. Leave it off unless a plan is
+        submitted after each prompt.
+        """
+    def set_tail_tokens(self, n_tokens: int) -> None:
+        """Note the routes of the last `n_tokens` tokens of each graph that does not count, until it is 0.
+
+        `routes` forgets what it had before, and has those of the last such graph then.
+        """
     def set_stream_tokens(self, n_min: int) -> None:
         """Set the number of tokens from which a batch uses prefill streaming; 0 means never.
 
         Batches that count as demand never use it. All experts of the others are copied through the device.
         """
+    def set_stream_divides(self, divides: bool) -> None:
+        """Set if such batches are divided: some missing experts stay with the CPU, by the costs of misses."""
     def set_staged_tokens(self, n_most: int) -> None:
         """Set the largest graphs, in tokens, that have staging in any case; a session sets it.
 
@@ -659,11 +696,56 @@ class LoadScope:
     @property
     def experts(self) -> Experts | None: ...
 
+class ShortHead:
+    """A head of a context that computes the logits of some tokens of the vocabulary.
+
+    Decodes with logits of up to `n_tokens` tokens, such as the drafts of so many sequences, use it. The other
+    tokens' logits are -inf. It knows the first tokens of the vocabulary, and those that it notes: up to an
+    eighth of its rows. The thread that uses the context uses the head too, between its decodes.
+    """
+
+    def __init__(self, n_rows: int, n_tokens: int = 1) -> None: ...
+    @property
+    def n_rows(self) -> int:
+        """The number of tokens that it knows.
+
+        It is 0 before the context is made, and if the head cannot be shortened: the vocabulary has less than
+        twice as many tokens, or the graphs do not end with the head, in one piece on a SPAC device.
+        """
+    @property
+    def n_vocab(self) -> int:
+        """The number of tokens in the vocabulary; 0 like `n_rows`."""
+    @property
+    def bytes(self) -> int:
+        """The bytes of the whole head; 0 like `n_rows`."""
+    @property
+    def on(self) -> bool:
+        """True if it is used. It is off at first."""
+    def set_on(self, on: bool) -> None:
+        """Use it from now on, or use the whole head."""
+    def note(self, tokens: Sequence[int] | Int32Array) -> None:
+        """Note tokens of the text. Those that it does not know replace those that it learned first."""
+    @property
+    def n_noted(self) -> int:
+        """The number of tokens that were noted so far."""
+    @property
+    def n_learned(self) -> int:
+        """The number of noted tokens that it did not know."""
+
+class ShortHeadScope:
+    """A scope that gives a head to the context that is made in its `with` block."""
+
+    def __init__(self, head: ShortHead) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
 class Tap:
     """A tap of the hidden states that enter every FFN of the context made in its `with` block.
 
-    It taps each token that the context decodes alone. The thread that uses the context uses the tap too,
-    between its decodes.
+    It shows the states of each token that the context decodes alone to routers of a target, in the context's
+    own graph. The thread that uses the context uses the tap too, between its decodes.
     """
 
     def __init__(self) -> None: ...
@@ -680,20 +762,37 @@ class Tap:
     @property
     def n_embd(self) -> int:
         """The width of the hidden states that enter the FFNs, E."""
-    def set_on(self, on: bool) -> None:
-        """Switch the tap on or off; it is off at first, and then costs nothing.
+    @property
+    def callback(self) -> tuple[int, int]:
+        """llama.cpp's `cb_eval` and `cb_eval_user_data` for a context on the CPU. The tap must outlive it."""
+    def ask(self, target: Experts, inputs: list[int], n_chosen: list[int]) -> None:
+        """Ask routers of the target's first MoE layers from the next token on; none, as at first, is free.
 
-        Raise OutOfMemoryError when the device has no room for one token's states.
+        inputs: the draft's FFN whose input each router gets, rising. n_chosen: how many experts each names.
+        Raise InputError for a router that cannot be asked, and OutOfMemoryError for lack of memory.
         """
-    def states(self) -> Float32Array | None:
-        """Return the hidden states of the token decoded last, float32 [D, E], once its logits have been read.
+    def answers(self) -> Int32Array | None:
+        """Return the choices for the token decoded last, int32 [n, U], best first, once its logits are read.
 
-        Return None if the token was not tapped or not decoded alone. The array is a read-only view that the
-        next decode writes to.
+        Entries are -1 where a layer names fewer. Return None if the token was not shown.
         """
     @property
-    def n_tapped(self) -> int:
-        """The number of tokens that were tapped so far."""
+    def shares(self) -> Float32Array:
+        """The weights of the last result of `answers`, float32 [n, U], 0 where a layer names fewer.
+
+        They are shares of the sum over the experts that a token uses.
+        """
+    def next(self, token: int, n: int) -> tuple[int, Int32Array] | None:
+        """Wait for more: a token after `token`, or more than n layers of it, on any thread.
+
+        Return its number, and the choices of the layers that are known, int32 [n, U]. Return None after
+        `stop`.
+        """
+    def stop(self) -> None:
+        """End all waits until the next `ask`, on any thread."""
+    @property
+    def n_shown(self) -> int:
+        """The number of tokens that were shown so far; they are numbered from 1."""
 
 # The session
 
@@ -722,8 +821,8 @@ class Step:
         """The times and counts of every layer in this verification: a structured array, [L] or [0].
 
         The fields are int64 host_ns (experts on the CPU), wait_ns (waiting for ids and input), int32
-        host_activations, host_distinct, device_activations and device_distinct. The array is a read-only view
-        that the next step overwrites.
+        host_activations, host_distinct, device_activations, device_distinct and loaded_distinct. The array is
+        a read-only view that the next step overwrites.
         """
     @property
     def n_uploads(self) -> int:
@@ -733,6 +832,12 @@ class Step:
     @property
     def upload_ns(self) -> int:
         """The time that these copies took, in nanoseconds."""
+    @property
+    def confidences(self) -> list[float]:
+        """The draft model's probabilities of the drafted tokens, and of one before which the draft stopped.
+
+        It is empty unless the session has `draft_confidences` and drafts token by token.
+        """
     @property
     def draft_ns(self) -> int: ...
     @property
@@ -757,6 +862,12 @@ class DraftToken:
 
         These are the token before the draft, then the drafted ones except this, the last. The array is a
         copy, int32[L, T, U], with -1 where a layer has fewer. It is None unless routes are kept.
+        """
+    @property
+    def shares(self) -> Float32Array | None:
+        """The routers' weights of `routes`, as shares of their token's sum in the layer; float32[L, T, U].
+
+        They are 0 where they are not known. The array is a copy.
         """
 
 class VerifyLayer:
@@ -785,6 +896,9 @@ class DraftEnd:
 
         If the draft ended at a token that it refused, they cover all tokens: T = n_drafted + 1.
         """
+    @property
+    def shares(self) -> Float32Array | None:
+        """The weights of `routes`, as in DraftToken."""
 
 class ChatPrompt:
     """A prompt made of messages, and the reader of its answer.
@@ -892,10 +1006,12 @@ class Session:
         trace: Trace | None = None,
         draft_experts: Experts | None = None,
         projector: Projector | None = None,
+        draft_head: ShortHead | None = None,
         draft_types: Sequence[str] = (),
         draft_max: int = 16,
         draft_min: int = 0,
         p_min: float = 0.0,
+        draft_confidences: bool = False,
         ngram_size_n: int = 12,
         ngram_size_m: int = 48,
         ngram_min_hits: int = 1,
@@ -924,6 +1040,7 @@ class Session:
         mirostat: int = 0,
         mirostat_lr: float = 0.1,
         mirostat_ent: float = 5.0,
+        mirostat_penalizes: bool = False,
         grammar: str = "",
         logit_bias: Mapping[int, float] = ...,
         ignore_eos: bool = False,
@@ -943,8 +1060,9 @@ class Session:
         for keep_draft_routes(). `projector` reads the images of prompts.
 
         `draft_types` are llama.cpp's names (draft_types()). With none, or with draft_max 0, the session
-        decodes without drafts. The first draft length is `draft_max`. Sampling parameters are llama.cpp's.
-        temp <= 0 is greedy, and seed None is a random seed.
+        decodes without drafts. The first draft length is `draft_max`. With `draft_confidences`, steps report
+        `confidences`. Sampling parameters are llama.cpp's. temp <= 0 is greedy, and seed None is a random
+        seed.
 
         `prompt_cache_bytes` of host memory hold sequences that prefill() replaces by others. A prompt that
         continues one of them is not evaluated from the start. `n_checkpoints` apply to a memory that cannot
@@ -1001,6 +1119,7 @@ class Session:
         mirostat: int = 0,
         mirostat_lr: float = 0.1,
         mirostat_ent: float = 5.0,
+        mirostat_penalizes: bool = False,
         grammar: str = "",
         logit_bias: Mapping[int, float] = ...,
         ignore_eos: bool = False,
@@ -1042,16 +1161,25 @@ class Session:
     @overload
     def on(self, event: Literal["prompt_graph"], callback: Callable[[int, int], int] | None) -> None: ...
     @overload
+    def on(self, event: Literal["prompt_tail"], callback: Callable[[], object] | None) -> None: ...
+    @overload
+    def on(
+        self, event: Literal["prompt_piece"], callback: Callable[[int, int, int], object] | None
+    ) -> None: ...
+    @overload
     def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
         """Set the callback of an event in place of the one before; None removes it.
 
         With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts. Other types
         draft in one call, and their tokens come together after it.
 
-        "prompt_graph" comes before a prompt that is longer than the target's graphs. The callback gets the
-        number of tokens to evaluate, and 0. It returns the tokens of the prompt's graphs, at most n_batch. If
-        there is no memory for these graphs, it is called again with their tokens in place of 0, and smaller
-        ones are tried. The graphs of the context's n_ubatch are the last resort.
+        "prompt_graph" comes before each piece of a prompt's text. The callback gets the number of tokens to
+        evaluate, and 0. It returns the tokens of the next graph, at most n_batch. If there is no memory for
+        this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
+        of the context's n_ubatch are the last resort. "prompt_piece" comes after each piece, with its tokens,
+        the tokens before it, and the nanoseconds of its evaluation. "prompt_tail" comes when a prompt of text
+        was evaluated. `Experts.routes` then has the routes of its last tokens: those of the last graph, at
+        most 32.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
         """Set whether draft events have `routes`.
@@ -1070,6 +1198,11 @@ class Session:
     ) -> None: ...
     def set_draft_length(self, n: int) -> None:
         """Set the draft length from the next step on, 0 to draft_max."""
+    def set_p_min(self, p_min: float) -> None:
+        """Set the probability below which a draft stops, from the next step on.
+
+        Raise InputError outside 0 to 1, and unless drafts are made token by token.
+        """
     @property
     def draft_length(self) -> int: ...
     @property
@@ -1078,6 +1211,13 @@ class Session:
         """Draft no more. draft_max is 0 from now on, and the draft's context may be closed.
 
         Raise InputError in a callback, and if the draft's routes are kept.
+        """
+    def resume_drafts(
+        self, draft_ctx: int, draft_experts: Experts | None = None, draft_head: ShortHead | None = None
+    ) -> None:
+        """Draft again after `drop_drafts`, with a new context of the draft. The draft length is 0 at first.
+
+        Raise InputError in a callback, if drafts were not dropped, and if the context does not fit.
         """
     @property
     def has_images(self) -> bool:
@@ -1097,10 +1237,158 @@ class Session:
     def tokens(self) -> Int32Array:
         """A copy of the whole sequence; int32[n]."""
 
+class SequenceStep:
+    """The result of one step for one of its sequences."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def tokens(self) -> Int32Array:
+        """The accepted draft tokens, then the target's own; int32[n], empty while the prompt is read."""
+    @property
+    def n_drafted(self) -> int:
+        """The number of draft tokens that were verified."""
+    @property
+    def n_accepted(self) -> int: ...
+    @property
+    def n_past(self) -> int:
+        """The number of tokens of the sequence in the target's memory."""
+    @property
+    def n_pending(self) -> int:
+        """The number of tokens that have to be evaluated before the next window."""
+    @property
+    def waits(self) -> bool:
+        """True if older sequences use the cells of the memory that this one needs."""
+    @property
+    def reason(self) -> str:
+        """The reason to stop: "stop" (the last token ends the text), "length" (context full), or ""."""
+    @property
+    def probabilities(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
+        """The probabilities of `tokens` in the form of `Session.probabilities`, or None."""
+    @property
+    def experts(self) -> dict[str, int]:
+        """The counts of the window's own experts, by the names of `Experts.stats`; distinct ones by layer."""
+    def check(self) -> None:
+        """Raise the error that this step had for the sequence, if any. The sequence is as it was before."""
+
+class ParallelStep:
+    """The result of one step of several sequences."""
+
+    @property
+    def batch(self) -> Step:
+        """The tokens, counts, times and the demand of all sequences together."""
+    @property
+    def sequences(self) -> list[SequenceStep]:
+        """The results of those that had a turn, the oldest first."""
+    @property
+    def n_prompt(self) -> int:
+        """The number of prompt tokens that were evaluated."""
+    @property
+    def prefill_ns(self) -> int: ...
+    @property
+    def verified(self) -> bool:
+        """True if `batch` is of a verification."""
+
+class ParallelSession:
+    """A session of several sequences, whose windows are verified in one batch.
+
+    As with a Session, the library works without the GIL, only one call may run at a time, and cancel() may be
+    called by any thread.
+    """
+
+    def __init__(
+        self,
+        target_ctx: int,
+        draft_ctx: int | None = None,
+        experts: Experts | None = None,
+        *,
+        owner: object = None,
+        trace: Trace | None = None,
+        separate: bool = False,
+        draft_head: ShortHead | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Make a session on contexts of n_seq_max sequences; `keywords` are those of a Session.
+
+        Drafts come from "draft-simple" alone, whose context has as many sequences, or from n-grams. With
+        `separate`, each sequence is evaluated in decodes of its own, cut as a Session's. Raises InputError if
+        the parts do not fit together, and for a target with a recurrent memory.
+        """
+    def join(
+        self, tokens: Sequence[int] | Int32Array, *, n_unseen: int = 0, n_top: int = -1, **sampling: Any
+    ) -> int:
+        """Add a sequence and return its id; `sampling` are a Session's sampling parameters.
+
+        Penalties do not look back on the first `n_unseen` tokens. With `n_top` from 0, steps report
+        probabilities. Raises InputError if all places are taken or an argument is invalid; then nothing
+        changes.
+        """
+    def leave(self, id: int) -> None:
+        """Remove a sequence. A prompt that continues it later is not evaluated from the start."""
+    def held(self) -> list[tuple[int, bool, Int32Array]]:
+        """Return for each place its sequence (-1: it is free), whether that is parked, and its tokens."""
+    def replace(self, place: int, tokens: Int32Array, state: npt.NDArray[np.uint8]) -> None:
+        """Replace what the memory holds of a free place by a state of `tokens` (`sequence_state`).
+
+        With no tokens, the place is empty afterwards. Raise InputError if the place is not free, or if the
+        memory does not take the state; then it holds what it held.
+        """
+    def step(self, turns: Sequence[tuple[int, int]], n_prompt: int) -> ParallelStep:
+        """Advance the sequences that have a turn; a turn is an id and the most tokens to draft.
+
+        At most about `n_prompt` tokens of pending prompts are evaluated, the oldest sequence's first. Raises
+        InputError for an unknown id, Cancelled, and what a listener raises.
+        """
+    def on(self, event: str, callback: Callable[..., object] | None) -> None:
+        """Set a callback as `Session.on` does. Only draft_end, verify_layer and verify_end are called."""
+    def keep_draft_routes(self, keeps: bool) -> None:
+        """Raise InputError for True, because the routes are not known here."""
+    def drop_drafts(self) -> None:
+        """Draft no more. draft_max is 0 from now on, and the draft's context may be closed."""
+    def resume_drafts(self, draft_ctx: int, draft_head: ShortHead | None = None) -> None:
+        """Draft again after `drop_drafts`, with a new context of the draft.
+
+        Raise InputError in a callback, if drafts were not dropped, and if the context does not fit.
+        """
+    def cancel(self) -> None:
+        """Stop the step that runs, or the next one: it raises Cancelled."""
+    def close(self) -> None:
+        """Release the contexts; a second call does nothing. Raise InputError while a call runs."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def n_reused(self, id: int) -> int:
+        """Return how many tokens of the prompt were there when the sequence joined."""
+    def is_parked(self, id: int) -> bool:
+        """Return True if the sequence is in host memory, until there is a place for it."""
+    def tokens(self, id: int) -> Int32Array:
+        """Return the whole sequence, int32[n], with tokens that are not evaluated yet."""
+    @property
+    def n_sequences(self) -> int:
+        """The number of places for sequences."""
+    @property
+    def n_joined(self) -> int: ...
+    @property
+    def n_ctx(self) -> int:
+        """The number of tokens that one sequence may have."""
+    @property
+    def draft_max(self) -> int: ...
+    @property
+    def cached(self) -> dict[str, int]:
+        """The figures of the prompt cache, as `Session.cached`."""
+
 def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
     """Return why the draft's tokens have another meaning for the target, or None if they have the same.
 
     The arguments are the addresses of llama_models.
+    """
+
+def sequence_state(context: int, sequence: int) -> npt.NDArray[np.uint8]:
+    """Return what a context's memory holds of a sequence, as bytes; none if the library cannot."""
+
+def set_sequence_state(context: int, sequence: int, state: npt.NDArray[np.uint8]) -> bool:
+    """Replace what a context's memory holds of a sequence; with no bytes, it holds nothing.
+
+    Return False if the library refuses the state. Then it is unknown what the memory holds.
     """
 
 def graph_bytes(context: int, n_tokens: int) -> int:
@@ -1108,6 +1396,13 @@ def graph_bytes(context: int, n_tokens: int) -> int:
 
     `context` is the address of a llama_context, whose memory and buffers stay as they are. Raise
     OutOfMemoryError if its buffers cannot be allocated again.
+    """
+
+def set_graph_tokens(context: int, n_tokens: int) -> None:
+    """Make compute buffers for graphs of `n_tokens`, at most a batch, in place of those of a llama_context.
+
+    Do not call it while the context computes. Raise OutOfMemoryError if the device has no memory for them.
+    Then the buffers are as they were.
     """
 
 def draft_types() -> list[str]:
@@ -1235,6 +1530,20 @@ class Residency:
     def begin(self, cursor: int, max_loads: int, max_evictions: int) -> list[tuple[int, int, int, int]]:
         """Return a batch of (layer, expert, pool, slot) to copy now; finish() ends the oldest batch."""
     def finish(self, copied: bool) -> None: ...
+    def begin_misses(
+        self,
+        layer: int,
+        missing: Sequence[int],
+        used: Sequence[int],
+        cursor: int,
+        most_recent: bool,
+        force: bool,
+    ) -> tuple[list[tuple[int, int, int, int]], Mask]:
+        """Return the loads for an execution's misses and its mask; finish_misses() ends the oldest ones."""
+    def finish_misses(self) -> None: ...
+    def begin_tail(self, layer: int, counts: Sequence[int], n_tokens: int) -> list[tuple[int, int, int, int]]:
+        """Return the loads of what stays of a prompt's last tokens in a layer; end_tail() ends them."""
+    def end_tail(self, copied: bool) -> None: ...
     def foresee(self, layer: int, experts: Sequence[int]) -> None: ...
     def note_used(self, layer: int, experts: Sequence[int]) -> None: ...
     def mask(self, layer: int) -> Mask: ...
@@ -1255,9 +1564,30 @@ def slots_per_tensor(blocks_per_slot: int) -> int:
 def most_slots(limits: Sequence[int], layers: Sequence[tuple[int, int]]) -> int:
     """Return the most slots whose shares (`share_out`, with its `layers`) fit every pool's limit."""
 
+def experts_over_link(
+    costs: tuple[float, float, float, float, float, float], rows: Sequence[int], n_resident: int, most: int
+) -> int:
+    """Return how many of a layer's missing experts the link brings, those with the most rows.
+
+    costs: the CPU's time for a layer, an expert and a row, the link's for a layer and an expert, the device's
+    for an expert. rows: the rows of every missing expert, the largest first (core/miss_division.h).
+    """
+
+class MissBalance:
+    """Costs of a division that its measured times correct (core/miss_balance.h)."""
+
+    def __init__(self) -> None: ...
+    def divide(
+        self, costs: tuple[float, float, float, float, float, float], rows: Sequence[int], n_resident: int
+    ) -> tuple[int, float, float]:
+        """Return the experts over the link, and the times that CPU and device are expected to take, in ns."""
+    def note_cpu(self, expected_ns: float, ns: int) -> None: ...
+    def note_device(self, expected_ns: float, ns: int, seen: bool) -> None: ...
+
 def copy_runs(slot_of: Sequence[int], expert_bytes: int, copy_bytes: int) -> list[tuple[int, int, int]]:
     """Return the copies that bring a layer's experts together: (first expert, number of experts, slot or -1).
 
+    An expert whose slot is given as -2 is not wanted.
     Resident experts are copied from their slots, and the others over the link (-1). Resident experts between
     others come over the link too where that is no slower. A copy of its own takes as long as `copy_bytes`
     over the link.

@@ -31,9 +31,6 @@ VARIANTS = {
     "baseline": ("sse4_2",),
 }
 """The CPU flags that each variant of a wheel's library needs beside those of the later ones; best first."""
-# PyPI packages with the libraries that a CUDA build needs, by the start of the file name.
-PACKAGES = {"libcublas": "nvidia-cublas"}
-
 _handle: ctypes.CDLL | None = None
 
 after_llama_cpp: list[Callable[[], None]] = []
@@ -116,12 +113,18 @@ def _open(path: Path) -> ctypes.CDLL:
             tried.add(missing)
             found = _in_packages(missing)
             if found is None:
-                package = PACKAGES.get(missing.partition(".")[0])
-                remedy = f": install it, for example with `pip install {package}`" if package else ""
+                cublas = re.match(r"libcublas(?:Lt)?\.so\.(\d+)", missing)
+                package = cublas_package(int(cublas[1])) if cublas else ""
+                remedy = f": install it, for example with `pip install '{package}'`" if package else ""
                 raise ImportError(
                     f"spac's library needs {missing}, which is not on this machine{remedy}"
                 ) from None
             ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+
+
+def cublas_package(major: int) -> str:
+    """Return the requirement for NVIDIA's package of cuBLAS, for a major version of CUDA from 12 on."""
+    return f"nvidia-cublas-cu{major}" if major < 13 else f"nvidia-cublas=={major}.*"
 
 
 def _in_packages(name: str) -> Path | None:

@@ -72,15 +72,22 @@ RUNS = (
     Run("compacted", 0.25, seed=5, masked=False),
     Run("uploads fail", 0.5, seed=6, fail_uploads=2),
     Run("prompts streamed", 0.5, seed=12, stream_tokens=17),
+    Run("prompts divided", 0.5, seed=39, stream_tokens=17, divides=True),
     Run("looking ahead", 0.5, seed=18, lookahead=1),
     Run("looking ahead, moving", 0.5, seed=19, lookahead=1, moving=True),
     Run("looking ahead, not queued ahead", 0.5, seed=20, lookahead=1, ahead=False),
+    Run("misses loaded, moving", 0.5, seed=34, miss="load", moving=True, lookahead=1),
+    Run("misses loaded by recency", 0.5, seed=35, miss="load", recent=True),
+    Run("misses loaded, compacted", 0.5, seed=36, miss="load", masked=False),
+    Run("misses divided", 0.75, seed=37, miss="divide", recent=True),
 )
 CONTROLS = (
     Run("exchanged", 0.5, seed=6),
     Run("exchanged, looking ahead", 0.5, seed=21, lookahead=1),
     Run("exchanged, prompts streamed", 0.5, seed=14, stream_tokens=17),
+    Run("exchanged, prompts divided", 0.5, seed=40, stream_tokens=17, divides=True),
     Run("exchanged, in place", 0.25, seed=32, in_place=True),
+    Run("exchanged, misses loaded", 0.25, seed=38, miss="load"),
 )
 """Runs of a copy of the model in which two experts are exchanged."""
 CASES = [*MODELS, *SETTINGS]
@@ -176,9 +183,15 @@ def test_the_device_took_its_share(case: str, run: Run, ours: Result) -> None:
         assert stats["foreseen_right"] <= stats["foreseen"]
     if run.fail_uploads:
         assert stats["upload_failures"] >= run.fail_uploads
+    if not run.moving:  # a plan that moves may leave no slot to a miss
+        assert (stats["misses_loaded"] > 0) == (run.miss != "cpu")
+    assert stats["load_bytes"] >= stats["misses_loaded"]
+    if run.miss == "load" and not run.moving:
+        assert stats["evictions"] > 0
     if run.stream_tokens:
         large = SETTINGS.get(case, ("", Settings()))[1].n_ubatch >= run.stream_tokens
-        assert stats["blocks_streamed"] > 0 or not large
+        assert stats["blocks_divided" if run.divides else "blocks_streamed"] > 0 or not large
+        assert (stats["blocks_divided"] > 0) <= run.divides
         assert (stats["stream_slot_bytes"] > 0) == large
         assert stats["uploads"] == resident
         assert stats["evictions"] == 0

@@ -1,29 +1,34 @@
-"""The tap gives the inputs of every FFN, bit for bit as llama.cpp's own eval callback reads them."""
+"""The tap shows states to routers: what they choose for a model's own states is what the model uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
 
 from spac import _core
 from spac.errors import InputError
-from spac.machine.arrays import Float32Array
+from spac.machine.arrays import Int32Array
 from spac.model.c_api import Context, Model
-from tests.backend.eval_callback import CONTEXT, FFN_INPUTS, Callback, api, decode
 from tests.conftest import TinyModel
+from tools.eval_callback import CONTEXT, api, decode
 from tools.models import FAMILIES
 
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]
 # Each pair is the beginning and the end of a prompt's piece. A token follows, which is decoded alone.
 LENGTHS = [(0, 3), (4, 300), (301, 600), (601, 900), (901, 1200), (1201, 1500), (0, 3), (4, 300)]
+ROUTERS = ("mixtral", "qwen3moe", "phimoe", "deepseek2", "gpt-oss", "glm4moe")
 
 
 @contextmanager
-def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap, _core.Experts | None]]:
+def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap, Any]]:
     with _core.LoadScope() as scope:
         model = Model(path, (_core.device_handle("simulated"),), {})
     try:
@@ -36,111 +41,182 @@ def on_simulated(path: Path, **params: int) -> Iterator[tuple[Context, _core.Tap
 
 
 @contextmanager
-def on_cpu(path: Path, family: str, **params: int) -> Iterator[tuple[Context, Callable[[], Float32Array]]]:
-    """Yield a context, and a function that returns the FFNs' inputs for the last token: float32 [D, E]."""
-    model = Model(path, (), {"use_extra_bufts": False})
-    callback = Callback(FFN_INPUTS[family])
-    context = Context(model, {**CONTEXT, "cb_eval": callback.address, **params})
-
-    def seen() -> Float32Array:
-        layers = [callback.seen[FFN_INPUTS[family], il] for il in range(len(callback.seen))]
-        return np.stack([layer[-len(layers[-1]) :] for layer in layers])
-
-    try:
-        yield context, seen
-        context.close()
-    finally:
-        model.close()
+def on_cpu(path: Path) -> Iterator[tuple[Context, _core.Tap]]:
+    model, tap = Model(path, (), {"use_extra_bufts": False}), _core.Tap()
+    function, data = tap.callback
+    with tap:
+        context = Context(model, {**CONTEXT, "cb_eval": function, "cb_eval_user_data": data})
+    yield context, tap
+    context.close()
+    model.close()
 
 
-@pytest.mark.parametrize("family", FFN_INPUTS)
-def test_what_the_eval_callback_sees(tiny_model: TinyModel, family: str) -> None:
+def ask_all(tap: _core.Tap, experts: _core.Experts) -> None:
+    """Ask the router of every MoE layer for as many experts as a token uses."""
+    blocks = [int(re.findall(r"\d+", layer.name)[0]) for layer in experts.layers]
+    tap.ask(experts, blocks, [layer.n_used for layer in experts.layers])
+
+
+def used(experts: _core.Experts) -> Int32Array:
+    """Return what the model's last token used, int32 [L, U], sorted."""
+    return np.sort(experts.routes()[:, 0])
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+def test_a_models_own_states_choose_what_it_uses(tiny_model: TinyModel, family: str) -> None:
     path, shape = tiny_model(family), FAMILIES[family].default
-    with on_cpu(path, family) as (stock, seen), on_simulated(path) as (context, tap, _):
+    with on_simulated(path) as (context, tap, experts), on_cpu(path) as (other, host):
         assert (tap.n_layer, tap.n_embd) == (shape.n_layer, shape.n_embd)
-        tap.set_on(True)
-        decode(stock, PROMPT, 0)
+        experts.set_counting(True)
+        for each in (tap, host):
+            ask_all(each, experts)
         decode(context, PROMPT, 0)
-        assert tap.states() is None, "a prompt's piece"
+        decode(other, PROMPT, 0)
+        assert tap.answers() is None, "a prompt's piece"
         for i, token in enumerate(TOKENS):
-            expected = decode(stock, [token], len(PROMPT) + i)
-            logits = decode(context, [token], len(PROMPT) + i)
-            states = tap.states()
-            assert states is not None
-            assert np.array_equal(states, seen())
-            assert np.array_equal(logits, expected)
-        assert tap.n_tapped == len(TOKENS)
+            decode(context, [token], len(PROMPT) + i)
+            chosen = tap.answers()
+            assert chosen is not None
+            assert np.array_equal(np.sort(chosen), used(experts))
+            decode(other, [token], len(PROMPT) + i)
+            assert np.array_equal(host.answers(), chosen), "the same states on the CPU"
+        assert tap.n_shown == host.n_shown == len(TOKENS)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3moe"])
-def test_a_context_that_grows_and_a_device_that_is_late(tiny_model: TinyModel, family: str) -> None:
-    """Graphs change with the length of the context's memory. There are more of them than the tap keeps, and
-    then the first ones come again."""
-    path, size = tiny_model(family), {"n_ctx": 2048, "n_batch": 512}
-    with on_cpu(path, family, **size) as (stock, seen), on_simulated(path, **size) as (context, tap, experts):
-        if experts is not None and experts.n_layer:
-            experts.attach_slots(sum(layer.n_expert for layer in experts.layers) // 2)
-            ones = np.ones((experts.n_layer, experts.n_expert), np.int32)
-            experts.submit(ones, np.ones(experts.n_layer, np.int32))
-            assert experts.settle(10)
-        _core.set_simulated_device(latency_us=20, delay_us=100)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_dense_drafts_states(tiny_model: TinyModel, family: str) -> None:
+    """The device finds the states by dataflow, the CPU by names."""
+    with on_simulated(tiny_model("mixtral")) as (target, _, experts):
+        decode(target, [1], 0)
+        path = tiny_model(family, n_layer=experts.n_layer, n_embd=FAMILIES["mixtral"].default.n_embd)
+        with on_simulated(path) as (context, tap, _), on_cpu(path) as (other, host):
+            found = []
+            for tapped, each in ((tap, context), (host, other)):
+                ask_all(tapped, experts)
+                found.append([])
+                for i, token in enumerate(TOKENS):
+                    decode(each, [token], i)
+                    found[-1].append(tapped.answers())
+    assert np.array_equal(*found)
+    assert len({each.tobytes() for each in found[0]}) > 1, "every token has states of its own"
+
+
+def test_fewer_layers_and_other_numbers(tiny_model: TinyModel) -> None:
+    with on_simulated(tiny_model("qwen3moe")) as (context, tap, experts):
+        ask_all(tap, experts)
+        decode(context, [3], 0)
+        whole = tap.answers()
+        assert whole is not None
+        found = []
+        for inputs, n_chosen in (([0], [1]), ([0, 1], [3, 1]), ([], []), ([0, 1, 2], [2, 2, 2])):
+            tap.ask(experts, inputs, n_chosen)
+            api.llama_memory_seq_rm(api.llama_get_memory(context.pointer), 0, 0, -1)
+            decode(context, [3], 0)
+            found.append(tap.answers())
+        assert found[0].tolist() == whole[:1, :1].tolist()
+        assert found[1][:, 0].tolist() == whole[:2, 0].tolist()
+        assert found[1][1].tolist() == [whole[1, 0], -1, -1]
+        assert found[2] is None
+        assert np.array_equal(found[3], whole[:3, :2])
+
+
+def test_layers_are_known_while_the_token_is_computed(tiny_model: TinyModel) -> None:
+    """A thread sees a growing number of layers of each token, and at the end what the token used."""
+    seen: list[tuple[int, Int32Array]] = []
+
+    def listen() -> None:
+        token, n = 0, 0
+        while (found := tap.next(token, n)) is not None:
+            seen.append(found)
+            token, n = found[0], len(found[1])
+
+    with on_simulated(tiny_model("qwen3moe")) as (context, tap, experts):
+        experts.set_counting(True)
+        ask_all(tap, experts)
+        thread = Thread(target=listen)
+        thread.start()
+        wanted = []
         try:
-            tap.set_on(True)
+            for i, token in enumerate(TOKENS):
+                decode(context, [token], i)
+                wanted.append(used(experts))
+                deadline = time.monotonic() + 10
+                while not (seen and seen[-1][0] == i + 1 and len(seen[-1][1]) == experts.n_layer):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+        finally:
+            tap.stop()
+            thread.join()
+    counts = [(token, len(chosen)) for token, chosen in seen]
+    assert counts == sorted(set(counts))
+    whole = [chosen for _, chosen in seen if len(chosen) == len(wanted[0])]
+    assert np.array_equal(np.sort(whole), wanted)
+
+
+@pytest.mark.parametrize("straight", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"latency_us": 20, "delay_us": 100}])
+def test_a_context_that_grows_and_a_device_that_is_late(
+    tiny_model: TinyModel, settings: dict[str, int], straight: bool
+) -> None:
+    """Graphs change with the length of the context's memory. There are more of them than the tap keeps, and
+    then the first ones come again. A device whose kernels do not reach the host's memory copies."""
+    _core.set_hand_over_in_place(straight)
+    with on_simulated(tiny_model("qwen3moe"), n_ctx=2048, n_batch=512) as (context, tap, experts):
+        experts.attach_slots(sum(layer.n_expert for layer in experts.layers) // 2)
+        ones = np.ones((experts.n_layer, experts.n_expert), np.int32)
+        experts.submit(ones, np.ones(experts.n_layer, np.int32))
+        assert experts.settle(10)
+        experts.set_counting(True)
+        _core.set_simulated_device(**settings)
+        try:
+            ask_all(tap, experts)
             for start, length in LENGTHS:
-                for each in (stock, context):
-                    api.llama_memory_seq_rm(api.llama_get_memory(each.pointer), 0, start, -1)
-                    decode(each, [7 + i % 90 for i in range(start, length)], start)
-                    decode(each, [length % 89], length)
-                states = tap.states()
-                assert states is not None
-                assert np.array_equal(states, seen())
-            assert tap.n_tapped == len(LENGTHS)
+                api.llama_memory_seq_rm(api.llama_get_memory(context.pointer), 0, start, -1)
+                decode(context, [7 + i % 90 for i in range(start, length)], start)
+                decode(context, [length % 89], length)
+                chosen = tap.answers()
+                assert chosen is not None
+                assert np.array_equal(np.sort(chosen), used(experts))
+            assert tap.n_shown == len(LENGTHS)
         finally:
             _core.set_simulated_device()
-
-
-def test_off_it_shows_nothing_and_takes_nothing(tiny_model: TinyModel) -> None:
-    with on_simulated(tiny_model("llama")) as (context, tap, _):
-        memory = next(each.memory for each in _core.devices() if each.name == "simulated")
-        decode(context, [3], 0)
-        assert (tap.states(), tap.n_tapped) == (None, 0)
-        tap.set_on(True)
-        now = next(each.memory for each in _core.devices() if each.name == "simulated")
-        assert now.used - memory.used >= tap.n_layer * tap.n_embd * 4 > 0
-        decode(context, [4], 1)
-        states = tap.states()
-        assert states is not None
-        kept = states.copy()
-        tap.set_on(False)
-        decode(context, [5], 2)
-        assert (tap.states(), tap.n_tapped) == (None, 1)
-        tap.set_on(True)
-        api.llama_memory_seq_rm(api.llama_get_memory(context.pointer), 0, 1, -1)
-        decode(context, [4], 1)
-        assert np.array_equal(states, kept), "the same memory, and the same token"
+            _core.set_hand_over_in_place(None)
 
 
 def test_a_context_that_goes_takes_its_memory_along(tiny_model: TinyModel) -> None:
-    def used() -> int:
-        return next(each.memory.used for each in _core.devices() if each.name == "simulated")
-
-    before = used()
-    with on_simulated(tiny_model("llama")) as (context, tap, _):
-        tap.set_on(True)
+    with on_simulated(tiny_model("mixtral")) as (context, tap, experts):
         decode(context, [4], 0)
-        states = tap.states()
-    assert used() == before
-    assert (tap.n_layer, tap.states()) == (0, None)
-    assert states is not None
-    assert np.isfinite(states).all(), "a view keeps what it shows"
+        assert (tap.answers(), tap.n_shown) == (None, 0)
+        ask_all(tap, experts)
+        decode(context, [4], 1)
+        assert tap.answers() is not None
+    assert (tap.n_layer, tap.answers()) == (0, None)
+    assert tap.next(0, 0) is None
 
 
 def test_a_tap_is_one_contexts() -> None:
     tap = _core.Tap()
-    assert (tap.n_layer, tap.n_embd, tap.states()) == (0, 0, None)
-    tap.set_on(True)
+    assert (tap.n_layer, tap.n_embd, tap.answers()) == (0, 0, None)
     with tap, pytest.raises(InputError, match="entered already"):
         tap.__enter__()
+
+
+def test_routers_that_cannot_be_asked(tiny_model: TinyModel) -> None:
+    with (
+        on_simulated(tiny_model("mixtral")) as (context, tap, experts),
+        on_simulated(tiny_model("mixtral", n_embd=128)) as (_, _, wide),
+    ):
+        for target, inputs, n_chosen, fault in (
+            (experts, [9], [1], "the draft has no such layer"),
+            (experts, [0], [99], "cannot choose 99 experts"),
+            (wide, [0], [1], "its input is 128 wide"),
+        ):
+            with pytest.raises(InputError, match=fault):
+                tap.ask(target, inputs, n_chosen)
+        with pytest.raises(InputError, match="one number of experts for each input"):
+            tap.ask(experts, [0, 1], [1])
+        decode(context, [4], 0)
+        assert tap.answers() is None
 
 
 def test_layers_that_are_not_on_the_device_are_not_seen(tiny_model: TinyModel) -> None:

@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 from bench.step_time.__main__ import main
 from bench.step_time.clock import Learned
 from bench.step_time.machine import MACHINES, Machine, Model
+from bench.step_time.misses import Dividing, Loading, simulation_of
 from bench.step_time.simulation import Simulation
 from spac import scheduler
+from spac.errors import InputError
 from spac.machine.arrays import Int32Array
+from spac.scheduler import Event
 from spac.scheduler.replay import Demand, replay
+from spac.scheduler.sp_moe import SpMoeScheduler
 from tools.twin.drift import Drift, simulate
 
 N_LAYER, N_EXPERT, N_USED = 6, 32, 4
@@ -176,3 +180,57 @@ def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.Captu
 def test_a_machine_reads_no_more_than_its_memory_gives():
     with pytest.raises(ValueError, match="rtx4090"):
         replace(DESKTOP, cpu=70e9)
+
+
+def test_copies_start_layer_by_layer_while_drafting():
+    """A scheduler that is asked after each layer hits more than one that is asked behind the draft."""
+    single = simulate(Drift(0.8, 0.97), N_EXPERT, N_USED, n_token=60 * 5, n_row=N_LAYER)
+    routes = np.argsort(~single, axis=-1, kind="stable")[..., :N_USED].astype(np.int32)
+    routes = routes.reshape(60, 5, N_LAYER, N_USED).transpose(0, 2, 1, 3)
+    shown = np.where(np.arange(5)[:, None] < 4, routes, -1).astype(np.int32)
+    demand = replace(DEMAND, routes=routes, draft_routes=shown, of_target=True)
+    machine = replace(DESKTOP, link=4e9, link_busy=4e9, launch_s=2e-3)
+    hits = []
+    for event in (Event.VERIFY_END, Event.DRAFT_END, Event.DRAFT_TOKEN, Event.DRAFT_LAYER):
+        subject = SpMoeScheduler(cutoff=N_LAYER)
+        subject.events = frozenset({Event.START, event, Event.VERIFY_END})
+        hits.append(Simulation(machine, MODEL, demand, N_LAYER * 8).run(subject, 0).hit_rate)
+    assert hits == sorted(set(hits)), hits
+
+
+def test_loads_without_slots_cost_a_copy_of_every_miss():
+    spent = Loading(DESKTOP, MODEL, DEMAND, 0).run(scheduler.make("lru"), 0)
+    each = DESKTOP.experts(MODEL)
+    assert spent.hits == 0
+    assert spent.experts == pytest.approx(DISTINCT * (each.upload_s + each.device_expert_s))
+
+
+def test_loads_make_a_plain_cache():
+    """Few more experts are copied than are missed, and the hits are nearly those of lru in the same slots.
+
+    At first, layers take free slots beyond their shares, which plans give to other layers.
+    """
+    n_slots = N_LAYER * N_EXPERT // 2
+    spent = Loading(DESKTOP, MODEL, DEMAND, n_slots).run(scheduler.make("lru"), 0)
+    misses = spent.distinct - spent.hits
+    assert 0 < misses <= spent.uploads < 1.02 * misses
+    slow = replace(DESKTOP, dense_s=10.0)  # all of lru's copies arrive before the next step
+    prefetched = Simulation(slow, MODEL, DEMAND, n_slots).run(scheduler.make("lru"), 0)
+    assert spent.hits == pytest.approx(prefetched.hits, rel=0.01)
+
+
+@pytest.mark.parametrize("machine", list(MACHINES.values()), ids=lambda machine: machine.name)
+def test_a_division_is_never_slower_than_the_cpu_alone(machine):
+    def seconds(simulation):
+        return simulation(machine, MODEL, DEMAND, 40).run(scheduler.make("static"), 0).experts
+
+    assert seconds(Dividing) < seconds(Simulation)
+
+
+def test_names_say_where_misses_are_computed():
+    assert simulation_of("lru load") == ("lru", Loading)
+    assert simulation_of("adapmoe load") == ("adapmoe", Loading)
+    assert simulation_of("logistic:margin=0.1") == ("logistic:margin=0.1", Simulation)
+    for wrong in ("logistic load", "lru gpu"):
+        with pytest.raises(InputError, match=r"misses|loads"):
+            simulation_of(wrong)

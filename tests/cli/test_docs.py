@@ -19,6 +19,7 @@ from spac.serve.admin import VRAM
 from spac.serve.metrics import Metrics
 from spac.serve.middleware import ALIASES, SERVED
 from spac.serve.request_queue import RequestQueue
+from spac.serve.slots import SLOTS
 from spac.stats import RunStats
 from tests.cli.conftest import environment
 from tests.cli.options_page import PAGE, page
@@ -161,7 +162,7 @@ def test_every_command_of_the_chat():
 def test_every_interface_of_the_server():
     named = {path for row in rows(PAGES["server.md"]) for path in re.findall(r"`(/\w[^`]*)`", row[0])}
     known = {*SERVED, *ALIASES, "/v1/models", "/health", "/v1/health", "/metrics", "/props"}
-    known |= {"/tokenize", "/detokenize", VRAM}
+    known |= {"/tokenize", "/detokenize", VRAM, SLOTS, f"{SLOTS}/ID?action=…"}
     assert named == known - {"/v1/engines/copilot-codex/completions"}
 
 

@@ -225,7 +225,7 @@ def test_command_lines_of_llama_cpp(program, words):
     [
         ("run", "-mu https://a/b.gguf", "give --hf-repo OWNER/REPO or --target FILE"),
         ("run", "--audio x", "no sound and no video"),
-        ("serve", "-np 4", "one sequence at a time"),
+        ("serve", "-ns 4", "decodes one sequence"),
         ("run", "-ts 3,1", "--device"),
         ("run", "-sm row", "--device"),
         ("run", "-mg 1", "--device"),
@@ -244,7 +244,7 @@ def test_what_is_not_done_is_refused_with_the_remedy(program, words, said):
 
 
 @pytest.mark.parametrize(
-    "words", [["-np", "1"], ["-np", "-1"], ["-sm", "layer"], ["-sm", "none"], ["-mg", "0"]]
+    "words", [["-ns", "1"], ["-ns", "-1"], ["-sm", "layer"], ["-sm", "none"], ["-mg", "0"]]
 )
 def test_what_asks_for_no_more_than_there_is_is_taken(words):
     _, notes = parsed("run", *words)

@@ -112,7 +112,7 @@ def test_prompts_that_are_no_utf8(tmp_path, files, spac_run):
 def test_a_message_that_is_no_utf8(tmp_path, files):
     (tmp_path / "in").write_bytes(b"one\ncaf\xe9 \\\nagain\nthree\n/save said\n")
     with (tmp_path / "in").open() as stdin:
-        done = program(tmp_path, "chat", *PAIR, "-n", 2, "-q", "--threads", 1, stdin=stdin)
+        done = program(tmp_path, "chat", *PAIR, "-n", 2, "-q", "--threads", 1, "--temp", 0, stdin=stdin)
     assert done.returncode == 2
     assert done.stderr.startswith("spac chat: error: the message: byte 3 is not UTF-8")
     said = (tmp_path / "said").read_text()

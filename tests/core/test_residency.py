@@ -36,6 +36,10 @@ class Scene:
     max_batches: int = 2  # batches under way at once
     # Each word is ("foresee" or "note_used", layer, experts).
     words: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+    # Each execution's misses are (layer, experts, whether the plan goes by recency, whether to force).
+    misses: tuple[tuple[int, tuple[int, ...], bool, bool], ...] = ()
+    # The activations of each layer's experts by the last 8 tokens of a streamed prompt.
+    tail: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -48,6 +52,10 @@ class World:
     launches: list[list[_core.Mask]] = field(init=False)
     plan: int = -1
     said: dict[int, int] = field(default_factory=dict)  # the last word on each layer
+    missed: tuple[int, _core.Mask] | None = None  # layer and mask of the last execution that loaded misses
+    published: bool = True  # True once its loads are published
+    tail: list[tuple[int, int, int, int]] | None = None  # the loads of the end of a prompt; None without one
+    tail_layer: int = 0  # the next layer of that prompt
 
     def __post_init__(self) -> None:
         self.residency = _core.Residency(list(self.scene.layers), list(self.scene.pool_slots))
@@ -58,6 +66,13 @@ class World:
         result += [("finish", 1), ("finish", 0)] if self.loading else []
         result += [("begin", 0)] if len(self.loading) < self.scene.max_batches else []
         result += [("word", k) for k, word in enumerate(self.scene.words) if self.said.get(word[1]) != k]
+        if self.missed is None:
+            result += [("miss", k) for k in range(len(self.scene.misses))]
+        else:
+            result.append(("forget" if self.published else "publish", 0))
+        if self.tail_layer < len(self.scene.tail):
+            result.append(("tail", self.tail_layer))
+        result += [("end tail", 1), ("end tail", 0)] if self.tail is not None else []
         for stream, held in enumerate(self.launches):
             result.append(("end", stream) if held else ("launch", stream))
         return result
@@ -81,17 +96,49 @@ class World:
                 kind, layer, experts = self.scene.words[k]
                 getattr(self.residency, kind)(layer, list(experts))
                 self.said[layer] = k
+            case ("miss", k):
+                self._miss(*self.scene.misses[k])
+            case ("publish", _):
+                self.residency.finish_misses()
+                self.published = True
+            case ("tail", layer):
+                loads = self.residency.begin_tail(layer, list(self.scene.tail[layer]), 8)
+                for _, _, pool, slot in loads:
+                    self.contents[pool, slot] = GARBAGE
+                self.tail, self.tail_layer = (self.tail or []) + loads, layer + 1
+            case ("end tail", copied):
+                for layer, expert, pool, slot in self.tail or []:
+                    self.contents[pool, slot] = (layer, expert) if copied else GARBAGE
+                self.residency.end_tail(bool(copied))
+                self.tail, self.tail_layer = None, 0
+            case ("forget", _):
+                self.missed = None
             case ("launch", stream):
                 self.launches[stream] = [self.residency.mask(il) for il in range(len(self.scene.layers))]
             case ("end", stream):
                 self.launches[stream] = []
         self.check()
 
+    def _miss(self, layer: int, experts: tuple[int, ...], most_recent: bool, force: bool) -> None:
+        """Load what an execution misses. It reads behind the copies, so they count as made at once."""
+        slot_of = self.residency.mask(layer).slot_of
+        missing = [expert for expert in experts if slot_of[expert] < 0]
+        loads, mask = self.residency.begin_misses(layer, missing, experts, 0, most_recent, force)
+        for il, expert, pool, slot in loads:
+            assert expert in missing
+            self.contents[pool, slot] = (il, expert)
+        if not loads:
+            self.residency.finish_misses()
+            return
+        assert all(mask.slot_of[expert] >= 0 for expert in experts if slot_of[expert] >= 0)
+        self.missed, self.published = (layer, mask), False
+
     def check(self) -> None:
         self.residency.check_integrity()
         published = [self.residency.mask(il) for il in range(len(self.scene.layers))]
-        for masks in (published, *self.launches):
-            for layer, mask in enumerate(masks):
+        missed = [self.missed] if self.missed is not None else []
+        for masks in (enumerate(published), *map(enumerate, self.launches), missed):
+            for layer, mask in masks:
                 for expert, slot in enumerate(mask.slot_of):
                     if slot >= 0:
                         assert self.contents[self.scene.layers[layer][1], slot] == (layer, expert)
@@ -104,6 +151,8 @@ class World:
             tuple(sorted(self.said.items())),
             self.residency.settled,
             tuple(map(tuple, self.loading)),
+            (self.missed[0], tuple(self.missed[1].slot_of), self.published) if self.missed else None,
+            (tuple(self.tail) if self.tail is not None else None, self.tail_layer),
             tuple(tuple(self.residency.mask(il).slot_of) for il in n),
             tuple(self.residency.slot_of(il, e) for il in n for e in range(self.scene.layers[il][0])),
             tuple(tuple(tuple(mask.slot_of) for mask in held) for held in self.launches),
@@ -114,6 +163,10 @@ class World:
         """Check that the plan is reached once launches are over and copies succeed."""
         for stream in range(self.scene.n_streams):
             self.do(("end", stream))
+        if not self.published:
+            self.do(("publish", 0))
+        self.do(("forget", 0))
+        self.do(("end tail", 1))
         if self.plan < 0:
             return
         self.do(("plan", self.plan))  # experts whose copy failed may be tried again
@@ -189,8 +242,32 @@ FORESEEN = Scene(
 )
 
 
+MISSED = Scene(
+    layers=((2, 0), (2, 0)),
+    pool_slots=(2,),
+    plans=((((2, 2), (0, 0)), (1, 1)), (((1, 0), (2, 0)), (1, 1))),
+    n_streams=1,
+    max_loads=1,
+    max_evictions=1,
+    misses=((0, (1,), False, False), (1, (0, 1), False, True), (0, (0, 1), True, True)),
+)
+
+
+TAIL = Scene(
+    layers=((3, 0), (3, 0)),
+    pool_slots=(3,),
+    plans=((((3, 2, 0), (1, 0, 0)), (1, 1)), (((0, 1, 2), (0, 0, 3)), (1, 1))),
+    n_streams=1,
+    max_loads=3,
+    max_evictions=3,
+    max_batches=1,
+    tail=((0, 0, 8), (2, 8, 0)),
+)
+
+
 @pytest.mark.parametrize(
-    ("scene", "depth", "least"), [(ONE_LAYER, 13, 2500), (TWO_LAYERS, 14, 200), (FORESEEN, 13, 2500)]
+    ("scene", "depth", "least"),
+    [(ONE_LAYER, 13, 2500), (TWO_LAYERS, 14, 200), (FORESEEN, 13, 2500), (MISSED, 9, 1500), (TAIL, 9, 1300)],
 )
 def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: int, least: int) -> None:
     assert explore(scene, depth) >= least
@@ -205,6 +282,28 @@ def test_the_search_would_see_a_slot_reused_too_early() -> None:
     world.contents[0, slot] = GARBAGE
     with pytest.raises(AssertionError):
         world.check()
+
+
+def test_the_tail_of_a_prompt_takes_the_slots_of_what_it_does_not_use() -> None:
+    """Layers keep about as many slots as they have, and those that a layer leaves serve the next ones."""
+    residency = _core.Residency([(6, 0)] * 3, [6])
+    priority = np.tile(np.array([2, 1, 0, 0, 0, 0], np.int32), (3, 1))
+    residency.submit(priority, np.ones(3, np.int32))
+    drive(residency)
+    assert [resident(residency, il) for il in range(3)] == [[0, 1]] * 3
+    held = residency.mask(0)  # a launch reads the first layer's slots
+    assert residency.begin_tail(0, [0, 3, 8, 0, 0, 0], 8) == []
+    assert resident(residency, 0) == [1]
+    assert residency.begin(0, 9, 9) == []  # the plan does not come between
+    assert residency.begin_tail(1, [8, 0, 8, 0, 0, 1], 8) == []  # the slot is not free yet
+    del held
+    assert [load[:2] for load in residency.begin_tail(2, [0, 0, 1, 8, 7, 0], 8)] == [(2, 3), (2, 4)]
+    residency.end_tail(True)
+    assert [resident(residency, il) for il in range(3)] == [[1], [0], [0, 1, 3, 4]]
+    assert residency.begin(0, 9, 9) == []  # the plan in force moves nothing back
+    residency.submit(priority, np.ones(3, np.int32))
+    drive(residency)
+    assert [resident(residency, il) for il in range(3)] == [[0, 1]] * 3
 
 
 @given(

@@ -13,7 +13,7 @@ from spac.scheduler import Layer
 
 LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
-     ("device_activations", "i4"), ("device_distinct", "i4")]
+     ("device_activations", "i4"), ("device_distinct", "i4"), ("loaded_distinct", "i4")]
 )  # fmt: skip
 EXPERT = ExpertCosts(
     cpu_layer_s=3e-6,
@@ -77,7 +77,7 @@ def steps(
             wait = dense * noise[len(layers) + i] + late
             late = max(0.0, expert.device_expert_s * (distinct - on_host) - host)
             work[i] = (
-                host * 1e9, wait * 1e9, host_pairs, on_host, pairs - host_pairs, distinct - on_host,
+                host * 1e9, wait * 1e9, host_pairs, on_host, pairs - host_pairs, distinct - on_host, 0,
             )  # fmt: skip
             total += host + wait
         yield StepTimes(

@@ -161,11 +161,11 @@ def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[Ste
             device = expert.device_expert_s * hits
             if is_whole:
                 idle += device
-                work[i] = (0, 0, 0, 0, hits, hits)
+                work[i] = (0, 0, 0, 0, hits, hits, 0)
                 continue
             wait = idle + true.hand_off_s * rng.lognormal(0, 0.1) + 5e-4 * (rng.random() < 0.03)
             host = expert.cpu_s(4 - hits, 4 - hits)
-            work[i] = (host * 1e9, wait * 1e9, 4 - hits, 4 - hits, hits, hits)
+            work[i] = (host * 1e9, wait * 1e9, 4 - hits, 4 - hits, hits, hits, 0)
             idle, total = max(0.0, device - host), total + wait + host
         yield StepTimes(
             n_drafted=0, draft_s=0.0, n_verified=1, verify_s=total + idle, layers=work,

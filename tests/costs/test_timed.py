@@ -26,7 +26,7 @@ def timed(distinct: int, whole: np.ndarray, device_s: float, hand_off_s: float) 
             host = 0.0 if whole[i] else HOST_S * distinct
             seconds += device_s * distinct if whole[i] else host + hand_off_s
             on_host, on_device = (0, distinct) if whole[i] else (distinct, 0)
-            layers[i] = (host * 1e9, 0, on_host, on_host, on_device, on_device)
+            layers[i] = (host * 1e9, 0, on_host, on_host, on_device, on_device, 0)
         found.decodes.append(Decode(seconds * rng.lognormal(0, 1e-3), layers))
     return found
 

@@ -11,7 +11,7 @@ import pytest
 
 from spac import _core
 from spac.config.values import VramLimit
-from spac.doctor import main
+from spac.doctor import devices, host, installation, main
 from spac.doctor import program as doctor
 from spac.doctor.program import examine
 from tests.cli.conftest import environment
@@ -56,24 +56,24 @@ def test_as_json_and_as_lines(capsys, monkeypatch, findings):
 
 def test_what_would_fit(tiny_model):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
-    room, fit = doctor._vram(target, VramLimit.parse("2M"))
+    room, fit = devices.vram(target, VramLimit.parse("2M"))
     assert "room for 1.9 MiB of the 2.0 MiB that --vram-limit allows" in room.found
     assert (fit.state, "% of them fit" in fit.found) == ("ok", True)
-    room, fit = doctor._vram(target, VramLimit.parse("100K"))
+    room, fit = devices.vram(target, VramLimit.parse("100K"))
     assert fit.state == "off"
     assert "must be on the device" in fit.why
-    _, fit = doctor._vram(tiny_model("qwen3"), None)
+    _, fit = devices.vram(tiny_model("qwen3"), None)
     assert (fit.state, "experts" in fit.found) == ("ok", False)
 
 
 def test_whether_the_model_sees(tiny_model, tmp_path, capsys):
     target, mmproj = tiny_model("qwen3moe"), write_projector(tmp_path / "mmproj.gguf", "gemma3", 64)
-    [finding] = doctor._images(target, mmproj)
+    [finding] = devices.images(target, mmproj)
     assert (finding.state, "a projector gemma3" in finding.found) == ("ok", True)
-    [finding] = doctor._images(target, None)
+    [finding] = devices.images(target, None)
     assert (finding.state, finding.why) == ("off", "--mmproj FILE names a model's projector")
-    _, without = doctor._vram(target, VramLimit.parse("2M"))
-    _, beside = doctor._vram(target, VramLimit.parse("2M"), mmproj)
+    _, without = devices.vram(target, VramLimit.parse("2M"))
+    _, beside = devices.vram(target, VramLimit.parse("2M"), mmproj)
     assert beside.found != without.found
     other = write_projector(tmp_path / "other.gguf", "gemma3", 96)
     assert main(["--target", str(target), "--mmproj", str(other)]) == 2
@@ -82,25 +82,25 @@ def test_whether_the_model_sees(tiny_model, tmp_path, capsys):
 
 def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
-    _, experts = doctor._memory(target)
+    _, experts = host.memory(target)
     assert (experts.name, experts.state, experts.why) == ("experts", "ok", "")
     monkeypatch.setattr("spac.machine.host_memory.available", lambda: 1 << 20)
     monkeypatch.setattr("spac.model.paging._in_memory", lambda _: False)
-    _, experts = doctor._memory(target)
+    _, experts = host.memory(target)
     assert experts.state == "off"
     assert "those that are not there are read from the file" in experts.why
-    assert len(list(doctor._memory(tiny_model("qwen3")))) == 1
+    assert len(list(host.memory(tiny_model("qwen3")))) == 1
 
 
 def test_the_number_of_threads_of_a_token(tiny_model, monkeypatch):
-    monkeypatch.setattr(doctor, "physical_cores", lambda: 4)
+    monkeypatch.setattr(host, "physical_cores", lambda: 4)
     monkeypatch.setattr("spac.model.threads.measured", lambda kind, counts: {2: 3e-6, 3: 2e-6, 4: 4e-6})
     target = tiny_model("qwen3moe", types={"*": "Q8_0"})
-    [found] = doctor._threads(target)
+    [found] = host.threads(target)
     assert found.found.startswith("3 for a token on the CPU alone; ")
     assert found.found.endswith("time of q8_0 experts by threads: 2: 3 µs, 3: 2 µs, 4: 4 µs")
-    assert not list(doctor._threads(None))
-    assert not list(doctor._threads(tiny_model("qwen3moe")))  # without quantized weights
+    assert not list(host.threads(None))
+    assert not list(host.threads(tiny_model("qwen3moe")))  # without quantized weights
 
 
 def test_what_huge_pages_would_gain(findings, tiny_model, monkeypatch):
@@ -108,7 +108,7 @@ def test_what_huge_pages_would_gain(findings, tiny_model, monkeypatch):
     assert (found.state == "ok") == (found.found == "pages of 2 MB")
     monkeypatch.setattr("spac.model.huge_pages.outlook", lambda info, _: (info.path.name, "no gain"))
     target = tiny_model("qwen3")
-    [found] = doctor._huge_pages(target)
+    [found] = host.huge_pages(target)
     assert (found.state, found.found, found.why) == ("off", target.name, "no gain")
 
 
@@ -118,7 +118,7 @@ def test_a_fault_is_exit_code_1(capsys, monkeypatch):
         yield
 
     broken.__name__ = "_library"
-    monkeypatch.setattr(doctor, "_library", broken)
+    monkeypatch.setattr(installation, "library", broken)
     monkeypatch.setattr(doctor, "_demo", lambda: iter(()))
     assert main([]) == 1
     out, err = capsys.readouterr()
@@ -137,12 +137,14 @@ def test_a_wrong_target_is_one_line(capsys, tmp_path):
 
 
 def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
+    monkeypatch.setattr(installation, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
     nowhere = tmp_path / "file"
     nowhere.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(nowhere / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    found = {finding.name: finding for check in (doctor._extras, doctor._folders) for finding in check()}
+    found = {
+        finding.name: finding for check in (installation.extras, installation.folders) for finding in check()
+    }
     assert found["extra-chat"].state == "off"
     assert "pip install 'spac[chat]'" in found["extra-chat"].why
     assert found["extra-server"].state == "ok"
@@ -165,7 +167,7 @@ def test_why_there_is_no_gpu(monkeypatch, built, driver, visible, words):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert words in doctor._why_no_gpu(built, driver)
+    assert words in devices._why_no_gpu(built, driver)
 
 
 def test_what_experts_lie_in():

@@ -25,7 +25,7 @@ NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the switches that the tests' environment has set."""
-    monkeypatch.setattr("spac.model.pair.choose_device", lambda _: simulated_device())
+    monkeypatch.setattr("spac.model.devices.choose_device", lambda _: simulated_device())
     for mechanism in MECHANISMS:
         if mechanism.switch is not None:
             monkeypatch.delenv(mechanism.switch.name, raising=False)
@@ -185,8 +185,11 @@ def test_the_option_and_the_exit_code(
 ) -> None:
     made = [Result(MASKS.name, "no answer", "no answer within 15 s")] if failing else []
     monkeypatch.setattr(selftest, "SelfTest", lambda _: Pretended({result.name: result for result in made}))
-    for name in ("_library", "_gpu", "_vram", "_demo", "_memory", "_cpu", "_llama_cpp_python"):
-        monkeypatch.setattr(doctor, name, lambda *_: iter(()))
+    for check in (
+        "installation.library", "installation.llama_cpp_python", "devices.gpu", "devices.vram", "host.memory",
+        "host.cpu", "program._demo",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"spac.doctor.{check}", lambda *_: iter(()))
     assert doctor.main(["--self-test"]) == int(failing)
     out = capsys.readouterr().out
     assert ("device masks        no answer within 15 s" in out) == failing

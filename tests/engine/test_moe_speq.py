@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import get_ident, main_thread
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,9 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
 from spac.run import main
-from spac.scheduler import make
+from spac.scheduler import Event, Plan, View, make
 from spac.scheduler.lookahead_buffer import Fidelity
+from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.replay import Recorder
 from tools.self_draft import quantize
 
@@ -80,3 +83,42 @@ def test_a_dense_draft_is_refused_in_one_line(capsys):
     assert len(said) == 1
     assert "draft.gguf has no experts" in said[0]
     assert "llama-quantize" in said[0]
+
+
+class Followed(MoeSpeqScheduler):
+    """Notes the threads on which drafts are followed, and what is predicted of windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[tuple[Event, bool]] = set()
+        self.shares: list[np.ndarray] = []
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        self.threads.add((event, get_ident() == main_thread().ident))
+        if view.draft_shares is not None and view.draft_shares.size:
+            self.shares.append(view.draft_shares.copy())
+        return super().on(event, view)
+
+
+@pytest.mark.parametrize(
+    ("draft_type", "records"), [("draft-simple", False), ("self", False), ("self", True)]
+)
+def test_drafts_are_followed_beside_the_decoding_thread(draft, recorded, draft_type, records):
+    """A recorder sees every draft, so nothing runs beside."""
+    subject = Followed()
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    config = EngineConfig(
+        target=TARGET, draft=draft if draft_type == "draft-simple" else None, draft_type=draft_type,
+        draft_length=6, device="simulated", threads=1, ctx=512, slots="25%", state="off",
+        scheduler=Recorder(subject) if records else subject, sampling=sampling,
+    )  # fmt: skip
+    with Engine(config) as engine:
+        assert "".join(engine.generate(PROMPT, 60)) == recorded[0]
+    by_event = dict(subject.threads)
+    assert len(subject.threads) == len(by_event), "each event has one thread"
+    assert by_event[Event.VERIFY_END]
+    assert by_event[Event.DRAFT_END] == records
+    assert subject.window_misses is not None
+    assert subject.window_misses.max() > 0
+    for shares in subject.shares:
+        assert shares.sum(axis=2) == pytest.approx(1.0, abs=1e-3)

@@ -11,6 +11,7 @@ from spac import _core
 from spac.config import EngineConfig, GraphTokens, SamplingConfig
 from spac.engine import Engine, prompt_graphs
 from spac.engine.prompt_graphs import PromptGraphs
+from spac.engine.prompt_times import Way
 from spac.errors import InputError
 from tests.engine.replay import Recording, replay
 from tools.compare import Settings
@@ -27,6 +28,33 @@ def config(target, **options):
         "sampling": SamplingConfig(temp=0.0, ignore_eos=True),
     }  # fmt: skip
     return EngineConfig(target=target, **{**defaults, **options})
+
+
+class Streams(SimpleNamespace):
+    """Prompts stream from `tokens` tokens on. The copies of a graph take a second, the CPU 10 ms a token."""
+
+    is_fixed, share, graph_s = True, 0.5, 1.0
+
+    def use(self, *, streams, divides):
+        self.streams, self.divides = streams, divides
+
+    def split_s(self, n_tokens, resident):
+        return 0.01 * n_tokens * (1 - resident)
+
+
+def expect_copies(graphs):
+    """Teach the choice that a graph takes as long as the copies, for any size."""
+    for size in (SMALL, 1024):
+        graphs.times.observe(Way(True, size), size, 0, 1.0)
+    graphs._share = graphs._streams.share
+
+
+def engine_of(target, **options):
+    """Return an engine that chooses large graphs where it can."""
+    engine = Engine(config(target, **options))
+    if (graphs := engine.graphs) is not None:
+        expect_copies(graphs)
+    return engine
 
 
 def run(engine, prompt=PROMPT):
@@ -66,7 +94,7 @@ def test_one_graph_gives_the_stock_librarys_text(target, in_small_graphs, refere
     settings = Settings(n_ctx=2048, n_batch=2048, n_ubatch=2048, n_threads=1, flash_attn=False)
     recording = Recording(str(target), PROMPT.tolist(), [[]] * N_TOKENS)
     assert replay(recording, settings, reference_lib, tmp_path)["tokens"][:N_TOKENS] == tokens
-    with Engine(config(target)) as engine:
+    with engine_of(target) as engine:
         found = run(engine)
         assert found[0] == tokens
         assert np.array_equal(found[1], probabilities)
@@ -82,6 +110,16 @@ def test_one_graph_gives_the_stock_librarys_text(target, in_small_graphs, refere
         engine.session.reset()
         assert run(engine, PROMPT[:300])[2] == WHOLE
         assert memory().n_device_buffers == made
+        # Where larger graphs do not pay any more, they are as small as before, in the larger buffers.
+        engine.graphs.times.forget()
+        for size in (SMALL, 1024):
+            engine.graphs.times.observe(Way(True, size), size, 0, size * 1e-3)
+        before = engine.experts.stats
+        engine.session.reset()
+        again = run(engine)
+        assert again[0] == in_small_graphs[0][0]
+        assert np.array_equal(again[1], in_small_graphs[0][1])
+        assert engine.experts.stats["blocks_streamed"] - before["blocks_streamed"] == stats["blocks_streamed"]
     assert memory().used == 0
 
 
@@ -105,7 +143,7 @@ def test_a_large_graph_that_does_not_stream_is_split(target):
 
 def test_without_memory_graphs_stay_small(target, in_small_graphs):
     (tokens, probabilities, _), _ = in_small_graphs
-    with Engine(config(target)) as engine:
+    with engine_of(target) as engine:
         _core.set_memory_limit("simulated", memory().used + (256 << 10))
         found = run(engine)
         assert found[0] == tokens
@@ -119,9 +157,8 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
     (tokens, probabilities, _), _ = in_small_graphs
     with Engine(config(target, **({"stream_batch": 0} if where == "staging" else {}))) as engine:
         session = engine.session_with(temp=0.0, ignore_eos=True)
-        graphs = PromptGraphs(
-            engine._pair.target_context, engine.device, SimpleNamespace(tokens=64), engine.notes
-        )
+        graphs = PromptGraphs(engine._pair.target_context, engine.device, Streams(tokens=64), engine.notes)
+        expect_copies(graphs)
         graphs.measure()
         graphs._that_fits = lambda: graphs._most  # it has been misled about what is free
         session.on("prompt_graph", graphs.choose)
@@ -143,7 +180,7 @@ def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
 
     def found(**options):
-        with Engine(config(target, slots="auto", vram_limit="14M", context_params={}, **options)) as engine:
+        with engine_of(target, slots="auto", vram_limit="14M", context_params={}, **options) as engine:
             n_slots, n_tokens = engine.experts.slots.n_slots, run(engine)[2]
             engine.set_slots(3)
             engine.set_slots("auto")  # the buffers of the prompt stay
@@ -164,7 +201,8 @@ class Graphs(PromptGraphs):
     def __init__(self, fits: int, least: int) -> None:
         context = SimpleNamespace(graph_tokens=SMALL, batch_tokens=8192)
         self.fits, self.notes = fits, list[str]()
-        super().__init__(context, SimpleNamespace(name="GPU0"), SimpleNamespace(tokens=least), self.notes)
+        device = SimpleNamespace(name="GPU0", shares_host_cores=False)
+        super().__init__(context, device, Streams(tokens=least), self.notes)
 
     def _that_fits(self) -> int:
         return min(self.fits, self._most)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,10 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.run import main
 from spac.scheduler import Event, Plan, Scheduler, make
+from spac.scheduler.demand import Demand
 from spac.scheduler.lookahead_buffer import Fidelity
+from spac.scheduler.replay import replay
+from spac.scheduler.sp_moe import SpMoeScheduler
 from tools.models.dense import dense_sibling
 from tools.self_draft import quantize
 
@@ -23,7 +28,7 @@ class Predictions(Scheduler):
 
     name = "predictions"
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_draft_states = wants_routes = True
+    wants_target_routes = wants_routes = True
 
     def __init__(self) -> None:
         self.by_token: list[int] = []
@@ -32,17 +37,18 @@ class Predictions(Scheduler):
 
     def on(self, event, view):
         if event == Event.START:
+            self.critical = np.array([layer.n_used for layer in view.layers], np.int32)
             return Plan.nothing(view.n_layer, view.n_expert)
         if event == Event.VERIFY_END:
             self.real.append(padded(view.routes))
             return None
-        assert view.draft_states is not None
+        assert view.draft_routes is not None
+        assert (view.draft_routes >= 0).all()
         if event == Event.DRAFT_TOKEN:
-            assert view.draft_states.shape[1] == view.n_drafted
+            assert view.draft_routes.shape[1] == view.n_drafted
         else:
-            self.by_token.append(view.draft_states.shape[1] - view.n_drafted)
-            used = [layer.n_used for layer in view.layers]
-            self.predicted.append(padded(view.routers.top(view.draft_states, used)))
+            self.by_token.append(view.draft_routes.shape[1] - view.n_drafted)
+            self.predicted.append(padded(view.draft_routes))
         return None
 
     @property
@@ -131,6 +137,33 @@ def test_a_dense_draft_of_the_same_shape(tiny_model, tmp_path):
     assert run(target, sibling, "sp-moe")[0] == run(target, sibling, "none")[0] == text
 
 
+def test_a_draft_on_the_cpu(draft, plain):
+    text, stats = run(TARGET, draft, "sp-moe", gpu_layers_draft=0)
+    _, on_device = run(TARGET, draft, "sp-moe")
+    assert text == plain[0]
+    assert stats.hit_rate == pytest.approx(on_device.hit_rate, abs=0.03), (
+        "the same predictions, but for rounding"
+    )
+
+
+@pytest.mark.parametrize("where", [{}, {"gpu_layers_draft": 0}])
+def test_layers_are_known_before_their_token(draft, where):
+    """Also in drafts of one token."""
+
+    class Ordered(SpMoeScheduler):
+        def on(self, event, view):
+            seen.append((event, view.layer))
+            return super().on(event, view)
+
+    seen: list[tuple[Event, int]] = []
+    options = {"deterministic": False, "governor": "fixed", "draft_length": 1, **where}
+    run(TARGET, draft, Ordered(cutoff=5), **options)
+    ahead = [now[1] for now, then in pairwise(seen) if now[0] == Event.DRAFT_LAYER == then[0]]
+    assert ahead, "more than one event in some token"
+    assert min(ahead) < 4
+    assert {event for event, layer in seen if layer >= 0} == {Event.DRAFT_LAYER}
+
+
 def said(capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(lines) == 1
@@ -167,3 +200,19 @@ def test_a_scheduler_that_comes_later(draft, plain):
         engine.set_scheduler("lru")
         third = "".join(engine.generate(PROMPT, 60))
     assert first == second == third == plain[0]
+
+
+def test_a_recorded_run_can_be_replayed(draft, plain, tmp_path, capsys):
+    path = tmp_path / "run.npz"
+    words = ["--target", TARGET, "--draft", draft, "--scheduler", "sp-moe", "--device", "simulated",
+             "--temp", 0, "--ignore-eos", "--slots", "25%", "--draft-length", LENGTH, "-n", 60, "-p", PROMPT,
+             "--ctx", 512, "--deterministic", "--record", path, "-q"]  # fmt: skip
+    assert main([str(word) for word in words]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == plain[0].rstrip("\n")
+    demand = Demand.load(path)
+    assert demand.of_target
+    assert demand.draft_routes.shape[3] == 3 * N_USED, "more than sp-moe follows, in all layers"
+    shares = demand.draft_shares[..., :N_USED].sum(axis=3)
+    assert shares[shares > 0] == pytest.approx(1.0, abs=1e-2)
+    rates = [replay(make(name), demand, 40).hit_rate_distinct for name in ("lru", "sp-moe:cutoff=5")]
+    assert rates[1] > rates[0] + 0.05

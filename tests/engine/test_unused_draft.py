@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
-from spac.engine import Engine, unused_draft
+from spac.config import SamplingConfig
+from spac.engine import unused_draft
 from spac.errors import InputError
+from tests.engine.tight_pair import pair_starter, tight_limit, used
 
 N_STEPS = 6
 
@@ -16,20 +17,8 @@ N_STEPS = 6
 def engine_with(tiny_model, monkeypatch):
     monkeypatch.setattr(unused_draft, "IDLE_STEPS", N_STEPS)
 
-    def start(**options):
-        defaults = {
-            "target": tiny_model("qwen3moe"), "draft": tiny_model("qwen3", n_layer=1), "draft_max": 4,
-            "device": "simulated", "slots": "auto", "vram_limit": 512 << 20, "threads": 1, "ctx": 256,
-            "latency_budget": 1e-3, "sampling": SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
-        }  # fmt: skip
-        return Engine(EngineConfig(**{**defaults, **options}))
-
-    yield start
+    yield pair_starter(tiny_model, latency_budget=1e-3)
     _core.set_memory_limit("simulated", 0)
-
-
-def used():
-    return next(each.memory.used for each in _core.devices() if each.name == "simulated")
 
 
 def text_of(engine, n_tokens):
@@ -39,8 +28,7 @@ def text_of(engine, n_tokens):
 @pytest.fixture
 def tight(engine_with):
     """Return a limit under which not all experts fit beside the draft."""
-    with engine_with() as engine:
-        return int((used() - engine.experts.slots.bytes / 2) / 0.95)
+    return tight_limit(engine_with)
 
 
 def test_slots_take_the_memory_of_a_draft_that_is_not_used(engine_with, tight):

@@ -145,6 +145,26 @@ def test_misses_follow_demand_and_residency():
     assert not misses.expected.any()
 
 
+def test_predicted_windows_take_the_place_of_shares():
+    """All tokens of a draft want the same experts, which shares of the past cannot tell."""
+    misses = Misses(5)
+    misses.add(np.full((2, 8), 2, np.int32), 4)
+    misses.refresh(np.zeros((2, 8), bool))
+    guessed = misses.expected.copy()
+    assert guessed[2] > guessed[0]
+    for _ in range(20):
+        misses.foresee(np.array([4.0, 4.0, 4.0]))
+    assert misses.expected[:3] == pytest.approx([4, 4, 4])
+    assert misses.expected[3:] == pytest.approx(4 * guessed[3:] / guessed[2])
+    misses.foresee(np.array([8.0, 9.0, 9.0]))
+    assert 4 < misses.expected[0] < 8, "a mean over drafts"
+    for _ in range(400):
+        misses.calibrate(3, 2.0)
+        misses.add(np.full((2, 8), 2, np.int32), 4)
+        misses.refresh(np.zeros((2, 8), bool))
+    assert misses.expected[2] == pytest.approx(2, rel=0.1)
+
+
 def test_misses_are_scaled_to_what_is_counted():
     misses = Misses(4)
     misses.add(np.full((2, 8), 2, np.int32), 4)

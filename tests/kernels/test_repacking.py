@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spac import _core
 from spac.config import EngineConfig
-from spac.doctor import program as doctor
+from spac.doctor import host
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import pair, repacking
@@ -158,13 +158,13 @@ def test_the_doctor_shows_it(tiny_model, cache: Path, kind: str) -> None:
     if not _core.cpu_kernels_enabled():
         pytest.skip("SPAC_CPU_KERNELS=0")
     target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
-    (found,) = doctor._repacking(target)
+    (found,) = host.repacking(target)
     assert (found.state, found.why) == ("ok", "")
     assert target.name in found.found
     if _core.repackable_cpu_types(["q4_0"]):
         assert "times as fast" in found.found
-    assert list(doctor._repacking(None)) == []
-    assert list(doctor._repacking(tiny_model("qwen3"))) == []
+    assert list(host.repacking(None)) == []
+    assert list(host.repacking(tiny_model("qwen3"))) == []
     info = check_model(target)
     assert info.expert_types == {"Q4_0": info.expert_bytes}
     assert set(info.table_types) <= set(info.types)

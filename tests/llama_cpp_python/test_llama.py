@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -230,8 +231,23 @@ def test_sampling_is_llama_cpps(split: Llama, plain: Llama, options: dict[str, A
         llm.set_seed(12)
         found.append(take(llm, tokens_of(llm), 16, **options))
     assert found[:2] == found[2:]
+    assert isinstance(split._run, TokenRun), "the native session generates"
     if options["temp"] != 0:
         assert found[0] != found[1]
+
+
+def test_a_grammar_may_have_another_root(split: Llama) -> None:
+    """The rule that is called root keeps its meaning under another name, but not in texts and classes."""
+    text = 'root ::= "root" [root] # root\nlist ::= "a" root "-" my-root\nmy-root ::= "b"'
+    grammar = llama_cpp.LlamaGrammar.from_string(text, verbose=False)
+    made = {}
+    for root in ("root", "list", "my-root"):
+        grammar._root = root
+        made[root] = split(PROMPT, grammar=grammar, temperature=0, max_tokens=20)["choices"][0]["text"]
+        assert isinstance(split._run, TokenRun), "the native session generates"
+    assert re.fullmatch("root[rot]", made["root"])
+    assert made["list"] == f"a{made['root']}-b"
+    assert made["my-root"] == "b"
 
 
 def test_random_seed(split: Llama) -> None:

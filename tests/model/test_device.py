@@ -7,7 +7,8 @@ import pytest
 from spac import _core, env
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.model.pair import ModelPair, choose_device
+from spac.model.devices import choose_device
+from spac.model.pair import ModelPair
 
 GPUS = [device.name for device in _core.devices() if not device.shares_host_cores]
 

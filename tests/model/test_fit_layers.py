@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,3 +36,32 @@ def test_a_model_that_fits_is_loaded_once():
     loads = []
     load_what_fits(EngineConfig(target="m.gguf"), 48, loads.append, loads.clear)
     assert loads == [EngineConfig(target="m.gguf")]
+
+
+@pytest.mark.parametrize(("fits", "layers"), [(2, None), (1, None), (0, 2)])
+def test_fewer_generations_at_once_come_before_fewer_layers(fits, layers):
+    """Contexts of more generations than `fits` do not fit beside all layers."""
+    loads, loaded = [], []
+
+    def load(config):
+        assert not loaded
+        loads.append(config)
+        loaded.append(config)
+        if config.fitting_parallel(8192) > fits and (config.gpu_layers.count is None):
+            raise OutOfMemoryError("too many")
+        if (config.gpu_layers.count or 0) > 2:
+            raise OutOfMemoryError("too many layers")
+
+    load_what_fits(EngineConfig(target="m.gguf", parallel=-1, gpu_layers="auto"), 4, load, loaded.clear)
+    assert loaded[0].fitting_parallel(8192) == (fits or 4)
+    assert loaded[0].gpu_layers.count == layers
+    assert [each.n_parallel for each in loads[:2]] == [4, 2]
+
+
+def test_a_given_number_of_generations_stays():
+    def load(config):
+        assert config.n_parallel == 4
+        raise OutOfMemoryError("no room")
+
+    with pytest.raises(OutOfMemoryError):
+        load_what_fits(EngineConfig(target="m.gguf", parallel=4, gpu_layers="all"), 4, load, lambda: None)

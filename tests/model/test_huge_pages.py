@@ -21,9 +21,9 @@ from spac.errors import InputError
 from spac.machine import host_memory
 from spac.model import huge_pages
 from spac.model.c_api import Context, Model
+from spac.model.devices import choose_device
 from spac.model.gguf.check import check_model
 from spac.model.huge_pages import Choice, Copying
-from spac.model.pair import choose_device
 from spac.model.params import LOAD_MODES
 from tests.model.gguf.files import split
 

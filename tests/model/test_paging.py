@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spac import Llama
@@ -14,9 +17,10 @@ from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine import host_memory
 from spac.model import paging
+from spac.model.devices import choose_device
 from spac.model.gguf.check import check_model
+from spac.model.gguf.header import read_header
 from spac.model.paging import is_paged
-from spac.model.pair import choose_device
 from spac.scheduler import SchedulerChoice, make
 from tests.conftest import TinyModel
 
@@ -95,6 +99,47 @@ def test_slots_drafts_and_streams_work_with_it(target: Path, tiny_model: TinyMod
             assert generation.stats.uploads > 0
             assert generation.stats.hit_rate
     assert found[:2] == found[2:]
+
+
+def cached(path: Path) -> tuple[int, int]:
+    """Return the bytes of dense weights and of experts that the system's cache holds, in whole pages."""
+    found, header = [0, 0], read_header(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        view = np.frombuffer(data, np.uint8)
+        pages = np.zeros(-(-len(view) // mmap.PAGESIZE), np.uint8)
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        failed = mincore(
+            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(view)), ctypes.c_void_p(pages.ctypes.data)
+        )
+        del view
+    assert not failed
+    for tensor in header.tensors:
+        first = -(-(header.data_offset + tensor.offset) // mmap.PAGESIZE)
+        last = (header.data_offset + tensor.offset + tensor.n_bytes) // mmap.PAGESIZE
+        found["_exps." in tensor.name] += int((pages[first:last] & 1).sum()) * mmap.PAGESIZE
+    return found[0], found[1]
+
+
+def test_weights_of_the_device_leave_the_memory(target: Path, tiny_model: TinyModel) -> None:
+    """The system drops dense weights that the device holds, and keeps experts that were there before."""
+    draft = tiny_model("qwen3", n_layer=6, n_embd=256, n_head=8, n_ff=512)
+    for path in (target, draft):
+        forget(path)
+        path.read_bytes()
+    (dense, experts), (of_draft, _) = cached(target), cached(draft)
+    assert dense > MIB
+    assert of_draft > MIB
+    options = {"draft": draft, "draft_length": 2, "slots": 16}
+    with Engine(config(target, **options, paging="off")) as engine:
+        expected = text(engine)
+        assert cached(target) >= (dense, experts)
+    with Engine(config(target, **options, paging="on")) as engine:
+        # The system keeps pieces that weights share with experts or with the table of tokens.
+        left = cached(target)
+        assert left[0] < dense / 3
+        assert left[1] > 0.8 * experts
+        assert cached(draft)[0] < of_draft / 3
+        assert text(engine) == expected
 
 
 def test_copies_are_to_be_worth_more(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -105,9 +106,16 @@ def test_routes_are_shown_to_who_wants_them_after_a_verification(wants):
     assert experts.asked_for_routes == wants
 
 
-def test_a_drafts_states_are_shown_while_it_drafts():
-    class States:
-        routers = "the routers"
+def test_the_targets_routes_are_shown_while_it_drafts():
+    class Routes:
+        shares = "shares"
+        asked: ClassVar[list[list[int]]] = []
+
+        def ask(self, critical):
+            self.asked.append(critical.tolist())
+
+        def under_way(self, token, chosen):
+            return None if token == 1 else np.full((3, token, 2), -1, np.int32)
 
         def drafted(self, n):
             return f"{n} tokens"
@@ -116,21 +124,29 @@ def test_a_drafts_states_are_shown_while_it_drafts():
             return f"all {n}"
 
     class Watching(Scripted):
-        wants_draft_states = True
+        wants_target_routes = True
+        critical = np.array([2, 1], np.int32)
 
         def on(self, event, view):
-            self.seen.append((event, view.draft_states, view.routers))
+            self.seen.append((event, view.draft_routes, view.n_drafted, view.layer))
 
-    scheduler = Watching(events=[Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END])
-    driver = Driver(scheduler, FakeExperts(), states=States())
-    driver.raised(Event.DRAFT_TOKEN, n_drafted=1)
-    driver.raised(Event.DRAFT_END, n_drafted=2)
+    events = [Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END]
+    scheduler = Watching(events=events)
+    driver = Driver(scheduler, FakeExperts(), routes=Routes())
+    driver.drafted(Event.DRAFT_TOKEN, 1, None, None, step=0)
+    driver.layer_drafted(1, np.zeros((2, 2), np.int32))
+    driver.layer_drafted(2, np.zeros((2, 2), np.int32))
+    driver.drafted(Event.DRAFT_END, 2, None, None, step=0)
     driver.raised(Event.VERIFY_END)
+    driver.drafted(Event.DRAFT_END, 2, None, None, step=0)  # too late
+    event, routes, *counts = scheduler.seen.pop(1)
+    assert (event, routes.shape, counts) == (Event.DRAFT_LAYER, (3, 2, 2), [1, 1]), "and nothing for token 1"
     assert scheduler.seen == [
-        (Event.DRAFT_TOKEN, "1 tokens", "the routers"),
-        (Event.DRAFT_END, "all 2", "the routers"),
-        (Event.VERIFY_END, None, "the routers"),
+        (Event.DRAFT_TOKEN, "1 tokens", 1, -1),
+        (Event.DRAFT_END, "all 2", 2, -1),
+        (Event.VERIFY_END, None, 0, -1),
     ]
+    assert Routes.asked == [[2, 1]]
 
 
 def test_a_plan_for_another_model_is_refused():

@@ -16,13 +16,17 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, View
+from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, solve
+from spac.scheduler.choice import OPTIONS
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, replay
+from spac.scheduler.utility import UtilityEstimator, UtilityOptions
 from tests.scheduler.views import demands, make_view, models
 
 LEVEL = 1 << 20
+PAPER = OPTIONS["moe-spac"].presets["paper"]
 ABLATIONS = [
     {},
     {"speculative": False},
@@ -38,6 +42,7 @@ ABLATIONS = [
     {"ties": "count"},
     {"ties": "recent"},
     {"ties": "none"},
+    dict(PAPER),
     {"levels": 1},
     {"costs": UnitCosts(cpu_pair=1e-4, gpu_expert=1e-4, upload=1e-3)},
 ]
@@ -133,6 +138,36 @@ def test_after_use_zero_makes_used_residents_the_first_victims():
         used = (view.demand > 0) & (view.slot_of >= 0)
         assert (other.priority[used] == 0).all()
         np.testing.assert_array_equal(other.priority[~used], plan.priority[~used])
+
+
+def test_the_paper_s_preset_is_the_printed_system_and_nothing_else():
+    costs = UnitCosts(cpu_pair=1e-4, gpu_expert=1e-5, upload=1e-4)
+    subject, demand = scheduler.make("moe-spac:paper", costs=costs), local_demand()
+    exists, pools = np.ones((3, 16), np.bool_), Pools(np.zeros(3, np.int32), np.array([8], np.int32))
+    estimator = UtilityEstimator(exists, UtilityOptions(4, 0.1, "literal", 8, True, "fixed"))
+    averages, thresholds = Averages(3, 4), set()
+    for view, plan in steps(subject, demand, 8):
+        averages.observe(Levels(estimator.utility, 4), view.demand)
+        utility = estimator.observe(view.demand, view.n_verified)
+        resident = view.slot_of >= 0
+        found = Slots.of(Levels(utility, 4), resident, pools)
+        threshold = solve(as_printed(averages, found, Times.of((costs,) * 3), view.n_drafted))
+        expected = np.where(resident & (view.demand > 0), 0, utility)  # Appendix D: 0 after use
+        np.testing.assert_array_equal(plan.priority, expected * LEVEL)
+        np.testing.assert_array_equal(plan.threshold, threshold * LEVEL)
+        thresholds |= set(threshold.tolist())
+    assert len(thresholds) > 1
+    assert subject.n_level == 4
+    assert not subject.wants_routes
+
+
+def test_a_preset_goes_by_one_word_which_options_override():
+    for written in ("moe-spac:paper,adapt=off,levels=8", "moe-spac:levels=8,adapt=off,paper"):
+        name, options = scheduler.parse(written)
+        assert (name, options) == ("moe-spac", {**PAPER, "adapt": False, "levels": 8})
+    assert scheduler.parse(str(scheduler.SchedulerChoice.parse("moe-spac:paper")))[1] == PAPER
+    with pytest.raises(InputError, match="nor the preset 'paper'"):
+        scheduler.parse("moe-spac:printed")
 
 
 def test_without_the_estimator_utility_is_last_use():

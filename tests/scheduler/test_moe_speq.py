@@ -13,7 +13,7 @@ from spac import _core, scheduler
 from spac.errors import InputError
 from spac.scheduler import Event, Layer
 from spac.scheduler.belady import clairvoyant
-from spac.scheduler.lookahead_buffer import Fidelity, predicted_uses
+from spac.scheduler.lookahead_buffer import Fidelity, LookaheadBuffer, predicted_uses
 from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.replay import Demand, replay
 from tests.scheduler.views import make_view, models
@@ -142,6 +142,54 @@ def test_history_counts_for_the_tokens_to_come():
     all_of_it = replace(view, draft_routes=np.full((1, 7, 1), 3, np.int32))
     assert np.flatnonzero(subject.on(Event.DRAFT_TOKEN, all_of_it).wanted).tolist() == [3]
     assert np.flatnonzero(subject.on(Event.DRAFT_END, shown).wanted).tolist() == [3]
+
+
+@given(decodings())
+def test_windows_count_distinct_absent_experts(decoding):
+    routes, n_expert, _, _ = decoding
+    ids = routes[0]
+    resident = np.random.default_rng(len(ids)).random((len(ids), n_expert)) < 0.3
+    windows = LookaheadBuffer(ids, np.zeros(ids.shape, np.float32)).misses(resident)
+    wanted = [
+        np.count_nonzero((predicted_uses(ids[:, : n + 1], n_expert) > 0) & ~resident)
+        for n in range(ids.shape[1])
+    ]
+    assert windows.tolist() == wanted
+
+
+@pytest.mark.parametrize("confidence", [True, False])
+def test_a_prediction_counts_as_its_confidence_deserves(confidence):
+    """Expert 1 is predicted with little confidence by two tokens, and never used. Expert 2 always is."""
+    subject = MoeSpeqScheduler(confidence=confidence)
+    view = make_view([4], [1])
+    subject.on(Event.START, view)
+    routes = np.array([[[2, 1], [3, 1]]], np.int32)
+    shares = np.array([[[0.9, 0.1], [0.9, 0.1]]], np.float32)
+    shown = replace(view, draft_routes=routes, draft_shares=shares)
+    for _ in range(40):
+        subject.on(Event.DRAFT_END, shown)
+        subject.on(Event.VERIFY_END, replace(view, demand=np.array([[0, 0, 2, 2]], np.int32), n_verified=2))
+    plan = subject.on(Event.DRAFT_END, shown)
+    assert np.flatnonzero(plan.wanted).tolist() == ([2, 3] if confidence else [1])
+    if confidence:
+        assert subject.chance[1] < 0.25
+        assert subject.chance[14] > 0.95
+
+
+def test_misses_of_the_window_are_those_at_the_drafts_end():
+    subject = MoeSpeqScheduler()
+    view = make_view([4], [2])
+    view.slot_of[0, 3] = 0
+    subject.on(Event.START, view)
+    shown = replace(view, draft_routes=np.array([[[3], [1], [1], [0]]], np.int32))
+    subject.on(Event.DRAFT_TOKEN, shown)
+    assert subject.window_misses is None
+    subject.on(Event.DRAFT_END, shown)
+    assert subject.window_misses.tolist() == [0, 1, 1, 2]
+    subject.on(Event.VERIFY_END, replace(view, demand=np.array([[1, 1, 1, 1]], np.int32), n_verified=4))
+    assert subject.window_misses.tolist() == [0, 1, 1, 2], "the governor reads them after the verification"
+    subject.on(Event.DRAFT_END, view)
+    assert subject.window_misses is None
 
 
 def test_without_a_draft_the_plan_in_force_holds():

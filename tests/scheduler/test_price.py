@@ -46,7 +46,8 @@ def priced(
         # Twelve experts come in every four steps, between two looks.
         slots = half if number // 4 % 2 else -1 - half
         slots = np.where(view.demand > 0, half, slots).astype(np.int32)
-        price.observe(replace(view, slot_of=slots, costs=costs, step=number, n_drafted=n_drafted))
+        known = replace(view, slot_of=slots, costs=costs, step=number, n_drafted=n_drafted)
+        price.observe(known, np.zeros(view.demand.shape))
     return price
 
 
@@ -93,7 +94,8 @@ def test_a_restored_one_asks_the_same_price():
 def test_without_costs_the_margin_is_a_guess():
     price = CopyPrice("auto")
     for number in range(9):
-        price.observe(replace(make_view([4], [2], demand=[[1, 0, 0, 0]], n_verified=1), step=number))
+        view = replace(make_view([4], [2], demand=[[1, 0, 0, 0]], n_verified=1), step=number)
+        price.observe(view, np.zeros((1, 4)))
     assert price.margin == UNKNOWN
 
 

@@ -13,23 +13,10 @@ from spac import scheduler
 from spac.costs import Costs, ExpertCosts
 from spac.errors import InputError
 from spac.scheduler import Event, share_slots
-from spac.scheduler.replay import Demand, replay
+from spac.scheduler.replay import Demand, Recorder, replay
 from spac.scheduler.sp_moe import critical_experts, cutoff_layer
 from tests.scheduler.test_lru import ReferenceLru
 from tests.scheduler.views import demands, make_view, models
-
-
-class Spelled:
-    """Routers for states that are expert numbers, the best first: float32 [L, T, N]."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []  # layers and tokens
-
-    def top(self, states, k):
-        self.asked.append((len(k), states.shape[1]))
-        chosen = states[: len(k), :, : max(k, default=0)].astype(np.int32)
-        chosen[np.arange(chosen.shape[2]) >= np.asarray(k)[:, None, None].repeat(chosen.shape[1], 1)] = -1
-        return chosen
 
 
 @dataclass
@@ -42,17 +29,22 @@ class Bench:
 
     def __init__(self, model, **options) -> None:
         self.n_experts, self.pools, self.slots = model
-        self.routers = Spelled()
-        self.view = replace(make_view(self.n_experts, self.slots, self.pools), routers=self.routers)
+        self.view = make_view(self.n_experts, self.slots, self.pools)
         self.shares = share_slots(self.view.layers, self.view.pool_slots)
         self.subject = scheduler.make("sp-moe", **options)
         assert not self.subject.on(Event.START, self.view).wanted.any()
         self.reference = ReferenceLru(len(self.n_experts))
 
-    def draft(self, states, n):
-        """Return the plan after the n-th token."""
-        event = replace(self.view, draft_states=states[:, :n], n_drafted=n)
+    def draft(self, orders, n):
+        """Return the plan after the n-th token, whose experts in order of their scores are `orders`."""
+        event = replace(self.view, draft_routes=self.chosen(orders)[:, :n], n_drafted=n)
         return self.subject.on(Event.DRAFT_TOKEN, event)
+
+    def chosen(self, orders):
+        """Return what the routers choose that the scheduler asks: the first of `orders`, int32 [L, T, N]."""
+        critical = np.zeros(len(orders), np.int32)
+        critical[: len(self.subject.critical)] = self.subject.critical
+        return np.where(np.arange(orders.shape[2]) < critical[:, None, None], orders, -1).astype(np.int32)
 
     def verify(self, demand):
         return self.subject.on(Event.VERIFY_END, replace(self.view, demand=demand))
@@ -60,8 +52,8 @@ class Bench:
 
 @st.composite
 def drafts(draw, n_experts, n_token):
-    """Draw states for `Spelled`: an order of each layer's experts for every token."""
-    states = np.full((len(n_experts), n_token, max(n_experts)), -1, np.float32)
+    """Draw an order of each layer's experts for every token, int32 [L, T, N]."""
+    states = np.full((len(n_experts), n_token, max(n_experts)), -1, np.int32)
     for layer, n in enumerate(n_experts):
         for token in range(n_token):
             states[layer, token, :n] = draw(st.permutations(range(n)))
@@ -111,25 +103,33 @@ def test_predictions_are_uses_and_verifications_later_ones(model, cutoff, critic
             assert np.count_nonzero(plan.wanted[layer]) == loads * len(recent)
 
 
-def test_every_token_is_predicted_once_and_no_layer_behind_the_cutoff():
-    bench = Bench(([8] * 4, [0] * 4, [16]), cutoff=3)
-    states = np.tile(np.arange(8, dtype=np.float32), (4, 5, 1))
-    for n in range(1, 5):
-        bench.draft(states, n)
-    assert bench.routers.asked == [(3, 1)] * 4
-    end = replace(bench.view, draft_states=states[:, :4], n_drafted=4)
-    assert bench.subject.on(Event.DRAFT_END, end) is None
-    refused = replace(end, draft_states=states)
-    assert bench.subject.on(Event.DRAFT_END, refused) is not None
-    assert bench.routers.asked == [(3, 1)] * 5
+def test_no_layer_behind_the_cutoff_is_asked():
+    bench = Bench(([8] * 4, [0] * 4, [16]), cutoff=3, critical=2)
+    assert bench.subject.critical.tolist() == [2, 2, 2]
+
+
+def test_copies_begin_with_the_first_layer():
+    """Each layer that becomes known adds its experts, and leaves those of earlier layers and tokens."""
+    bench = Bench(([8] * 3, [0] * 3, [12]), critical=2)
+    orders = np.stack([np.roll(np.arange(8), -2 * token)[None].repeat(3, 0) for token in range(2)], 1)
+    wanted = []
+    for token in range(2):
+        for layer in range(3):
+            known = bench.chosen(orders)[:, : token + 1]
+            known[layer + 1 :, token] = -1
+            event = replace(bench.view, draft_routes=known, n_drafted=token, layer=layer)
+            plan = bench.subject.on(Event.DRAFT_LAYER, event)
+            wanted.append(plan.wanted.sum(axis=1).tolist())
+        bench.draft(orders, token + 1)
+    assert wanted == [[2, 0, 0], [2, 2, 0], [2, 2, 2], [4, 2, 2], [4, 4, 2], [4, 4, 4]]
 
 
 def test_a_draft_that_was_stopped_leaves_no_counts():
     bench = Bench(([6], [0], [2]), critical=1)
-    first = np.array([[[0, 1, 2, 3, 4, 5]] * 3], np.float32)
+    first = np.array([[[0, 1, 2, 3, 4, 5]] * 3])
     for n in (1, 2, 3):
         bench.draft(first, n)
-    second = np.array([[[4, 1, 2, 3, 0, 5]] * 3], np.float32)
+    second = np.array([[[4, 1, 2, 3, 0, 5]] * 3])
     plan = bench.draft(second, 1)
     assert plan.priority[0].argmax() == 4, "though the first draft predicted 0 three times"
 
@@ -137,7 +137,7 @@ def test_a_draft_that_was_stopped_leaves_no_counts():
 def test_of_equal_predictions_those_that_are_there_stay():
     bench = Bench(([6], [0], [2]), critical=3, cutoff=1)
     bench.view.slot_of[0, 4] = 0
-    states = np.array([[[0, 2, 4, 1, 3, 5], [0, 1, 2, 3, 4, 5]]], np.float32)
+    states = np.array([[[0, 2, 4, 1, 3, 5], [0, 1, 2, 3, 4, 5]]])
     plan = bench.draft(states, 1)
     assert np.flatnonzero(plan.wanted[0]).tolist() == [0, 4]
     plan = bench.draft(states, 2)
@@ -155,8 +155,8 @@ def test_without_drafts_it_is_an_lru():
         plan, expected = bench.verify(demand), lru.on(Event.VERIFY_END, replace(bench.view, demand=demand))
         assert np.array_equal(plan.priority, expected.priority)
         assert np.array_equal(plan.threshold, expected.threshold)
-        for event, states in ((Event.DRAFT_TOKEN, None), (Event.DRAFT_END, np.zeros((3, 0, 7), np.float32))):
-            assert bench.subject.on(event, replace(bench.view, draft_states=states)) is None
+        for event, routes in ((Event.DRAFT_TOKEN, None), (Event.DRAFT_END, np.zeros((3, 0, 7), np.int32))):
+            assert bench.subject.on(event, replace(bench.view, draft_routes=routes)) is None
 
 
 def costs(upload_s, draft_token_s):
@@ -187,15 +187,12 @@ def test_the_cutoff_is_the_most_that_both_bounds_allow(model, critical, uploads,
 
 def test_auto_follows_the_costs():
     bench = Bench(([8] * 4, [0] * 4, [16]))
-    states = np.tile(np.arange(8, dtype=np.float32), (4, 1, 1))
-    plans = []
+    found = []
     for draft in (0.0, 4.0, 7.9, 100.0):
         bench.view = replace(bench.view, costs=Known(costs([1.0], draft)))
-        plans.append(bench.draft(states, 1))
-    assert plans[0] is None
-    assert [int(plan.layers.sum()) for plan in plans[1:]] == [2, 3, 4], (
-        "two experts of each, a second for each"
-    )
+        bench.verify(np.zeros((4, 8), np.int32))
+        found.append(bench.subject.critical.tolist())
+    assert found == [[], [2, 2], [2] * 3, [2] * 4], "two experts of each, a second for each"
 
 
 def test_as_many_experts_are_critical_as_a_token_uses():
@@ -213,7 +210,7 @@ def test_options_are_checked(written):
 def test_it_goes_on_from_its_state():
     model = ([7, 5], [0, 0], [4])
     one, two = Bench(model), Bench(model)
-    states = np.array([[[3, 4, 0, 1, 2, 5, 6]], [[1, 0, 2, 3, 4, -1, -1]]], np.float32)
+    states = np.array([[[3, 4, 0, 1, 2, 5, 6]], [[1, 0, 2, 3, 4, -1, -1]]])
     one.draft(states, 1)
     one.verify(np.array([[1, 0, 2, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0]], np.int32))
     two.subject.restore(one.subject.state())
@@ -221,7 +218,69 @@ def test_it_goes_on_from_its_state():
     assert np.array_equal(one.verify(demand).priority, two.verify(demand).priority)
 
 
-def test_a_replay_has_no_states():
-    demand = Demand.of(np.ones((2, 1, 4), np.int32), 2)
-    with pytest.raises(InputError, match="'sp-moe' needs a draft's hidden states"):
-        replay(scheduler.make("sp-moe"), demand, 2)
+def recorded(rng, n_step, gamma=1, n_layer=4, n_expert=16, n_used=2):
+    """Return demand whose draft showed exactly what its verification used: random experts of each token."""
+    routes = np.argsort(rng.random((n_step, n_layer, gamma + 1, n_expert)), axis=-1)[..., :n_used]
+    counts = np.zeros((n_step, n_layer, n_expert), np.int32)
+    for place in np.ndindex(*routes.shape):
+        counts[place[0], place[1], routes[place]] += 1
+    shown = np.where(np.arange(gamma + 1)[:, None] < gamma, routes, -1)
+    shown, routes = shown.astype(np.int32), routes.astype(np.int32)
+    return replace(Demand.of(counts, n_used), routes=routes, draft_routes=shown, of_target=True)
+
+
+def test_a_replay_shows_the_recorded_choices(tmp_path):
+    demand = recorded(np.random.default_rng(1), 40)
+    with pytest.raises(InputError, match=r"'sp-moe' needs what .* record it with --target-routes"):
+        replay(scheduler.make("sp-moe"), replace(demand, of_target=False), 16)
+    demand.save(tmp_path / "demand.npz")
+    loaded = Demand.load(tmp_path / "demand.npz")
+    assert loaded.of_target
+    hits = [
+        replay(scheduler.make(name), loaded, 16).hit_rate_distinct
+        for name in ("sp-moe:cutoff=0", "sp-moe:cutoff=2", "sp-moe:cutoff=4", "lru")
+    ]
+    assert hits[0] == hits[3] < hits[1] < hits[2]
+    assert hits[2] > 0.5, "the token before the draft, one of two, is known"
+    fewer = replay(scheduler.make("sp-moe:critical=1"), loaded, 16).hit_rate_distinct
+    assert hits[0] < fewer < hits[2]
+
+
+def test_a_slow_link_gets_to_the_first_layers():
+    """With as many copies as one layer takes, copies begin in the layers that are known first."""
+    demand = recorded(np.random.default_rng(2), 60)
+    found = replay(scheduler.make("sp-moe"), demand, 16, max_uploads=2)
+    used = demand.counts > 0
+    hits = (used & found.resident).sum(axis=(0, 2)) / used.sum(axis=(0, 2))
+    assert hits[0] > hits[1:].max()
+
+
+def test_a_recorder_shows_a_follower_its_critical_experts():
+    view = make_view([8, 8], [4])
+    subject = scheduler.make("sp-moe", cutoff=1, critical=2)
+    recorder = Recorder(subject, target_routes=3)
+    recorder.on(Event.START, view)
+    assert recorder.critical.tolist() == [6, 6]
+    shown = np.tile(np.arange(6, dtype=np.int32), (2, 1, 1))
+    shares = np.full((2, 1, 6), 0.25, np.float32)
+    drafted = replace(view, draft_routes=shown, draft_shares=shares, n_drafted=1)
+    plan = recorder.on(Event.DRAFT_END, drafted)
+    assert np.flatnonzero(plan.wanted[0]).tolist() == [0, 1]
+    assert not plan.wanted[1].any()
+    recorder.on(Event.VERIFY_END, replace(view, n_verified=2, n_accepted=1))
+    assert np.array_equal(recorder.demand.draft_routes, shown[None])
+    assert np.array_equal(recorder.demand.draft_shares, shares[None])
+
+
+def test_a_recorder_asks_for_more_than_a_token_uses():
+    view = make_view([8, 8], [4])
+    recorder = Recorder(scheduler.make("static"), target_routes=3)
+    recorder.on(Event.START, view)
+    assert recorder.critical.tolist() == [6, 6]
+    assert recorder.wants_target_routes
+    assert not recorder.wants_draft_routes
+    shown = np.zeros((2, 2, 6), np.int32)
+    recorder.on(Event.DRAFT_END, replace(view, draft_routes=shown, n_drafted=2))
+    recorder.on(Event.VERIFY_END, replace(view, n_verified=3, n_accepted=1))
+    assert recorder.demand.of_target
+    assert np.array_equal(recorder.demand.draft_routes, shown[None])

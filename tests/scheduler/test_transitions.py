@@ -91,14 +91,20 @@ def test_large_models_have_fewer_sources(monkeypatch):
     assert subjects[0].probability.any()
 
 
-def grammar(n_token: int, *, n_layer: int = 5, n_expert: int = 24) -> Trace:
-    """Return a trace whose tokens are words of a grammar. A word fixes all experts. Two words can follow."""
+def grammar(
+    n_token: int, *, n_layer: int = 5, n_expert: int = 24, text: int = 0, another: bool = False
+) -> Trace:
+    """Return a trace whose tokens are words of a grammar. A word fixes all experts. Two words can follow.
+
+    text: the seed of the choices among them. another: other words follow.
+    """
     rng = np.random.default_rng(4)
     n_word = 40
     of_word = np.argsort(rng.random((n_word, n_layer, n_expert)), axis=2)[..., :2]
     words = [0]
     following = rng.integers(0, n_word, (n_word, 2))
-    for choice in rng.integers(0, 2, n_token - 1):
+    following = following[::-1] if another else following
+    for choice in np.random.default_rng(text).integers(0, 2, n_token - 1):
         words.append(int(following[words[-1], choice]))
     return Trace(of_word[words].astype(np.int32), np.array([n_token], np.int32), n_expert)
 
@@ -129,6 +135,33 @@ def test_a_second_process_knows_the_grammar():
 
     later, part = Warm(), demand.part(slice(0, 100))
     assert replay(later, part, 20).hit_rate_distinct > replay(fresh, part, 20).hit_rate_distinct + 0.05
+
+
+def test_another_text_soon_outweighs_what_was_kept():
+    """A new text of the same grammar gains by the tables, and one of another grammar loses little."""
+    first, kept, rates = LogisticScheduler(), LogisticScheduler(), {}
+    replay(first, grammar(900).demand(), 20)
+
+    class Warm(LogisticScheduler):
+        def __init__(self, state):
+            super().__init__()
+            self.start = state
+
+        def on(self, event, view):
+            plan = super().on(event, view)
+            if event == Event.START:
+                self.restore(self.start)
+            return plan
+
+    starts = {"as it was": first.state(), "kept": kept.for_new_text(first.state())}
+    assert not starts["kept"]["features"].any()
+    assert not starts["kept"]["marked"].any()
+    for name in ("same", "other"):
+        part = grammar(100, text=1, another=name == "other").demand()
+        rates[name] = {key: replay(Warm(state), part, 20).hit_rate_distinct for key, state in starts.items()}
+        rates[name]["cold"] = replay(LogisticScheduler(), part, 20).hit_rate_distinct
+    assert rates["same"]["kept"] > rates["same"]["cold"] + 0.02
+    assert rates["other"]["kept"] > rates["other"]["as it was"] + 0.01
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -23,12 +23,13 @@ class Algorithm1:
     λ: Fraction
     γ: int
     adapt: bool = True
+    boundaries: str = "half"
     s: int = 0  # 2
     last: int = 0  # f_0
 
     def __post_init__(self) -> None:
         self.up = self.down = Fraction(self.γ // 2)  # 3
-        if not self.adapt:
+        if not self.adapt or self.boundaries == "fixed":  # section 4.4
             self.up, self.down = map(Fraction, FIXED["literal"])
 
     def step(self, f: int) -> int:
@@ -78,14 +79,14 @@ def histories(draw: st.DrawFn) -> tuple[int, np.ndarray]:
 FORGETTING = st.integers(0, 20).map(lambda n: Fraction(n, 20))
 
 
-@given(histories(), st.integers(1, 16), FORGETTING, st.booleans())
-@example((8, np.array([[[9]], [[0]]] * 40, np.int32)), 4, Fraction(1, 10), True)
-def test_the_literal_form_is_algorithm_1(history, levels, forgetting, adapt):
+@given(histories(), st.integers(1, 16), FORGETTING, st.booleans(), st.sampled_from(["half", "fixed"]))
+@example((8, np.array([[[9]], [[0]]] * 40, np.int32)), 4, Fraction(1, 10), True, "half")
+def test_the_literal_form_is_algorithm_1(history, levels, forgetting, adapt, boundaries):
     γ, demand = history
-    options = UtilityOptions(levels, float(forgetting), "literal", γ, adapt)
+    options = UtilityOptions(levels, float(forgetting), "literal", γ, adapt, boundaries)
     utility = run(options, demand)
     for i in range(demand.shape[2]):
-        expert = Algorithm1(levels, forgetting, γ, adapt)
+        expert = Algorithm1(levels, forgetting, γ, adapt, boundaries)
         assert [expert.step(int(f)) for f in demand[:, 0, i]] == utility[:, 0, i].tolist()
 
 
@@ -102,6 +103,7 @@ def test_literal_boundaries_can_only_fall_by_default(history):
         estimator.observe(f, γ + 1)
         assert (estimator.up <= up).all()
         assert (estimator.down <= down).all()
+        assert (np.minimum(estimator.up, estimator.down) >= min(1, γ // 2)).all(), "they end at 1"
 
 
 def test_the_corners_of_the_printed_algorithm():
@@ -179,6 +181,7 @@ def test_padding_has_no_utility():
         ({"forgetting": 1.5}, "forgetting"),
         ({"form": "best"}, "level, real, literal"),
         ({"draft_length": -1}, "draft_length"),
+        ({"boundaries": "five"}, "half, fixed"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, message):

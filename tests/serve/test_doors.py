@@ -56,7 +56,7 @@ def test_options_that_cannot_be(capfd, arguments, said):
 
 def test_without_its_packages(capfd, monkeypatch):
     monkeypatch.setattr(
-        "spac.doctor.program.missing_modules", lambda extra: ["fastapi"] if extra == "server" else []
+        "spac.doctor.installation.missing_modules", lambda extra: ["fastapi"] if extra == "server" else []
     )
     assert "pip install 'spac[server]'" in refused(capfd)
 

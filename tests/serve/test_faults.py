@@ -113,7 +113,7 @@ def test_a_fault_is_reported_and_the_next_request_served(caplog):
         assert response.json()["error"]["message"] == "RuntimeError: the device is gone"
         assert response.json()["error"]["type"] == "server_error"
         assert "the device is gone" in caplog.text
-    assert not state.queue.busy
+    assert not state.queue.n_served
 
 
 def test_a_fault_after_the_beginning_is_an_event():
@@ -136,7 +136,7 @@ def test_a_fault_in_other_interfaces(path):
         assert response.status_code == 500
         assert response.json()["error"]["message"] == "RuntimeError: the device is gone"
         assert response.json()["error"]["type"] == {"/v1/messages": "api_error"}.get(path, "server_error")
-    assert not state.queue.busy
+    assert not state.queue.n_served
 
 
 @pytest.mark.parametrize("path", CHATS)
@@ -225,7 +225,7 @@ def test_a_client_that_leaves_stops_what_the_library_does():
         stats = None
 
         class engine:  # noqa: N801
-            session = Session()
+            session, batch = Session(), None
 
         def create_completion(self, **_keywords):
             context.cancel()

@@ -153,7 +153,12 @@ def test_a_watcher_sees_consistent_numbers(engine):
         thread = threading.Thread(target=lambda: results.append(generated(engine, feed, 120)))
         async with aclosing(feed.watch()) as events:
             about = json.loads((await anext(events))["data"])
-            assert about == {"experts": [32] * 5, "slots": engine.experts.slots.n_slots, "drafts": True}
+            assert about == {
+                "experts": [32] * 5,
+                "slots": engine.experts.slots.n_slots,
+                "drafts": True,
+                "several": False,
+            }
             shown.append(json.loads((await anext(events))["data"]))
             assert len(engine.events.after_step) == len(listeners) + 1
             thread.start()
@@ -193,7 +198,14 @@ def test_flags_of_experts():
 def test_many_steps_make_few_snapshots():
     now, sent = [100.0], []
     step = SimpleNamespace(
-        n_accepted=2, n_drafted=4, draft_ns=1, verify_ns=1, sample_ns=1, layer_costs=(), demand=np.zeros(1)
+        n_accepted=2,
+        n_drafted=4,
+        tokens=range(3),
+        draft_ns=1,
+        verify_ns=1,
+        sample_ns=1,
+        layer_costs=(),
+        demand=np.zeros(1),
     )
     feed = LiveFeed(None, lambda: now[0])
     feed._hand_over = lambda *_: sent.append(now[0])

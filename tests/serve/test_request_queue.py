@@ -23,9 +23,9 @@ def test_the_order_is_that_of_arrival():
             queue.leave()
 
         await asyncio.gather(*(one(name) for name in range(6)))
-        return order, queue.busy
+        return order, queue.n_served
 
-    assert asyncio.run(main()) == ([0, 1, 2, 3, 4, 5], False)
+    assert asyncio.run(main()) == ([0, 1, 2, 3, 4, 5], 0)
 
 
 def test_nobody_may_wait():
@@ -56,11 +56,14 @@ def test_the_time_to_come_back_follows_what_requests_take(monkeypatch):
     assert asyncio.run(main()) == 20
 
 
-@given(st.lists(st.sampled_from(["come", "serve", "cancel first", "cancel last", "serve and cancel"])))
-def test_one_at_a_time_and_nobody_is_lost(actions):
+@given(
+    st.lists(st.sampled_from(["come", "serve", "cancel first", "cancel last", "serve and cancel"])),
+    st.integers(1, 3),
+)
+def test_no_more_than_its_places_and_nobody_is_lost(actions, places):
     async def main():
-        queue, limit = RequestQueue(3), 3
-        tasks: list[asyncio.Task] = []  # in the order of arrival; the first is served
+        queue, limit = RequestQueue(3, places), 3
+        tasks: list[asyncio.Task] = []  # in the order of arrival; the first are served
 
         async def settle():
             for _ in range(5):
@@ -70,23 +73,23 @@ def test_one_at_a_time_and_nobody_is_lost(actions):
             if action == "come":
                 task = asyncio.create_task(queue.turn())
                 await settle()
-                if len(tasks) == limit + 1:
+                if len(tasks) == limit + places:
                     assert isinstance(task.exception(), Full)
                 else:
                     tasks.append(task)
-            elif action.startswith("cancel") and len(tasks) > 1:
-                gone = tasks.pop(1 if action == "cancel first" else -1)
+            elif action.startswith("cancel") and len(tasks) > places:
+                gone = tasks.pop(places if action == "cancel first" else -1)
                 gone.cancel()
             elif action.startswith("serve") and tasks:
                 tasks.pop(0)
                 queue.leave()
-                if action == "serve and cancel" and tasks:  # the turn comes at the same moment
-                    tasks.pop(0).cancel()
+                if action == "serve and cancel" and len(tasks) >= places:  # the turn comes at the same moment
+                    tasks.pop(places - 1).cancel()
             await settle()
-            assert queue.busy == bool(tasks)
-            assert queue.n_waiting == max(0, len(tasks) - 1)
-            assert [task.done() for task in tasks] == [True] * bool(tasks) + [False] * (len(tasks) - 1)
-        for task in tasks[1:]:
+            assert queue.n_served == min(len(tasks), places)
+            assert queue.n_waiting == max(0, len(tasks) - places)
+            assert [task.done() for task in tasks] == [at < places for at in range(len(tasks))]
+        for task in tasks[places:]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

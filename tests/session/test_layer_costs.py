@@ -7,7 +7,10 @@ import pytest
 
 from tests.session.lab import GREEDY
 
-FIELDS = ("host_ns", "wait_ns", "host_activations", "host_distinct", "device_activations", "device_distinct")
+FIELDS = (
+    "host_ns", "wait_ns", "host_activations", "host_distinct", "device_activations", "device_distinct",
+    "loaded_distinct",
+)  # fmt: skip
 
 
 @pytest.fixture

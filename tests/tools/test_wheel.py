@@ -64,3 +64,42 @@ def test_a_missing_wheel_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         wheel.main(["--check", str(tmp_path / "no.whl")])
     assert capsys.readouterr().err.splitlines()[-1].endswith("no.whl is not a wheel")
+
+
+@pytest.mark.parametrize(
+    ("release", "package"),
+    [("12.8, V12.8.93", "nvidia-cublas-cu12"), ("13.0, V13.0.88", "nvidia-cublas==13.*")],
+)
+def test_a_cuda_wheel_needs_the_cublas_of_its_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, package: str
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert wheel.cublas_package() == package
+
+
+@pytest.mark.parametrize(
+    ("here", "plat", "version"),
+    [("2.36", "manylinux_2_28_x86_64", "2.28"), ("2.28", "manylinux_2_28_x86_64", "off"),
+     ("2.36", "auto", "off"), ("2.17", "manylinux_2_28_x86_64", "off")],
+)  # fmt: skip
+def test_an_older_glibc_than_the_machines(
+    monkeypatch: pytest.MonkeyPatch, here: str, plat: str, version: str
+) -> None:
+    monkeypatch.setattr(wheel.platform, "libc_ver", lambda: ("glibc", here))
+    assert wheel.old_glibc(plat) == version
+
+
+def test_a_second_interpreter_builds_with_the_compilers_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("CXX", "clang++")
+    assert wheel.compilers(tmp_path) == {}
+    (tmp_path / "CMakeCache.txt").write_text(
+        "CMAKE_C_COMPILER:FILEPATH=/usr/bin/cc\nCMAKE_CXX_COMPILER:STRING=/usr/bin/c++\n"
+        "CMAKE_C_COMPILER_LAUNCHER:STRING=ccache\n"
+    )
+    assert wheel.compilers(tmp_path) == {"CC": "/usr/bin/cc"}

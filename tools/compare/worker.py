@@ -27,6 +27,11 @@ from tools.compare.script import SCRIPTS, Logits
 LIB_PATH = "LLAMA_CPP_LIB_PATH"
 Arrays = dict[str, Any]
 
+CPU_IS_SLOW = (0.0, 2e5, 5e4, 0.0, 0.0, 0.0)
+"""Costs of a division of misses, in nanoseconds, by which the link gets all experts that find a slot."""
+BOTH_ARE_SLOW = (0.0, 2e5, 5e4, 0.0, 2e5, 0.0)
+"""Costs by which a prompt's division gives CPU and link a share each."""
+
 
 def _quiet_log() -> object:
     import llama_cpp as ll
@@ -115,13 +120,18 @@ def _observe(
     core.set_launch_ahead(run.ahead)
     core.set_hand_over_in_place(run.in_place)
     experts.set_stream_tokens(run.stream_tokens)
+    experts.set_stream_divides(run.divides)
     experts.set_lookahead(run.lookahead)
+    experts.set_miss(run.miss, run.recent)
+    costs = BOTH_ARE_SLOW if run.divides else CPU_IS_SLOW
+    experts.set_miss_costs([costs] * len(experts.pool_slots))
     experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # larger ones are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)
     finally:
         core.set_launch_ahead(None)
         core.set_hand_over_in_place(None)
+        experts.set_miss("cpu", False)
     after = dict(experts.stats)
     return steps, {
         "n_layer": experts.n_layer,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace spac {
 
@@ -13,6 +14,39 @@ void DemandCounter::set_counting(bool counting) {
 void DemandCounter::set_step_tokens(int n_max) {
     const std::lock_guard lock(mutex_);
     step_tokens_ = n_max;
+}
+
+void DemandCounter::set_tail_tokens(int n_tokens) {
+    const std::lock_guard lock(mutex_);
+    tail_tokens_ = n_tokens;
+    for (Layer & layer : layers_) {
+        layer.n_tokens = n_tokens > 0 ? 0 : layer.n_tokens;
+    }
+    shown_ = n_shown_ = 0;
+}
+
+void DemandCounter::show_tail(int first, int n_tokens) {
+    const std::lock_guard lock(mutex_);
+    shown_   = first;
+    n_shown_ = n_tokens;
+}
+
+void DemandCounter::set_parts(const std::vector<int> & n_tokens) {
+    const std::lock_guard lock(mutex_);
+    parts_.assign(n_tokens.size(), ExpertCounts{});
+    part_of_row_.clear();
+    for (size_t part = 0; part < n_tokens.size(); ++part) {
+        part_of_row_.insert(part_of_row_.end(), n_tokens[part], static_cast<int>(part));
+    }
+    for (Layer & layer : layers_) {
+        layer.n_parted = 0;
+    }
+}
+
+std::vector<ExpertCounts> DemandCounter::take_parts() {
+    const std::lock_guard lock(mutex_);
+    part_of_row_.clear();
+    return std::exchange(parts_, {});
 }
 
 bool DemandCounter::counts(int n_used, int n_tokens, int n_expert) const {
@@ -31,35 +65,91 @@ DemandCounter::Layer & DemandCounter::at(int il) {
 // ---- the execution side
 
 void DemandCounter::count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert,
-                          const Mask * mask) {
+                          const Mask * mask, const Mask * resident, const float * weights) {
     const std::lock_guard lock(mutex_);
     Layer &               layer = at(il);
     layer.demand.resize(n_expert, 0);
+    note_routes(layer, ids, stride, n_used, n_tokens);
+    note_shares(layer, weights);
+    seen_.assign(n_expert, 0);
+    hit_.assign(n_expert, 0);
+    for (int t = 0; t < n_tokens; ++t) {
+        const int32_t * token = layer.routes.data() + static_cast<size_t>(t) * n_used;
+        for (int u = 0; u < n_used; ++u) {
+            const int32_t e         = token[u];
+            const bool    on_device = mask != nullptr && mask->slot_of[e] >= 0;
+            const bool    hit       = resident != nullptr && resident->slot_of[e] >= 0;
+            const bool    first     = !seen_[e];
+            ++layer.demand[e];
+            ++(on_device ? layer.cost.device_activations : layer.cost.host_activations);
+            (on_device ? layer.cost.device_distinct : layer.cost.host_distinct) += first;
+            layer.cost.loaded_distinct += first && on_device && !hit;
+            ++activations_;
+            activations_hit_ += hit;
+            activations_loaded_ += on_device && !hit;
+            distinct_ += first;
+            distinct_hit_ += first && hit;
+            misses_cpu_ += first && !on_device;
+            misses_loaded_ += first && on_device && !hit;
+            seen_[e] = 1;
+            hit_[e]  = static_cast<char>(hit);
+        }
+    }
+    if (!part_of_row_.empty()) {
+        count_parts(layer, mask, resident);
+    }
+    // without a mask nothing is resident, so every eviction is older
+    churn_.executed(il, resident != nullptr ? resident->version : std::numeric_limits<uint64_t>::max(), seen_, hit_);
+}
+
+void DemandCounter::count_parts(Layer & layer, const Mask * mask, const Mask * resident) {
+    last_part_.assign(layer.demand.size(), -1);
+    const int32_t * route = layer.routes.data();
+    for (int t = 0; t < layer.n_tokens && layer.n_parted < static_cast<int>(part_of_row_.size()); ++t) {
+        const int      part  = part_of_row_[static_cast<size_t>(layer.n_parted++)];
+        ExpertCounts & count = parts_[static_cast<size_t>(part)];
+        for (int u = 0; u < layer.n_used; ++u) {
+            const int32_t e         = *route++;
+            const bool    on_device = mask != nullptr && mask->slot_of[e] >= 0;
+            const bool    hit       = resident != nullptr && resident->slot_of[e] >= 0;
+            const bool    first     = last_part_[e] != part;
+            ++count.activations;
+            count.activations_hit += hit;
+            count.activations_loaded += on_device && !hit;
+            count.distinct += first;
+            count.distinct_hit += first && hit;
+            count.misses_cpu += first && !on_device;
+            count.misses_loaded += first && on_device && !hit;
+            last_part_[e] = part;
+        }
+    }
+}
+
+void DemandCounter::note_routes(Layer & layer, const int32_t * ids, size_t stride, int n_used, int n_tokens) {
     layer.n_tokens = n_tokens;
     layer.n_used   = n_used;
     layer.routes.resize(std::max(layer.routes.size(), static_cast<size_t>(n_tokens) * n_used));
-    seen_.assign(n_expert, 0);
-    hit_.assign(n_expert, 0);
     int32_t * route = layer.routes.data();
     for (int t = 0; t < n_tokens; ++t) {
         const auto * token = reinterpret_cast<const int32_t *>(reinterpret_cast<const char *>(ids) + t * stride);
         route              = std::copy_n(token, n_used, route);
-        for (int u = 0; u < n_used; ++u) {
-            const int32_t e        = token[u];
-            const bool    resident = mask != nullptr && mask->slot_of[e] >= 0;
-            ++layer.demand[e];
-            ++(resident ? layer.cost.device_activations : layer.cost.host_activations);
-            (resident ? layer.cost.device_distinct : layer.cost.host_distinct) += !seen_[e];
-            ++activations_;
-            activations_hit_ += resident;
-            distinct_ += !seen_[e];
-            distinct_hit_ += !seen_[e] && resident;
-            seen_[e] = 1;
-            hit_[e]  = static_cast<char>(resident);
-        }
     }
-    // without a mask nothing is resident, so every eviction is older
-    churn_.executed(il, mask != nullptr ? mask->version : std::numeric_limits<uint64_t>::max(), seen_, hit_);
+}
+
+// Notes each weight as a share of its token's sum.
+void DemandCounter::note_shares(Layer & layer, const float * weights) {
+    layer.shares.assign(weights, weights + (weights != nullptr ? layer.n_tokens * layer.n_used : 0));
+    for (auto token = layer.shares.begin(); token != layer.shares.end(); token += layer.n_used) {
+        const float sum = std::accumulate(token, token + layer.n_used, 0.0F);
+        std::transform(token, token + layer.n_used, token, [&](float x) { return sum > 0 ? x / sum : 0; });
+    }
+}
+
+void DemandCounter::note_tail(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens) {
+    const std::lock_guard lock(mutex_);
+    const int             first = std::max(0, n_tokens - tail_tokens_.load());
+    const auto *          tail  = reinterpret_cast<const char *>(ids) + first * stride;
+    note_routes(at(il), reinterpret_cast<const int32_t *>(tail), stride, n_used, n_tokens - first);
 }
 
 void DemandCounter::add_times(int il, int64_t wait_ns, int64_t host_ns) {
@@ -129,19 +219,49 @@ void DemandCounter::take_layer_costs(LayerCost * costs, int n_layer) {
 std::pair<int, int> DemandCounter::routes(std::vector<int32_t> & ids, int n_layer) const {
     const std::lock_guard lock(mutex_);
     int                   n_tokens = 0, n_used = 0;
+    // Layers that noted less than the shown part show what they have of it.
+    const auto first_of = [this](const Layer & layer) {
+        return n_shown_ > 0 ? std::max(0, layer.n_tokens - shown_) : 0;
+    };
+    const auto count_of = [&](const Layer & layer) {
+        const int end = n_shown_ > 0 ? layer.n_tokens - shown_ + n_shown_ : layer.n_tokens;
+        return std::max(0, end - first_of(layer));
+    };
     for (const Layer & layer : layers_) {
-        n_tokens = std::max(n_tokens, layer.n_tokens);
+        n_tokens = std::max(n_tokens, count_of(layer));
         n_used   = std::max(n_used, layer.n_used);
     }
     ids.assign(static_cast<size_t>(n_layer) * n_tokens * n_used, -1);
     for (size_t il = 0; il < layers_.size() && il < static_cast<size_t>(n_layer); ++il) {
-        const int32_t * from = layers_[il].routes.data();
+        const Layer & layer = layers_[il];
+        if (count_of(layer) == 0) {
+            continue;
+        }
+        const int32_t * from = layer.routes.data() + static_cast<size_t>(first_of(layer)) * layer.n_used;
         int32_t *       to   = ids.data() + il * n_tokens * n_used;
-        for (int t = 0; t < layers_[il].n_tokens; ++t, from += layers_[il].n_used, to += n_used) {
-            std::copy_n(from, layers_[il].n_used, to);
+        for (int t = 0; t < count_of(layer); ++t, from += layer.n_used, to += n_used) {
+            std::copy_n(from, layer.n_used, to);
         }
     }
     return {n_tokens, n_used};
+}
+
+std::vector<float> DemandCounter::shares(int n_layer) const {
+    const std::lock_guard lock(mutex_);
+    int                   n_tokens = 0, n_used = 0;
+    for (const Layer & layer : layers_) {
+        n_tokens = std::max(n_tokens, layer.n_tokens);
+        n_used   = std::max(n_used, layer.n_used);
+    }
+    std::vector<float> result(static_cast<size_t>(n_layer) * n_tokens * n_used, 0);
+    for (size_t il = 0; il < layers_.size() && il < static_cast<size_t>(n_layer); ++il) {
+        auto from = layers_[il].shares.begin();
+        for (float * to = result.data() + il * n_tokens * n_used; from != layers_[il].shares.end(); to += n_used) {
+            std::copy_n(from, layers_[il].n_used, to);
+            from += layers_[il].n_used;
+        }
+    }
+    return result;
 }
 
 void DemandCounter::set_listener(Experts::LayerListener listener) {
@@ -152,12 +272,15 @@ void DemandCounter::set_listener(Experts::LayerListener listener) {
 
 void DemandCounter::add_to(ExpertStats & stats) const {
     const std::lock_guard lock(mutex_);
-    stats.activations     = activations_;
-    stats.activations_hit = activations_hit_;
-    stats.distinct        = distinct_;
-    stats.distinct_hit    = distinct_hit_;
-    stats.uploads_wasted  = churn_.n_wasted();
-    stats.evictions_early = churn_.n_early();
+    stats.activations        = activations_;
+    stats.activations_hit    = activations_hit_;
+    stats.distinct           = distinct_;
+    stats.distinct_hit       = distinct_hit_;
+    stats.misses_cpu         = misses_cpu_;
+    stats.misses_loaded      = misses_loaded_;
+    stats.activations_loaded = activations_loaded_;
+    stats.uploads_wasted     = churn_.n_wasted();
+    stats.evictions_early    = churn_.n_early();
 }
 
 } // namespace spac

@@ -2,11 +2,15 @@
 
 #include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
+#include "backend/experts/page_advice.h"
 #include "backend/experts/pinned_mapping.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
+
+#include <sys/mman.h>
 
 namespace spac {
 namespace {
@@ -37,6 +41,18 @@ void buffer_free(ggml_backend_buffer_t buffer) {
     ggml_backend_buffer_free(s->owned);
     delete s;
 }
+// Gives the pages between the experts of a paged file back to the system. Most dense weights lie there, and the device
+// has them by now. The system reads what is touched again.
+void drop_gaps(StoreBuffer & s, size_t size) {
+    std::sort(s.weights.begin(), s.weights.end(), [](const Extent & a, const Extent & b) { return a.begin < b.begin; });
+    auto begin = reinterpret_cast<uintptr_t>(s.data);
+    for (const Extent & weight : s.weights) {
+        advise({begin, weight.begin}, MADV_PAGEOUT);
+        begin = std::max(begin, weight.end);
+    }
+    advise({begin, reinterpret_cast<uintptr_t>(s.data) + size}, MADV_PAGEOUT);
+}
+
 // Notes where weights lie in a mapping, for PinnedMapping, whose registrations begin and end inside weights.
 ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t) {
     StoreBuffer & s = state(buffer);
@@ -189,7 +205,11 @@ bool in_store(const ggml_tensor * t) {
 void register_store(const ggml_tensor * store_tensor) {
     const ggml_backend_buffer_t buffer = root(store_tensor)->buffer;
     StoreBuffer &               s      = state(buffer);
-    if (s.owned != nullptr || s.experts->paged()) {
+    if (s.owned != nullptr) {
+        return;
+    }
+    if (s.experts->paged()) {
+        std::call_once(s.asked, [&] { drop_gaps(s, buffer->size); });
         return;
     }
     std::call_once(s.asked, [&] {
@@ -204,6 +224,7 @@ void register_store(const ggml_tensor * store_tensor) {
             s.experts->set_device(inner, ModelExperts::HostMemory::pageable);
             s.experts->note_unpinned(why);
         }
+        s.experts->on_return([&mapping = *s.registered](const std::vector<Extent> & parts) { mapping.unpin(parts); });
     });
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/home_process.h"
 #include "core/huge_pages.h"
+#include "core/miss_division.h"
 #include "core/trace.h"
 
 #include <cstddef>
@@ -29,35 +30,42 @@ struct LayerInfo {
 
 // Counters since the model was loaded. They never fall. Bytes and nanoseconds are totals over all layers and steps.
 struct ExpertStats {
-    uint64_t activations;       // (token, expert) pairs that decoding asked for
-    uint64_t activations_hit;   // of these, pairs that the device computed
-    uint64_t distinct;          // distinct (layer, expert) per step, summed over steps
-    uint64_t distinct_hit;      // of these, resident ones
-    uint64_t blocks;            // MoE blocks executed
-    uint64_t blocks_device;     // of these, blocks wholly on the device (no wait for the host's part)
-    uint64_t blocks_host;       // of these, blocks wholly on the host
-    uint64_t uploads;           // experts copied into slots
-    uint64_t upload_bytes;      // bytes of these copies
-    uint64_t upload_failures;   // copies that failed (the expert stays on the CPU)
-    uint64_t upload_ns;         // time from the start of a batch of copies to its end, failed batches included
-    uint64_t uploads_wasted;    // uploads whose expert was evicted again without having been used (core/churn.h)
-    uint64_t foreseen;          // (token, expert) pairs that looking ahead predicted
-    uint64_t foreseen_right;    // of these, pairs that the router chose when its layer ran
-    uint64_t evictions;         // experts that lost their slot
-    uint64_t evictions_early;   // of these, experts that the next execution of their layer wanted (core/churn.h)
-    uint64_t host_waits;        // waits of the host for a block's ids and input
-    uint64_t host_wait_ns;      // time spent in these waits
-    uint64_t host_compute_ns;   // time the CPU spent computing experts
-    uint64_t download_bytes;    // ids and block inputs, device to host
-    uint64_t blocks_streamed;   // blocks of large batches whose experts came to the device
-    uint64_t stream_bytes;      // bytes of these experts that were copied over the link
-    uint64_t stream_slot_bytes; // bytes of these experts that were copied from slots
-    uint64_t join_bytes;        // rows of blocks in which the host took part, host to device: all rows of them
-    uint64_t graphs_prepared;   // graphs with MoE blocks that were met for the first time (graph_cache.h)
-    uint64_t graph_ns;          // time that graphs with MoE blocks took on the calling thread, from begin to end
-    uint64_t queue_ns;          // of this, time inside the wrapped device's calls that queue copies and launches
-    uint64_t disk_bytes;        // bytes that the process has read from disks; 0 if the experts fit into memory
-    uint64_t ahead_ns;          // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
+    uint64_t activations;        // (token, expert) pairs that decoding asked for
+    uint64_t activations_hit;    // of these, pairs that the device computed
+    uint64_t distinct;           // distinct (layer, expert) per step, summed over steps
+    uint64_t distinct_hit;       // of these, resident ones
+    uint64_t blocks;             // MoE blocks executed
+    uint64_t blocks_device;      // of these, blocks wholly on the device (no wait for the host's part)
+    uint64_t blocks_host;        // of these, blocks wholly on the host
+    uint64_t uploads;            // experts copied into slots
+    uint64_t upload_bytes;       // bytes of these copies
+    uint64_t upload_failures;    // copies that failed (the expert stays on the CPU)
+    uint64_t upload_ns;          // time from the start of a batch of copies to its end, failed batches included
+    uint64_t uploads_wasted;     // uploads whose expert was evicted again without having been used (core/churn.h)
+    uint64_t foreseen;           // (token, expert) pairs that looking ahead predicted
+    uint64_t foreseen_right;     // of these, pairs that the router chose when its layer ran
+    uint64_t evictions;          // experts that lost their slot
+    uint64_t evictions_early;    // of these, experts that the next execution of their layer wanted (core/churn.h)
+    uint64_t host_waits;         // waits of the host for a block's ids and input
+    uint64_t host_wait_ns;       // time spent in these waits
+    uint64_t host_compute_ns;    // time the CPU spent computing experts
+    uint64_t download_bytes;     // ids and block inputs, device to host
+    uint64_t blocks_streamed;    // blocks of large batches whose experts came to the device
+    uint64_t blocks_divided;     // blocks of large batches whose missing experts were divided between link and CPU
+    uint64_t stream_bytes;       // bytes of the experts of both kinds of blocks that were copied over the link
+    uint64_t stream_slot_bytes;  // bytes of these experts that were copied from slots
+    uint64_t tail_experts;       // experts that stayed in slots as they streamed past
+    uint64_t join_bytes;         // rows of blocks in which the host took part, host to device: all rows of them
+    uint64_t graphs_prepared;    // graphs with MoE blocks that were met for the first time (graph_cache.h)
+    uint64_t graph_ns;           // time that graphs with MoE blocks took on the calling thread, from begin to end
+    uint64_t queue_ns;           // of this, time inside the wrapped device's calls that queue copies and launches
+    uint64_t disk_bytes;         // bytes that the process has read from disks; 0 if the experts fit into memory
+    uint64_t ahead_ns;           // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
+    uint64_t misses_cpu;         // distinct (layer, expert) per step that were not resident and that the CPU computed
+    uint64_t misses_loaded;      // of these, experts that came to the device within their layer instead
+    uint64_t activations_loaded; // (token, expert) pairs of the latter
+    uint64_t load_bytes;         // bytes of these copies
+    uint64_t load_ns;            // time from their start to their noticed end, layer by layer
 };
 
 // The costs of one MoE layer's executions that count as demand. Times are those of the thread that decodes.
@@ -68,11 +76,27 @@ struct LayerCost {
     int32_t host_distinct;      // distinct experts among them, summed over executions
     int32_t device_activations; // (token, expert) pairs on the device
     int32_t device_distinct;    // distinct experts among them, summed over executions
+    int32_t loaded_distinct;    // of these, experts that were loaded within the layer
+};
+
+// Counts of tokens' experts in executions that count as demand. Distinct experts are counted for each execution.
+struct ExpertCounts {
+    int64_t activations        = 0; // (token, expert) pairs
+    int64_t activations_hit    = 0; // pairs whose expert was resident
+    int64_t activations_loaded = 0; // pairs whose expert was loaded within the layer
+    int64_t distinct           = 0;
+    int64_t distinct_hit       = 0;
+    int64_t misses_cpu         = 0; // distinct experts that the CPU computed
+    int64_t misses_loaded      = 0; // distinct experts that were loaded within the layer
 };
 
 // The reason why a part of the experts' memory is not pinned, although the device's driver can pin memory. It is the
 // worst reason among a model's files.
 enum class Unpinned { none, off, limit, refused };
+
+// Where experts are computed that an execution uses and that are not resident: by the CPU, by the device behind a copy
+// within the layer, or divided between both by costs (core/miss_division.h).
+enum class Miss { cpu, load, divide };
 
 // The bytes of a model's experts in memory that the device's driver has pinned, and in other memory.
 struct HostBytes {
@@ -80,6 +104,9 @@ struct HostBytes {
     size_t   pageable; // bytes in other memory
     Unpinned why;
 };
+
+// A way in which a model drafts for itself: not at all, with low-bit copies of its experts, or with those in slots.
+enum class DraftPass { none, copies, residents };
 
 struct SlotStats {
     int    n_slots;    // slots allocated
@@ -110,7 +137,7 @@ class Experts {
     // Returns the number of slots that fit into the device's free memory less `margin` bytes and can be addressed.
     virtual int       slots_that_fit(size_t margin) const = 0;
     virtual SlotStats slots() const                       = 0;
-    // Returns the number of slots of each pool, [n_pool].
+    // Returns the number of slots of each pool that a plan may fill, [n_pool].
     virtual std::vector<int> pool_slots() const = 0;
 
     // Returns the kind of host memory that the experts lie in, for reports. The values are "pinned" (the loader copied
@@ -131,16 +158,35 @@ class Experts {
     // Fills in slot_of[L * N]: the slot of every expert in its pool, -1 if it is not resident.
     virtual void residency(int32_t * slot_of) const = 0;
 
+    // ---- a draft of the model by itself (draft_copies.h)
+    // Makes low-bit copies of all experts in device memory, of the type with this name, on `n_threads` threads. Throws
+    // InputError for a type that does not fit, and MemoryError if the device has no room.
+    virtual void attach_draft_copies(const std::string & type, int n_threads) = 0;
+    // Returns the device memory that such copies take. Throws InputError as attach_draft_copies() does.
+    virtual size_t draft_copy_bytes(const std::string & type) const = 0;
+    // Returns the device memory of the copies; 0 without them.
+    virtual size_t draft_bytes() const = 0;
+    // Sets how graphs with experts are computed from now on. In a draft pass they are computed wholly on the device,
+    // and leave the demand and its counters alone: set_counting(), take_demand() and routes() are about the draft's
+    // choices then. Throws InputError for DraftPass::copies without copies.
+    virtual void set_draft_pass(DraftPass pass) = 0;
+
     // Switches whether decodes count as demand from now on. It is off while a prompt is read and while the library
     // warms up.
     virtual void set_counting(bool counting) = 0;
     // Takes the activations since the last call into demand[L * N], and zeroes the counts. Returns the steps (graphs)
     // that they come from.
     virtual int take_demand(int32_t * demand) = 0;
-    // Fills in the experts of the last execution of every layer that counted, by token. The shape is
+    // Fills in the experts of the last execution of every layer that counted, or of the tail that was noted since, by
+    // token. The shape is
     // ids[n_layer * n_tokens * n_used] with the largest counts; entries that a layer does not have are -1. Returns
     // (n_tokens, n_used).
     virtual std::pair<int, int> routes(std::vector<int32_t> & ids) const = 0;
+    // Switches whether the routers' weights are kept for executions of one token that count. It is off at first.
+    virtual void keep_shares(bool keeps) = 0;
+    // Returns the weights of the entries of routes() as shares of their token's sum in the layer; 0 where they are not
+    // known.
+    virtual std::vector<float> shares() const = 0;
     // Takes the costs of the executions since the last call into costs[L], and zeroes them.
     virtual void take_layer_costs(LayerCost * costs) = 0;
     // A callback for each execution that counts. It is called on the thread that decodes, when all that the device
@@ -154,10 +200,28 @@ class Experts {
     // set_counting(true). The default is 64.
     virtual void set_step_tokens(int n_max) = 0;
 
+    // Notes the experts of the last `n_tokens` tokens of each execution that does not count, until this is set to 0.
+    // routes() has those of the last execution then. It forgets the routes of before.
+    virtual void set_tail_tokens(int n_tokens) = 0;
+    // Switches whether experts that these tokens use stay in slots as they stream past, in the place of others. The
+    // next plan decides on them. Off at first. A policy that submits no plan after prompts must leave it off.
+    virtual void set_tail_stays(bool stays) = 0;
+    // Makes routes() show `n_tokens` tokens of such a tail, of which the first is the `first`-th one from its end; with
+    // (0, 0), all of them again.
+    virtual void show_tail(int first, int n_tokens) = 0;
+    // Divides the tokens that count from now on: the first n_tokens[0] tokens of each layer are part 0, and so on.
+    // Further ones belong to no part.
+    virtual void set_parts(const std::vector<int> & n_tokens) = 0;
+    // Returns the counts of each part, and divides no longer. They are complete once the context is synchronized.
+    virtual std::vector<ExpertCounts> take_parts() = 0;
     // Sets the number of tokens from which on batches that do not count as demand are streamed: all their experts are
     // copied through the device and computed there (weight_stream.h). Slots are not touched. 0, the default, means
     // never.
     virtual void set_stream_tokens(int n) = 0;
+    // Sets if such batches are divided from the next graph on: by the costs of set_miss_costs(), which their times
+    // correct, the CPU computes some of a layer's missing experts while the others come to the device. The default is
+    // false. Batches without staging are not divided.
+    virtual void set_stream_divides(bool divides) = 0;
     // Sets the number of tokens up to which each graph has staging, so that the CPU can compute a part of it. Larger
     // graphs get staging only if they do not stream. The default is no limit.
     virtual void set_staged_tokens(int n) = 0;
@@ -167,6 +231,19 @@ class Experts {
     // layer `n_layers` behind it, and the experts that this router would choose are loaded before all that the plan
     // wants (lookahead.h). 0, the default, switches it off.
     virtual void set_lookahead(int n_layers) = 0;
+
+    // Sets where misses of executions that count as demand are computed, from the next graph on. With `most_recent`,
+    // the plan goes by recency, so that a loaded expert takes the place of the least recent one. Otherwise it takes a
+    // slot that the plan does not want: pool_slots() leaves some of each pool's slots for this.
+    virtual void set_miss(Miss how, bool most_recent) = 0;
+    // Sets the costs of each pool by which Miss::divide divides. Without costs it leaves everything to the CPU.
+    virtual void set_miss_costs(const std::vector<MissCosts> & costs) = 0;
+    // Gives host memory back that the system cannot drop itself, because it holds copies of files (HugeCopies) or is
+    // pinned: the experts of these layers, which the device holds wholly, and with `dense` what lies between the
+    // experts of a copy that is not pinned. The file is mapped there instead, so the weights stay the same, and who
+    // needs them has the system read the file. Call it between graphs. Returns the bytes; 0 if there is no such memory,
+    // or if it is pinned and copies to the slots are under way. Throws InputError for a layer that does not exist.
+    virtual size_t return_to_file(const std::vector<int> & layers, bool dense) = 0;
 
     virtual ExpertStats stats() const = 0;
     // Returns the trace that records blocks and copies. It is off until it is started.

@@ -63,6 +63,10 @@ void * __wrap_mmap(void * address, size_t length, int protection, int flags, int
     spac::LoadScope * const scope = spac::open_scope;
     if (scope != nullptr && scope->copies() != nullptr && spac::is_weights(address, protection, flags, fd, offset)) {
         if (void * copy = spac::copy_of_file(*scope->copies(), fd, length); copy != nullptr) {
+            if (copy != MAP_FAILED) {
+                const auto begin = reinterpret_cast<uintptr_t>(copy);
+                spac::experts_for_load()->file_copies.add({begin, begin + length}, fd);
+            }
             return copy;
         }
     }

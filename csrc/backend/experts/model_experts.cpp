@@ -27,7 +27,7 @@ uint64_t bytes_from_disk() {
 
 } // namespace
 
-ModelExperts::ModelExperts() = default;
+ModelExperts::ModelExperts() { draft_demand.set_counting(false); }
 
 ModelExperts::~ModelExperts() { detach(); }
 
@@ -86,6 +86,8 @@ void ModelExperts::store_gone() {
     detach();
     const std::lock_guard lock(mutex_);
     gone_ = true;
+    unpin_.clear();
+    copies_.reset();
     layers_.freeze();
 }
 
@@ -111,6 +113,19 @@ void ModelExperts::detach() {
 int ModelExperts::find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used) {
     const std::lock_guard lock(mutex_);
     return layers_.find_or_add(weights, n_used, device_);
+}
+
+void ModelExperts::set_router(int il, std::shared_ptr<const Router> router) {
+    const std::lock_guard lock(mutex_);
+    const auto            place = static_cast<size_t>(il);
+    routers_.resize(std::max(routers_.size(), place + 1));
+    routers_[place] = std::move(router);
+}
+
+std::shared_ptr<const Router> ModelExperts::router(int il) const {
+    const std::lock_guard lock(mutex_);
+    const auto            place = static_cast<size_t>(il);
+    return !gone_ && place < routers_.size() ? routers_[place] : nullptr;
 }
 
 void ModelExperts::note_unsplit(const char * weight, Unsplit why) {
@@ -271,6 +286,9 @@ std::vector<int> ModelExperts::pool_slots() const {
     std::vector<int>      slots(layers_.n_pool(), 0);
     if (residency_) {
         slots = share_out(residency_->table().n_slots(), layers_.table_layers(), layers_.n_pool());
+        for (int p = 0; p < layers_.n_pool(); ++p) {
+            slots[p] -= std::min(slots[p], reserve_locked(p));
+        }
     }
     return slots;
 }
@@ -317,6 +335,51 @@ ModelExperts::Snapshot ModelExperts::snapshot(int il) const {
     return {residency_->mask(il), storage_, storage_generation_};
 }
 
+// ---- drafts of the model by itself
+
+std::vector<const ggml_tensor *> ModelExperts::weights() const {
+    const std::lock_guard            lock(mutex_);
+    std::vector<const ggml_tensor *> found;
+    for (const auto & layer : layers_) {
+        for (const ExpertWeight & weight : layer.weights) {
+            found.push_back(weight.tensor);
+        }
+    }
+    if (gone_ || device_ == nullptr || found.empty()) {
+        throw InputError("no experts to copy: create a context of a model with experts first");
+    }
+    layers_.freeze();
+    return found;
+}
+
+void ModelExperts::attach_draft_copies(const std::string & type, int n_threads) {
+    auto copies = std::make_shared<const DraftCopies>(device_, weights(), DraftCopies::type_of(type), n_threads);
+    const std::lock_guard lock(mutex_);
+    copies_ = std::move(copies);
+}
+
+size_t ModelExperts::draft_copy_bytes(const std::string & type) const {
+    return DraftCopies::bytes_of(device_, weights(), DraftCopies::type_of(type));
+}
+
+size_t ModelExperts::draft_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return copies_ ? copies_->bytes() : 0;
+}
+
+void ModelExperts::set_draft_pass(DraftPass pass) {
+    const std::lock_guard lock(mutex_);
+    if (pass == DraftPass::copies && !copies_) {
+        throw InputError("a draft pass needs low-bit copies of the experts: attach them first");
+    }
+    draft_pass_ = pass;
+}
+
+std::shared_ptr<const DraftCopies> ModelExperts::draft_copies() const {
+    const std::lock_guard lock(mutex_);
+    return copies_;
+}
+
 // ---- looking ahead
 
 void ModelExperts::set_lookahead(int n_layers) {
@@ -350,10 +413,15 @@ void ModelExperts::note_used(int il, std::vector<int32_t> experts) {
 
 int ModelExperts::take_demand(int32_t * counts) {
     const int n = n_expert();
-    return demand.take(counts, n_layer(), n);
+    return counter().take(counts, n_layer(), n);
 }
 
-std::pair<int, int> ModelExperts::routes(std::vector<int32_t> & ids) const { return demand.routes(ids, n_layer()); }
+std::pair<int, int> ModelExperts::routes(std::vector<int32_t> & ids) const { return counter().routes(ids, n_layer()); }
+
+void ModelExperts::keep_shares(bool keeps) {
+    demand.keep_shares(keeps);
+    draft_demand.keep_shares(keeps);
+}
 
 void ModelExperts::take_layer_costs(LayerCost * costs) { demand.take_layer_costs(costs, n_layer()); }
 

@@ -2,14 +2,17 @@
 //
 // Threads: the policy calls the Experts interface from any thread. SPAC streams (one per context) call the execution
 // side. The reconciler's worker calls the residency side. One mutex guards all state but the demand, which has its own
-// mutex (and may be locked under this one). No thread waits while it holds the mutex, and no device call is made under
-// it.
+// mutex (and may be locked under this one). A thread that changes which experts have slots also holds `driving_`: the
+// reconciler, and the thread that decodes for its misses. No thread waits while it holds the mutex, and no device call
+// is made under it.
 #pragma once
 
 #include "backend/experts/counters.h"
 #include "backend/experts/demand.h"
+#include "backend/experts/draft_copies.h"
 #include "backend/experts/expert_layers.h"
 #include "backend/experts/experts.h"
+#include "backend/experts/file_copies.h"
 #include "backend/experts/lookahead.h"
 #include "backend/experts/slot_storage.h"
 #include "core/pinned_ranges.h"
@@ -18,13 +21,18 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace spac {
 
 class Reconciler;
+struct Router; // graph/router.h
 
 class ModelExperts : public Experts, public std::enable_shared_from_this<ModelExperts> {
   public:
@@ -44,17 +52,33 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                submit(const int32_t * priority, const int32_t * threshold) override;
     bool                settle(double timeout_s) override;
     void                residency(int32_t * slot_of) const override;
-    void                set_counting(bool counting) override { demand.set_counting(counting); }
+    void                attach_draft_copies(const std::string & type, int n_threads) override;
+    size_t              draft_copy_bytes(const std::string & type) const override;
+    size_t              draft_bytes() const override;
+    void                set_draft_pass(DraftPass pass) override;
+    void                set_counting(bool counting) override { counter().set_counting(counting); }
     int                 take_demand(int32_t * counts) override;
     std::pair<int, int> routes(std::vector<int32_t> & ids) const override;
+    void                keep_shares(bool keeps) override;
+    std::vector<float>  shares() const override { return counter().shares(n_layer()); }
     void                take_layer_costs(LayerCost * costs) override;
     void                set_layer_listener(LayerListener listener) override;
     void                set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
+    void                set_tail_tokens(int n_tokens) override { demand.set_tail_tokens(n_tokens); }
+    void                set_tail_stays(bool stays) override { tail_stays_ = stays; }
     void                set_stream_tokens(int n) override { stream_tokens_ = n; }
+    void                set_stream_divides(bool divides) override { stream_divides_ = divides; }
     void                set_staged_tokens(int n) override { staged_tokens_ = n; }
     size_t              stream_bytes() const override;
     void                set_lookahead(int n_layers) override;
+    void                set_miss(Miss how, bool most_recent) override;
+    void                set_miss_costs(const std::vector<MissCosts> & costs) override;
+    size_t              return_to_file(const std::vector<int> & layers, bool dense) override;
     ExpertStats         stats() const override;
+
+    void                      show_tail(int first, int n_tokens) override { demand.show_tail(first, n_tokens); }
+    void                      set_parts(const std::vector<int> & n_tokens) override { demand.set_parts(n_tokens); }
+    std::vector<ExpertCounts> take_parts() override { return demand.take_parts(); }
 
     std::shared_ptr<Trace> trace() const override { return trace_; }
     Trace &                tracer() const { return *trace_; }
@@ -63,6 +87,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
+    // Keeps a function that ends the pinning of parts of a file, for return_to_file(). It is valid until store_gone().
+    void on_return(std::function<void(const std::vector<Extent> &)> unpin);
     // Notes why a part of one of its files is not pinned. unpinned() returns the worst reason that was noted.
     void     note_unpinned(Unpinned why);
     Unpinned unpinned() const { return unpinned_; }
@@ -74,6 +100,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Returns the layer with these weights (in the order of their use). It adds a new layer if the list is not frozen
     // yet, and returns -1 otherwise.
     int find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used);
+    // Keeps the router of a layer, for drafts that show it their states. router() returns null if none was found.
+    void                          set_router(int il, std::shared_ptr<const Router> router);
+    std::shared_ptr<const Router> router(int il) const;
     // The state that one execution of a block reads, all taken at one moment. The mask is null without slots, and if il
     // is negative.
     struct Snapshot {
@@ -84,12 +113,17 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     Snapshot snapshot(int il) const;
     int      pool_of(int il) const;
 
+    DraftPass draft_pass() const { return draft_pass_; }
+    // Returns the low-bit copies; null without them.
+    std::shared_ptr<const DraftCopies> draft_copies() const;
+
     // Logs a block that cannot be split, once per model and reason.
     enum class Unsplit { chain, kernels, late };
     void note_unsplit(const char * weight, Unsplit why);
     // Sets the layer that runs next. It may be one past the last.
     void set_cursor(int il) { cursor_ = il; }
     int  stream_tokens() const { return stream_tokens_; }
+    bool stream_divides() const { return stream_divides_; }
     int  staged_tokens() const { return staged_tokens_; }
     // Counts the device memory of a context's weight stream as long as the stream keeps the returned handle.
     std::shared_ptr<void> hold_stream(size_t bytes);
@@ -98,25 +132,71 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void foresee(int il, std::vector<int32_t> experts);
     void note_used(int il, std::vector<int32_t> experts);
 
+    // ---- misses that are loaded within their layer (core/residency.h)
+    Miss miss() const { return miss_; }
+    // Returns the costs of a layer's pool, or none if they are not known.
+    std::optional<MissCosts> miss_costs(int il) const;
+    // Gives slots to missing experts of a layer that is being executed. It drops `now.mask`, whose slots may be reused,
+    // and returns the mask of this execution. If the slots of `now` were replaced, it does nothing: the mask is null.
+    struct Misses {
+        Residency::Misses                  of;
+        std::shared_ptr<const SlotStorage> storage;
+        uint64_t                           generation = 0;
+    };
+    Misses begin_misses(int il, const std::vector<int32_t> & missing, const std::vector<char> & used, Snapshot & now);
+    // Notes the time of copies over the link, or that a layer's division gave it none (0 bytes). `waited` means that
+    // the host saw them end.
+    void note_link(size_t bytes, int64_t ns, bool waited);
+    // Publishes the experts. All copies have ended.
+    void                              finish_misses(const Misses & misses);
+    const std::vector<ExpertWeight> & weights_of(int il) const; // of a layer that was met; the list stays
+
+    // ---- what stays of a prompt's last tokens (core/residency.h)
+    bool tail_stays() const { return tail_stays_; }
+    // Gives slots to experts of a layer, by the activations of each in the last `n_tokens` tokens of a graph. They are
+    // published by end_tail(), unless they were not copied.
+    struct Tail {
+        std::vector<Residency::Load>       loads;
+        std::shared_ptr<const SlotStorage> storage;
+        uint64_t                           generation = 0;
+        bool                               copied     = false;
+    };
+    Tail begin_tail(int il, const std::vector<int32_t> & counts, int n_tokens);
+    void end_tail(const std::vector<Tail> & tails);
+
     Counters      counters;
-    DemandCounter demand; // the experts that executions ask for
+    DemandCounter demand;       // the experts that executions ask for
+    DemandCounter draft_demand; // the experts that draft passes ask for
     Lookahead     lookahead;
     PinnedRanges  pinned; // in host memory
+    FileCopies    file_copies;
 
   private:
     friend class Reconciler;
 
+    std::vector<const ggml_tensor *> weights() const; // of all layers; throws InputError if there are none
+
+    // Returns the counter of the pass that is on.
+    const DemandCounter & counter() const { return draft_pass_ == DraftPass::none ? demand : draft_demand; }
+    DemandCounter &       counter() { return draft_pass_ == DraftPass::none ? demand : draft_demand; }
+
     size_t    stream_bytes_locked() const;
     size_t    mask_bytes_locked() const;
     HostBytes host_bytes_locked() const;
+    int       reserve_locked(int pool) const;
+    void      note_evictions_locked(const std::vector<Residency::Eviction> & evictions);
     void      detach();
 
     // the trace that records spans; never replaced
     const std::shared_ptr<Trace> trace_ = std::make_shared<Trace>();
 
+    // Held for a round of the reconciler, and while an execution's misses change the slots. It is locked before mutex_.
+    std::mutex              driving_;
     mutable std::mutex      mutex_;
     std::condition_variable settled_; // signals that the reconciler became idle
     mutable ExpertLayers    layers_;  // n_layer() freezes the list
+
+    std::vector<std::shared_ptr<const Router>> routers_; // by layer
 
     ggml_backend_dev_t                 device_ = nullptr;
     HostMemory                         memory_ = HostMemory::pinned; // the worst among its buffers
@@ -124,14 +204,24 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::atomic<bool>                  paged_{false};
     std::atomic<Unpinned>              unpinned_{Unpinned::none};
     std::shared_ptr<const SlotStorage> storage_;
+    std::shared_ptr<const DraftCopies> copies_;
+    std::atomic<DraftPass>             draft_pass_{DraftPass::none};
     uint64_t                           storage_generation_ = 0;
     std::unique_ptr<Residency>         residency_; // null without slots
+    std::atomic<Miss>                  miss_{Miss::cpu};
+    bool                               most_recent_ = false;
+    std::vector<MissCosts>             miss_costs_;       // by pool
+    double                             link_byte_ns_ = 0; // measured time of a byte over the link; 0: unknown
     std::atomic<int>                   cursor_{0};
     std::atomic<int>                   stream_tokens_{0};
+    std::atomic<bool>                  stream_divides_{false};
+    std::atomic<bool>                  tail_stays_{false};
     std::atomic<int>                   staged_tokens_{std::numeric_limits<int>::max()};
     std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
     std::unique_ptr<Reconciler>        reconciler_;
+
+    std::vector<std::function<void(const std::vector<Extent> &)>> unpin_; // of each of its files
 };
 
 // Returns the handle of the scope that is open on this thread, or a new handle that nothing else holds.

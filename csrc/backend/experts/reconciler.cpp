@@ -3,6 +3,7 @@
 #include "backend/device/capabilities.h"
 #include "backend/device/event_wait.h"
 #include "backend/experts/model_experts.h"
+#include "backend/experts/page_advice.h"
 #include "core/error.h"
 
 #include <algorithm>
@@ -98,6 +99,7 @@ void Reconciler::work() {
         Residency::Retired           retired; // freed outside the mutex
         std::vector<Residency::Load> loads;
         std::shared_ptr<const Plan>  plan;
+        std::unique_lock             driving(owner_.driving_); // no miss changes the slots during a round
         {
             const std::lock_guard lock(owner_.mutex_);
             if (stop_) {
@@ -111,11 +113,12 @@ void Reconciler::work() {
         {
             const std::lock_guard lock(owner_.mutex_); // short: the thread that decodes takes it in every layer
             loads = residency.begin(actions, retired);
-            record(residency.evictions());
+            owner_.note_evictions_locked(residency.evictions());
             if (residency.settled()) {
                 owner_.settled_.notify_all();
             }
         }
+        driving.unlock();
         owner_.counters.evictions += retired.size();
         const bool idle = loads.empty() && retired.empty();
         retired.clear();
@@ -237,7 +240,11 @@ void Reconciler::finish_oldest(Residency & residency) {
         const Batch batch = std::move(under_way_.front());
         under_way_.pop_front();
         count(batch, copied);
+        if (copied && owner_.paged()) {
+            advise_copied(batch);
+        }
         Residency::Retired    retired; // freed outside the mutex
+        const std::lock_guard driving(owner_.driving_);
         const std::lock_guard lock(owner_.mutex_);
         if (copied) {
             owner_.demand.note_loaded(batch.loads);
@@ -257,19 +264,14 @@ bool Reconciler::has_failed() {
     return true;
 }
 
-void Reconciler::record(const std::vector<Residency::Eviction> & evictions) {
-    if (evictions.empty()) {
-        return;
-    }
-    owner_.demand.note_evicted(evictions);
-    Span span;
-    span.activity = Activity::evict;
-    span.start_ns = span.end_ns = Trace::now();
-    for (const Residency::Eviction & eviction : evictions) {
-        span.layer  = eviction.id.layer;
-        span.expert = eviction.id.expert;
-        span.pool   = eviction.pool;
-        owner_.trace_->add(span);
+// Lets the system drop the pages of experts that the device has now, before those that the CPU computes. An expert that
+// leaves its slot is then read from the page cache or from the file.
+void Reconciler::advise_copied(const Batch & batch) const {
+    for (const Residency::Load & load : batch.loads) {
+        for (const auto & weight : owner_.layers_[load.id.layer].weights) {
+            const auto begin = reinterpret_cast<uintptr_t>(expert_data(weight, load.id.expert));
+            advise({begin, begin + weight.bytes}, MADV_COLD);
+        }
     }
 }
 

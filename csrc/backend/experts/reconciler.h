@@ -48,8 +48,8 @@ class Reconciler {
     bool                  has_failed();
     void                  make_ring();
     size_t                most_pageable() const;
+    void                  advise_copied(const Batch & batch) const;
     void                  count(const Batch & batch, bool copied);
-    void                  record(const std::vector<Residency::Eviction> & evictions); // call it under the owner's mutex
 
     ModelExperts &   owner_;
     ggml_backend_ptr stream_;

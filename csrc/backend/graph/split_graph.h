@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/device/ggml_internals.h"
+#include "backend/experts/draft_copies.h"
 #include "backend/experts/slot_storage.h"
 #include "backend/experts/weight_turns.h"
 #include "backend/graph/graph_image.h"
@@ -126,6 +127,15 @@ struct SplitBlock {
     int  compact_pairs = 0;     // number of pairs in the execution under way
     bool device_can    = false; // the device has kernels for all of the chain
 
+    // A draft pass: the chain on the low-bit copies of the experts.
+    std::weak_ptr<const DraftCopies> draft_copies;
+    ggml_context_ptr                 draft_ctx;
+    Part                             draft_nodes;
+    // A draft pass with resident experts: the dense nodes up to this block, with two more behind the router's product.
+    ggml_context_ptr         resident_ctx;
+    Part                     resident_before;
+    std::unique_ptr<Chooser> chooser;
+
     // Prefill streaming: the lookups ahead of the block's turns, and the turns.
     ggml_context_ptr           turn_ctx;
     std::vector<ggml_tensor *> turn_head;
@@ -146,6 +156,8 @@ struct SplitBlock {
     // Host memory for the ids of a block that ran wholly on the device, which are counted later. It is a part of
     // staging that blocks do not share.
     char * late_ids = nullptr;
+    // The same for the block's shares. Null for more than one token, and for a block without shares.
+    float * late_shares = nullptr;
 };
 
 struct SplitGraph {
@@ -175,6 +187,7 @@ struct SplitGraph {
     };
     std::vector<BlockTurn> turns;
     int                    turn_tokens     = 0;
+    bool                   turn_divides    = false; // the turns read the ids of a division (split/prompt_divider.h)
     uint64_t               turn_generation = 0;
 };
 

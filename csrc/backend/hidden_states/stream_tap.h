@@ -1,12 +1,15 @@
-// The implementation of a tap, which the stream of its context calls.
+// The implementation of a tap, for contexts on the SPAC device and on the CPU.
 //
-// The device copies the states without the host's help. Behind each node that enters an FFN, the graph gets one more
-// node, which copies the row to memory that no other node overwrites. One copy of all rows to the host is queued behind
-// the graph. So the device still gets a token's graph in one launch. The host has no further wait, because a drafting
-// program reads each token's logits before it decodes the next.
+// On the device, the stream of the context calls it. Behind each node that enters an FFN, the graph gets one more node:
+// the product of the target's router with this input. Its kernel writes to pinned host memory, if the device's kernels
+// reach it. Otherwise one copy of all products is queued behind the graph. In both cases the device gets a token's
+// graph in one launch.
+//
+// On the CPU, llama.cpp calls it at every node (`cb_eval`). The thread that decodes computes the products itself.
 #pragma once
 
 #include "backend/graph/graph_image.h"
+#include "backend/hidden_states/predictions.h"
 #include "backend/hidden_states/tap.h"
 #include "backend/stream/compute_stream.h"
 
@@ -19,11 +22,15 @@ namespace spac {
 class StreamTap : public Tap {
   public:
     // ---- Tap
-    int                          n_layer() const override { return n_layer_; }
-    int                          n_embd() const override { return n_embd_; }
-    void                         set_on(bool on) override;
-    std::shared_ptr<const float> states() const override;
-    uint64_t                     n_tapped() const override { return n_tapped_; }
+    int      n_layer() const override { return n_layer_; }
+    int      n_embd() const override { return n_embd_; }
+    void     ask(std::shared_ptr<Experts> target, const std::vector<Question> & questions) override;
+    Answers  answers() override { return predictions_.end(true); }
+    uint64_t n_shown() const override { return predictions_.n_begun(); }
+    Answers  next(uint64_t token, int n) override { return predictions_.next(token, n); }
+    void     stop() override { predictions_.stop(); }
+
+    std::pair<uintptr_t, uintptr_t> callback() override;
 
     // ---- the stream's side: `stream` is its compute stream
     using Run = std::function<ggml_status(ggml_cgraph * graph)>;
@@ -42,29 +49,49 @@ class StreamTap : public Tap {
         GraphImage                 image;
         uint64_t                   source; // the uid that the graph had last
         const uint64_t             uid;
-        uint64_t                   used = 0; // time of the last use: the least recently used one is dropped first
+        size_t                     n_rows = 0; // the number of routers that it asks
+        uint64_t                   used   = 0; // time of the last use: the least recently used one is dropped first
         ggml_context_ptr           ctx;
         std::vector<ggml_tensor *> nodes;
     };
+    // A router's matrix in the memory of the CPU.
+    struct HostRow {
+        const ggml_tensor * at = nullptr; // the first matrix of its FFN, once it has been met
+        std::vector<float>  weight;       // [n_expert * width]
+    };
 
+    bool     on_device() const { return device_ != nullptr; }
+    void     allocate(size_t n_rows, size_t row_bytes);
+    void     forget();
     Tapped * tapped(ComputeStream & stream, const ggml_cgraph * graph);
     Tapped * add(ComputeStream & stream, const ggml_cgraph * graph, const std::vector<ggml_tensor *> & inputs);
     bool     fits(const std::vector<ggml_tensor *> & inputs) const;
-    size_t   row_bytes() const { return sizeof(float) * static_cast<size_t>(n_embd_); }
-    size_t   bytes() const { return row_bytes() * static_cast<size_t>(n_layer_); }
 
-    ggml_backend_dev_t                   device_  = nullptr; // the wrapped device, after plan()
-    bool                                 on_      = false;
-    int                                  n_layer_ = 0;
-    int                                  n_embd_  = 0;
-    ggml_backend_buffer_ptr              rows_; // on the device
+    // The CPU's side: host_tap.cpp.
+    void        load(const std::vector<Predictions::Row> & rows);
+    static bool evaluate(ggml_tensor * node, bool ask, void * tap);
+    bool        asks_at(const ggml_tensor * node);
+    bool        show(const ggml_tensor * input);
+
+    ggml_backend_dev_t device_  = nullptr; // the wrapped device, after plan(); null: the CPU
+    int                n_layer_ = 0;
+    int                n_embd_  = 0;
+    Predictions        predictions_;
+    size_t             row_bytes_ = 0;
+    bool               straight_  = false; // kernels write to the host's memory
+
+    // The products' memory, on the host; and on the device, if its kernels do not reach the host's memory.
+    std::shared_ptr<ggml_backend_buffer> memory_;
+    ggml_backend_buffer_ptr              device_memory_;
     ggml_context_ptr                     ctx_;
-    ggml_tensor *                        all_rows_ = nullptr;
-    std::shared_ptr<ggml_backend_buffer> states_;          // on the host, pinned if the device can
-    bool                                 arrives_ = false; // the last graph's states arrive when it ends
+    ggml_tensor *                        all_products_ = nullptr;
+
+    std::shared_ptr<Experts>             target_; // whose routers the graphs ask
     std::vector<std::unique_ptr<Tapped>> graphs_;
-    uint64_t                             n_asked_ = 0, n_tapped_ = 0;
+    uint64_t                             n_asked_  = 0;
     uint64_t                             untapped_ = 0; // uid of the last graph that was not tapped
+    std::vector<HostRow>                 host_rows_;
+    size_t                               host_next_ = 0; // the row that comes next
 };
 
 // Returns the tap of the scope that is open on this thread, or null if none is.

@@ -20,7 +20,7 @@ SimulatedFault simulated_fault(const std::string & name);
 
 // The simulated device's speed and faults, for tests and for demonstrations of a slow link.
 struct SimulatedSettings {
-    double upload_gb_s  = 0;  // host-to-device bandwidth; 0 = as fast as memory
+    double upload_gb_s  = 0;  // host-to-device bandwidth, which all streams share; 0 = as fast as memory
     double latency_us   = 0;  // added to every copy and launch, except copies into slots, since a link is a pipeline
     double delay_us     = 0;  // largest random delay before every queued operation
     long   memory_mb    = 0;  // memory it claims to have; 0 = half of the host's

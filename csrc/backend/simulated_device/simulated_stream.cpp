@@ -104,11 +104,19 @@ class Launch {
     ggml_cgraph                                                graph_        = {};
 };
 
+// Returns the time at which a copy ends that takes the link for `ns`. The copies of all streams follow each other.
+std::chrono::steady_clock::time_point end_on_link(int64_t ns) {
+    static std::mutex                            mutex;
+    static std::chrono::steady_clock::time_point free_at;
+    const std::lock_guard                        lock(mutex);
+    free_at = std::max(free_at, std::chrono::steady_clock::now()) + std::chrono::nanoseconds(ns);
+    return free_at;
+}
+
 void transfer(void * dst, const void * src, size_t size) {
-    const auto   start = std::chrono::steady_clock::now();
-    const double gb_s  = simulated_settings().upload_gb_s;
+    const double gb_s = simulated_settings().upload_gb_s;
     if (gb_s > 0) { // the bytes come after the time, so a reader that is too early does not find them
-        std::this_thread::sleep_until(start + std::chrono::nanoseconds(static_cast<int64_t>(size / gb_s)));
+        std::this_thread::sleep_until(end_on_link(static_cast<int64_t>(size / gb_s)));
     }
     memcpy(dst, src, size);
 }

@@ -40,26 +40,28 @@ void HostPart::start() {
     ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);
 }
 
-HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask, bool counts,
-                                 int64_t wait_ns) {
+HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask, const Mask * resident,
+                                 bool counts, int64_t wait_ns) {
     DemandCounter & demand = b.experts->demand;
+    if (!counts && b.layer >= 0 && demand.tail_tokens() > 0) {
+        demand.note_tail(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens());
+    }
     if (counts) {
         demand.count(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
-                     b.n_expert, mask);
+                     b.n_expert, mask, resident, demand.keeps_shares() ? b.late_shares : nullptr);
     }
-    Served  served = {select(b, s, mask), GGML_STATUS_SUCCESS};
-    int64_t ns     = 0;
+    Served served = {select(b, s, mask), GGML_STATUS_SUCCESS, 0};
     if (served.n_rows > 0) {
         SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
         scope.span.count    = served.n_rows;
         scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;
         const auto start    = Clock::now();
         served.status       = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
-        ns                  = static_cast<int64_t>(ns_since(start));
-        b.experts->counters.host_compute_ns += static_cast<uint64_t>(ns);
+        served.ns           = static_cast<int64_t>(ns_since(start));
+        b.experts->counters.host_compute_ns += static_cast<uint64_t>(served.ns);
     }
     if (counts) {
-        demand.add_times(b.layer, wait_ns, ns);
+        demand.add_times(b.layer, wait_ns, served.ns);
     }
     return served;
 }

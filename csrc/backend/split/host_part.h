@@ -33,8 +33,11 @@ class HostPart {
     struct Served {
         int         n_rows;
         ggml_status status;
+        int64_t     ns; // time of computing
     };
-    Served serve(const SplitBlock & b, const Staging & s, const Mask * mask, bool counts, int64_t wait_ns);
+    // `resident` is the mask without the experts that were loaded for this execution.
+    Served serve(const SplitBlock & b, const Staging & s, const Mask * mask, const Mask * resident, bool counts,
+                 int64_t wait_ns);
     // Zeroes all of b.host_out.
     static void clear(const SplitBlock & b);
 

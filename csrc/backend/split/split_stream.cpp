@@ -23,12 +23,15 @@ bool runs_in_turns(const SplitGraph & g) {
 
 SplitStream::SplitStream(ggml_backend_dev_t device)
     : stream_(device), graphs_(stream_), host_(stream_.capabilities().shares_host_cores), device_(stream_),
-      turns_(stream_) {}
+      loader_(stream_), turns_(stream_), residents_(stream_) {}
 
 SplitStream::~SplitStream() {
     synchronize();
     if (tap_) {
         tap_->end();
+    }
+    if (head_) {
+        head_->end();
     }
 }
 
@@ -48,8 +51,11 @@ void SplitStream::synchronize() {
 
 void SplitStream::finish_queued() {
     stream_.synchronize();
+    loader_.finish();
     turns_.end();
+    turns_.note_tails();
     count_late();
+    residents_.count();
 }
 
 bool SplitStream::plan(const ggml_cgraph * graph) {
@@ -57,10 +63,18 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
     if (tap_) {
         tap_->plan(stream_, graph);
     }
+    if (head_) {
+        head_->plan(stream_, graph);
+    }
     std::vector<Block> blocks = find_blocks(graph, stream_.capabilities().computes_repeats);
     for (const Block & block : blocks) {
         if (block.splittable) {
-            experts_of(block.weights.front())->find_or_add_layer(block.weights, block.n_used());
+            const auto experts = experts_of(block.weights.front());
+            const int  il      = experts->find_or_add_layer(block.weights, block.n_used());
+            if (Router router = router_of(block); il >= 0 && router.weight != nullptr) {
+                router.product = nullptr; // a node of this graph
+                experts->set_router(il, std::make_shared<const Router>(router));
+            }
             std::for_each(block.weights.begin(), block.weights.end(), register_store);
         }
     }
@@ -74,7 +88,10 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
 
 ggml_status SplitStream::compute(ggml_cgraph * graph) {
     refuse_when_it_hangs();
-    return tap_ ? tap_->compute(stream_, graph, [this](ggml_cgraph * tapped) { return run(tapped); }) : run(graph);
+    const auto tapped = [this](ggml_cgraph * g) {
+        return tap_ ? tap_->compute(stream_, g, [this](ggml_cgraph * with) { return run(with); }) : run(g);
+    };
+    return head_ ? head_->compute(stream_, graph, tapped) : tapped(graph);
 }
 
 ggml_status SplitStream::run(ggml_cgraph * graph) {
@@ -85,17 +102,24 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (found->blocks.empty()) {
         return stream_.launch(found->tail, graph);
     }
-    bool turns = turns_.use(*found, graphs_.scratch());
+    if (found->blocks.front()->experts->draft_pass() != DraftPass::none) {
+        return run_draft(*found, graph);
+    }
+    divider_.forget();
+    const auto row_of = [this](const SplitBlock & b) { return device_.row_of(b); };
+    bool       turns  = turns_.use(*found, graphs_.scratch(), row_of);
     if (!found->is_staged && !(turns && runs_in_turns(*found))) {
         found = &graphs_.get_staged(graph);
-        turns = turns_.use(*found, graphs_.scratch());
+        turns = turns_.use(*found, graphs_.scratch(), row_of);
     }
     SplitGraph & g = *found;
     const Timer  timer(g.blocks.front()->experts->counters.graph_ns);
     host_.start();
     Course course{&g, graph};
-    course.turns  = turns;
-    ahead_        = !course.turns && can_go_ahead(g);
+    divides_      = turns && g.turn_divides;
+    course.turns  = turns && !divides_;
+    loads_        = !turns && MissLoader::loads(g);
+    ahead_        = !turns && can_go_ahead(g);
     late_masks_   = ahead_ && g.distance > 0;
     join_pending_ = false;
     at_gate_      = nullptr;
@@ -103,6 +127,9 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
         run_ahead(course);
     } else {
         run_blocks(course);
+    }
+    if (divides_) {
+        divider_.await(); // the times of the last block count too
     }
     if (course.counted && course.status == GGML_STATUS_SUCCESS) {
         g.blocks.front()->experts->demand.end_step();
@@ -147,7 +174,7 @@ void SplitStream::run_blocks(Course & course, bool until_job) {
 }
 
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {
-    if (now.mask == nullptr || now.mask->none()) {
+    if (now.mask == nullptr || (now.mask->none() && !loads_)) {
         return Side::host;
     }
     if (DevicePart::stale(b, now)) {
@@ -168,13 +195,14 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
     if (ahead_) {
         stream_.passed(jobs_.make_room(most_ahead));
     }
-    const auto now  = experts.snapshot(b.layer);
+    auto       now  = experts.snapshot(b.layer);
     const Side side = side_of(b, s, now);
     ++experts.counters.blocks;
     if (b.layer >= 0 && !late_masks_) {
         experts.set_cursor(b.layer + 1); // this layer has its mask already
     }
     if (side == Side::device) {
+        divider_.forget(); // nobody waits for the end of the last block's part
         SpanScope block(experts.tracer(), Activity::layer, b.layer);
         block.span.count         = b.block.n_tokens();
         const ggml_status status = launch_dense(b, b.before, b.joined, graph);
@@ -190,22 +218,21 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
         jobs_.make_room(1);
     }
     // without a mask, the host computes all rows, whatever is resident
-    return serve(b, s, side, side == Side::host ? nullptr : now.mask, graph, counts);
+    return serve(b, s, side, side == Side::host ? ModelExperts::Snapshot{} : std::move(now), graph, counts);
 }
 
 // Runs a block whose experts are all resident. Its ids are counted when the stream has been synchronized.
 ggml_status SplitStream::run_on_device(SplitBlock & b, const Staging & s, const std::shared_ptr<const Mask> & mask,
                                        const ggml_cgraph * graph, bool counts) {
     ++b.experts->counters.blocks_device;
-    if (counts) {
-        stream_.fetch(b, b.block.ids, b.late_ids, b.ids_span);
-        late_.push_back({&b, mask, b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens()});
+    if (counts || b.experts->demand.tail_tokens() > 0) {
+        fetch_late(b, b.experts->demand, mask, counts);
     }
     return device_.launch(b, s, mask, graph);
 }
 
 // Runs a block, with the host's part on this thread. Work behind the block is queued afterwards.
-ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
+ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, ModelExperts::Snapshot now,
                                const ggml_cgraph * graph, bool counts) {
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count   = b.block.n_tokens();
@@ -215,21 +242,32 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
     }
     fetch_ids_and_input(b, s);
     stream_.mark();
-    const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
-    if (masked) {
-        status = device_.launch(b, s, mask, graph);
+    const bool masked  = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
+    const bool loads   = side == Side::both && loads_ && counts;         // ... a mask that the ids decide
+    const bool divides = divides_ && !b.turns.empty();                   // ... or ids of a division
+    if (masked && !loads && !divides) {
+        status = device_.launch(b, s, now.mask, graph);
     }
+    loader_.await();
+    divider_.await();
     const int64_t wait_ns = wait_for_ids(b, 0);
+    loader_.finish();
     if (counts && b.experts->lookahead.distance() > 0) {
         look_ahead(b, s);
     }
-    if (side == Side::both && !masked) {
-        status = device_.launch(b, s, mask, graph);
+    if (divides) {
+        if (const auto division = divider_.divide(b, s); division.ids != nullptr) {
+            return serve(b, s, division, graph, wait_ns);
+        }
+    }
+    const MissLoader::Masks masks = loads ? loader_.load(b, s, std::move(now)) : MissLoader::Masks{now.mask, now.mask};
+    if (side == Side::both && (!masked || loads || divides)) {
+        status = device_.launch(b, s, masks.used, graph);
     }
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    const HostPart::Served served = host_.serve(b, s, mask.get(), counts, wait_ns);
+    const HostPart::Served served = host_.serve(b, s, masks.used.get(), masks.resident.get(), counts, wait_ns);
     status                        = served.status;
     if (status == GGML_STATUS_SUCCESS && served.n_rows > 0) {
         send_rows(b, masked);
@@ -243,6 +281,22 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, con
     return status;
 }
 
+// Runs a block that is divided, whose ids have arrived.
+ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, const PromptDivider::Division & division,
+                               const ggml_cgraph * graph, int64_t wait_ns) {
+    device_.send_ids(b, *division.ids);
+    const ggml_status status = divider_.launch(b, s, division, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    const HostPart::Served served = host_.serve(b, s, division.ids.get(), nullptr, false, wait_ns);
+    divider_.note_cpu(served.ns);
+    if (served.status == GGML_STATUS_SUCCESS && served.n_rows > 0) {
+        send_rows(b, true);
+    }
+    return served.status;
+}
+
 // Launches the dense nodes before the next block or behind the last, and before them the join if it is pending.
 ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, const Part & joined,
                                       const ggml_cgraph * graph) {
@@ -252,6 +306,7 @@ ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, 
 void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
+    fetch_shares(b, b.experts->demand);
     if (b.in_place) {
         return; // the last of the dense nodes have written them
     }
@@ -260,6 +315,15 @@ void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
     if (b.foresight) {
         stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
     }
+}
+
+// Fetches the router's weights of one token's experts, if they are wanted. Returns their place, or null.
+const float * SplitStream::fetch_shares(const SplitBlock & b, const DemandCounter & counter) {
+    if (b.late_shares == nullptr || !counter.keeps_shares()) {
+        return nullptr;
+    }
+    stream_.fetch(b, b.block.shares, b.late_shares, ggml_nbytes(b.block.shares));
+    return b.late_shares;
 }
 
 // Waits until the stream has passed the mark of a job, or (0) the last mark. Returns the time in nanoseconds.
@@ -282,11 +346,23 @@ void SplitStream::send_rows(SplitBlock & b, bool join) {
     join_pending_ = join;
 }
 
+// Fetches the ids of a block that runs wholly on the device. They are counted when the stream has been synchronized.
+void SplitStream::fetch_late(SplitBlock & b, DemandCounter & counter, std::shared_ptr<const Mask> mask, bool counts) {
+    stream_.fetch(b, b.block.ids, b.late_ids, b.ids_span);
+    late_.push_back({&b, &counter, std::move(mask), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(), counts,
+                     fetch_shares(b, counter)});
+}
+
 // Counts blocks that ran wholly on the device. Call it after synchronizing the stream.
 void SplitStream::count_late() {
     for (const LateIds & late : late_) {
-        late.b->experts->demand.count(late.b->layer, reinterpret_cast<const int32_t *>(late.b->late_ids), late.stride,
-                                      late.n_used, late.n_tokens, late.b->n_expert, late.mask.get());
+        const auto * ids = reinterpret_cast<const int32_t *>(late.b->late_ids);
+        if (late.counts) {
+            late.counter->count(late.b->layer, ids, late.stride, late.n_used, late.n_tokens, late.b->n_expert,
+                                late.mask.get(), late.mask.get(), late.shares);
+        } else {
+            late.counter->note_tail(late.b->layer, ids, late.stride, late.n_used, late.n_tokens);
+        }
     }
     late_.clear();
 }

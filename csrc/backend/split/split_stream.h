@@ -11,27 +11,31 @@
 // split_stream_ahead.cpp). While looking ahead by layers (lookahead.h), H chooses a block's mask just before it opens
 // the gate of the previous block. It writes the mask's row to the memory from which D then copies it.
 // In some cases H queues the following work itself when it is done: the device has no gate, the device's part is
-// compact and needs the ids first, or there is a layer listener. D gets the same operations in the same order in both
-// cases. If D does not reach a gate within a deadline, launching ahead ends: the graph fails, and H queues the
-// following work of the context's later graphs.
+// compact and needs the ids first, misses are loaded within their layer (miss_loader.h), or there is a layer listener.
+// D gets the same operations in the same order in both cases. If D does not reach a gate within a deadline, launching
+// ahead ends: the graph fails, and H queues the following work of the context's later graphs.
 //
 // Both sides use one version of the mask, which is held until the launch that reads it is known to have ended. All
 // blocks share one set of staging. D writes ids and input of the next block only behind the join. H writes its rows
 // only after the mark of the next block, which lies behind the copy of the last rows. A block whose experts are all
 // resident needs no H. A block without residents needs no device part. A block of a large batch
-// (Experts::set_stream_tokens) needs neither (weight_stream.h).
+// (Experts::set_stream_tokens) needs neither (weight_stream.h), or both with other experts (prompt_divider.h).
 //
 // This file has the order of the steps. Others do the steps: compute_stream (queues on D, and holds the memory that it
-// reads), device_part and host_part (the two halves of a block), hand_off (helper and jobs), prefill_runner (large
-// batches), graph_cache (prepared graphs and staging).
+// reads), device_part and host_part (the two halves of a block), miss_loader, hand_off (helper and jobs),
+// prefill_runner (large batches), graph_cache (prepared graphs and staging).
 #pragma once
 
+#include "backend/draft_head/stream_head.h"
 #include "backend/experts/model_experts.h"
 #include "backend/hidden_states/stream_tap.h"
 #include "backend/prefill/prefill_runner.h"
 #include "backend/split/device_part.h"
 #include "backend/split/hand_off.h"
 #include "backend/split/host_part.h"
+#include "backend/split/miss_loader.h"
+#include "backend/split/prompt_divider.h"
+#include "backend/split/resident_draft.h"
 #include "backend/stream/compute_stream.h"
 #include "backend/stream/graph_cache.h"
 
@@ -72,9 +76,12 @@ class SplitStream {
     // are copies.
     struct LateIds {
         SplitBlock *                b;
+        DemandCounter *             counter;
         std::shared_ptr<const Mask> mask;
         size_t                      stride;
         int                         n_used, n_tokens;
+        bool                        counts; // false: the tail of a graph that does not count
+        const float *               shares; // the router's weights, or null
     };
 
     // A graph under way: the next block to queue, and the status.
@@ -88,6 +95,10 @@ class SplitStream {
     };
 
     ggml_status run(ggml_cgraph * graph);
+    ggml_status run_draft(SplitGraph & g, const ggml_cgraph * graph);
+    ggml_status run_on_copies(SplitBlock & b, const std::shared_ptr<const DraftCopies> & copies,
+                              const ggml_cgraph * graph, bool counts);
+    ggml_status run_on_residents(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
     void        run_blocks(Course & course, bool until_job = false);
     void        run_ahead(Course & course);
     ggml_status serve_jobs(HostJob & last);
@@ -101,27 +112,37 @@ class SplitStream {
     ggml_status hand_over(SplitBlock & b, const Staging & s, Side side, const ModelExperts::Snapshot & now,
                           const ggml_cgraph * graph, bool counts);
     void        choose(const LateMask & late);
-    ggml_status serve(SplitBlock & b, const Staging & s, Side side, const std::shared_ptr<const Mask> & mask,
+    ggml_status serve(SplitBlock & b, const Staging & s, Side side, ModelExperts::Snapshot now,
                       const ggml_cgraph * graph, bool counts);
+    ggml_status serve(SplitBlock & b, const Staging & s, const PromptDivider::Division & division,
+                      const ggml_cgraph * graph, int64_t wait_ns);
     Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
     bool        can_go_ahead(const SplitGraph & g);
     ggml_status launch_dense(const SplitBlock & b, const Part & dense, const Part & joined, const ggml_cgraph * graph);
     void        fetch_ids_and_input(const SplitBlock & b, const Staging & s);
     int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark);
     void        send_rows(SplitBlock & b, bool join);
-    void        finish_queued();
-    void        count_late();
+    void        fetch_late(SplitBlock & b, DemandCounter & counter, std::shared_ptr<const Mask> mask, bool counts);
+    const float * fetch_shares(const SplitBlock & b, const DemandCounter & counter);
+    void          finish_queued();
+    void          count_late();
 
     ComputeStream stream_; // the first member, since the others queue on it
     GraphCache    graphs_;
     HostPart      host_;
     DevicePart    device_;
+    MissLoader    loader_;
     PrefillRunner turns_;
+    PromptDivider divider_{turns_};
+    ResidentDraft residents_;
     HandOff       jobs_;
 
-    const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap
+    const std::shared_ptr<StreamTap>  tap_  = tap_for_context();  // null: this context has no tap
+    const std::shared_ptr<StreamHead> head_ = head_for_context(); // null: this context has no short head
 
     bool ahead_      = false; // the graph under way is queued ahead
+    bool loads_      = false; // misses of the graph under way may be loaded within their layer
+    bool divides_    = false; // blocks of the graph under way that have turns are divided (prompt_divider.h)
     bool hangs_      = false;
     bool late_masks_ = false; // ... with masks that are chosen as late as possible
     // The last such mask, and the one before, which the device may still read. Only the thread that serves uses them.

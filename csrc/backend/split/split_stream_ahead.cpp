@@ -132,7 +132,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
     if (late_masks_ && job.counts) {
         look_ahead(*job.b, *job.s);
     }
-    const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.counts, wait_ns);
+    const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.mask.get(), job.counts, wait_ns);
     if (served.n_rows == 0) {
         HostPart::clear(*job.b); // the join adds all rows, also stale ones
     }
@@ -142,7 +142,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
 // Returns true if this graph can be launched ahead of the host.
 bool SplitStream::can_go_ahead(const SplitGraph & g) {
     const auto listened = [](auto & b) { return b->experts->demand.listens(); };
-    return launch_ahead().value_or(!stream_.capabilities().shares_host_cores) && device_.masked() &&
+    return !loads_ && launch_ahead().value_or(!stream_.capabilities().shares_host_cores) && device_.masked() &&
            graphs_.host_pinned() && std::none_of(g.blocks.begin(), g.blocks.end(), listened) &&
            stream_.gate() != nullptr;
 }

@@ -10,7 +10,8 @@ from spac.bench.candidates import Candidate
 from spac.config import EngineConfig
 from spac.machine.cpu import default_threads, physical_cores
 from spac.machine.host_memory import available
-from spac.model.pair import LoadProgress, ModelPair, choose_device
+from spac.model.devices import choose_device
+from spac.model.pair import LoadProgress, ModelPair
 
 Key = tuple[bool, bool]
 """Two flags: the pair is for the CPU alone, and it has the draft model."""
@@ -29,6 +30,7 @@ class SharedPair(ModelPair):
         self._config, self._closing, self._all_rows = config, ExitStack(), False
         self.notes = []
         self.device, self.experts, self.target = owner.device, owner.experts, owner.target
+        self.info = owner.info
         self.paged, self.copied, self.threads = owner.paged, owner.copied, owner.threads
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None

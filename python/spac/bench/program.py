@@ -140,8 +140,8 @@ class Bench:
 
     def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
         """Return the candidates, and the bytes of the files that they need; raise InputError."""
+        from spac.model.devices import choose_device
         from spac.model.gguf.check import check_model
-        from spac.model.pair import choose_device
 
         options = self.options
         if options.draft_lengths and any(n != 0 for n in options.draft_lengths) and not can_draft(base):

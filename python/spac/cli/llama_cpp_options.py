@@ -76,10 +76,10 @@ _ACCEPTED = [
     *_accepted("templates are always read as Jinja", "--jinja --no-jinja"),
     *_accepted("there is no warm-up run", "--warmup --no-warmup"),
     *_accepted(
-        "requests are served one after the other",
-        "--cont-batching -cb --no-cont-batching -nocb",
+        "sequences share the context's memory, except with --deterministic",
+        "--kv-unified -kvu --no-kv-unified -no-kvu",
+        "--kv-unified-per-slot",
     ),
-    *_accepted("there is one sequence", "--kv-unified -kvu --no-kv-unified -no-kvu", "--kv-unified-per-slot"),
     *_accepted(
         "a context is not shifted: generation ends when it is full, and chat leaves out the oldest exchanges",
         "--context-shift --no-context-shift",
@@ -195,9 +195,9 @@ _REFUSED = [
     ),
     *_refused("images are encoded one after the other: leave it out", "", "--mtmd-batch-max-tokens"),
     *_refused(
-        "there is one sequence at a time: leave it out (requests to spac serve wait for each other)",
+        "each generation decodes one sequence: leave it out (--parallel sets how many generations run)",
         "",
-        "--parallel -np --sequences -ns",
+        "--sequences -ns",
         unless=("1", "-1"),
     ),
     *_refused(
@@ -284,8 +284,7 @@ _REFUSED = [
         "--models-autoload --no-models-autoload --agent -ag --no-agent -no-ag --ui-mcp-proxy "
         "--no-ui-mcp-proxy --webui-mcp-proxy --no-webui-mcp-proxy --lora-init-without-apply",
         "--models-dir --models-preset --models-max --tools --tools-runtime --mcp-servers-config "
-        "--mcp-servers-json --ui-config --webui-config --ui-config-file --webui-config-file "
-        "--slot-save-path",
+        "--mcp-servers-json --ui-config --webui-config --ui-config-file --webui-config-file",
         programs=("serve",),
     ),
     *_refused(

@@ -217,7 +217,7 @@ def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
         target, draft = Path(demo.TARGET), Path(demo.DRAFT)
     except (ImportError, AttributeError):
         raise InputError("this installation has no demo pair: name a model with --target FILE") from None
-    from spac.model.pair import choose_device
+    from spac.model.devices import choose_device
 
     if choose_device("auto") is None and not env.DEVICE.get():
         os.environ[env.DEVICE.name] = "simulated"  # the demo is small, and shows the split

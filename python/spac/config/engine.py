@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.config.context import CONTEXT_GROUP, ContextConfig
-from spac.config.fields import PROBABILITY, Parsed, Range, names_in, option
+from spac.config.fields import Parsed, Range, names_in, option
 from spac.config.sampling import SamplingConfig
-from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
+from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit, draft_p_min
 from spac.errors import InputError
 from spac.scheduler.choice import SchedulerChoice
 from spac.scheduler.choice import names as scheduler_names
@@ -34,10 +34,13 @@ DRAFT_TYPES = (
     "ngram-map-k4v",
     "ngram-mod",
     "ngram-cache",
+    "self",
+    "self-resident",
 )
-"""llama.cpp's names of the ways to draft.
+"""llama.cpp's names of the ways to draft, and those in which the target itself drafts.
 
-Those called draft-… need a draft model. draft-mtp can also use the target's own extra layers.
+Those called draft-… need a draft model. draft-mtp can also use the target's own extra layers. With "self",
+the target drafts with low-bit copies of its experts, and with "self-resident" with those in slots.
 """
 
 GOVERNORS = ("roofline", "fixed")
@@ -52,6 +55,8 @@ DEFAULT_LOOKAHEAD = 3
 
 Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
 """
+MISS_WORDS = ("cpu", "load", "auto")
+"""The values of `miss`."""
 STATE_WORDS = ("auto", "off")
 """The values of `state` that are no files."""
 
@@ -61,6 +66,12 @@ CONTEXT = Range(0, 2**24)
 """Tokens of a context. The limit is above every model's; the library allocates lists of this length."""
 IMAGE_TOKENS = Range(1, 2**16)
 """Tokens of an image."""
+PARALLEL = Range(-1, 64)
+"""Generations at once; -1 lets the configuration decide. More would wait too long."""
+AUTO_PARALLEL = 4
+"""The most generations at once where the configuration decides, as in llama.cpp's server."""
+LEAST_SHARE = 512
+"""The least tokens of a context for each of its generations, where the configuration decides their number."""
 DRAFT = Range(0, 63)
 """Tokens drafted per step."""
 
@@ -93,6 +104,9 @@ class EngineConfig(ContextConfig):
         None, "how to draft (default: draft-simple with a draft model, else none)",
         "--draft-type", "--spec-type", choices=DRAFT_TYPES, parse=names_in,
     )  # fmt: skip
+    draft_quant: str = option(
+        "q4_0", "type of the copies of experts for --draft-type self", "--draft-quant", metavar="TYPE"
+    )
     governor: str | None = option(
         None, "how the draft length is chosen: roofline chooses it for each step from measured costs, fixed "
         "keeps one (default: roofline, but fixed with --draft-length)",
@@ -124,9 +138,11 @@ class EngineConfig(ContextConfig):
         "--spec-draft-n-min",
         range=Range(0, 63),
     )
-    draft_p_min: float = option(
-        0.0, "stop drafting at a token less probable than this", "--draft-p-min", "--spec-draft-p-min",
-        range=PROBABILITY,
+    draft_p_min: Parsed[float | str, float | str] = option(
+        0.0, "stop drafting at a token less probable than this, 0 to 1; auto: the governor roofline "
+        "chooses it from measured acceptance and times; 0 with a fixed draft length, with --parallel, and "
+        "unless a draft model or the target itself drafts token by token",
+        "--draft-p-min", "--spec-draft-p-min", metavar="N|auto", parse=draft_p_min,
     )  # fmt: skip
     slots: Parsed[Slots, Slots | str | int | float] = option(
         "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
@@ -170,6 +186,20 @@ class EngineConfig(ContextConfig):
         "(--batch at most) for a prompt whose experts all come to the device, as memory allows",
         "--ubatch", "--ubatch-size", "-ub", metavar="N|auto", group=CONTEXT_GROUP, parse=GraphTokens.parse,
     )  # fmt: skip
+    parallel: int = option(
+        1, "generations at once: they share the context, and an expert that several of them choose is read "
+        f"once; -1 means {AUTO_PARALLEL}, fewer if the context has less than {LEAST_SHARE} tokens for each "
+        "or the memory has no place for more, and 1 for what needs one at a time",
+        "--parallel", "-np", range=PARALLEL, group=CONTEXT_GROUP,
+    )  # fmt: skip
+    cont_batching: bool = option(
+        True, "with --parallel, let new generations wait until all others have ended", "--cont-batching",
+        "-cb", off=("--no-cont-batching", "-nocb"), group=CONTEXT_GROUP,
+    )  # fmt: skip
+    prefill_share: float = option(
+        0.5, "with --parallel, share of the time that prompts take while other generations decode; they are "
+        "read in pieces of a small graph", "--prefill-share", range=Range(0.01, 1), group=CONTEXT_GROUP,
+    )  # fmt: skip
     stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
         "N from measured costs (default: auto; 0 on the simulated device)",
@@ -178,9 +208,15 @@ class EngineConfig(ContextConfig):
     lookahead: int | None = option(
         None, "each layer's input is also shown to the router of the layer N ahead, and the experts that it "
         f"would choose are loaded first; 0 disables it (default: {DEFAULT_LOOKAHEAD}; 0 on the simulated "
-        "device, with --deterministic, with the scheduler static, and where memory does not hold all "
-        "experts)",
+        "device, with --deterministic, with schedulers whose table says so, and where memory does not hold "
+        "all experts)",
         "--lookahead", range=Range(0, 64),
+    )  # fmt: skip
+    miss: str = option(
+        "cpu", "where a step computes experts that are not resident: cpu, load (they are copied to the "
+        "device within their layer, as in other programs' expert caches), or auto (each layer's are divided "
+        "between both by measured costs, where measured steps are faster so)",
+        "--miss", choices=MISS_WORDS,
     )  # fmt: skip
     mmproj: Path | str | None = option(
         None, "GGUF of the model's projector (mmproj), which lets it see images", "--mmproj", "-mm",
@@ -211,6 +247,8 @@ class EngineConfig(ContextConfig):
     """Further fields of llama_model_params to set, by llama.cpp's names."""
     context_params: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of llama_context_params to set, by llama.cpp's names."""
+    most_parallel: int = AUTO_PARALLEL
+    """The most generations at once with a `parallel` of -1."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:
@@ -230,10 +268,18 @@ class EngineConfig(ContextConfig):
         for name in self.draft_types:
             if name.startswith("draft-") and name != "draft-mtp" and self.draft is None:
                 raise InputError(f"draft-type {name} needs a draft model: add --draft FILE")
+        if self.miss != "cpu" and self.deterministic:
+            raise InputError(f"miss {self.miss} goes by when slots are free, which --deterministic excludes")
+        if self.parallel == 0:
+            raise InputError("parallel must be from 1 to 64, or -1 for as many as fit, not 0")
+        if self.n_parallel > 1 and self.mmproj is not None:
+            raise InputError("mmproj: images need the context for one generation: leave out --parallel")
         if self.lookahead and self.deterministic:
             raise InputError("lookahead loads while a step runs, which --deterministic excludes")
 
     def _check_draft(self) -> None:
+        if len(self.draft_types) > 1 and (own := {"self", "self-resident"} & {*self.draft_types}):
+            raise InputError(f"draft-type {min(own)} cannot be used together with others: name it alone")
         if self.draft_length is not None and self.draft_max is not None:
             raise InputError("draft_length is every draft's, draft_max the longest one's: give one of them")
         if self.governor == "roofline" and self.draft_length is not None:
@@ -269,6 +315,17 @@ class EngineConfig(ContextConfig):
         return self.draft_length is None and not self.deterministic
 
     @property
+    def chooses_p_min(self) -> bool:
+        """True if the governor chooses the confidence below which drafts stop."""
+        stepwise = self.drafts_itself or self.draft_types == ("draft-simple",)
+        return self.draft_p_min == "auto" and self.is_governed and stepwise and self.n_parallel == 1
+
+    @property
+    def fixed_p_min(self) -> float:
+        """The confidence below which drafts stop at first, and always unless the governor chooses it."""
+        return 0.0 if isinstance(self.draft_p_min, str) else self.draft_p_min
+
+    @property
     def longest_draft(self) -> int:
         """The largest number of tokens drafted per step; the number of every step if the length is fixed."""
         if self.draft_length is not None:
@@ -277,6 +334,11 @@ class EngineConfig(ContextConfig):
             return self.draft_max
         # A verification is one batch: the draft and the token before it.
         return min(LONGEST if self.is_governed else FIXED_LENGTH, self.batch - 1)
+
+    @property
+    def drafts_itself(self) -> bool:
+        """True if the target drafts for itself."""
+        return self.draft_types in (("self",), ("self-resident",))
 
     @property
     def unused_options(self) -> str:
@@ -294,6 +356,51 @@ class EngineConfig(ContextConfig):
         """The ways to draft, with defaults resolved; empty without speculation."""
         if self.longest_draft == 0:
             return ()
+        return () if self.lone_drafts else self._named_drafts
+
+    @property
+    def _named_drafts(self) -> tuple[str, ...]:
         if self.draft_type is None:
             return ("draft-simple",) if self.draft is not None else ()
         return tuple(name for name in self.draft_type if name != "none")
+
+    @property
+    def lone_drafts(self) -> tuple[str, ...]:
+        """The ways to draft that are given up, because they draft for one generation at a time."""
+        names = self._named_drafts
+        alone = [name for name in names if name.startswith(("self", "draft-"))]
+        shared = names == ("draft-simple",) or not alone
+        return () if self.n_parallel == 1 or shared else names
+
+    @property
+    def needs_one(self) -> str:
+        """The option that needs the context for one generation at a time, for a note; "" for none."""
+        names = self._named_drafts
+        drafts = [name for name in names if name.startswith(("self", "draft-"))] if self.longest_draft else []
+        if self.mmproj is not None:
+            return "images need the context"
+        if self.deterministic:
+            return "--deterministic would give each a part of the context"
+        if drafts and names != ("draft-simple",):
+            return f"{', '.join(names)} drafts for one"
+        if drafts and self.draft_p_min == "auto":
+            return "--draft-p-min auto chooses for one draft"
+        if str(self.scheduler).partition(":")[0] in ("moe-speq", "sp-moe"):
+            return f"scheduler {self.scheduler} reads one draft's routes"
+        return ""
+
+    @property
+    def n_parallel(self) -> int:
+        """The number of generations at once, with -1 resolved. `fitting_parallel` looks at the context."""
+        return self.parallel if self.parallel != -1 else 1 if self.needs_one else self.most_parallel
+
+    def fitting_parallel(self, context: int) -> int:
+        """Return the number of generations at once on a context of so many tokens.
+
+        A number that the user gave stays. Each of the others gets `LEAST_SHARE` tokens, and a place for its
+        longest verification in a batch.
+        """
+        if self.parallel != -1:
+            return self.parallel
+        window = self.longest_draft + 1 if self.draft_types else 1
+        return max(1, min(self.n_parallel, context // LEAST_SHARE, self.batch // window))

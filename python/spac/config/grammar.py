@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,18 @@ def _read(path: Path | str, what: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: the {what} cannot be read: {reason}") from None
+
+
+_WORDS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|(?<![\w-])root(?![\w-])')
+"""The parts of a grammar in which a rule's name has another meaning, and the name `root`."""
+
+
+def from_root(text: str, root: str) -> str:
+    """Return a grammar whose rule `root`, with which llama.cpp begins, is the one that has this name."""
+    if root == "root":
+        return text
+    other = "root-0"
+    while other in text:
+        other += "0"
+    renamed = _WORDS.sub(lambda found: other if found[0] == "root" else found[0], text)
+    return f"{renamed}\nroot ::= {root}\n"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from spac import _core
 
 LayerCosts = npt.NDArray[np.void]
-"""Structured, [L]: host_ns, wait_ns, host_activations, host_distinct, device_activations, device_distinct."""
+"""Structured, [L]: host_ns, wait_ns, host_activations, host_distinct, device_activations, device_distinct,
+loaded_distinct."""
 
 _HIDDEN = 64.0
 """The guess of a device's time for an expert, divided by this, is the lower bound of the start value.
@@ -52,6 +53,11 @@ class StepTimes:
     upload_bytes: int = 0  # bytes of experts copied to the device since the last step
     upload_s: float = 0.0  # the time of these copies
     n_asked: int = 0  # the draft length that was asked for, where the draft stopped early
+
+
+def _n_evaluated(step: _core.Step) -> int:
+    """Return the tokens that a draft took the time of, with the one before which it stopped."""
+    return max(step.n_drafted, len(step.confidences))
 
 
 class _Pool:
@@ -155,12 +161,12 @@ class CostEstimator:
         n_asked: the draft length that the step was asked for.
         """
         if self.skips(self.steps + 1):
-            self.draft_time.observe(n_asked, step.n_drafted, step.draft_ns * 1e-9)
+            self.draft_time.observe(n_asked, _n_evaluated(step), step.draft_ns * 1e-9)
             self.steps += 1
             return
         self.observe(
             StepTimes(
-                n_drafted=step.n_drafted,
+                n_drafted=_n_evaluated(step),
                 draft_s=step.draft_ns * 1e-9,
                 n_verified=step.n_verified,
                 verify_s=(step.verify_ns + step.sample_ns) * 1e-9,
@@ -187,6 +193,8 @@ class CostEstimator:
     def _observe_device(self, step: StepTimes) -> None:
         """Learn the device's time, the time without experts and the hand-off from the CPU's waits."""
         n, layers = step.n_verified, step.layers
+        if layers["loaded_distinct"].any():
+            return  # The waits have the link's time too.
         distinct = layers["device_distinct"].astype(np.float64)
         wait, host = layers["wait_ns"] * 1e-9, layers["host_ns"] * 1e-9
         rest = step.verify_s - float(host.sum())

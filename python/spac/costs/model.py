@@ -42,7 +42,8 @@ class ExpertCosts:
         T_cpu = cpu_layer_s + cpu_expert_s · distinct + cpu_pair_s · pairs,
 
     or, by MoE-SpAc's Eq. 7, T_cpu = cpu_pair_only_s · pairs. On the device (Eq. 8), T_gpu = device_expert_s ·
-    distinct.
+    distinct. CUDA's kernel for up to 8 tokens reads an expert once for each token that uses it, so this holds
+    as far as the device's caches keep it in between.
     """
 
     cpu_layer_s: float

@@ -45,7 +45,7 @@ class Trial:
         if self._wanted is False or importlib.util.find_spec("spac.demo") is None:
             return
         from spac.doctor import selftest
-        from spac.model.pair import choose_device
+        from spac.model.devices import choose_device
 
         device = choose_device("auto") or choose_device("simulated")
         if device is None or (device.shares_host_cores and not self._wanted):

@@ -1,4 +1,4 @@
-"""The experts of a draft model that is itself a Mixture-of-Experts model.
+"""The experts of a draft that is a Mixture-of-Experts model, or a target that drafts for itself.
 
 A draft has to be fast, so all of its experts get slots or none does. Without slots, its experts run on the
 CPU, as they do after loading. The draft's experts take their slots before the target's slots are counted. The
@@ -14,7 +14,8 @@ import numpy as np
 from spac import _core
 from spac.config import EngineConfig
 from spac.errors import InputError, OutOfMemoryError
-from spac.machine.device_memory import margin, room_of
+from spac.machine.device_memory import margin, room_of, size
+from spac.model.pair import ModelPair
 
 _PATIENCE_S = 60.0  # timeout for copying all experts
 
@@ -41,6 +42,36 @@ def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> lis
     return [f"draft: its {n_experts} experts do not fit into {room}: they run on the CPU"]
 
 
+def attach_copies(config: EngineConfig, pair: ModelPair) -> list[str]:
+    """Make the low-bit copies with which a target drafts for itself, and return notes for the user.
+
+    No copies are made for other ways to draft, nor if they exist. Raise InputError if the target cannot
+    draft for itself, and OutOfMemoryError if the copies do not fit.
+    """
+    if not config.drafts_itself:
+        return []
+    experts, device, name = pair.experts, pair.device, Path(config.target).name
+    kind = f"draft-type {config.draft_types[0]}"
+    if experts is None or device is None:
+        raise InputError(f"{kind} needs experts on a device, and {name} has none: choose another")
+    if pair.target.has_window and not config.swa_full:
+        raise InputError(f"{kind} goes back in the cache, and {name} has a window: add --swa-full")
+    if config.draft_types == ("self-resident",):
+        if not device.reads_masks:
+            raise InputError(f"{kind} needs kernels that {device.name} does not have: choose another")
+        return []
+    needed, free = experts.draft_copy_bytes(config.draft_quant), device.memory.free
+    if not experts.draft_bytes:
+        try:
+            experts.attach_draft_copies(config.draft_quant, pair.prompt_threads)
+        except OutOfMemoryError:
+            raise OutOfMemoryError(
+                f"the {config.draft_quant} copies of the experts of {name} take {size(needed)}, and "
+                f"{size(free)} of {device.name} are free: choose a smaller --draft-quant or --draft-type"
+            ) from None
+    return [f"draft: the target drafts with {config.draft_quant} copies of its experts, {size(needed)}"]
+
+
 def detach_draft(experts: _core.Experts | None) -> None:
     """Free the slots of a draft's experts."""
     if experts is not None and experts.slots.n_slots:
@@ -58,13 +89,15 @@ def check_foretells(
     if fault:
         raise InputError(
             f"scheduler '{name}' follows the routes of a draft that is a quantized copy of the target, and "
-            f"{fault}: make one with llama.cpp's llama-quantize and give it as --draft, or choose another "
-            f"--scheduler"
+            f"{fault}: add --draft-type self, or make one with llama.cpp's llama-quantize and give it "
+            f"as --draft, or choose another --scheduler"
         )
 
 
 def _misfit(config: EngineConfig, target: _core.Experts, draft: _core.Experts | None) -> str | None:
     """Return why the draft's routes do not name the target's experts, or None if they do."""
+    if config.drafts_itself:
+        return None
     if config.draft is None or not config.draft_types:
         off = " (--draft-length 0)" if config.draft is not None and config.longest_draft == 0 else ""
         return f"nothing is drafted with a model{off}"

@@ -8,8 +8,10 @@ Example:
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,31 +22,38 @@ from typing import Any, Self
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
+from spac.engine.batch import Batch, open_batch
+from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenSteps
+from spac.engine.draft_head import DraftHead
+from spac.engine.draft_moves import DraftMoves
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
+from spac.engine.host_weights import HostWeights
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_cache import cache_parameters
+from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PIECE, PromptProgress
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
-from spac.engine.unused_draft import UnusedDraft
 from spac.errors import InputError
-from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
-from spac.machine.device_memory import size
+from spac.governor import BatchLengths, DraftLengthController, FixedGovernor, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, grammar_faults, take_notices
 from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
-from spac.stats import Setting
+from spac.stats import RunStats, Setting
 from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
 
 
 class Engine:
-    """A model pair with slots, a scheduler and a session, which runs one generation at a time."""
+    """A model pair with slots, a scheduler and a session.
+
+    It runs one generation at a time, or `EngineConfig.parallel` of them, each read by a thread of its own.
+    """
 
     def __init__(
         self, config: EngineConfig, *, progress: LoadProgress | None = None, pair: ModelPair | None = None
@@ -55,10 +64,15 @@ class Engine:
         """
         started = perf_counter()
         self.config = config
-        self._generation: Generation | None = None
+        self._last: Callable[[], Generation | None] = lambda: None
         self._advised = self._noted_images = False
         self.session: _core.Session | None = None
-        """The session, to which callers may add hooks (`session.on`); None before the first generation."""
+        """The session, to which callers may add hooks (`session.on`).
+
+        It is None before the first generation, and with several generations at once.
+        """
+        self.batch: Batch | None = None
+        """The thread that runs several generations at once; None with one at a time."""
         self._sampling: SamplingConfig | None = None
         try:
             self._files = RunFiles(config)
@@ -81,6 +95,9 @@ class Engine:
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
         self._memory: MemoryBudget | None = None
+        self._moves: DraftMoves | None = None
+        self._head: DraftHead | None = None
+        self._host: HostWeights | None = None
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
             if expert_cache.costs is not None:
@@ -90,17 +107,29 @@ class Engine:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
             self.events.driver = driver = expert_cache.attach(config.scheduler)
-            self._unused_draft = UnusedDraft(config, self._pair)
-            if self._unused_draft.may_leave:
+            self._moves = DraftMoves(config, self._pair, expert_cache.costs)
+            if self._moves.may_move:
                 self.events.after_step.append(self._watch_draft)
+            if self._pair.draft_head is not None:
+                self._head = DraftHead(self._pair.draft_head)
+                self.events.after_step.append(self._choose_head)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
+            if self.experts is not None and "mlock" not in config.load_mode:
+                copied, layers = self._pair.target in self._pair.copied, config.gpu_layers
+                is_dense = copied and layers.count is None and not layers.is_auto
+                self._host = HostWeights(self.experts, dense=is_dense)
             expert_cache.update_streams()
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
             device = f"{self.device.name}, {self.device.description}" if self.device is not None else "cpu"
-            self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)
+            self._notes += self._files.begin(
+                driver, expert_cache.scheduler_options, self._trace, device,
+                self.graphs, expert_cache.costs.setting if expert_cache.costs is not None else "",
+            )  # fmt: skip
             self.events.timeline = self._files.timeline
+            if self._pair.n_sequences > 1:
+                self.batch = self._open_batch()
         except BaseException:
             self.close()
             raise
@@ -130,13 +159,19 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        if self._generation is not None:
-            self._generation.retire()
+        if (generation := self._generation) is not None:
+            generation.retire()
+        if self.batch is not None:
+            self.batch.close()
         if self.session is not None:
             self.session.close()
+        self.events.end()
         if self._expert_cache is not None:
             self._expert_cache.close()
-        self._generation = self.session = self.experts = None
+        if self._moves is not None:
+            self._moves.close()
+        self._last = lambda: None
+        self.session = self.batch = self.experts = None
         self.events = Events(None)
         self._pair.close()
 
@@ -165,6 +200,11 @@ class Engine:
             self._notes.append(advice)
         return self._notes
 
+    @property
+    def _generation(self) -> Generation | None:
+        """The last generation; None before the first, and for one of several that nobody holds any more."""
+        return self._last()
+
     def _advice(self) -> str:
         """Return advice after the last generation; "" for none. On a device of CPU cores, drafts get none."""
         draft, device, generation = self._pair.draft, self.device, self._generation
@@ -192,10 +232,10 @@ class Engine:
         return self._expert_cache.estimator if self._expert_cache is not None else None
 
     def _learn_costs(self, step: _core.Step) -> None:
-        assert self.session is not None
-        costs = self._at_home.costs
-        if costs is not None:
-            costs.observe(step, self.session.draft_length)
+        """Learn from a step of one sequence. The estimator's times of drafts are those of one."""
+        session = self.session
+        if step.n_verified == step.n_drafted + 1:
+            self._at_home.observe(step, step.n_drafted if session is None else session.draft_length)
 
     def _choose_governor(self, expert_cache: ExpertCache) -> Governor | None:
         """Return a governor as the configuration asks for it, or None without speculation."""
@@ -211,12 +251,14 @@ class Engine:
             budget_s=None if config.latency_budget is None else config.latency_budget / 1e3,
             costs=costs.estimator.costs if costs is not None and costs.measured else None,
             draft_time=costs.estimator.draft_time if costs is not None else None,
-            resident=None if experts is None else lambda: experts.residency() >= 0,
+            resident=None if experts is None or costs is None else lambda: experts.residency() >= 0,
+            foreseen=lambda: driver.scheduler.window_misses if (driver := self.events.driver) else None,
+            chooses_p_min=config.chooses_p_min,
         )
 
     @property
     def _draft_types(self) -> tuple[str, ...]:
-        """The ways to draft; empty from when the draft has given its memory back."""
+        """The ways to draft; empty while the draft has given its memory to the slots."""
         gone = self._pair.draft is None and self.config.draft_types == ("draft-simple",)
         return () if gone else self.config.draft_types
 
@@ -238,6 +280,15 @@ class Engine:
         else:
             more = "; start with --draft-max for more" if longest else ", for there is no draft"
             raise InputError(f"draft length {n}: 0 to {longest} here{more}")
+
+    def _batch_lengths(self) -> BatchLengths:
+        """Return what chooses the draft lengths of several sequences; `_choose_governor` has that of one."""
+        config, experts = self.config, self.experts
+        return BatchLengths(
+            config.longest_draft, self._pair.n_sequences, shortest=config.draft_min,
+            budget_s=None if config.latency_budget is None else config.latency_budget / 1e3,
+            resident=None if experts is None else lambda: experts.residency() >= 0,
+        )  # fmt: skip
 
     def controller(self, session: _core.Session) -> DraftLengthController | None:
         """Return a draft-length controller for one generation by `session`, or None without speculation."""
@@ -283,8 +334,13 @@ class Engine:
     def _after_call(self) -> None:
         """Follow the device's memory, and a driver that came with the first slots."""
         if self._memory is not None and self.experts is not None:
+            if (graphs := self.graphs) is not None:
+                graphs.take_back()
             self._memory.look()
-            self._drop_unused_draft(self._memory)
+            if self._host is not None and (note := self._host.look()):
+                self._say(note)
+            if self._moves is not None and self._moves.may_move:
+                self._move_draft(self._memory, self._moves)
             if self.events.driver is not self._at_home.driver:
                 self._use(self._at_home.driver)
 
@@ -292,30 +348,40 @@ class Engine:
         self._notes.append(note)
         self.on_note(note)
 
-    def _watch_draft(self, _step: _core.Step) -> None:
-        if self.session is not None and not self.session.has_images:  # Nothing is drafted with images.
-            self._unused_draft.observe(self._governor)
+    def _watch_draft(self, step: _core.Step) -> None:
+        assert self._moves is not None
+        if self.batch is not None:
+            self._moves.observe(step, self.batch.governor)
+        elif self.session is not None and not self.session.has_images:  # Nothing is drafted with images.
+            self._moves.observe(step, self._governor)
 
-    def _drop_unused_draft(self, memory: MemoryBudget) -> None:
-        """Give the draft's memory to the slots if the governor has not used it for long."""
-        draft, driver = self._pair.draft, self.events.driver
+    def _choose_head(self, step: _core.Step) -> None:
+        if self._head is not None:
+            self._head.observe(step)
+
+    def _move_draft(self, memory: MemoryBudget, moves: DraftMoves) -> None:
+        """Give the draft's memory to the slots if the governor has not used it for long, or take it back."""
+        using = self.session or self.batch
+        if using is None or self._governor is not self._own_governor:
+            return
+        driver = self.events.driver
         scheduler = driver.scheduler if driver is not None else None
-        if self.session is None or draft is None or self.experts is None:
+        note = moves.move(using, memory, self._own_governor, scheduler)
+        if not note:
             return
-        if self._governor is not self._own_governor or not self._unused_draft.leaves(scheduler):
-            return
-        n_bytes, n_slots = draft.n_bytes, self.experts.slots.n_slots
-        self.session.drop_drafts()
-        self._pair.drop_draft()
-        self._governor = self._own_governor = None
-        memory.refit()
-        more = self.experts.slots.n_slots - n_slots
-        self._say(f"drafting did not pay: the draft's {size(n_bytes)} hold {more} more experts from now on")
+        self._governor = self._own_governor = moves.governor
+        head = self._pair.draft_head
+        self._head = DraftHead(head) if head is not None else None
+        if self.session is not None and (generation := self._generation) is not None:
+            generation.draft_with(self.controller(self.session))
+        self._say(note)
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver
         if self.session is not None:
             self.events.subscribe(self.session)
+        elif (batch := self.batch) is not None:
+            self.between.run(lambda: self.events.subscribe(batch.session))
 
     @property
     def n_experts(self) -> int:
@@ -330,14 +396,30 @@ class Engine:
     # Generating
 
     @property
+    def graphs(self) -> PromptGraphs | None:
+        """The choice of the size of a prompt's graphs; None if it is fixed."""
+        return self._at_home.graphs
+
+    def prepare_prompt(self) -> None:
+        """Wait for copies if they have to be done, and estimate anew how prompts are evaluated."""
+        self.events.settle()
+        self._at_home.update_streams()
+
+    def _prepare_join(self) -> None:
+        """Estimate anew how prompts are evaluated. The tokens of this one do not count as text."""
+        self._at_home.update_streams()
+        if self._head is not None:
+            self._head.begin()
+
+    @property
     def target(self) -> Model:
         """The target model, which has the vocabulary and the chat template."""
         return self._pair.target
 
     @property
     def context(self) -> int:
-        """The number of tokens that the context holds."""
-        return self._pair.target_context.size
+        """The number of tokens that a generation may have, with its prompt."""
+        return self._pair.sequence_context
 
     def tokenize(self, text: str) -> TokenArray:
         """Return the int32 tokens of `text`."""
@@ -373,24 +455,38 @@ class Engine:
 
         The text ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a
         full context. A prompt with images comes from `image_prompt`. An engine has one generation at a time,
-        so this call ends one that still runs. A `recorder` records every step. `progress(n_done, n_total)`
-        receives the number of prompt tokens done, after each graph of a long prompt, or 2048 tokens.
-        `reading` estimates it in between. `chat` is the chat prompt whose text `prompt` is. The answer then
-        follows its format, has at most `reasoning_budget` tokens of reasoning (-1: no limit), and can be
-        parsed by `chat.read`. Raise InputError if the prompt is empty or does not fit.
+        so this call ends one that still runs. With `EngineConfig.parallel`, generations run at the same time,
+        each read by its own thread, and further ones wait for their turn in order. One that
+        is dropped leaves at once. One that is kept and not read for a minute ends with InputError if another
+        one waits for its place. A `recorder` records every step, of one generation at a time.
+        `progress(n_done, n_total)` receives the number of prompt tokens done, after each graph of a long
+        prompt, or 2048 tokens. `reading` estimates it in between. `chat` is the chat prompt whose text
+        `prompt` is. The answer then follows its format, has at most `reasoning_budget` tokens of reasoning
+        (-1: no limit), and can be parsed by `chat.read`. Raise InputError if the prompt is empty or does
+        not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
-        if self._generation is not None:
-            self._generation.retire()
-        self.events.settle()
-        self._at_home.update_streams()
+        if self.batch is not None:
+            if recorder is not None:
+                raise InputError("a recording is of one generation at a time: leave out --parallel")
+            return self._generate_beside(
+                self.batch, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
+            )
+        if (last := self._generation) is not None:
+            last.retire()
+        if self._moves is not None:
+            self._moves.begin()
+        if self._head is not None:
+            self._head.begin()
+        self.prepare_prompt()
         session, sampling = self._session_for(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
         images = prompt if isinstance(prompt, _core.ImagePrompt) and prompt.n_images else None
         if images is not None:
             self.note_images()
         self.events.prediction_stats = prediction_stats = PredictionStats()
-        self._generation = Generation(
+        self.events.n_text += 1
+        generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
             prediction_stats=prediction_stats, recorder=recorder,
             controller=self.controller(session) if images is None else None, progress=progress, images=images,
@@ -399,7 +495,73 @@ class Engine:
         )  # fmt: skip
         if recorder is not None:
             recorder.watch(self.events, self.governor)
-        return self._generation
+        self._last = lambda: generation
+        return generation
+
+    def _generate_beside(
+        self,
+        batch: Batch,
+        tokens: TokenArray,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        sampling: SamplingConfig | None,
+        progress: Callable[[int, int], object] | None,
+        chat: _core.ChatPrompt | None,
+        reasoning_budget: int,
+    ) -> Generation:
+        """Return a generation that runs beside others; its statistics of experts are those of all."""
+        sampling = _seeded(sampling or self.config.sampling)
+        named = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
+        sequence = batch.sequence(
+            {**named, "chat": chat, "reasoning_budget": reasoning_budget}, limit=max_tokens
+        )
+        generation = BatchedGeneration(
+            self._pair.target, sequence, self.experts, self.setting(sampling), tokens, max_tokens, stop,
+            prediction_stats=self.events.prediction_stats, progress=progress,
+            preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
+        )  # fmt: skip
+        self._last = weakref.ref(generation)  # One that its reader drops leaves at once.
+        return generation
+
+    @property
+    def batch_stats(self) -> RunStats | None:
+        """The statistics of all generations since the start; None unless several run at once.
+
+        The time of decoding is that of the steps, each of which may serve several generations.
+        """
+        if (batch := self.batch) is None:
+            return None
+        experts = dict(self.experts.stats) if self.experts is not None else {}
+        meter = replace(batch.meter, experts=experts, prompt_experts=experts)
+        return RunStats.of(self.setting(self.config.sampling), meter)
+
+    async def generate_async(
+        self, prompt: Prompt, max_tokens: int | None = None, **options: Any
+    ) -> AsyncIterator[str]:
+        """Yield the pieces of text of `generate`, whose arguments these are, without blocking the event loop.
+
+        The generation is cancelled if the caller stops reading.
+        """
+        generation = await asyncio.to_thread(self.generate, prompt, max_tokens, **options)
+        try:
+            while (piece := await asyncio.to_thread(next, generation, None)) is not None:
+                yield piece
+        finally:
+            generation.cancel()
+
+    def _open_batch(self) -> Batch:
+        """Open the session of several generations. Raise InputError if the scheduler cannot."""
+        scheduler = self.events.driver.scheduler if self.events.driver is not None else None
+        if scheduler is not None and (scheduler.wants_draft_routes or scheduler.wants_target_routes):
+            raise InputError(
+                f"scheduler {self._at_home.scheduler_name} needs the draft's routes, which are unknown with "
+                "several generations at once: choose another, or leave out --parallel"
+            )
+        return open_batch(
+            self.config, self._pair, self.experts, self._trace, self.events, self.between,
+            self._prepare_join, lambda: self._governor, self._batch_lengths,
+            self.graphs,
+        )  # fmt: skip
 
     def note_images(self) -> None:
         """Add a note that nothing is drafted while there are images, once and if anything drafts."""
@@ -414,8 +576,7 @@ class Engine:
 
         If the session samples like this already, it is returned unchanged.
         """
-        if sampling.seed in (None, -1):
-            sampling = replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
+        sampling = _seeded(sampling)
         if self.session is not None and sampling == self._sampling and chat is None:
             return self.session, sampling
         named = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
@@ -427,7 +588,10 @@ class Engine:
         """Return the session, which uses this sampling from its next prefill on.
 
         Open a session if there is none. Parameters and errors are those of `_core.Session.set_sampling`.
+        Raise InputError also if several generations run at once.
         """
+        if self.batch is not None:
+            raise InputError("this needs the context for one generation: leave out --parallel")
         with grammar_faults() if sampling.get("grammar") else nullcontext():
             return self._session_with(sampling)
 
@@ -445,21 +609,25 @@ class Engine:
             draft_types=list(self.config.draft_types),
             draft_max=self.config.longest_draft,
             draft_min=self.config.draft_min,
-            p_min=self.config.draft_p_min,
+            p_min=self.config.fixed_p_min,
+            draft_confidences=self.config.chooses_p_min,
             trace=self._trace,
             draft_experts=self._pair.draft_experts,
+            draft_head=self._pair.draft_head,
             projector=self._pair.projector,
             **cache_parameters(self.config, pair),
             **sampling,
         )
         self.events.subscribe(session)
         session.on("prompt_graph", self._choose_graph)
+        if (graphs := self.graphs) is not None:
+            session.on("prompt_piece", graphs.observe)
         self.session = session
         return session
 
     def _choose_graph(self, n_pending: int, n_failed: int) -> int:
-        """Return the tokens of the next prompt's graphs; 0 for the context's own."""
-        graphs = self._at_home.graphs
+        """Return the tokens of the prompt's next graph; 0 for the context's own."""
+        graphs = self.graphs
         size = graphs.choose(n_pending, n_failed) if graphs is not None else 0
         if graphs is not None and size > graphs.small:
             self.reading.expect(n_pending, size, graphs.graph_s)
@@ -486,8 +654,9 @@ class Engine:
             pageable_bytes=self.experts.host_bytes.pageable if self.experts is not None else 0,
             stream_batch=expert_cache.stream_batch,
             lookahead=expert_cache.lookahead,
+            miss=config.miss,
             threads=self._pair.threads,
-            context=self._pair.target_context.size,
+            context=self._pair.sequence_context,
             seed=sampling.seed or 0,
             temp=sampling.temp,
             n_experts=self.n_experts,
@@ -497,3 +666,10 @@ class Engine:
             scheduler_options=expert_cache.scheduler_options,
             load_s=self._load_s,
         )
+
+
+def _seeded(sampling: SamplingConfig) -> SamplingConfig:
+    """Return the sampling with a seed, which is random if there is none."""
+    if sampling.seed not in (None, -1):
+        return sampling
+    return replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))

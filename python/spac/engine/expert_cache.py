@@ -15,13 +15,15 @@ from spac.config.values import StreamBatch
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
 from spac.costs.in_use import CostsInUse
-from spac.engine.draft_experts import attach_draft, check_foretells
-from spac.engine.draft_hidden_states import DraftStates, watch_draft
+from spac.engine.draft_experts import attach_copies, attach_draft, check_foretells
+from spac.engine.lent_slots import LentSlots
+from spac.engine.misses import Misses
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
 from spac.engine.slots import attach_at_most, attach_slots
+from spac.engine.target_routes import TargetRoutes, watch_draft
 from spac.model.pair import ModelPair
-from spac.scheduler import Scheduler, SchedulerChoice, make
+from spac.scheduler import Event, Scheduler, SchedulerChoice, make
 from spac.scheduler.driver import Driver
 from spac.scheduler.logistic import LogisticScheduler
 from spac.stats.prediction import given_options
@@ -45,13 +47,18 @@ class ExpertCache:
         """The costs, corrected by every step; None if the target runs without the split."""
         self.driver: Driver | None = None
         """The scheduler's driver; None if no expert can be resident."""
+        self.misses: Misses | None = None
+        """The setting of where misses are computed; None without slots."""
         self._attached = False  # True once the slots of the configuration were attached
         self._chosen: SchedulerChoice | Scheduler | None = None
+        self._layers_ahead: int | None = None  # of the scheduler: `Scheduler.lookahead`
         self._streams: PromptStreams | None = None
+        self._routes: TargetRoutes | None = None
         self.graphs: PromptGraphs | None = None
         """The choice of the size of a prompt's graphs; None if it is fixed."""
         if self._device is not None:
             notes += attach_draft(pair.draft_experts, self._device)
+        notes += attach_copies(config, pair)
         self.costs = self._know_costs()
         try:
             self._stream_prompts()
@@ -60,7 +67,8 @@ class ExpertCache:
             raise
 
     def close(self) -> None:
-        """Save the learned costs."""
+        """Save the learned costs, and end what watches the draft."""
+        self._leave_draft()
         if self.costs is not None:
             self.costs.close()
         self.costs = None
@@ -69,6 +77,13 @@ class ExpertCache:
     def device_name(self) -> str:
         """The device's name in llama.cpp; "cpu" without a device."""
         return self._device.name if self._device is not None else "cpu"
+
+    def observe(self, step: _core.Step, n_asked: int) -> None:
+        """Learn costs from a step that was asked for a draft of `n_asked` tokens."""
+        if self.costs is not None:
+            self.costs.observe(step, n_asked)
+            if self.misses is not None:
+                self.misses.observe(step, self.costs.estimator)
 
     def _know_costs(self) -> CostsInUse | None:
         if self._experts is None:
@@ -104,7 +119,8 @@ class ExpertCache:
         self._streams = PromptStreams(self._experts, wanted, largest)
         self._streams.update(self._costs_of_prompts)
         if chosen:
-            self.graphs = PromptGraphs(context, self._device, self._streams, self._notes)
+            slots = LentSlots(self._experts, context, self.resize)
+            self.graphs = PromptGraphs(context, self._device, self._streams, self._notes, slots)
 
     def update_streams(self) -> None:
         """Update prefill streaming before a prompt with the costs learned since the last prompt."""
@@ -137,13 +153,17 @@ class ExpertCache:
         Return the scheduler's driver, or None if no expert can be resident.
         """
         self.driver, self._chosen = None, chosen
+        self._leave_draft()
         if self._experts is None:
             return None
+        self._experts.set_tail_stays(False)
         scheduler = chosen if isinstance(chosen, Scheduler) else self._make(chosen)
         if scheduler.wants_draft_routes:
             check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
-        states = self._watch_draft(scheduler)
-        self.scheduler_name = scheduler.name
+        routes = None
+        if scheduler.wants_target_routes:
+            routes = watch_draft(scheduler.name, self._config, self._pair)
+        self.scheduler_name, self._layers_ahead = scheduler.name, scheduler.lookahead
         self.scheduler_options = given_options(
             scheduler, {} if isinstance(chosen, Scheduler) else chosen.options
         )
@@ -159,10 +179,17 @@ class ExpertCache:
         self._experts.set_lookahead(self.lookahead)
         if self._experts.slots.n_slots == 0:
             return None
+        self.misses = Misses(self._experts, self._config.miss, by_recency=scheduler.by_recency)
         # A plan that depends on measured times differs from run to run.
         costs = None if self._config.deterministic else self.estimator
-        self.driver = Driver(scheduler, self._experts, costs, states)
+        self.driver = Driver(scheduler, self._experts, costs, routes)
+        self._routes = routes
         self.driver.start()
+        # Which slots are free in time depends on the device's speed.
+        self._experts.set_tail_stays(scheduler.sees_prompts and not self._config.deterministic)
+        # A plan that comes while a token is drafted makes the residency depend on timing.
+        if routes is not None and Event.DRAFT_LAYER in scheduler.events and not self._config.deterministic:
+            routes.listen(self.driver.layer_drafted)
         return self.driver
 
     def resize(self, n_slots: int) -> None:
@@ -198,21 +225,18 @@ class ExpertCache:
             return 0
         if self._config.lookahead is not None:
             return self._config.lookahead
-        if self._config.deterministic or self.scheduler_name == "static":  # The set of `static` is fixed.
+        if self._config.deterministic or self._layers_ahead == 0:
             return 0
         wanted = env.LOOKAHEAD.get()
         if wanted is None:
             # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
             gains = self._device is not None and not self._device.shares_host_cores
             wanted = gains and not self._pair.paged
-        return DEFAULT_LOOKAHEAD if wanted else 0
+        layers = DEFAULT_LOOKAHEAD if self._layers_ahead is None else self._layers_ahead
+        return layers if wanted else 0
 
-    def _watch_draft(self, scheduler: Scheduler) -> DraftStates | None:
-        """Return the draft's hidden states if the scheduler uses them; otherwise turn the tap off."""
-        tap: _core.Tap | None = self._pair.draft_tap
-        if scheduler.wants_draft_states and self._experts is not None:
-            layers = [layer.name for layer in self._experts.layers]
-            return watch_draft(scheduler.name, self._config, layers, tap, self.device_name)
-        if tap is not None:
-            tap.set_on(False)
-        return None
+    def _leave_draft(self) -> None:
+        """Show the draft's states to no routers any more."""
+        if self._routes is not None:
+            self._routes.close()
+        self._routes = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from spac.stats import Meter, RunStats, Setting
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
+    from spac.engine.batched_sequence import BatchedSequence
     from spac.stats.recording import Recorder
 
 
@@ -37,7 +38,7 @@ class Generation(Iterator[str]):
     def __init__(
         self,
         model: Model,
-        session: _core.Session,
+        session: _core.Session | BatchedSequence,
         experts: _core.Experts | None,
         setting: Setting,
         prompt: TokenArray,
@@ -69,7 +70,8 @@ class Generation(Iterator[str]):
             raise InputError(f"max_tokens must be at least 0, not {max_tokens}")
         self.tokens: list[int] = []
         """The tokens generated so far, without the one that ended the text."""
-        self._model, self._session, self._experts = model, session, experts
+        self._model, self._experts = model, experts
+        self._session: Any = session  # Steps of both kinds have the same fields.
         self._setting, self._meter = (
             setting,
             Meter(
@@ -80,15 +82,24 @@ class Generation(Iterator[str]):
         )
         self._limit, self._controller = max_tokens, controller
         self._recorder, self._progress = recorder, progress
-        self._reading = reading or PromptProgress()
+        self.reading = reading or PromptProgress()
+        """The progress of the prompt, for other threads too."""
+
         self._text, self._preserved, self._images = TextStream(stop), preserved, images
-        self._between = between or BetweenSteps()
+        self._between: Callable[[], AbstractContextManager[None]] = (
+            between.call if between is not None else nullcontext
+        )
         self._cancelled = False
         self._running = False  # True during a call of the session, which cancel() then stops
-        self._pieces: Iterator[str] = self._run(prompt)
+        self._unread: TokenArray | None = prompt
+        self._over = False
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        # A generator would refer to this object, which would then live on until a collection.
+        while not self._over:
+            if text := self._work():
+                return text
+        raise StopIteration
 
     def cancel(self) -> None:
         """Stop as soon as the running graph ends.
@@ -101,10 +112,17 @@ class Generation(Iterator[str]):
         elif not self._meter.reason:
             self._meter.reason = "cancelled"
 
+    def draft_with(self, controller: DraftLengthController | None) -> None:
+        """Draft by another controller from the next step on; None drafts nothing."""
+        if controller is not None and (before := self._meter.controller) is not None:
+            controller.take_over(before)
+        self._controller = controller
+        self._meter.controller = controller or self._meter.controller
+
     def retire(self) -> None:
         """End this generation, because the engine needs the session for another one."""
         self._meter.reason = self._meter.reason or "cancelled"
-        self._pieces = iter(())
+        self._end()
 
     @property
     def reason(self) -> str:
@@ -123,21 +141,28 @@ class Generation(Iterator[str]):
         setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
         return RunStats.of(setting, self._meter)
 
-    def _run(self, prompt: TokenArray) -> Iterator[str]:
+    def _work(self) -> str:
+        """Read the prompt, run one step or end the text, and return the new text."""
         try:
-            self._prefill(prompt)
-            while not self._meter.reason:
-                text = self._step()
-                if text:
-                    yield text
+            if self._unread is not None:
+                prompt, self._unread = self._unread, None
+                self._prefill(prompt)
+                return ""
+            if not self._meter.reason:
+                return self._step()
         except Cancelled:
             self._meter.reason = "cancelled"
-        finally:
-            if self._recorder is not None:
-                self._recorder.end()
-        tail = self._text.finish()
-        if tail:
-            yield tail
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        return self._text.finish()
+
+    def _end(self) -> None:
+        """End the iteration and the recording. A second call does nothing."""
+        if not self._over and self._recorder is not None:
+            self._recorder.end()
+        self._over = True
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -145,7 +170,7 @@ class Generation(Iterator[str]):
 
         Raise Cancelled if `cancel` was called before.
         """
-        with self._between.call():
+        with self._between():
             self._running = True
             try:
                 if self._cancelled:
@@ -175,7 +200,7 @@ class Generation(Iterator[str]):
             self._recorder.begin(self._session, self._experts, self._counts)
 
     def _prefill_session(self, prompt: TokenArray) -> None:
-        self._reading.begin(int(prompt.size) - 1)
+        self.reading.begin(int(prompt.size) - 1)
         try:
             if self._progress is not None:
                 self._progress(0, int(prompt.size) - 1)
@@ -186,13 +211,13 @@ class Generation(Iterator[str]):
             # The session saw a cancel() of the previous generation only now.
             self._session.prefill(prompt, self._report, n_unseen=self._n_unseen, images=self._images)
         finally:
-            reading = self._reading.now()
-            self._reading.end()
+            reading = self.reading.now()
+            self.reading.end()
         if self._progress is not None and reading is not None and reading.done < reading.total:
             self._progress(reading.total, reading.total)  # the memory held all of it
 
     def _report(self, done: int, total: int) -> None:
-        self._reading.report(done, total)
+        self.reading.report(done, total)
         if self._progress is not None:
             self._progress(done, total)
 
@@ -246,7 +271,10 @@ class Generation(Iterator[str]):
         return text
 
     def _read_counts(self) -> dict[str, int]:
-        return dict(self._experts.stats) if self._experts is not None else {}
+        """Return the mechanism's counters. Those of experts are its own, of several sequences."""
+        if self._experts is None:
+            return {}
+        return {**self._experts.stats, **getattr(self._session, "own_counts", {})}
 
     def _count(self) -> None:
         if self._experts is None:

@@ -12,7 +12,8 @@ from spac.engine.expert_cache import ExpertCache
 from spac.engine.slots import slots_that_fit, wanted_slots
 from spac.errors import InputError
 from spac.machine.device_memory import margin, size
-from spac.model.pair import ModelPair, memory_is_given
+from spac.model.devices import memory_is_given
+from spac.model.pair import ModelPair
 
 LOOK_S = 1.0
 """Seconds between two looks at the device's free memory."""
@@ -59,6 +60,11 @@ class MemoryBudget:
         self._pressure = self._new_pressure()
 
     @property
+    def used(self) -> int:
+        """The bytes of the device that spac uses."""
+        return self._device.memory.used
+
+    @property
     def limit(self) -> int:
         """The limit in bytes; 0 for none."""
         return self._device.memory.limit
@@ -96,6 +102,10 @@ class MemoryBudget:
     def refit(self) -> None:
         """Attach the slots that the user wants, or as many as fit, after other memory was freed."""
         self._refit()
+
+    def make_room(self, n_bytes: int) -> None:
+        """Free `n_bytes` of the device's memory, as far as slots take it, for what is loaded next."""
+        self._attach(min(self._wanted, self._fit(self._spare + n_bytes)))
 
     def look(self, now: float | None = None) -> None:
         """Shrink the slots if another program took the device's memory, and grow them when it is free again.

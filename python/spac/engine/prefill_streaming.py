@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from spac.config.values import StreamBatch
 from spac.costs import Costs
+from spac.engine.misses import unit_times
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -81,8 +82,9 @@ class PromptStreams:
     def __init__(self, experts: _core.Experts, wanted: StreamBatch, largest: int) -> None:
         """Store the setting; `largest` is the largest number of tokens in a graph."""
         self._experts, self._wanted, self._largest = experts, wanted, largest
-        self._tokens = 0
+        self._tokens = self._in_force = 0
         self._share = 0.0  # number of slots divided by the number of experts
+        self._costs: Costs | None = None
         self.graph_s = 0.0
         """The estimated seconds in which a graph's experts come to the device."""
 
@@ -103,16 +105,52 @@ class PromptStreams:
     def update(self, costs: Costs) -> None:
         """Estimate the number of tokens again, between two prompts, with the current costs."""
         layers = self._experts.layers
+        self._costs = costs
         self._share = self._experts.slots.n_slots / max(1, sum(layer.n_expert for layer in layers))
         self.graph_s = stream_s(costs, layers, self._share)
         if self._wanted.tokens is not None:
             self._set(self._wanted.tokens)
             return
         tokens = worth_it(costs, layers, self._share, self._largest)
-        if not tokens or not self._tokens or abs(tokens - self._tokens) > _SETTLED * self._tokens:
-            self._set(tokens)
+        known = self._tokens
+        is_new = not tokens or not known or abs(tokens - known) > _SETTLED * known
+        self._set(tokens if is_new else known)
+
+    def upload_s(self, n_experts: int) -> float:
+        """Return the estimated seconds in which so many experts of the mean layer come to the device."""
+        layers = self._experts.layers
+        if self._costs is None:
+            return 0.0
+        seconds = sum(layer.n_expert * self._costs.experts[layer.pool].upload_s for layer in layers)
+        return seconds * n_experts / max(1, sum(layer.n_expert for layer in layers))
+
+    @property
+    def share(self) -> float:
+        """The number of slots divided by the number of experts."""
+        return self._share
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if the user has given the number of tokens."""
+        return self._wanted.tokens is not None
+
+    def use(self, *, streams: bool, divides: bool = False) -> None:
+        """Stream, divide or split the next graphs, whatever the estimate says. It changes no fixed number."""
+        if not self.is_fixed:
+            self._force(StreamBatch.LEAST if streams else 0)
+            if divides and self._costs is not None:
+                self._experts.set_miss_costs(unit_times(self._costs))
+            self._experts.set_stream_divides(divides)
+
+    def split_s(self, n_tokens: int, resident: float) -> float:
+        """Return the estimated seconds of a graph that is split; `resident` is the share in slots."""
+        return split_s(self._costs, self._experts.layers, resident, n_tokens) if self._costs else 0.0
 
     def _set(self, tokens: int) -> None:
-        if tokens != self._tokens:
-            self._tokens = tokens
+        self._tokens = tokens
+        self._force(tokens)
+
+    def _force(self, tokens: int) -> None:
+        if tokens != self._in_force:
+            self._in_force = tokens
             self._experts.set_stream_tokens(tokens)

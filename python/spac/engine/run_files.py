@@ -16,7 +16,10 @@ from spac.stats.timeline import Timeline
 if TYPE_CHECKING:
     import spac._core as _core
     from spac.config import EngineConfig
+    from spac.engine.prompt_graphs import PromptGraphs
     from spac.scheduler.driver import Driver
+
+_COLD = "starts cold, and replaces it at the end"
 
 
 class RunFiles:
@@ -29,7 +32,8 @@ class RunFiles:
         # An object's name does not tell which class it is of, so only schedulers by name are kept.
         by_name = isinstance(config.scheduler, SchedulerChoice)
         self._keeps = by_name and config.keeps_state and env.STATE.get() != "off"
-        self._device = ""
+        self._device = self._setting = ""
+        self._graphs: PromptGraphs | None = None
         self._timeline_path = Path(config.timeline) if config.timeline else None
         check_outputs({"--state": self._state_path, "--timeline": self._timeline_path})
         self._state = WarmState.load(self._state_path) if self._state_path is not None else None
@@ -37,13 +41,20 @@ class RunFiles:
         """The timeline while it records; None before and after."""
 
     def begin(
-        self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace, device: str
+        self,
+        driver: Driver | None,
+        options: Mapping[str, Any],
+        trace: _core.Trace,
+        device: str,
+        graphs: PromptGraphs | None = None,
+        setting: str = "",
     ) -> list[str]:
         """Restore the warm state, start the timeline, and return notes for the user.
 
-        `options` are the scheduler's options, `device` is a text that identifies the device.
+        `options` are the scheduler's options, `device` is a text that identifies the device. `graphs` have
+        the measured times of prompts, which hold for the machine and the settings that `setting` identifies.
         """
-        self._device = device
+        self._device, self._graphs, self._setting = device, graphs, setting
         if self._timeline_path is not None:
             self.timeline = Timeline(self._timeline_path, trace)
         if self._keeps and driver is not None:
@@ -53,9 +64,7 @@ class RunFiles:
         if driver is None:
             return [f"state {self._state_path}: not used, for there are no slots"]
         fault = self._resume(driver, dict(options))
-        return (
-            [f"state {self._state_path}: {fault}; starts cold, and replaces it at the end"] if fault else []
-        )
+        return [f"state {self._state_path}: {fault}"] if fault else []
 
     def _begin_kept(self, driver: Driver, options: dict[str, Any]) -> list[str]:
         """Restore the state that the cache folder keeps, and return a note if there is a fault."""
@@ -69,15 +78,26 @@ class RunFiles:
             self._state = WarmState.load(path)
             fault = self._resume(driver, options)
         except InputError:
-            fault = "a damaged file"
-        return [f"state {path}: {fault}; starts cold, and replaces it at the end"] if fault else []
+            fault = f"a damaged file; {_COLD}"
+        return [f"state {path}: {fault}"] if fault else []
 
     def _resume(self, driver: Driver, options: dict[str, Any]) -> str:
-        """Restore the state if there is one that fits, and return why one does not fit, else ""."""
+        """Restore the state if there is one, and return what of it cannot be used and why, else ""."""
         state, scheduler = self._state, driver.scheduler
         if state is None:
             return ""
         self._state = None
+        if fault := self._misfit(state, driver, options):
+            return f"{fault}; {_COLD}"
+        if state.learned:
+            scheduler.restore(scheduler.for_new_text(state.learned))
+        if Event.VERIFY_END in scheduler.events:  # Other schedulers give their whole plan at the start.
+            driver.resume(state.plan)
+        return self._resume_prompts(state)
+
+    def _misfit(self, state: WarmState, driver: Driver, options: dict[str, Any]) -> str:
+        """Return why a state does not fit, else ""."""
+        scheduler = driver.scheduler
         if different := state.differences(facts_of(self._target, driver.layers)):
             return f"of another model, for {' and '.join(different)} differ{'s' * (len(different) == 1)}"
         if state.scheduler != scheduler.name:
@@ -88,10 +108,18 @@ class RunFiles:
             return f"not one that scheduler '{scheduler.name}' can go on from: {fault}"
         if state.plan.priority.shape != driver.plan.priority.shape:
             return "a plan of another shape"
-        if state.learned:
-            scheduler.restore(state.learned)
-        if Event.VERIFY_END in scheduler.events:  # Other schedulers give their whole plan at the start.
-            driver.resume(state.plan)
+        return ""
+
+    def _resume_prompts(self, state: WarmState) -> str:
+        """Restore the measured times of prompts, and return why they cannot be used, else ""."""
+        if self._graphs is None or not len(state.prompts.get("times", ())):
+            return ""
+        if state.setting != self._setting:
+            return "times of prompts on another machine or with other settings, which are measured anew"
+        try:
+            self._graphs.restore(state.prompts)
+        except (KeyError, TypeError, ValueError):
+            return "damaged times of prompts, which are measured anew"
         return ""
 
     def end(self, driver: Driver | None, options: Mapping[str, Any], about: dict[str, Any]) -> list[str]:
@@ -119,7 +147,9 @@ class RunFiles:
 
     def _state_of(self, driver: Driver, options: Mapping[str, Any]) -> WarmState:
         facts, scheduler = facts_of(self._target, driver.layers), driver.scheduler
-        return WarmState(facts, scheduler.name, dict(options), scheduler.state(), driver.plan)
+        learned, plan = scheduler.state(), driver.plan
+        prompts = self._graphs.state() if self._graphs is not None else {}
+        return WarmState(facts, scheduler.name, dict(options), learned, plan, prompts, self._setting)
 
     def _keep(self, state: WarmState) -> list[str]:
         """Write the state into the cache folder, and return a note if that fails."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from spac.machine.arrays import Int32Array
+from spac.engine.draft_follower import DraftFollower
+from spac.machine.arrays import Float32Array, Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
 
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
     from spac.stats.timeline import Timeline
 
 _PATIENCE_S = 10.0  # timeout for the copies that a step waits for
+
+
+class _Draft(NamedTuple):
+    """Holds the contents of a draft's event."""
+
+    event: Event
+    n_drafted: int
+    routes: Int32Array | None
+    shares: Float32Array | None
+    step: int
 
 
 class Events:
@@ -46,14 +58,22 @@ class Events:
         Add them before the first generation.
         """
 
+        self.n_text = 0
+        """The number of texts that were begun."""
         self._before: Plan | None = None  # the verification's first plan, if the plan changed since
+        self._follower: DraftFollower[_Draft] | None = None
 
-    def subscribe(self, session: _core.Session) -> None:
+    def subscribe(self, session: _core.Session | _core.ParallelSession) -> None:
         """Subscribe to exactly the events that are used now."""
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
         session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
+        self.end()
+        # With `settled`, each plan is carried out before the next event.
+        followed = scheduler is not None and scheduler.wants_draft_routes and not scheduler.misses_no_draft
+        if followed and self.settled is None:
+            self._follower = DraftFollower(self._follow)
         session.on("draft_token", self._draft_token if Event.DRAFT_TOKEN in wanted else None)
         waits = Event.DRAFT_END in wanted or self.settled is not None
         session.on("draft_end", self._draft_end if waits else None)
@@ -61,21 +81,57 @@ class Events:
         layers = Event.VERIFY_LAYER in wanted and self.settled is None
         session.on("verify_layer", self._verify_layer if layers else None)
         session.on("verify_end", self._verify_end if counts else None)
+        sees_prompts = scheduler is not None and scheduler.sees_prompts
+        session.on("prompt_tail", self._prompt_tail if sees_prompts else None)
+
+    def end(self) -> None:
+        """Follow no drafts until the next call of `subscribe`."""
+        if self._follower is not None:
+            self._follower.close()
+        self._follower = None
 
     def settle(self) -> None:
         """Wait for the copies to the slots if `settled` is set."""
         if self.settled is not None:
             self.settled.settle(_PATIENCE_S)
 
+    def _prompt_tail(self) -> None:
+        assert self.driver is not None
+        with self._timed("prompt"):
+            self.driver.saw_prompt(self.n_text)
+        self.settle()
+
     def _draft_token(self, event: _core.DraftToken) -> None:
         self.settle()  # A plan that the next one interrupts leaves a residency that depends on timing.
-        self._schedule(Event.DRAFT_TOKEN, n_drafted=event.index + 1, draft_routes=event.routes)
+        self._drafted(_Draft(Event.DRAFT_TOKEN, event.index + 1, event.routes, event.shares, self._step))
 
     def _draft_end(self, event: _core.DraftEnd) -> None:
         if self.driver is not None:
             self.settle()
-            self._schedule(Event.DRAFT_END, n_drafted=len(event.tokens), draft_routes=event.routes)
+            self._drafted(_Draft(Event.DRAFT_END, len(event.tokens), event.routes, event.shares, self._step))
         self.settle()
+
+    @property
+    def _step(self) -> int:
+        return self.driver.step if self.driver is not None else 0
+
+    def _drafted(self, draft: _Draft) -> None:
+        """Ask the scheduler about a draft, on the follower's thread if there is one."""
+        if self._follower is not None:
+            self._follower.show(draft)
+        else:
+            with self._timed(draft.event.value):
+                self._ask_about(draft)
+
+    def _follow(self, draft: _Draft) -> None:
+        start = monotonic_ns()
+        self._ask_about(draft)
+        if self.timeline is not None:
+            self.timeline.add("draft follower", draft.event.value, start, monotonic_ns())
+
+    def _ask_about(self, draft: _Draft) -> None:
+        assert self.driver is not None
+        self.driver.drafted(draft.event, draft.n_drafted, draft.routes, draft.shares, draft.step, self.n_text)
 
     def _verify_layer(self, event: _core.VerifyLayer) -> None:
         assert self.driver is not None
@@ -88,6 +144,8 @@ class Events:
     def _verify_end(self, step: _core.Step) -> None:
         driver = self.driver
         if driver is not None:
+            if self._follower is not None:
+                self._follower.drop()
             before, self._before = self._before or driver.plan, None
             demand = step.demand  # The property makes a new view at each access.
             self.prediction_stats.observe(demand, step.n_verified, before, driver.exists, driver.scheduler)
@@ -105,14 +163,18 @@ class Events:
         self,
         event: Event,
         demand: Int32Array | None = None,
-        *,
-        draft_routes: Int32Array | None = None,
         **counts: int,
     ) -> None:
         assert self.driver is not None
+        with self._timed(event.value):
+            self.driver.raised(event, demand, text=self.n_text, **counts)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        """Count the scheduler's time, and show it in the timeline under the name `what`."""
         start = monotonic_ns()
-        self.driver.raised(event, demand, draft_routes=draft_routes, **counts)
+        yield
         end = monotonic_ns()
         self.prediction_stats.scheduler_ns += end - start
         if self.timeline is not None:
-            self.timeline.add("scheduler", event.value, start, end)
+            self.timeline.add("scheduler", what, start, end)

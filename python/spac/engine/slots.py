@@ -9,8 +9,8 @@ from spac.config import Slots
 from spac.engine.draft_experts import detach_draft
 from spac.errors import OutOfMemoryError
 from spac.machine.device_memory import margin, room_of, size
+from spac.model.devices import memory_is_given
 from spac.model.paging import AUTO_SHARE
-from spac.model.pair import memory_is_given
 
 if TYPE_CHECKING:
     from spac.engine.prompt_graphs import PromptGraphs

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spac.config import EngineConfig
-from spac.governor import Governor, RooflineGovernor
-from spac.model.pair import ModelPair, memory_is_given
+from spac.governor import BatchGovernor, Governor, RooflineGovernor
+from spac.model.devices import memory_is_given
+from spac.model.pair import ModelPair
 
 if TYPE_CHECKING:
     from spac.scheduler import Scheduler
@@ -35,9 +36,9 @@ class UnusedDraft:
         )
         """True if the slots could use the draft's memory. Otherwise, steps need not be counted."""
 
-    def observe(self, governor: Governor | None) -> None:
+    def observe(self, governor: Governor | BatchGovernor | None) -> None:
         """Count a step that has ended."""
-        idle = isinstance(governor, RooflineGovernor) and governor.in_force == 0
+        idle = isinstance(governor, RooflineGovernor | BatchGovernor) and governor.in_force == 0
         self._n_idle = self._n_idle + 1 if idle else 0
 
     def leaves(self, scheduler: Scheduler | None) -> bool:
@@ -45,7 +46,7 @@ class UnusedDraft:
         pair = self._pair
         if not self.may_leave or self._n_idle < IDLE_STEPS or pair.draft is None or pair.experts is None:
             return False
-        if scheduler is None or scheduler.wants_draft_routes or scheduler.wants_draft_states:
+        if scheduler is None or scheduler.wants_draft_routes or scheduler.wants_target_routes:
             return False
         layers = pair.experts.layers
         n_experts = sum(layer.n_expert for layer in layers)

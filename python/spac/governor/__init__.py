@@ -4,9 +4,19 @@ A governor keeps it fixed, or solves MoE-SpeQ's Amortization Roofline online.
 """
 
 from spac.governor.base import FixedGovernor, Governor
+from spac.governor.batch import BatchGovernor
+from spac.governor.batch_lengths import BatchLengths
 from spac.governor.controller import DraftLengthController
 from spac.governor.roofline import RooflineGovernor
 
 Pace = DraftLengthController  # its name until 0.2
 
-__all__ = ["DraftLengthController", "FixedGovernor", "Governor", "Pace", "RooflineGovernor"]
+__all__ = [
+    "BatchGovernor",
+    "BatchLengths",
+    "DraftLengthController",
+    "FixedGovernor",
+    "Governor",
+    "Pace",
+    "RooflineGovernor",
+]

@@ -7,6 +7,7 @@ from time import monotonic_ns, perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spac.governor.base import FixedGovernor, Governor
+from spac.machine.arrays import Int32Array
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -21,17 +22,44 @@ class Timeline(Protocol):
         """Add a span of time in nanoseconds to a track."""
 
 
+class WantsExperts(Protocol):
+    """Learns from the experts that a step wanted; see `Governor`."""
+
+    @property
+    def wants_experts(self) -> bool:
+        """True if `demand` and the misses of the running step are of use."""
+
+    def demand(self, counts: Int32Array, n_verified: int) -> None:
+        """Record the step's activations, int32 [L, N]."""
+
+
+def miss_costs(learner: WantsExperts, step: _core.Step) -> tuple[int, float]:
+    """Return a step's misses and their seconds, and show it its demand; (-1, 0) if these are not wanted."""
+    if not learner.wants_experts:
+        return -1, 0.0
+    layers = step.layer_costs
+    if not len(layers):
+        return -1, 0.0
+    learner.demand(step.demand, step.n_verified)
+    return int(layers["host_distinct"].sum()), float(layers["host_ns"].sum()) * 1e-9
+
+
 class DraftLengthController:
     """Runs the steps of one generation."""
 
     def __init__(self, governor: Governor, session: _core.Session, timeline: Timeline | None = None) -> None:
         self.governor, self._session = governor, session
-        self._length = -1
+        self._length, self._p_min = -1, -1.0
         self._timeline = None if isinstance(governor, FixedGovernor) else timeline
         self.lengths: Counter[int] = Counter()
         """The number of steps by the draft length that was chosen for them."""
         self.expected_tokens = self.expected_s = 0.0
         """The expected tokens and seconds, summed over steps with an expectation (`Governor.expected`)."""
+
+    def take_over(self, before: DraftLengthController) -> None:
+        """Go on with the counts of the controller that ran the generation's earlier steps."""
+        self.lengths = before.lengths
+        self.expected_tokens, self.expected_s = before.expected_tokens, before.expected_s
 
     def begin(self, prompt_s: float) -> None:
         """Report to the governor that the prompt has been evaluated, which took `prompt_s` seconds."""
@@ -48,6 +76,9 @@ class DraftLengthController:
         if k != self._length:  # otherwise the length stays as it is, because other code may have set it
             self._length = k
             session.set_draft_length(k)
+        if (p_min := governor.p_min) is not None and p_min != self._p_min:
+            self._p_min = p_min
+            session.set_p_min(p_min)
         start = perf_counter()
         step = session.step()
         step_s = perf_counter() - start
@@ -57,12 +88,9 @@ class DraftLengthController:
 
     def _learn(self, k: int, step: _core.Step, step_s: float) -> None:
         governor = self.governor
-        misses, miss_s = -1, 0.0
-        if governor.wants_experts:
-            layers = step.layer_costs
-            if len(layers):
-                misses, miss_s = int(layers["host_distinct"].sum()), float(layers["host_ns"].sum()) * 1e-9
-                governor.demand(step.demand, step.n_verified)
+        misses, miss_s = miss_costs(governor, step)
+        if governor.p_min is not None:
+            governor.confidences(step.confidences)
         governor.observe(step.n_drafted, step.n_accepted, step.draft_ns * 1e-9, step_s, misses, miss_s)
         self.lengths[k] += 1
         expected = governor.expected

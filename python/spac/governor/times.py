@@ -24,6 +24,9 @@ _AGING = 4e-4  # growth of a doubt's square per step since the last observation;
 _PLAUSIBLE = 1.25  # largest ratio to the time of a larger size; a longer time was interrupted
 
 
+_WINDOW = 0.3  # weight of the latest draft in the mean of predicted windows
+
+
 class SizeTimes:
     """Estimates a time by batch size from the median of each size's last observations.
 
@@ -82,7 +85,7 @@ class SizeTimes:
         times = np.interp(self._sizes, sizes, values)
         last = int(sizes[-1])
         if last < self._n:
-            slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0]) if len(values) > 1 else values[0]
+            slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0]) if len(values) > 1 else values[0] / last
             times[last:] += max(0.0, float(slope)) * np.arange(1, self._n - last + 1)
         return np.asarray(np.maximum.accumulate(times + extra) - extra)
 
@@ -201,6 +204,9 @@ class Misses:
         self._knows = False  # True once a share of the past is known
         self._tokens = 0
         self._scale = 1.0
+        self._guessed: Float64Array = np.zeros(n)  # E_new by the shares
+        self._window: Float64Array = np.zeros(n)  # the mean E_new of the latest predicted windows
+        self._windows: Float64Array = np.zeros(n)  # the weight of these, 0 to 1
         self.expected = np.zeros(n)
         """E_new of batches of 1 … n tokens, float64 [n]."""
 
@@ -220,6 +226,26 @@ class Misses:
         if expected > 0:
             self._scale += 0.05 * self._scale * (min(max(missed / expected, 0.5), 2.0) - 1)
 
+    def foresee(self, misses: Float64Array) -> None:
+        """Take the misses of windows of 1 … T tokens that a draft predicted, float64 [T].
+
+        From now on they hold for these sizes, as a mean over the latest drafts. Larger sizes grow from there
+        as the shares say.
+        """
+        n = min(len(misses), len(self._window))
+        self._window[:n] += _WINDOW * (misses[:n] - self._window[:n])
+        self._windows[:n] += _WINDOW * (1 - self._windows[:n])
+        self._combine()
+
+    def _combine(self) -> None:
+        """Compute `expected` of the predicted windows and of the shares."""
+        n, guessed = int(np.count_nonzero(self._windows)), self._guessed
+        result = guessed.copy()
+        if n:
+            result[:n] = self._window[:n] / self._windows[:n]
+            result[n:] = result[n - 1] * (guessed[n:] / guessed[n - 1] if guessed[n - 1] > 0 else 1.0)
+        self.expected = self._scale * np.maximum.accumulate(result)
+
     def refresh(self, resident: BoolArray) -> None:
         """Compute `expected` anew. resident: bool [L, N]."""
         if self._tokens == 0:
@@ -227,7 +253,8 @@ class Misses:
         kept = self._KEPT_SHARE ** (self._tokens / 8) if self._knows else 0.0
         bins = self._renewed(resident, kept)
         self._tokens, self._knows = 0, True
-        self.expected = self._scale * (bins @ self._chance)
+        self._guessed = bins @ self._chance
+        self._combine()
 
     def _renewed(self, resident: BoolArray, kept: float) -> Float64Array:
         """Move the shares by the new demand, and return a histogram of the absent experts, float64 [64].

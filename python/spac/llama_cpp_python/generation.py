@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from spac.engine.batched_sequence import BatchedSequence
 from spac.engine.generation import Generation
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
@@ -28,7 +29,7 @@ class TokenRun(Generation):
     def __init__(
         self,
         engine: Engine,
-        session: _core.Session,
+        session: _core.Session | BatchedSequence,
         setting: Setting,
         prompt: TokenArray,
         n_unseen: int,
@@ -40,9 +41,14 @@ class TokenRun(Generation):
         The penalties do not look back on the first `n_unseen` tokens. `logprobs` records the tokens' log
         probabilities.
         """
-        engine.events.settle()
-        engine.events.prediction_stats = prediction_stats = PredictionStats()
-        controller = engine.controller(session) if images is None else None
+        controller, between, reading = None, None, None
+        if isinstance(session, BatchedSequence):
+            prediction_stats = engine.events.prediction_stats
+        else:
+            engine.events.settle()
+            engine.events.prediction_stats = prediction_stats = PredictionStats()
+            controller = engine.controller(session) if images is None else None
+            between, reading = engine.between, engine.reading
         if images is not None:
             engine.note_images()
         super().__init__(
@@ -55,8 +61,8 @@ class TokenRun(Generation):
             (),
             prediction_stats=prediction_stats,
             controller=controller,
-            between=engine.between,
-            reading=engine.reading,
+            between=between,
+            reading=reading,
             images=images,
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs

@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import fields, replace
@@ -51,6 +52,7 @@ from spac.llama_cpp_python.pair import (
     with_pool,
 )
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
+from spac.llama_cpp_python.several import PerThread, generate_beside, refuse_alone
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import ModelInfo, check_model
@@ -77,7 +79,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
     (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
     parts are on the device. With `n_gpu_layers` above 0, the dense parts of so many layers are. None means an
-    argument's default. Unknown arguments are refused. A model that has neither experts nor a draft runs on
+    argument's default. With `parallel`, so many threads may generate at the same time; further ones wait.
+    Unknown arguments are refused. A model that has neither experts nor a draft runs on
     plain llama.cpp.
 
     With `chat_format="common"`, chats follow the format of the model's family, by llama.cpp's own templates
@@ -98,7 +101,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     embedder: Embedder | None = None
     """The embedder beside generations (`from_config`), or None."""
     _engine: Engine | None = None
-    _run: TokenRun | LoopRun | None = None
+    _run = PerThread()
+    _seed = PerThread(llama_cpp.LLAMA_DEFAULT_SEED)
+    _detokenizer = PerThread()
+    on_run = PerThread()
+    """A function that each run of `generate` is passed to, or None; with `parallel`, one for each thread."""
+    _threads: threading.local | None = None
     _placement: Placement | None = None
     _pool: SharedPool | None = None
     _images: _core.ImagePrompt | None = None  # The last prompt with images.
@@ -144,7 +152,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         exact = _EXACT in self._own
         more = self._open_embedder if _POOLING in self._own else None
         splits = info.is_moe and config.device.lower() != "cpu"
-        if not (config.draft_types or splits or config.mmproj is not None):
+        if not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1):
             threads = (config.threads, config.threads_batch or config.threads)
             self._placement = placed(config, threads, {}, {}, exact=exact)
             self._load_target(config, options)
@@ -187,7 +195,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
         weakref.finalize(self, engine.close)  # Apps seldom call close(). This runs before the end.
-        engine.session_with(temp=0.0)  # This clears the context's memory, which is still empty.
+        if engine.batch is not None:
+            self._threads, self._n_ctx = threading.local(), engine.context
+        else:
+            engine.session_with(temp=0.0)  # This clears the context's memory, which is still empty.
         self.input_ids = np.zeros(max(self._n_ctx, len(self.input_ids)), np.intc)
         for note in self.notes:
             log.info("%s", note)
@@ -269,7 +280,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def stats(self) -> RunStats | None:
-        """The statistics of the last generation, or None before the first one."""
+        """The statistics of the last generation, or None before the first one.
+
+        With `parallel`, these are of the last one in this thread.
+        """
         return self._run.stats if self._run is not None else None
 
     # Generation
@@ -285,6 +299,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if has_images and refusal is not None:
             raise InputError(f"images: not with {refusal or 'plain llama.cpp'}")
         self._turn += 1
+        if self._engine is not None and self._engine.batch is not None:
+            if refusal is not None:
+                refuse_alone(refusal)
+            setting = self._setting(sampling)
+            yield from generate_beside(self, self._engine.batch, given, sampling, setting)
+            return
         if refusal is not None:
             self._say(refusal)
             if given.get("reset", True):
@@ -302,6 +322,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             sequence = self._input_ids.tolist() + sequence
         images = self._images if has_images else None
         yield from self._generate(sequence, sampling, given.get("stopping_criteria"), images)
+
+    @property
+    def _scores(self) -> npt.NDArray[np.single]:
+        """The scores that llama_cpp shows to stopping criteria; with `parallel`, a row that says nothing."""
+        scores: npt.NDArray[np.single] = self.scores[:1, :] if self._threads is not None else super()._scores
+        return scores
 
     def _begin_anew(self, tokens: Sequence[int]) -> None:
         """Reset a recurrent memory that llama_cpp would otherwise move back to an earlier token.
@@ -451,10 +477,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._check_open()
         return self._text.text(tokens)
 
-    @functools.cached_property
+    @property
     def _text(self) -> Detokenizer:
-        vocab = self._model.vocab
-        return Detokenizer(lambda token, special: _core.token_piece(vocab, token, special), self.token_bos())
+        if self._detokenizer is None:
+            vocab = self._model.vocab
+            self._detokenizer = Detokenizer(
+                lambda token, special: _core.token_piece(vocab, token, special), self.token_bos()
+            )
+        text: Detokenizer = self._detokenizer
+        return text
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate `tokens` as llama_cpp does.
@@ -463,6 +494,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         that follow other tokens in the context.
         """
         self._check_open()
+        if self._threads is not None:
+            refuse_alone("eval")
         if isinstance(self._run, LoopRun):
             self._run.n_evaluated += len(tokens)
         experts = self._engine.experts if self._engine is not None else None
@@ -477,6 +510,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             demand, _graphs = experts.take_demand()
         if self._engine is not None and self._engine.events.driver is not None:
             self._engine.events.driver.raised(Event.VERIFY_END, demand, n_verified=len(tokens))
+
+    def save_state(self) -> Any:
+        """Return a copy of the context's state, as llama_cpp does."""
+        if self._threads is not None:
+            refuse_alone("save_state")
+        return super().save_state()
+
+    def load_state(self, state: Any) -> None:
+        """Restore a state of the context, as llama_cpp does."""
+        if self._threads is not None:
+            refuse_alone("load_state")
+        super().load_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self._own}

@@ -16,12 +16,13 @@ from spac.config.overrides import Value
 from spac.errors import InputError
 from spac.model.c_api import Context, Model
 from spac.model.c_api import _Owned as Owned
+from spac.model.devices import choose_device
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
 from spac.model.lora import apply_adapters, load_adapters
 from spac.model.paging import is_paged
-from spac.model.pair import ModelPair, choose_device
-from spac.model.params import LOAD_MODES, context_values, model_values
+from spac.model.pair import ModelPair
+from spac.model.params import LOAD_MODES, context_values, model_values, sequence_values
 from spac.model.thread_pool import SharedPool, place
 
 
@@ -142,7 +143,7 @@ class LentPair(ModelPair):
         all_rows: bool = True,
         more: More | None = None,
     ) -> None:
-        self._lend, self._info, self._exact, self._more = load, info, exact, more
+        self._lend, self.info, self._exact, self._more = load, info, exact, more
         super().__init__(config, None, all_rows=all_rows)
         del self._lend, self._more  # They usually belong to the owner of this pair.
 
@@ -152,11 +153,11 @@ class LentPair(ModelPair):
         if (draft_file := self._draft_file) is not None:
             draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
-        self._has_experts = self._info.is_moe
+        self._has_experts = self.info.is_moe
         self.device = choose_device(config.device) if self._has_experts else None
-        self._fit_to_cpu(self._info, draft)
+        self._fit_to_cpu(self.info, draft)
         self._note_device()
-        self.paged = is_paged(config, self._info, self.device)
+        self.paged = is_paged(config, self.info, self.device)
         devices = (ctypes.c_void_p * 2)(
             _core.device_handle(self.device.name) if self.device is not None else None, None
         )
@@ -165,14 +166,19 @@ class LentPair(ModelPair):
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
         if self.paged:
             model_params["load_mode"] = LOAD_MODES["mmap"]  # The mode "auto" does not map on every device.
-        context_params = {"n_rs_seq": config.longest_draft if types else 0, **self._target_rows}
+        self.n_sequences = self._wanted_sequences()
+        context_params = {
+            "n_rs_seq": config.longest_draft if types else 0, **self._target_rows,
+            **sequence_values(config, self.n_sequences),
+        }  # fmt: skip
         threads = (self.threads, self.prompt_threads)
         placement = placed(config, threads, model_params, context_params, exact=self._exact)
-        copying = self._copying(self._info, placement.model_params)
+        copying = self._copying(self.info, placement.model_params)
         with copying.scope(paged=self.paged) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
         self.target = self._keep(LentModel(Path(config.target), model))
         self._note_copy(self.target, copying)
+        self.n_sequences = self._sequences()
         self.target_context = self._keep(LentContext(context))
         self.pool = self._new_pool()  # The context computes with it, so the context's owner closes it.
         if self.pool is not None:
@@ -180,14 +186,14 @@ class LentPair(ModelPair):
         experts = scope.experts if self.device is not None else None
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         adapt(config, self.target, self.target_context)
-        self._note_paging(self._info)
+        self._note_paging(self.info)
         self._note_pinning()
         self._note_layers()
         self._note_context()
         self._note_mtp()
         self.draft = self._open_draft(draft)
         self._check_pair()
-        self._open_projector(self._info.n_embd)
+        self._open_projector(self.info.n_embd)
         with self._room_for_prompts(self.experts):  # The draft may be the target's extra layers.
             self.draft_context = self._open_draft_context() if needs_draft else None
             if self._more is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from spac.config.grammar import from_root
 from spac.llama_cpp_python.logprobs import Logprobs
 
 if TYPE_CHECKING:
@@ -79,10 +80,6 @@ class Sampling:
         """The argument that the native session does not support, or "" if it supports all."""
         if any(not isinstance(each, LogitBias | Logprobs) for each in self.logits_processor or ()):
             return "a logits_processor"
-        if self.grammar is not None and getattr(self.grammar, "_root", "root") != "root":
-            return "a grammar whose root is not called root"
-        if self.mirostat_mode in (1, 2) and self.temp > 0 and self._penalizes:
-            return "Mirostat with penalties"
         return ""
 
     @property
@@ -90,10 +87,6 @@ class Sampling:
         """The recorder of log probabilities, or None if they are not asked for."""
         found = (each for each in self.logits_processor or () if isinstance(each, Logprobs))
         return next(found, None)
-
-    @property
-    def _penalizes(self) -> bool:
-        return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
     def native(self, *, seed: int, last_n: int) -> dict[str, Any]:
         """Return the parameters of `_core.Session.set_sampling` for the chain that llama_cpp would make.
@@ -116,7 +109,9 @@ class Sampling:
     def _constraint(self) -> dict[str, Any]:
         if isinstance(self.grammar, ChatGrammar):
             return {"chat": self.grammar.chat, "reasoning_budget": self.grammar.reasoning_budget}
-        return {"grammar": self.grammar._grammar if self.grammar is not None else ""}
+        if self.grammar is None:
+            return {"grammar": ""}
+        return {"grammar": from_root(self.grammar._grammar, getattr(self.grammar, "_root", "root"))}
 
     def _bias(self) -> dict[int, float]:
         total: dict[int, float] = {}
@@ -141,6 +136,7 @@ class Sampling:
                 "mirostat": self.mirostat_mode,
                 "mirostat_lr": self.mirostat_eta,
                 "mirostat_ent": self.mirostat_tau,
+                "mirostat_penalizes": True,
             }
         return {
             "temp": self.temp,

@@ -198,11 +198,6 @@ class Model(_Owned):
         _core.free_model(pointer)
 
     @property
-    def trained_context(self) -> int:
-        """The length in tokens of the context that the model was trained with."""
-        return _core.model_context(self.pointer)
-
-    @property
     def has_window(self) -> bool:
         """True if some layers see a window of the past and no more."""
         return _core.model_has_window(self.pointer)
@@ -226,6 +221,11 @@ class Model(_Owned):
     def has_mtp(self) -> bool:
         """True if the file has extra layers that predict further tokens."""
         return _core.model_extra_layers(self.pointer) > 0
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if layers keep a state in place of the past, so the model cannot go back to any token."""
+        return _core.model_is_recurrent(self.pointer)
 
     @property
     def has_encoder(self) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from spac import _core
 from spac.config.values import VramLimit
 from spac.machine.device_memory import margin
+from spac.model.devices import choose_device
 from spac.model.gguf.info import ModelInfo
-from spac.model.pair import choose_device
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Implementation of `--gpu-layers auto`: finds the largest number of layers that fits on the device."""
+"""The search for what fits: generations at once (`--parallel -1`) and layers (`--gpu-layers auto`)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from spac.errors import OutOfMemoryError
 def load_what_fits(
     config: EngineConfig, n_layer: int, load: Callable[[EngineConfig], None], unload: Callable[[], None]
 ) -> None:
-    """Call `load` with `config`, or with the largest number of layers that fits if `gpu_layers` is auto.
+    """Call `load` with `config`, or with as much of it as fits.
 
-    The number is found by loading, because only loading shows how much memory a context takes. Files are
-    copied to pages of 2 MB in the last load alone, because a copy takes long and no memory of the device.
+    Fewer generations at once are tried first if `parallel` is -1, and then fewer layers if `gpu_layers` is
+    auto. The number is found by loading, because only loading shows how much memory a context takes. Files
+    are copied to pages of 2 MB in the last load alone, because a copy takes long and no memory of the device.
     `unload` undoes a `load`, also a failed one. Raises the errors of `load`.
     """
     try:
         load(config)
         return
     except OutOfMemoryError:
+        unload()
+        if _load_fewer(config, load, unload):
+            return
         if not config.gpu_layers.is_auto:
             raise
-        unload()
     mapped = config if config.huge_pages == "off" else replace(config, huge_pages="off")
     fits, too_many, loaded = 0, n_layer + 1, -1
     while too_many - fits > 1:
@@ -43,3 +46,17 @@ def load_what_fits(
         if loaded >= 0:
             unload()
         load(replace(config, gpu_layers=GpuLayers(fits)))
+
+
+def _load_fewer(
+    config: EngineConfig, load: Callable[[EngineConfig], None], unload: Callable[[], None]
+) -> bool:
+    """Load with fewer generations at once if the user gave no number. Return False if that does not fit."""
+    n = config.n_parallel if config.parallel == -1 else 1
+    while (n := n // 2) > 0:
+        try:
+            load(replace(config, most_parallel=n))
+            return True
+        except OutOfMemoryError:
+            unload()
+    return False

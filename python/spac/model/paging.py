@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from spac import _core
@@ -10,7 +12,9 @@ from spac.config import EngineConfig
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine import host_memory
 from spac.machine.device_memory import size
-from spac.model.gguf.info import ModelInfo
+from spac.model.gguf.check import part_paths
+from spac.model.gguf.header import HeaderError, read_header
+from spac.model.gguf.info import EXPERTS, ModelInfo
 
 _SHARE = 15 / 16
 """The share of the available memory that experts may take.
@@ -70,6 +74,22 @@ def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo
     )  # some draft types do not use it, so it may not exist
     draft_bytes = draft.stat().st_size if draft is not None and draft.is_file() else 0
     return info.file_size - info.expert_bytes + int(share * info.expert_bytes) + draft_bytes
+
+
+def give_back(path: Path, *, experts_too: bool = False) -> None:
+    """Give the system's cache of dense weights back, which the device has read from a file.
+
+    With `experts_too`, all of the file is given back. Mapped pages stay. Nothing is raised: the cache is the
+    system's, and what is read again comes from the file.
+    """
+    with suppress(HeaderError, OSError):
+        for part in part_paths(path, read_header(path)):
+            header = read_header(part)
+            with part.open("rb") as file:
+                for tensor in header.tensors:
+                    if experts_too or not EXPERTS.search(tensor.name):
+                        start = header.data_offset + tensor.offset
+                        os.posix_fadvise(file.fileno(), start, tensor.n_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _check_unmapped(config: EngineConfig, info: ModelInfo) -> None:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 from spac import _core, env
 from spac.config import EngineConfig
 from spac.config.context import WHOLE_TYPES
-from spac.config.engine import DEFAULT_CONTEXT
+from spac.config.engine import AUTO_PARALLEL, DEFAULT_CONTEXT
 from spac.config.values import StreamBatch
 from spac.errors import InputError
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
 from spac.machine.device_memory import size
 from spac.machine.topology import numa_advice
 from spac.model.c_api import MTP, Context, Model
+from spac.model.devices import SIMULATED, choose_device
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
 from spac.model.huge_pages import Copying, choose
 from spac.model.images import open_projector
 from spac.model.lora import apply_adapters, load_adapters
-from spac.model.paging import is_paged, paging_note
-from spac.model.params import LOAD_MODES, context_values, draft_rows, model_values, target_rows
+from spac.model.paging import give_back, is_paged, paging_note
+from spac.model.params import (
+    LOAD_MODES,
+    context_values,
+    draft_rows,
+    model_values,
+    sequence_values,
+    target_rows,
+)
 from spac.model.pinning import pinning_note, set_pinning
 from spac.model.repacking import repacking_pays
 from spac.model.thread_pool import SharedPool, place
@@ -34,7 +42,8 @@ LoadProgress = Callable[[Path, float], bool]
 """A callback that gets the file and its loaded share, 0 to 1. It returns False to stop loading."""
 
 Owned = TypeVar("Owned", Model, Context)
-_SIMULATED = "simulated"  # the device whose settings are the environment's
+DRAFT_HEAD_ROWS = 16384
+"""The tokens of a draft's short head. Published ones lose few tokens with 16,384 to 32,768."""
 
 
 class ModelPair:
@@ -47,7 +56,13 @@ class ModelPair:
     draft_experts: _core.Experts | None = None
     """The experts of a separate draft model; None without one, or on the CPU."""
     draft_tap: _core.Tap | None = None
-    """The tap of hidden states of the draft's context, off at first; None without a separate draft model."""
+    """The tap that shows the draft's states to routers, off at first; None without a separate draft model."""
+
+    target_states: tuple[int, int] = (0, 0)
+    """The number of the target's layers, without those that only predict further tokens, and their width."""
+
+    draft_head: _core.ShortHead | None = None
+    """The short head of the draft's context, off at first; None if its head cannot be shortened."""
 
     pool: SharedPool | None = None
     """The threads for graph parts on the CPU outside the split; None if there are no such parts."""
@@ -60,6 +75,12 @@ class ModelPair:
 
     threads: int
     """The number of CPU threads that compute a token: the user's, or else the fastest one measured."""
+
+    info: ModelInfo
+    """What the header of the target's file says."""
+
+    n_sequences: int = 1
+    """The number of sequences that the contexts have places for."""
 
     paged: bool = False
     """True if the target's experts stay in the file and are read when they are needed."""
@@ -95,7 +116,23 @@ class ModelPair:
         if self.draft is not None:
             self.copied = [model for model in self.copied if model is not self.draft]
             self.draft.close()
-        self.draft = self.draft_context = self.draft_experts = self.draft_tap = None
+        self.draft = self.draft_context = self.draft_experts = self.draft_tap = self.draft_head = None
+
+    def return_draft(self) -> None:
+        """Load the draft model again after `drop_draft`, and make its context.
+
+        Raise InputError, OutOfMemoryError or SpacError if that fails. The draft is then as dropped.
+        """
+        n_notes, self._progress = len(self.notes), None
+        try:
+            assert self._draft_file is not None
+            self.draft = self._open_draft(check_model(self._draft_file, "draft", self._config.override_kv))
+            self.draft_context = self._open_draft_context()
+        except BaseException:
+            self.drop_draft()
+            raise
+        finally:
+            del self.notes[n_notes:]
 
     def _load(self) -> None:
         config, target = self._config, Path(self._config.target)
@@ -136,6 +173,13 @@ class ModelPair:
         if self.paged and self._config.paging == "auto":
             self.notes.append(paging_note(info))
 
+    def _give_back(self, info: ModelInfo, draft: ModelInfo | None) -> None:
+        """Give the system's cache of weights back that the device holds, if memory is short."""
+        if self.paged:
+            give_back(info.path)
+            if draft is not None:
+                give_back(draft.path, experts_too=True)
+
     def _note_pinning(self) -> None:
         """Add a note about pinning. Call it after contexts are made, because that pins the experts."""
         if self.experts is not None and self.device is not None:
@@ -149,6 +193,9 @@ class ModelPair:
 
     def _open_all(self, config: EngineConfig, info: ModelInfo, draft: ModelInfo | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
+        self.info = info
+        self.target_states = _states_of(info)
+        self._cpu_draft_states = (0, 0) if draft is None else _states_of(draft)
         self.target, experts = self._open(info, load_mtp="draft-mtp" in types and draft is None)
         load_adapters(self.target, config.lora)
         self.draft = self._open_draft(draft)
@@ -159,6 +206,7 @@ class ModelPair:
         self.experts = experts if experts is not None and experts.n_layer > 0 else None
         """The target's experts; None if there are none to split."""
         self._note_paging(info)
+        self._give_back(info, draft)
         self._note_pinning()
         self._note_layers()
         self._note_context()
@@ -235,7 +283,7 @@ class ModelPair:
         by_default = self._config.device.lower() == "auto"
         if device is None and by_default and self._has_experts and not env.DEVICE.get():
             self.notes.append("no GPU found (see `spac doctor`): everything runs on the CPU")
-        if device is not None and device.name == _SIMULATED:
+        if device is not None and device.name == SIMULATED:
             if by_default:
                 self.notes.append(
                     "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "
@@ -355,22 +403,23 @@ class ModelPair:
                 f"their vocabularies differ ({fault})"
             )
 
-    def _context_size(self) -> int:
-        trained = self.target.trained_context
+    def _context_size(self, trained: int) -> int:
         if self._config.ctx is None:
             return min(DEFAULT_CONTEXT, trained)
         return self._config.ctx or trained
 
     def _open_contexts(self) -> None:
         config, types = self._config, self._config.draft_types
+        self.n_sequences = self._sequences()
         # A recurrent memory takes rejected tokens back only if n_rs_seq allows it; others ignore it.
-        size = self._context_size()
+        size = self._context_size(self.info.n_ctx_train)
         self.pool = self._new_pool()
         if self.pool is not None:
             self._closing.callback(self.pool.close)  # runs after the contexts are closed
         self.target_context = self._context(
-            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows
-        )
+            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows,
+            **sequence_values(config, self.n_sequences),
+        )  # fmt: skip
         apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
         self.draft_context = self._open_draft_context() if needs_draft else None
@@ -388,24 +437,88 @@ class ModelPair:
             return None
         return SharedPool(cpu_alone=self.device is None)
 
+    def _wanted_sequences(self) -> int:
+        """Return the number of sequences as far as the configuration and the file's header tell."""
+        context = self._context_size(self.info.n_ctx_train)
+        return 1 if self.info.has_states else self._config.fitting_parallel(context)
+
+    def _sequences(self) -> int:
+        """Return the number of sequences, and add notes about those that cannot be had."""
+        config = self._config
+        n, wanted = self._wanted_sequences(), config.n_parallel
+        why = config.needs_one if config.parallel == -1 else ""
+        if wanted > 1 and (self.info.has_states or self.target.is_recurrent):
+            n, why = 1, f"{Path(config.target).name} keeps a state that cannot go back"
+        elif config.lone_drafts:
+            names = ", ".join(config.lone_drafts)
+            self.notes.append(f"{names}: nothing is drafted, for it drafts for one generation at a time")
+        elif n < wanted:
+            why = f"--ctx {self._context_size(self.info.n_ctx_train)} and --batch {config.batch}"
+        elif 1 <= n < AUTO_PARALLEL and config.parallel == -1 and not why:
+            why = "the memory has no place for more"
+        if why and config.parallel == -1:
+            at_once = "one generation at a time" if n == 1 else f"{n} generations at once"
+            self.notes.append(f"{at_once}, for {why} (--parallel)")
+        elif why:
+            self.notes.append(f"--parallel {wanted}: not used, for {why}")
+        return n
+
+    @property
+    def sequence_context(self) -> int:
+        """The number of tokens that one sequence may have."""
+        shares = sequence_values(self._config, self.n_sequences).get("kv_unified", True)
+        size = self.target_context.size
+        return size if shares else size // self.n_sequences
+
     @property
     def _target_rows(self) -> dict[str, Any]:
-        return {} if self._all_rows else target_rows(self._config)
+        return {} if self._all_rows else target_rows(self._config, self.n_sequences)
 
     def _open_draft_context(self) -> Context:
         """Make the draft's context as llama.cpp's own programs do.
 
         A draft that uses the target's hidden states gets the target's context.
         """
-        params: dict[str, Any] = {"n_ctx": self.target_context.size, **draft_rows(self._config)}
+        params: dict[str, Any] = {
+            "n_ctx": self.target_context.size, **draft_rows(self._config, self.n_sequences),
+            **sequence_values(self._config, self.n_sequences),
+        }  # fmt: skip
         if "draft-simple" not in self._config.draft_types:
             params["ctx_other"] = self.target_context.pointer
         if "draft-mtp" in self._config.draft_types:
             params["ctx_type"] = MTP
         if self.draft is None:
             return self._context(self.target, **params)
-        with _core.Tap() as self.draft_tap:
-            return self._context(self.draft, **params)
+        head = self._new_head()
+        scope = _core.ShortHeadScope(head) if head is not None else nullcontext()
+        with _core.Tap() as self.draft_tap, scope:
+            if self.draft_on_cpu and self.device is not None:
+                params["cb_eval"], params["cb_eval_user_data"] = self.draft_tap.callback
+            context = self._context(self.draft, **params)
+        self.draft_head = head if head is not None and head.n_rows else None
+        return context
+
+    def _new_head(self) -> _core.ShortHead | None:
+        config, wanted = self._config, env.DRAFT_HEAD.get()
+        n_rows = DRAFT_HEAD_ROWS if wanted is None else int(wanted)
+        simple = config.draft_types == ("draft-simple",)
+        if self.device is None or config.deterministic or not simple or not n_rows:
+            return None
+        if n_rows < 8:
+            raise InputError(f"{env.DRAFT_HEAD.name}: {n_rows} tokens are too few: give at least 8, or 0")
+        return _core.ShortHead(n_rows, self.n_sequences)
+
+    @property
+    def draft_on_cpu(self) -> bool:
+        """True if no layer of the draft is on the device."""
+        return self.device is None or self._config.gpu_layers_draft.count == 0
+
+    @property
+    def draft_states(self) -> tuple[int, int]:
+        """The number of the draft's layers that can be shown to routers, and their width."""
+        if self.draft_tap is None or self.draft_on_cpu:
+            return self._cpu_draft_states if self.draft_tap is not None else (0, 0)
+        return self.draft_tap.n_layer, self.draft_tap.n_embd
 
     def _context(self, model: Model, **params: Any) -> Context:
         common = {
@@ -448,24 +561,6 @@ class ModelPair:
         return default_threads(physical_cores(), gpu=gpu, shares_cores=self._shares_cores)
 
 
-def choose_device(name: str) -> _core.DeviceInfo | None:
-    """Return the device of a name; None for the CPU alone.
-
-    "auto" is the device that SPAC_DEVICE names, or else the first GPU, or else the CPU. Raises InputError for
-    an unknown name.
-    """
-    known = _core.devices()
-    name = (env.DEVICE.get() or name) if name.lower() == "auto" else name
-    wanted = name.lower()
-    for device in known:
-        if wanted == device.name.lower() or (wanted == "auto" and not device.shares_host_cores):
-            return device
-    if wanted in ("auto", "cpu"):
-        return None
-    names = ", ".join(["auto", *(device.name for device in known), "cpu"])
-    raise InputError(f"unknown device '{name}': choose one of {names} (see `spac doctor`)")
-
-
-def memory_is_given(device: _core.DeviceInfo) -> bool:
-    """Return True if a limit or the simulated device's settings say how much memory a device has."""
-    return bool(device.memory.limit or (device.name == _SIMULATED and _core.simulated_device()["memory_mb"]))
+def _states_of(info: ModelInfo) -> tuple[int, int]:
+    """Return the number of a model's layers that compute a token's hidden states, and their width."""
+    return info.n_layer - info.n_mtp_layers, info.n_embd

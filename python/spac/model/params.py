@@ -68,7 +68,16 @@ def context_values(config: EngineConfig, *, is_draft: bool) -> dict[str, Any]:
     return values
 
 
-def target_rows(config: EngineConfig) -> dict[str, Any]:
+def sequence_values(config: EngineConfig, n_sequences: int) -> dict[str, Any]:
+    """Return the fields of contexts of several sequences; none for one sequence.
+
+    The sequences share the memory. Under `deterministic`, each has a part of its own, so that its keys lie
+    where they would lie without the others.
+    """
+    return {} if n_sequences == 1 else {"n_seq_max": n_sequences, "kv_unified": not config.deterministic}
+
+
+def target_rows(config: EngineConfig, n_sequences: int = 1) -> dict[str, Any]:
     """Return the field that limits a target's rows of logits to those of the longest verification.
 
     By default, llama.cpp has a row for every token of a batch. Nothing is limited if the draft reads the
@@ -78,17 +87,20 @@ def target_rows(config: EngineConfig) -> dict[str, Any]:
     drafts = [name for name in config.draft_types if name.startswith("draft-")]
     if any(name not in _WITHOUT_STATES for name in drafts):
         return {}
-    return _rows(config, config.longest_draft + 1)
+    n_drafted = config.longest_draft if config.draft_types or n_sequences == 1 else 0
+    return _rows(config, n_sequences * (n_drafted + 1))
 
 
-def draft_rows(config: EngineConfig) -> dict[str, Any]:
-    """Return the field that limits a draft's rows of logits to one: its batches need their last token's only.
+def draft_rows(config: EngineConfig, n_sequences: int = 1) -> dict[str, Any]:
+    """Return the field that limits a draft's rows of logits to one for each sequence.
+
+    Its batches need the last token's only.
 
     A context of `draft-mtp` samples on the device and would allocate the rows twice. The second allocation is
     at its first use, when slots already take the memory.
     """
     drafts = [name for name in config.draft_types if name.startswith("draft-")]
-    return _rows(config, 1) if all(name in _ROW_BY_ROW for name in drafts) else {}
+    return _rows(config, n_sequences) if all(name in _ROW_BY_ROW for name in drafts) else {}
 
 
 def _rows(config: EngineConfig, n: int) -> dict[str, Any]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from spac.scheduler.adapmoe import AdapMoeScheduler
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View, share_slots
 from spac.scheduler.choice import SchedulerChoice, names, parse
 from spac.scheduler.ewma import EwmaScheduler
+from spac.scheduler.fate import FateScheduler
+from spac.scheduler.hybrimoe import HybriMoeScheduler
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.lru import LruScheduler
+from spac.scheduler.mixtral_offloading import MixtralOffloadingScheduler
+from spac.scheduler.moe_infinity import MoeInfinityScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.none import NoneScheduler
+from spac.scheduler.profiled import ProfiledScheduler
 from spac.scheduler.sp_moe import SpMoeScheduler
 from spac.scheduler.static import StaticScheduler
 
@@ -26,6 +32,12 @@ _SCHEDULERS: dict[str, type[Scheduler]] = {
         MoeSpacScheduler,
         MoeSpeqScheduler,
         SpMoeScheduler,
+        MixtralOffloadingScheduler,
+        MoeInfinityScheduler,
+        AdapMoeScheduler,
+        FateScheduler,
+        HybriMoeScheduler,
+        ProfiledScheduler,
     )
 }
 

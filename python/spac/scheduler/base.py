@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.machine.arrays import BoolArray, Float32Array, Int32Array
-from spac.scheduler.routers import Routers
+from spac.machine.arrays import BoolArray, Float32Array, Float64Array, Int32Array
 
 StateArrays = dict[str, npt.NDArray[Any]]
 """The arrays that a scheduler learned, by name; see `Scheduler.state`."""
@@ -35,6 +34,11 @@ class Event(StrEnum):
     """The events at which a scheduler is asked. Values are the session's names of the events."""
 
     START = "start"  # after empty slots have been attached, and again when their number has changed
+    # The draft has computed a layer of its next token. `View.draft_routes` has what the target's routers
+    # choose for it. Only schedulers with `wants_target_routes` are asked, on a thread of its own, and as
+    # often as they can be: with several layers at once if those have come meanwhile. Deterministic runs do
+    # not ask.
+    DRAFT_LAYER = "draft_layer"
     DRAFT_TOKEN = "draft_token"  # a token has been drafted
     DRAFT_END = "draft_end"  # the draft is complete, and the target has not evaluated it yet
     VERIFY_END = "verify_end"  # the target has verified the draft; `View.demand` has this step's demand
@@ -74,6 +78,8 @@ class View:
     """
     step: int = 0
     """The number of steps that were verified before this event."""
+    text: int = 0
+    """The number of the text that is generated, from 1 on; 0 where nothing counts texts."""
     n_drafted: int = 0
     """The number of tokens drafted in this step so far."""
     n_verified: int = 0
@@ -90,22 +96,23 @@ class View:
     Tokens stand in their order, rejected ones included. Entries are -1 where a layer uses fewer experts.
     """
     draft_routes: Int32Array | None = None
-    """The choices of the draft's routers, int32 [L, T, U], for schedulers that ask.
+    """The predicted choices of routers, int32 [L, T, U], for schedulers that ask, -1 where there is none.
 
-    They are there at DRAFT_TOKEN and DRAFT_END, and cover the first T tokens that will be verified. The
-    evaluation of a token yields the next token. So after n drafted tokens T is n: the token before the draft
-    comes first, and the n-th drafted token is missing. If the draft ended at a token that it refused, the
-    n-th is there too and T = n + 1. T is 0 without a draft.
+    They are the choices of the draft's own routers (`wants_draft_routes`), or of the target's routers for the
+    draft's hidden states (`wants_target_routes`), best first. They are there at DRAFT_TOKEN and DRAFT_END,
+    and cover the first T tokens that will be verified. The evaluation of a token yields the next token. So
+    after n drafted tokens T is n: the token before the draft comes first, and the n-th drafted token is
+    missing. If the draft ended at a token that it refused, the n-th is there too and T = n + 1. T is 0
+    without a draft. At DRAFT_LAYER the last token is the one that the draft computes, as far as its layers
+    are known.
     """
-    draft_states: Float32Array | None = None
-    """The inputs of the FFNs of the draft's D layers, float32 [D, T, E], for the same tokens and events."""
-    routers: Routers | None = None
-    """The target's routers, for schedulers that ask for `draft_states`."""
 
-    @property
-    def gates(self) -> Routers | None:
-        """The former name of `routers`."""
-        return self.routers
+    draft_shares: Float32Array | None = None
+    """The confidences of `draft_routes`, float32 [L, T, U]; None or 0 where they are not known.
+
+    The confidence of an expert is the weight that the router gives it, as a share of the weights of the
+    experts that the token uses in the layer.
+    """
 
     @property
     def n_layer(self) -> int:
@@ -184,19 +191,55 @@ class Scheduler(ABC):
     name: ClassVar[str]
     events: ClassVar[frozenset[Event]] = frozenset({Event.START, Event.VERIFY_END})
     """The events for which `on` is called. Other events cost nothing."""
+    by_recency: ClassVar[bool] = False
+    """True if plans keep what was used last.
+
+    With `--miss load`, an expert that is loaded then takes the place of the least wanted one at once, as the
+    next plan would have it.
+    """
     wants_routes: ClassVar[bool] = False
     """True if `View.routes` is filled at VERIFY_END. Otherwise it is None and costs nothing."""
+    sees_prompts: ClassVar[bool] = False
+    """True if `on` is also called for each of the last tokens of a prompt, before its first step.
+
+    Each token comes as a VERIFY_END of one token. These tokens are no steps, and nothing counts their hits.
+    """
     wants_draft_routes: ClassVar[bool] = False
     """True if `View.draft_routes` is filled.
 
     The draft must have the target's layers and experts; a quantized copy of the target has them. An engine
     with another draft refuses the scheduler.
     """
-    wants_draft_states: ClassVar[bool] = False
-    """True if `View.draft_states` and `View.routers` are filled.
+    misses_no_draft: ClassVar[bool] = False
+    """True if `on` is called for every event of a draft, on the thread that decodes.
+
+    Otherwise a thread of its own calls it with the draft's routes, and leaves out events that come too fast.
+    """
+    wants_target_routes: ClassVar[bool] = False
+    """True if `View.draft_routes` has the choices of the target's routers for the draft's hidden states.
 
     The draft must have the target's width and as many layers. An engine with another draft refuses the
     scheduler.
+    """
+    critical: Int32Array = np.zeros(0, np.int32)
+    """The number of experts that the target's routers choose for a draft's token, int32 [n].
+
+    It is for the first n layers, and only with `wants_target_routes`. It is read after START and VERIFY_END,
+    and holds for the next draft.
+    """
+
+    window_misses: Float64Array | None = None
+    """The predicted misses of windows of the first 1 … T tokens of the last draft, float64 [T].
+
+    A miss is a distinct (layer, expert) that a token of the window is predicted to use and that was not
+    resident when the draft ended. None if nothing is predicted. The governor reads it after the verification.
+    """
+
+    lookahead: ClassVar[int | None] = None
+    """The number of layers ahead whose experts this system loads within a step, 0 for none.
+
+    The mechanism does it, where `--lookahead` is not given and a device gains by it. None: as many as it does
+    by default.
     """
 
     @abstractmethod
@@ -217,6 +260,10 @@ class Scheduler(ABC):
         that was in force is restored separately. When the number of slots changes, the same scheduler gets
         START again, and then what it had learned before.
         """
+
+    def for_new_text(self, state: StateArrays) -> StateArrays:
+        """Return a result of `state` as a run should start with it whose text is another one."""
+        return state
 
 
 def share_slots(layers: tuple[Layer, ...], pool_slots: Int32Array) -> Int32Array:

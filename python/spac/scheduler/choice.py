@@ -9,12 +9,18 @@ from typing import Any
 from spac.errors import InputError
 from spac.scheduler.moe_spac_options import MoeSpacOptions
 from spac.scheduler.options import (
+    AdapMoeOptions,
     EwmaOptions,
+    FateOptions,
+    HybriMoeOptions,
     LogisticOptions,
     LruOptions,
+    MixtralOffloadingOptions,
+    MoeInfinityOptions,
     MoeSpeqOptions,
     NoneOptions,
     Options,
+    ProfiledOptions,
     SpMoeOptions,
     StaticOptions,
 )
@@ -23,7 +29,8 @@ OPTIONS: dict[str, type[Options]] = {
     options.scheduler: options
     for options in (
         LruOptions, StaticOptions, NoneOptions, EwmaOptions, LogisticOptions, MoeSpacOptions, MoeSpeqOptions,
-        SpMoeOptions,
+        SpMoeOptions, MixtralOffloadingOptions, MoeInfinityOptions, AdapMoeOptions, FateOptions,
+        HybriMoeOptions, ProfiledOptions,
     )
 }  # fmt: skip
 """The schedulers' options, by the schedulers' names."""
@@ -71,14 +78,20 @@ class SchedulerChoice:
 def parse(text: str) -> tuple[str, dict[str, bool | int | float | str]]:
     """Return a scheduler's name and options from "name:key=value,…", such as "moe-spac:levels=8,balance=off".
 
-    A value is on/off (or true/false), a number, or a word. Raise InputError for text that cannot be read.
+    A value is on/off (or true/false), a number, or a word. A word in the place of key=value is a preset of
+    the scheduler, which other items override. Raise InputError for text that cannot be read.
     """
     name, _, written = text.partition(":")
     options: dict[str, bool | int | float | str] = {}
+    presets = OPTIONS[name].presets if name in OPTIONS else {}
     for item in filter(None, written.split(",")):
+        if item in presets:
+            options = {**presets[item], **options}
+            continue
         key, equals, value = item.partition("=")
         if not (key.isidentifier() and equals and value):
-            raise InputError(f"scheduler '{name}': '{item}' is not an option of the form key=value")
+            known = "".join(f", nor the preset '{preset}'" for preset in presets)
+            raise InputError(f"scheduler '{name}': '{item}' is not an option of the form key=value{known}")
         options[key] = _value(value)
     return name, options
 

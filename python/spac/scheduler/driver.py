@@ -6,6 +6,7 @@ It turns the session's events into views, and the scheduler's plans into orders 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,9 @@ from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
-from spac.scheduler.routers import Routers
+
+_KEPT = 31
+"""Steps before the last one whose routes are kept for the layer that computes no prompt."""
 
 
 class LayerInfo(CostedLayer, Protocol):
@@ -51,37 +54,44 @@ class Experts(Protocol):
         """Make the reconciler drive the slots toward a plan."""
 
 
-class DraftStates(Protocol):
-    """The values that a draft's layers compute while it drafts.
+class TargetRoutes(Protocol):
+    """The choices of the target's routers for a draft's hidden states. See `spac.engine.target_routes`."""
 
-    `spac.engine.draft_hidden_states.DraftStates` is one.
-    """
+    def ask(self, critical: Int32Array) -> None:
+        """Ask the routers of the first layers for `critical` experts each, from the next draft on."""
+
+    def under_way(self, token: int, chosen: Int32Array) -> Int32Array | None:
+        """Return the choices, int32 [L, T, U], with those of the token that the draft computes now."""
+
+    def drafted(self, n: int) -> Int32Array:
+        """Return the choices, int32 [L, T, U], after the n-th token of a draft is known."""
+
+    def at_end(self, n: int) -> Int32Array:
+        """Return the choices, int32 [L, T, U], after a draft of n tokens has ended."""
 
     @property
-    def routers(self) -> Routers:
-        """The target's routers."""
-
-    def drafted(self, n: int) -> Float32Array:
-        """Return the hidden states, float32 [D, T, E], after the n-th token of a draft is known."""
-
-    def at_end(self, n: int) -> Float32Array:
-        """Return the hidden states, float32 [D, T, E], after a draft of n tokens has ended."""
+    def shares(self) -> Float32Array:
+        """The confidences of the last result of `drafted` or `at_end`, float32 [L, T, U]."""
 
 
 class Driver:
-    """A driver runs one scheduler on one model's experts. It is not thread-safe: one caller at a time."""
+    """A driver runs one scheduler on one model's experts.
+
+    `raised`, `drafted` and `layer_drafted` may come from several threads. Everything else is for one caller
+    at a time.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         experts: Experts,
         costs: LiveCosts | None = None,
-        states: DraftStates | None = None,
+        routes: TargetRoutes | None = None,
     ) -> None:
         """Make a driver.
 
-        experts: the model's experts, with slots attached. costs: the costs, where they are known. states: the
-        draft's hidden states, for schedulers that want them.
+        experts: the model's experts, with slots attached. costs: the costs, where they are known. routes:
+        what the target's routers choose for the draft, for schedulers that want it.
         """
         self.scheduler = scheduler
         self._experts = experts
@@ -96,9 +106,11 @@ class Driver:
         self._plan = Plan.nothing(len(self._layers), n_expert)
         self._pool_slots = np.array(experts.pool_slots, np.int32)
         self._costs = costs
-        self._states = states
+        self._routes = routes
+        self._lock = Lock()
         self._no_demand = np.zeros_like(self._plan.priority)
         self._step = 0
+        self._latest: list[Int32Array] = []  # routes of the latest steps, [L, T, U] each
 
     @property
     def plan(self) -> Plan:
@@ -146,42 +158,142 @@ class Driver:
         n_verified: int = 0,
         n_accepted: int = 0,
         layer: int = -1,
-        draft_routes: Int32Array | None = None,
+        text: int = 0,
     ) -> None:
         """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
 
-        Raise InputError if the plan's shape is not the model's.
+        `drafted` is for the events of a draft. Raise InputError if the plan's shape is not the model's.
         """
-        if event in self.scheduler.events:
-            asks = self.scheduler.wants_routes and event == Event.VERIFY_END
+        with self._lock:
+            self._ask(
+                event, demand, n_drafted=n_drafted, n_verified=n_verified, n_accepted=n_accepted, layer=layer,
+                text=text,
+            )  # fmt: skip
+            if self._routes is not None and event in (Event.START, Event.VERIFY_END):
+                self._routes.ask(self.scheduler.critical)
+            if event == Event.VERIFY_END:
+                self._step += 1
+
+    def drafted(
+        self,
+        event: Event,
+        n_drafted: int,
+        routes: Int32Array | None,
+        shares: Float32Array | None,
+        step: int,
+        text: int = 0,
+    ) -> None:
+        """Pass an event of a draft to the scheduler, on any thread, unless its step has been verified.
+
+        routes, shares: `View.draft_routes` and `View.draft_shares`, unless a tap on the draft tells them.
+        step: `step` at the event. Raise InputError if the plan's shape is not the model's.
+        """
+        with self._lock:
+            if step != self._step:
+                return
+            if self._routes is not None:
+                known = self._routes.drafted if event == Event.DRAFT_TOKEN else self._routes.at_end
+                routes, shares = known(n_drafted), self._routes.shares
+            self._ask(event, n_drafted=n_drafted, text=text, draft_routes=routes, draft_shares=shares)
+
+    def layer_drafted(self, token: int, chosen: Int32Array) -> None:
+        """Pass on what the target's routers choose while the draft computes a token, on any thread.
+
+        See `TargetRoutes.under_way`.
+        """
+        with self._lock:
+            assert self._routes is not None
+            draft_routes = self._routes.under_way(token, chosen)
+            if draft_routes is not None:
+                n_drafted = draft_routes.shape[1] - 1
+                layer = len(chosen) - 1
+                self._ask(Event.DRAFT_LAYER, n_drafted=n_drafted, layer=layer, draft_routes=draft_routes)
+
+    def saw_prompt(self, text: int = 0) -> None:
+        """Show the scheduler the last tokens of a prompt, in their order. Only the last plan is carried out.
+
+        `text` is the number of the text. The mechanism has the routes. The last layer computes no prompt, so
+        it is shown the routes of the tokens that were verified last. Costs are not shown, because a prompt's
+        copies are not a step's.
+        """
+        routes = self._whole_routes()
+        slot_of, plan = self._experts.residency(), None
+        for token in range(routes.shape[1]):
+            chosen = np.ascontiguousarray(routes[:, token : token + 1])
             view = View(
                 layers=self._layers,
                 pool_slots=self._pool_slots,
-                slot_of=self._experts.residency(),
-                demand=self._no_demand if demand is None else demand,
+                slot_of=slot_of,
+                demand=self._counted(chosen),
                 step=self._step,
-                n_drafted=n_drafted,
-                n_verified=n_verified,
-                n_accepted=n_accepted,
-                layer=layer,
-                costs=self._costs,
-                routes=self._experts.routes() if asks else None,
-                draft_routes=draft_routes if self.scheduler.wants_draft_routes else None,
-                draft_states=self._draft_states(event, n_drafted),
-                routers=self._states.routers if self._states is not None else None,
+                n_verified=1,
+                text=text,
+                routes=chosen if self.scheduler.wants_routes else None,
             )
-            plan = self.scheduler.on(event, view)
-            if plan is not None:
-                self._submit(plan)
-        if event == Event.VERIFY_END:
-            self._step += 1
+            plan = self.scheduler.on(Event.VERIFY_END, view) or plan
+        if plan is not None:
+            self._submit(plan)
 
-    def _draft_states(self, event: Event, n_drafted: int) -> Float32Array | None:
-        if self._states is None or event not in (Event.DRAFT_TOKEN, Event.DRAFT_END):
-            return None
-        return (
-            self._states.drafted(n_drafted) if event == Event.DRAFT_TOKEN else self._states.at_end(n_drafted)
+    def _whole_routes(self) -> Int32Array:
+        """Return the routes of a prompt's last tokens, int32 [L, T, U], with those of the last layer."""
+        routes = self._experts.routes().copy()
+        n_token, n_used = routes.shape[1:]
+        latest = [step[:, -1] for step in self._latest[-n_token:] if step.shape[2] == n_used]
+        for layer in np.flatnonzero((routes < 0).all(axis=(1, 2))) if latest else ():
+            routes[layer] = [latest[token % len(latest)][layer] for token in range(n_token)]
+        return routes
+
+    def _read_routes(self) -> Int32Array:
+        """Return the routes of the step that was verified, and keep those of the latest steps."""
+        routes = self._experts.routes()
+        if self.scheduler.sees_prompts and routes.shape[1] > 0:  # experts with an adapter have none
+            self._latest = [*self._latest[-_KEPT:], routes]
+        return routes
+
+    def _counted(self, routes: Int32Array) -> Int32Array:
+        """Return the activations of each expert, int32 [L, N], of routes, int32 [L, T, U]."""
+        demand = np.zeros_like(self._no_demand)
+        layer, token, place = np.nonzero(routes >= 0)
+        np.add.at(demand, (layer, routes[layer, token, place]), 1)
+        return demand
+
+    def _ask(
+        self,
+        event: Event,
+        demand: Int32Array | None = None,
+        *,
+        n_drafted: int = 0,
+        n_verified: int = 0,
+        n_accepted: int = 0,
+        layer: int = -1,
+        text: int = 0,
+        draft_routes: Int32Array | None = None,
+        draft_shares: Float32Array | None = None,
+    ) -> None:
+        """Ask the scheduler if it wants the event, and put its plan in force."""
+        scheduler = self.scheduler
+        if event not in scheduler.events:
+            return
+        asks = scheduler.wants_routes and event == Event.VERIFY_END
+        view = View(
+            layers=self._layers,
+            pool_slots=self._pool_slots,
+            slot_of=self._experts.residency(),
+            demand=self._no_demand if demand is None else demand,
+            step=self._step,
+            n_drafted=n_drafted,
+            n_verified=n_verified,
+            n_accepted=n_accepted,
+            layer=layer,
+            text=text,
+            costs=self._costs,
+            routes=self._read_routes() if asks else None,
+            draft_routes=draft_routes if scheduler.wants_draft_routes or self._routes is not None else None,
+            draft_shares=draft_shares,
         )
+        plan = scheduler.on(event, view)
+        if plan is not None:
+            self._submit(plan)
 
     def _submit(self, plan: Plan) -> None:
         if plan.priority.shape != self._plan.priority.shape:

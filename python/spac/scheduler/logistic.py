@@ -34,8 +34,8 @@ token. Their tables learn from a step after the weights have.
 Every pool keeps its most probable experts. The scheduler adds a margin to the probability of a resident
 expert, so that no copy is made for a smaller gain. The margin follows from what a copy costs (`price`), or is
 the option `margin`. Where copies are dear, experts stay for long, and `near` counts beside the probability.
-Prefill is not demand and teaches nothing. Layers that are
-to be whole (`whole_layers`) stand above all others.
+The last tokens of a prompt teach as single tokens do; the rest of it teaches nothing. Layers that are to be
+whole (`whole_layers`) stand above all others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays
 from spac.scheduler.ewma import best_per_pool
 from spac.scheduler.options import LogisticOptions
 from spac.scheduler.price import CopyPrice
-from spac.scheduler.transitions import FIRST_STEPS, FLOOR, KEPT, SHRINK, Transitions
+from spac.scheduler.transitions import FIRST_STEPS, FLOOR, KEPT, OTHER_TEXTS, SHRINK, Transitions
 from spac.scheduler.whole_layers import WholeLayers
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ class LogisticScheduler(Scheduler):
 
     name = "logistic"
     wants_routes = True
+    sees_prompts = True
     allow_fast: ClassVar[bool] = True
     """False: use numpy throughout, for comparisons."""
 
@@ -191,7 +192,7 @@ class LogisticScheduler(Scheduler):
             return None
         if self._makes_whole:
             self._whole.observe(view, self.probability, self._last)
-        self._price.observe(view)
+        self._price.observe(view, self.probability)
         plan = self._step(view, max(0, view.n_drafted - view.n_accepted))
         self._last = plan.priority
         return plan
@@ -223,6 +224,15 @@ class LogisticScheduler(Scheduler):
         if self._makes_whole:
             self._whole.restore(state)
             self._last = None
+
+    def for_new_text(self, state: StateArrays) -> StateArrays:
+        """Return a state without the counts of its text, and with tables that a new text soon outweighs."""
+        of_text = {name: np.zeros_like(state[name]) for name in ("features", "probability", "marked")}
+        seen, steps = state["seen"], state["popularity_steps"]
+        return {
+            **state, **of_text, "seen": np.minimum(seen, seen.dtype.type(OTHER_TEXTS)),
+            "popularity_steps": np.minimum(steps, FIRST_STEPS),
+        }  # fmt: skip
 
     def _make_fast(self, view: View) -> _core.Logistic:
         """Return the C++ implementation (csrc/core/logistic.h) on the same arrays."""

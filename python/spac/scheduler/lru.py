@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.machine.arrays import Int32Array, Int64Array
+from spac.machine.arrays import Float64Array, Int32Array, Int64Array
 from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View, share_slots
 
 
@@ -16,6 +16,7 @@ class LruScheduler(Scheduler):
     """
 
     name = "lru"
+    by_recency = True
 
     def __init__(self) -> None:
         # step << 32 + activations of the last use; 0 = never used
@@ -46,14 +47,20 @@ class LruScheduler(Scheduler):
         self._used, self._step = state["used"].copy(), int(state["step"])
 
     def _plan(self) -> Plan:
-        """Return the plan of the most recently used experts.
+        """Return the plan of the most recently used experts."""
+        return best_per_layer(self._used, self._share)
 
-        Every wanted expert ranks above every unwanted one. So a load always finds a victim in its own pool.
-        """
-        n_layer, n_expert = self._used.shape
-        order = np.argsort(-self._used, axis=1, kind="stable")
-        rank = np.empty_like(order)
-        np.put_along_axis(rank, order, np.arange(n_expert)[None, :], axis=1)
-        priority = np.where(rank < self._share[:, None], 2 * n_expert - rank, n_expert - rank)
-        priority[self._used == 0] = 0
-        return Plan(priority.astype(np.int32), np.full(n_layer, n_expert + 1, np.int32))
+
+def best_per_layer(score: Int64Array | Float64Array, share: Int32Array) -> Plan:
+    """Return the plan of the highest scores of every layer.
+
+    score: [L, N], at least 0; experts with 0 are not wanted. share: int32 [L], the slots of every layer.
+    Every wanted expert ranks above every unwanted one. So a load always finds a victim in its own pool.
+    """
+    n_layer, n_expert = score.shape
+    order = np.argsort(-score, axis=1, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(n_expert)[None, :], axis=1)
+    priority = np.where(rank < share[:, None], 2 * n_expert - rank, n_expert - rank)
+    priority[score == 0] = 0
+    return Plan(priority.astype(np.int32), np.full(n_layer, n_expert + 1, np.int32))

@@ -9,7 +9,8 @@ drafted. Prefill is not demand and moves no utility.
 
 Each row of Table 4 is one option: w/o SpecUE `speculative=off`; w/o AdaBC `adapt=off`; w/o HetWB
 `balance=off` (τ = `threshold`); w/o SG-Prefetcher `prefetch=off`; w/o SG-Evictor `evict=off`; w/o SD is the
-engine's `--draft-length 0`. Appendix D's other choice after use is `after_use=zero`.
+engine's `--draft-length 0`. Appendix D's other choice after use is `after_use=zero`. The preset
+`moe-spac:paper` is the printed system without what was added here: docs/schedulers.md lists the additions.
 
 The engine measures the balancer's unit times (`spac.costs`). The scheduler reads them anew every few steps.
 
@@ -259,7 +260,7 @@ class MoeSpacScheduler(Scheduler):
             may_load = resident | (utility >= self.threshold[:, None])
             priority = np.where(may_load, 1 + self._recency(), 0).astype(np.int32)
             threshold = np.ones_like(self.threshold)
-        if options.after_use == "zero":
+        if options.after_use == "zero" and options.evict:
             priority[resident & used] = 0
         whole = self._whole.whole > 0
         threshold[whole] = (self.n_level + 1) * UNIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from spac.errors import InputError
 from spac.scheduler.cost import UnitCosts
@@ -17,6 +18,15 @@ class MoeSpacOptions(Options):
     """The parameters of the system, and a switch for every part that can be left out (Table 4)."""
 
     scheduler = "moe-spac"
+    presets = MappingProxyType(
+        {
+            "paper": {
+                "form": "literal", "boundaries": "fixed", "levels": 4, "ties": "none", "whole": False,
+                "strict": True, "cost_by_expert": False, "after_use": "zero",
+            }
+        }
+    )  # fmt: skip
+    """The preset is the system as printed, without what was added. Rows of Table 4 are further options."""
 
     levels: int = 3
     """K: the highest utility."""
@@ -26,6 +36,8 @@ class MoeSpacOptions(Options):
     """γ to which utilities and decay refer: a step of γ+1 tokens. Shorter steps count in proportion."""
     form: str = "level"
     """The form of Algorithm 1: "level", "real" or "literal" (as printed); see `utility`."""
+    boundaries: str = "half"
+    """The boundaries at the start in the printed forms: "half" is floor(γ/2), "fixed" is 3 and 1."""
     ties: str = "learned"
     """The order within a level.
 
@@ -90,5 +102,6 @@ class MoeSpacOptions(Options):
             forgetting=self.forgetting,
             draft_length=self.draft_length,
             adapt=self.adapt,
+            boundaries=self.boundaries,
             form=self.form,
         )

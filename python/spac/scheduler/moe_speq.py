@@ -20,7 +20,12 @@ experts". The paper leaves the link idle at first. That has no use here: a copy 
 delays nothing, because the CPU computes the experts that have not arrived. The "uncertainty" of later tokens
 has no use either: the target evaluates the tokens that the draft evaluated, whatever is accepted.
 
-Phase III, at the draft's end: the order is c, then w for the experts that are not predicted. Among experts of
+*Confidence* (Equation 6). The paper's implementation hardly uses it. With `confidence=on`, c is not the
+number of predictions of e but the expected number of those that come true: each counts as often as earlier
+ones of its confidence did. On the bundled target this changes next to nothing
+(bench/results/moe-speq-elb.txt).
+
+Phase III, at the draft's end: the order is c in quarters, then w for what is not predicted. Among experts of
 equal c, the mechanism loads the layer first that runs next, and resident experts stay. Nothing is known of
 the last drafted token, because the draft need not evaluate it. In a step without a draft, only w is known.
 
@@ -35,9 +40,10 @@ layer's activations, and no equation uses it. Here entropy acts through h, by wh
 compete. Where entropy is low, a few experts have a high h and are worth keeping without a prediction. Where
 it is high, no expert has a high h, and the slots serve the lookahead.
 
-Three parts of the paper are not here: confidence scores (Equation 6; unused in the paper too), parameters and
-KV cache shared with the draft (3.4.1: the draft is a GGUF of its own), and reordering by expert (3.4.4:
-ggml's kernels group rows by expert). The governor (3.2) is `spac.governor`.
+The draft that shares parameters and KV cache (3.4.1, 3.4.2) is `--draft-type self`. A draft of its own file
+serves as well, and so does `self-resident`. Reordering by expert (3.4.4) is left to ggml's kernels: on the
+CPU, and on CUDA for more than 8 tokens (docs/papers.md). The governor (3.2) is `spac.governor`. It gets the
+misses of the predicted window (`window_misses`), the paper's E_new.
 """
 
 from __future__ import annotations
@@ -49,10 +55,13 @@ import numpy as np
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.lookahead_buffer import predicted_uses
+from spac.scheduler.lookahead_buffer import LookaheadBuffer
 from spac.scheduler.options import MoeSpeqOptions
 
-_PREDICTED = 4 * UNIT  # priority of predicted experts at a draft's end, above any w; each use adds one
+_PREDICTED = 4 * UNIT  # priority of predicted experts at a draft's end, above any w; each use adds _STEPS
+_STEPS = 4  # levels of an expected use; within a level, residents stay and earlier layers are loaded first
+_BINS = 16  # of the confidence
+_TRIALS = 64.0  # predictions of a bin that count, before newer ones replace them
 
 
 class MoeSpeqScheduler(Scheduler):
@@ -71,6 +80,14 @@ class MoeSpeqScheduler(Scheduler):
         self._decay, self._margin = given.decay, given.margin
         self._use: Float64Array = np.zeros((0, 0))
         self._last_draft = 0
+        self._confidence = given.confidence
+        self._trials, self._right = _unknown_chances()
+        self._buffer: LookaheadBuffer | None = None
+
+    @property
+    def chance(self) -> Float64Array:
+        """The probability that a prediction comes true, by bin of its confidence, float64 [16]."""
+        return np.asarray(self._right / self._trials)
 
     @property
     def use(self) -> Float64Array:
@@ -85,16 +102,21 @@ class MoeSpeqScheduler(Scheduler):
         if event == Event.START:
             self._use = np.zeros((view.n_layer, view.n_expert))
             self._last_draft = 0
+            self._buffer = self.window_misses = None
             return Plan.nothing(view.n_layer, view.n_expert)
         if event == Event.VERIFY_END:
             if view.n_verified == 0 or not view.demand.any():
                 return None
             self._observe(view)
             priority = _ones(self._worth(view))
-        elif view.draft_routes is None or not view.draft_routes.size:
-            return None  # nothing is predicted: the plan of the last verification holds
         else:
-            priority = self._ahead(event, view, view.draft_routes)
+            self._buffer = buffer = LookaheadBuffer.of(view)
+            self.window_misses = None
+            if buffer is None:
+                return None  # nothing is predicted: the plan of the last verification holds
+            if event == Event.DRAFT_END:
+                self.window_misses = buffer.misses(view.slot_of >= 0)
+            priority = self._ahead(event, view, buffer)
         return Plan(priority, best_per_pool(priority, view))
 
     def _observe(self, view: View) -> None:
@@ -103,26 +125,49 @@ class MoeSpeqScheduler(Scheduler):
         self._use += view.demand * ((1 - kept) / view.n_verified)
         self._use[self._use < LEAST] = 0.0
         self._last_draft = view.n_drafted
+        if self._confidence and self._buffer is not None:
+            self._judge(self._buffer, view.demand)
+        self._buffer = None
+
+    def _judge(self, buffer: LookaheadBuffer, demand: Int32Array) -> None:
+        """Learn how often predictions of each confidence come true. demand: int32 [L, N], of the step."""
+        layer, token, place = np.nonzero(buffer.ids >= 0)
+        right = demand[layer, buffer.ids[layer, token, place]] > 0
+        bins = buffer.bins(_BINS)[layer, token, place]
+        self._trials += np.bincount(bins, minlength=_BINS)
+        self._right += np.bincount(bins, right, _BINS)
+        kept = np.minimum(1.0, _TRIALS / self._trials)
+        self._trials *= kept
+        self._right *= kept
 
     def _worth(self, view: View) -> Float64Array:
         """Return w, float64 [L, N]."""
         return np.asarray(self._use + self._margin * (view.slot_of >= 0))
 
-    def _ahead(self, event: Event, view: View, routes: Int32Array) -> Int32Array:
-        """Return priorities by predicted uses, int32 [L, N]."""
-        uses, worth = predicted_uses(routes, view.n_expert), self._worth(view)
+    def _ahead(self, event: Event, view: View, buffer: LookaheadBuffer) -> Int32Array:
+        """Return priorities by expected uses, int32 [L, N]."""
+        chance = self.chance if self._confidence else np.ones(_BINS)
+        uses, worth = buffer.expected_uses(view.n_expert, chance), self._worth(view)
         if event == Event.DRAFT_TOKEN:
-            return _ones(uses + max(1, self._last_draft + 1 - routes.shape[1]) * worth)
-        return np.where(uses > 0, _PREDICTED + uses, _ones(worth))
+            return _ones(uses + max(1, self._last_draft + 1 - buffer.ids.shape[1]) * worth)
+        return np.where(uses > 0, _PREDICTED + np.rint(_STEPS * uses), _ones(worth)).astype(np.int32)
 
     def state(self) -> StateArrays:
-        """Return h and the length of the last draft."""
-        return {"use": self._use.copy(), "last_draft": np.array(self._last_draft, np.int64)}
+        """Return h, the length of the last draft, and how often predictions came true."""
+        chances = {"trials": self._trials.copy(), "right": self._right.copy()}
+        return {"use": self._use.copy(), "last_draft": np.array(self._last_draft, np.int64), **chances}
 
     def restore(self, state: StateArrays) -> None:
         """Continue from the result of `state`; values are clipped to valid ranges."""
         self._use = np.clip(np.nan_to_num(state["use"]), 0.0, 1.0)
         self._last_draft = int(np.clip(state["last_draft"], 0, 1 << 8))
+        self._trials = np.clip(np.nan_to_num(state["trials"]), 1.0, _TRIALS)
+        self._right = np.clip(np.nan_to_num(state["right"]), 0.0, self._trials)
+
+
+def _unknown_chances() -> tuple[Float64Array, Float64Array]:
+    """Return the numbers of predictions and of those that came true that a run begins with, float64 [16]."""
+    return np.full(_BINS, 16.0), np.full(_BINS, 15.0)
 
 
 def _ones(uses: Float64Array) -> Int32Array:

@@ -5,7 +5,7 @@ They are declared without the schedulers, so that a configuration can check them
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, ClassVar
@@ -22,6 +22,8 @@ class Options:
 
     scheduler: ClassVar[str]
     """The scheduler's name."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Options that go by one word, as in "moe-spac:paper"."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -126,6 +128,8 @@ class MoeSpeqOptions(Options):
     """d, the factor that a token applies to h, 0 to less than 1."""
     margin: float = 0.05
     """The gain in uses per token that is worth a copy, 0 to less than 1."""
+    confidence: bool = False
+    """If true, a prediction counts as often as predictions of its confidence came true."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,3 +150,84 @@ class SpMoeOptions(Options):
     def __post_init__(self) -> None:
         self.check_count("cutoff", "auto", 0)
         self.check_count("critical", "used", 1)
+
+
+@dataclass(frozen=True)
+class MixtralOffloadingOptions(Options):
+    """There are no options of `mixtral-offloading`."""
+
+    scheduler = "mixtral-offloading"
+
+
+@dataclass(frozen=True)
+class MoeInfinityOptions(Options):
+    """The options of `moe-infinity`."""
+
+    scheduler = "moe-infinity"
+
+    records: int = 100
+    """The number of activation matrices of earlier texts that are kept, 1 to 10000."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.records <= 10_000:
+            raise self.refusal("records", "1 to 10000")
+
+
+@dataclass(frozen=True)
+class AdapMoeOptions(Options):
+    """The options of `adapmoe`."""
+
+    scheduler = "adapmoe"
+
+    accuracy: float = 0.87
+    """The share of prefetched experts that are right, 0 to less than 1, by default that of released code."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_shares("accuracy")
+
+
+@dataclass(frozen=True)
+class FateOptions(Options):
+    """The options of `fate`."""
+
+    scheduler = "fate"
+
+    shallow: int = 2
+    """The number of first layers that are kept whole, where the slots allow."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shallow < 0:
+            raise self.refusal("shallow", "at least 0")
+
+
+@dataclass(frozen=True)
+class HybriMoeOptions(Options):
+    """The options of `hybrimoe`."""
+
+    scheduler = "hybrimoe"
+
+    alpha: float = 0.5
+    """α, the share of the newest step in a score, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise self.refusal("alpha", "0 to 1")
+
+
+@dataclass(frozen=True)
+class ProfiledOptions(Options):
+    """The options of `profiled`."""
+
+    scheduler = "profiled"
+
+    tokens: int = 64
+    """The tokens after which the set is chosen for the first time, at least 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens < 1:
+            raise self.refusal("tokens", "at least 1")

@@ -8,8 +8,9 @@ most the time in which the CPU reads an expert, and never more than the copy its
     late  = 1 if a step has more copies than fit into its draft, during which the CPU is idle, else 0
 
 An expert that is used on the device spares the CPU `saved` = cpu_expert_s + cpu_pair_s · (pairs per expert) -
-device_expert_s. A copy that raises the chance of a use in the next step by g brings about `USES` · g uses
-until it is evicted. So it pays from g = lost / saved / `USES` on, averaged over steps. That is the margin.
+device_expert_s. A copy that raises the chance of a use in the next step by g brings about `uses` · g uses
+until it is evicted (`reuse`). So it pays from g = lost / saved / `uses` on, averaged over steps. That is the
+margin.
 Where copies are dear, experts stay for long, and what they bring after the next step counts too: `hold` is
 its weight.
 
@@ -22,12 +23,13 @@ from __future__ import annotations
 import numpy as np
 
 from spac.costs import Costs
-from spac.machine.arrays import BoolArray
+from spac.machine.arrays import BoolArray, Float64Array
 from spac.scheduler.base import StateArrays, View
+from spac.scheduler.reuse import Reuse
 from spac.scheduler.whole_layers import COSTS_EVERY
 
 USES = 1.6
-"""The uses that a copy brings, per gain in the probability of the next step's.
+"""The least uses that a copy brings, per gain in the probability of the next step's.
 
 Between margins of 0.2 and 0, a further copy brought 1.0 to 2.3 times the mean of the two margins on traces of
 gpt-oss-20b, gpt-oss-120b and OLMoE (bench/README.md).
@@ -38,6 +40,7 @@ _EVERY = 4  # steps between looks, because a look takes time; a divisor of COSTS
 _SHARE = 0.1  # share of a look in the averages
 _MOST = 0.3
 """The largest margin. Above it, what is in the slots by accident stays there for too long."""
+_USES = 8.0  # the most uses per gain; the steps over which they are counted
 _HOLDS = 0.2  # the margin from which an expert's later uses count as much as the next step's
 
 
@@ -55,13 +58,20 @@ class CopyPrice:
         self._before: BoolArray | None = None
         self._costs: Costs | None = None
         self._price = 0.0  # average of lost / saved
+        self._reuse = Reuse(USES, _USES)
 
-    def observe(self, view: View) -> None:
-        """Take a verified step into account. Fixed margins and views without costs change nothing."""
+    def observe(self, view: View, probability: Float64Array) -> None:
+        """Take a verified step into account. Fixed margins and views without costs change nothing.
+
+        probability: float64 [L, N], as it was predicted for the step.
+        """
         self._steps += 1
-        if self._fixed or view.costs is None or self._steps % _EVERY:
+        if self._fixed or view.costs is None:
             return
         resident = view.slot_of >= 0
+        self._reuse.observe(view.demand, resident, probability)
+        if self._steps % _EVERY:
+            return
         if self._before is not None:
             self._looks += 1
             share = max(1 / self._looks, _SHARE)
@@ -71,18 +81,19 @@ class CopyPrice:
         self._before = resident
 
     def state(self) -> StateArrays:
-        """Return the learned averages: lost / saved, and the number of looks."""
-        return {"price": np.array([self._price, self._looks], np.float64)}
+        """Return the learned averages: lost / saved, the number of looks, and what `Reuse` has counted."""
+        return {"price": np.array([self._price, self._looks], np.float64), "reuse": self._reuse.state()}
 
     def restore(self, state: StateArrays) -> None:
         """Continue from the result of `state`. A fixed margin stays."""
         price, looks = np.clip(np.nan_to_num(state["price"]), 0.0, 1e9)
         self._price, self._looks = float(price), int(looks)
+        self._reuse.restore(state["reuse"])
         if self._looks and not self._fixed:
             self._set()
 
     def _set(self) -> None:
-        self.margin = min(_MOST, self._price / USES)
+        self.margin = min(_MOST, self._price / self._reuse.uses)
         self.hold = min(1.0, self.margin / _HOLDS)
 
     def _now(self, view: View, resident: BoolArray, copies: float) -> float:

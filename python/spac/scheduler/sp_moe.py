@@ -10,6 +10,7 @@ import numpy as np
 from spac.costs import Costs
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, View
+from spac.scheduler.lookahead_buffer import predicted_uses
 from spac.scheduler.lru import LruScheduler
 from spac.scheduler.options import SpMoeOptions
 
@@ -36,8 +37,8 @@ def cutoff_layer(
 
     n_l = k = `critical`, as in the paper. N · t_comp is the time of all layers of the draft: T_draft of one
     token. Each token brings k experts in every layer, so a draft of any length loads them in its own time.
-    Predictions come once a token here: loading runs one token behind computing. The last token's copies run
-    into the verification, which does not wait for them. Without costs only the second bound holds.
+    Predictions come layer by layer, so copies start while the first token is drafted. Those of the last
+    layers run into the verification, which does not wait for them. Without costs only the second bound holds.
     """
     pools = np.array([layer.pool for layer in layers], np.int32)
     fits = np.ones(len(layers), np.bool_)
@@ -54,10 +55,11 @@ class SpMoeScheduler(LruScheduler):
     """Predicts and prefetches experts as SP-MoE does (sections 3.2, 3.3 and 4.4).
 
     *Predictor* (Algorithm 1): the input of a layer's FFN in the draft is shown to that layer's router in the
-    target. The k experts that the router ranks highest are critical. The scheduler asks once per drafted
-    token, for all layers; DraftStates gives the reason.
+    target, in the draft's own graph. The k experts that the router ranks highest are critical. The scheduler
+    is asked layer by layer, while the draft computes its later layers.
 
-    *Cutoff layer*: only layers before it are predicted and prefetched; `cutoff_layer` computes it.
+    *Cutoff layer*: only layers before it are predicted and prefetched; `cutoff_layer` computes it after each
+    step.
 
     *Prefetcher* (Algorithm 2): critical experts that are not resident are wanted above all others, layer by
     layer in the order in which they run. The reconciler is its thread and copies in batches. The least
@@ -66,15 +68,16 @@ class SpMoeScheduler(LruScheduler):
     among equal ones, resident experts come first. A use in the verification counts as later than a
     prediction.
 
-    The paper loads an expert that was missed, and waits for it. Here the CPU computes it. After a step
+    The paper loads an expert that was missed, and waits for it; `--miss load` does so. Otherwise the CPU
+    computes it. After a step
     nothing more is loaded in layers that were predicted, because the next draft will predict them. In the
     other layers the last used experts are loaded, as an LRU does. After a step without a draft, this holds
     for all layers.
     """
 
     name = "sp-moe"
-    events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_draft_states = True
+    events = frozenset({Event.START, Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
+    wants_target_routes = True
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of SpMoeOptions. Raise InputError for invalid ones."""
@@ -82,48 +85,39 @@ class SpMoeScheduler(LruScheduler):
         given = SpMoeOptions(**options)
         self._cutoff = None if isinstance(given.cutoff, str) else given.cutoff
         self._k = None if isinstance(given.critical, str) else given.critical
-        self._critical = np.zeros(0, np.int32)
-        # Per expert, the number of tokens of this draft for which it is critical.
-        self._predicted = np.zeros((0, 0), np.int64)
-        self._n_layer = self._n_seen = 0  # predicted layers, and predicted tokens, of this draft
+        self.critical = np.zeros(0, np.int32)
+        self._predicted = False  # True once this draft's experts were predicted
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Prefetch while a draft is made, and record uses at VERIFY_END."""
-        if event in (Event.DRAFT_TOKEN, Event.DRAFT_END):
-            if event == Event.DRAFT_TOKEN and view.n_drafted == 1:
-                self._n_seen = 0  # the previous draft may have been stopped
+        if event in (Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END):
             return self._prefetch(view)
-        if event == Event.START:
-            self._critical = critical_experts(view.layers, self._k)
-            self._predicted = np.zeros((view.n_layer, view.n_expert), np.int64)
-        n_predicted, self._n_seen = self._n_layer if self._n_seen else 0, 0
+        n_predicted = len(self.critical) if self._predicted else 0
+        self._predicted = False
+        self.critical = self._layers_to_predict(view)
         plan = super().on(event, view)
         if plan is not None:
             plan.threshold[:n_predicted] = plan.priority.max() + 1
         return plan
 
     def _prefetch(self, view: View) -> Plan | None:
-        """Run Algorithm 1 for the draft's tokens that are new since the last call."""
-        states = view.draft_states
-        if states is None or view.routers is None or states.shape[1] <= self._n_seen:
+        """Return the plan that loads the critical experts of the draft's tokens (Algorithm 1)."""
+        routes = view.draft_routes
+        if routes is None or not (routes >= 0).any():
             return None
-        if self._n_seen == 0:
-            self._n_layer = self._layers_to_predict(view)
-            self._predicted[:] = 0
-        chosen = view.routers.top(states[:, self._n_seen :], self._critical[: self._n_layer])
-        self._n_seen = states.shape[1]
-        layer, token, place = np.nonzero(chosen >= 0)
-        np.add.at(self._predicted, (layer, chosen[layer, token, place]), 1)
-        predicted = self._predicted > 0
+        self._predicted = True
+        count = predicted_uses(routes, view.n_expert).astype(np.int64)
         time = ((self._step + 1) << 32) - _LATER
-        np.copyto(self._used, time + 2 * self._predicted + (view.slot_of >= 0), where=predicted)
-        return self._load(predicted) if self._n_layer else None
+        np.copyto(self._used, time + 2 * count + (view.slot_of >= 0), where=count > 0)
+        return self._load(count > 0)
 
-    def _layers_to_predict(self, view: View) -> int:
+    def _layers_to_predict(self, view: View) -> Int32Array:
+        """Return the critical experts of each layer below the cutoff, int32 [n]."""
+        critical = critical_experts(view.layers, self._k)
         if self._cutoff is not None:
-            return min(self._cutoff, view.n_layer)
+            return critical[: self._cutoff]
         costs = view.costs.costs if view.costs is not None else None
-        return cutoff_layer(view.layers, view.pool_slots, self._critical, costs)
+        return critical[: cutoff_layer(view.layers, view.pool_slots, critical, costs)]
 
     def _load(self, predicted: BoolArray) -> Plan:
         """Return the plan that loads the predicted experts.
@@ -134,5 +128,5 @@ class SpMoeScheduler(LruScheduler):
         plan = self._plan()
         level = 3 * predicted.shape[1]
         priority = np.where(predicted & plan.wanted, level, plan.priority).astype(np.int32)
-        predicted = np.arange(len(priority)) < self._n_layer
-        return Plan(priority, np.where(predicted, level, plan.threshold).astype(np.int32), predicted)
+        covered = np.arange(len(priority)) < len(self.critical)
+        return Plan(priority, np.where(covered, level, plan.threshold).astype(np.int32), covered)

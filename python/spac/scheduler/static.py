@@ -20,6 +20,7 @@ class StaticScheduler(Scheduler):
 
     name = "static"
     events = frozenset({Event.START})
+    lookahead = 0
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of StaticOptions. Raise InputError for invalid ones."""

@@ -57,16 +57,22 @@ class Trace:
 
     @classmethod
     def of(cls, demand: Demand) -> Trace:
-        """Return the trace of a recording: the routes of its accepted tokens, as one sequence.
+        """Return the trace of a recording: the routes of its accepted tokens.
 
-        Raise InputError for a recording without routes.
+        Each text is a sequence, where the recording tells them apart. Raise InputError for a recording
+        without routes.
         """
         if demand.routes is None:
             raise InputError("this recording has no routes: record demand with routes")
         kept = np.arange(demand.routes.shape[2]) <= demand.accepted[:, None]
         experts = demand.routes.transpose(0, 2, 1, 3)[kept]
         n_expert, size = demand.counts.shape[2], max(layer.expert_bytes for layer in demand.layers)
-        return cls(experts, np.array([len(experts)], np.int32), n_expert, size)
+        lengths = kept.sum(axis=1)  # tokens of every step
+        if demand.texts is not None:
+            lengths = np.add.reduceat(lengths, np.flatnonzero(np.diff(demand.texts, prepend=-1)))
+        else:
+            lengths = lengths.sum(keepdims=True)
+        return cls(experts, lengths.astype(np.int32), n_expert, size)
 
     def sequences(self, chosen: slice) -> Trace:
         """Return the trace of some of the sequences."""
@@ -102,7 +108,8 @@ class Trace:
         layers = tuple(
             Layer(f"layer {i}", self.n_expert, n_used, self.expert_bytes or 1, 0) for i in range(n_layer)
         )
-        return Demand(layers, counts, verified, verified - 1, routes)
+        text = np.repeat(np.arange(1, len(self.seq_len) + 1), self.seq_len)[firsts]
+        return Demand(layers, counts, verified, verified - 1, routes, texts=text.astype(np.int32))
 
     def save(self, path: Path) -> None:
         """Write the trace, whole or not at all, or raise InputError."""

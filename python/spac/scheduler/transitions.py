@@ -39,6 +39,11 @@ SHRINK = 5.0
 """K, in steps."""
 FIRST_STEPS = 20.0
 """The steps that the first guess of the popularity counts for. It is the same for all experts."""
+OTHER_TEXTS = 3.0
+"""The most steps that a row of the tables counts for when another text begins (`bench.kept_state`).
+
+With all their steps, tables of other texts held the hits of a new one below those of a cold start.
+"""
 FLOOR = 1e-3
 """ε: shares below it are as good as 0."""
 

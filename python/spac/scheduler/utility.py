@@ -10,10 +10,12 @@ The boundary on the side of the change moves toward the change: θ <- (1 - λ) �
 
 `UtilityOptions.form` selects one of three forms:
 
-"literal": as printed. floor(0.9 θ + 0.1 |Δ|) can only fall: to raise a boundary of 4, |Δ| >= 14 is needed,
-    and |Δ| <= γ+1. The boundary ends at 0 where Δ is small. Then an expert at rest (Δ = 0 >= 0) is promoted.
-    With γ <= 1 this holds from the start. Floors are those of exact arithmetic: a rounding error of binary
-    fractions never costs a whole unit.
+"literal": as printed. With λ = 0.1 a boundary can only fall: to raise one of 4, |Δ| >= 14 is needed, and
+    |Δ| <= γ+1. Small changes lower it step by step to 1, where it stays, because floor(0.9 + 0.1 |Δ|) is 1.
+    So after some steps every change counts, and AdaBC adapts no more. A boundary of 0 exists for γ <= 1
+    alone, where floor(γ/2) = 0: then an expert at rest (Δ = 0 >= 0) is promoted. The printed start is
+    floor(γ/2); the text of section 4.4 calls (3, 1) the default (`boundaries`). Floors are those of exact
+    arithmetic: a rounding error of binary fractions never costs a whole unit.
 "real": boundaries are real numbers of at least 1. When γ varies, f is scaled to the γ+1 tokens that the
     boundaries refer to: f (γ+1) / (tokens verified).
 "level" (default): like "real", but Δ is K √p - s. p is the share of the latest tokens that wanted the expert.
@@ -67,6 +69,8 @@ class UtilityOptions:
     """γ: boundaries refer to steps of γ+1 tokens. They start at floor(γ/2), or at one level ("level")."""
     adapt: bool = True
     """True: boundaries are calibrated. False: the boundaries stay at FIXED."""
+    boundaries: str = "half"
+    """The boundaries at the start: "half" for floor(γ/2) (line 3), "fixed" for FIXED (section 4.4)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= 64:
@@ -77,11 +81,13 @@ class UtilityOptions:
             raise InputError(f"draft_length (γ) must be at least 0, not {self.draft_length}")
         if self.form not in FIXED:
             raise InputError(f"form must be one of {', '.join(FIXED)}, not '{self.form}'")
+        if self.boundaries not in ("half", "fixed"):
+            raise InputError(f"boundaries must be one of half, fixed, not '{self.boundaries}'")
 
     @property
     def start(self) -> tuple[float, float]:
         """The boundaries (θ_up, θ_down) before the first step."""
-        if not self.adapt:
+        if not self.adapt or self.boundaries == "fixed":
             return FIXED[self.form]
         if self.form == "level":
             return 1.0, 1.0

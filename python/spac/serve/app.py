@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +28,6 @@ from spac.serve.address import address, is_loopback, listen
 if TYPE_CHECKING:
     from spac.serve.state import ServerState
 
-BACKLOG = 2048
-GRACE_S = 5  # seconds in which responses can end after a stop; generations end at once
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -79,6 +75,10 @@ def make_parser() -> Parser:
                         help="seconds in which running answers may end after SIGTERM; then they are cut "
                         "(default: %(default)s)")  # fmt: skip
     server.add_argument(
+        "--slot-save-path", metavar="DIR", type=Path,
+        help="folder of files that POST /slots/ID?action=save writes (default: none)",
+    )  # fmt: skip
+    server.add_argument(
         "--strict-model",
         action="store_true",
         help="refuse requests that name another model; without it, any name is accepted",
@@ -111,42 +111,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """Listen, load the model and serve it; return the exit code."""
-    _check_extra()
-    from spac.serve.description import described, meta_of
+    from spac.serve.server import make_server
 
+    check_options(options)
     talk = Talk(options.quiet)
-    target, draft, demo = models(options)
-    config, chat_options = read_config(options, target, draft), read_chat_options(options)
-    pooling = _pooling(options, target)
-    api_key = env.API_KEY.get() if options.api_key is None else options.api_key
     out = sys.stdout
     with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
         # llama-cpp-python's server prints to stdout when a client leaves.
         chatter = sys.stderr if options.verbose else stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(contextlib.redirect_stdout(chatter))
-        if talk.progress is not None:  # stderr is a terminal, without --quiet
-            talk.note(f"loading {target.name}")
-        with interrupt.Interrupt(lambda: interrupt.leave):
-            llama = stack.enter_context(contextlib.closing(load(config, pooling)))
-        for note in llama.notes:
-            talk.note(note)
-        if llama.embedder is not None:
-            talk.note(f"embeddings: pooling {pooling}, texts of {llama.embedder.limit} tokens at most")
-        if llama.engine is not None:
-            llama.engine.on_note = talk.note
-        if note := adopt_format(llama, chat_options):
-            talk.note(note)
-        if not api_key and not is_loopback(bound):
+        app, state = ready(options, talk, stack, can_interrupt=True)
+        if not state.has_key and not is_loopback(bound):
             talk.note("anyone who can reach this host can use the model; set --api-key")
-        app, state = make_app(
-            llama, options.alias or ("demo" if demo else target.name), api_key, options.queue,
-            sampling_defaults(config.sampling), has_page=options.page,
-        )  # fmt: skip
-        state.props = described(llama, state.models[0], chat_options.template, state.defaults)
-        state.meta = meta_of(llama)
-        if not talk.quiet:
-            state.log = say
-        state.strict_model = options.strict_model
         server = make_server(app, state, verbose=options.verbose, drain_s=options.drain_seconds)
         talk.note("serving until Ctrl-C; the address goes to stdout")
         if options.page:
@@ -156,13 +132,55 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_extra() -> None:
-    from spac.doctor.program import missing_modules
+def check_options(options: argparse.Namespace) -> None:
+    """Raise InputError if the server's extra is not installed, or the folder of slots is not there."""
+    from spac.doctor.installation import missing_modules
 
     missing = missing_modules("server")
     if missing:
         command = "CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install 'spac[server]'"
         raise InputError(f"the server needs {', '.join(missing)}: run `{command}`")
+    if options.slot_save_path is not None and not options.slot_save_path.is_dir():
+        raise InputError(f"--slot-save-path: {options.slot_save_path} is no folder")
+
+
+def ready(
+    options: argparse.Namespace, talk: Talk, stack: contextlib.ExitStack, *, can_interrupt: bool = False
+) -> tuple[Any, ServerState]:
+    """Load the model, and return its app and the server state. `stack` closes the model.
+
+    can_interrupt: whether Ctrl-C ends the loading. It needs the main thread.
+    """
+    from spac.serve.description import described, meta_of
+    from spac.serve.slots import Slots
+
+    target, draft, demo = models(options)
+    config, chat_options = read_config(options, target, draft), read_chat_options(options)
+    pooling = _pooling(options, target)
+    if talk.progress is not None:  # stderr is a terminal, without --quiet
+        talk.note(f"loading {target.name}")
+    with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
+        llama = stack.enter_context(contextlib.closing(load(config, pooling)))
+    for note in llama.notes:
+        talk.note(note)
+    if llama.embedder is not None:
+        talk.note(f"embeddings: pooling {pooling}, texts of {llama.embedder.limit} tokens at most")
+    if llama.engine is not None:
+        llama.engine.on_note = talk.note
+    if note := adopt_format(llama, chat_options):
+        talk.note(note)
+    app, state = make_app(
+        llama, options.alias or ("demo" if demo else target.name),
+        env.API_KEY.get() if options.api_key is None else options.api_key, options.queue,
+        sampling_defaults(config.sampling), has_page=options.page,
+    )  # fmt: skip
+    state.props = described(llama, state.models[0], chat_options.template, state.defaults)
+    state.meta = meta_of(llama)
+    if not talk.quiet:
+        state.log = say
+    state.slots = Slots(llama, state.queue, options.slot_save_path)
+    state.strict_model = options.strict_model
+    return app, state
 
 
 def load(config: EngineConfig, pooling: str | None = None) -> Any:
@@ -228,13 +246,18 @@ def make_app(
     from spac.serve.served_model import ModelProxy, ServedModel
     from spac.serve.state import ServerState
 
-    request_queue = RequestQueue(queue)
+    engine = getattr(llama, "engine", None)
+    batch = engine.batch if engine is not None else None
+    request_queue = RequestQueue(queue, batch.n_sequences if batch is not None else 1)
     metrics = Metrics(request_queue)
     feed = LiveFeed(llama) if has_page else None
-    engine = getattr(llama, "engine", None)
     state = ServerState(request_queue, metrics, (name,), api_key, given, FILES if has_page else ())
     if engine is not None:
         metrics.reading = engine.reading.now
+        if batch is not None:
+            metrics.reading = state.reading
+            metrics.watch(batch, lambda: engine.batch_stats)
+    upstream.get_llama_proxy = _proxy_without_lock
     proxied = ModelProxy(name, ServedModel(llama, name, metrics, feed))
     os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file
     proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied
@@ -254,44 +277,8 @@ def make_app(
     return app, state
 
 
-def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0) -> Any:
-    """Return uvicorn's server around the app.
+async def _proxy_without_lock() -> AsyncIterator[Any]:
+    """Yield llama-cpp-python's proxy without its lock, because the request queue says how many may run."""
+    from llama_cpp.server import app as upstream
 
-    From now on, Ctrl-C stops it, and cancels the requests that it serves. SIGTERM lets those that run end
-    within `drain_s` seconds; a second signal does not wait for them.
-    """
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        backlog=BACKLOG,
-        log_level="info" if verbose else "error",
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
-        lifespan="off",
-    )
-    server = uvicorn.Server(config)
-    leave = server.handle_exit
-
-    def stop(number: int, frame: Any) -> None:
-        state.close()
-        leave(number, frame)
-
-    async def drain(number: int) -> None:
-        await state.drained(drain_s)
-        stop(number, None)
-
-    def handle_exit(number: int, frame: Any) -> None:
-        if number == signal.SIGTERM and drain_s and not state.draining:
-            state.drain()
-            tasks.append(asyncio.get_running_loop().create_task(drain(number)))
-        else:
-            stop(number, frame)
-
-    tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no task alive
-    server.handle_exit = handle_exit
-    # uvicorn replaces these handlers when it starts, and raises the signals again when it ends. A stop is a
-    # server's normal end, so these handlers raise nothing.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: setattr(server, "should_exit", True))
-    return server
+    yield upstream._llama_proxy

@@ -17,11 +17,11 @@ def described(llama: Any, name: str, template: str | None, given: Mapping[str, A
     sees = engine is not None and engine.projector is not None
     return {
         "default_generation_settings": {"n_ctx": llama.n_ctx(), "params": dict(given)},
-        "total_slots": 1,
+        "total_slots": engine.batch.n_sequences if engine is not None and engine.batch is not None else 1,
         "model_alias": name,
         "model_path": llama.model_path,
         "modalities": {"vision": sees, "video": False, "audio": False},
-        "endpoint_slots": False,
+        "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,
         "chat_template": template or llama.target.chat_template or "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,9 @@ def embedded(llama: Any, name: str, context: RequestContext) -> Any:
     for tokens in inputs:
         if context.cancelled:
             raise Refusal(GONE, "cancelled")
-        vectors.append(llama.embedder.embed(tokens))
+        embed = functools.partial(llama.embedder.embed, tokens)
+        # The context shares threads and experts with the one that generates.
+        vectors.append(embed() if llama.engine is None else llama.engine.between.run(embed))
     if request["is_own"]:
         return [{"index": at, "embedding": [vector.tolist()]} for at, vector in enumerate(vectors)]
     return _openai(vectors, name, sum(map(len, inputs)), request["encoding_format"])

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 if TYPE_CHECKING:
+    from spac.engine.batch import Batch
     from spac.engine.prompt_progress import Reading
     from spac.serve.request_queue import RequestQueue
     from spac.stats import RunStats
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+def _work_of(stats: RunStats) -> dict[tuple[str, ...], float]:
+    """Return the counts of a run's work, by a counter's name and its label."""
+    hits = round((stats.hit_rate or 0) * stats.activations)
+    kinds = ("prefill", "decode", "draft", "verify", "sample", "host_wait", "host_compute")
+    return {
+        ("steps",): stats.steps, ("uploads",): stats.uploads, ("evictions",): stats.evictions,
+        ("waits",): stats.host_waits, ("activations", "device"): hits,
+        ("activations", "host"): stats.activations - hits,
+        **{("time", kind): getattr(stats, f"{kind}_s") for kind in kinds},
+        **{("bytes", kind): size for kind, size in stats.bytes_moved.items()},
+    }  # fmt: skip
 
 
 class Metrics:
@@ -22,9 +37,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.reading: Callable[[], Reading | None] = lambda: None
         """The function that returns the progress of the prompt that is being read."""
+        self._batch: Callable[[], RunStats | None] | None = None
+        self._counted: dict[tuple[str, ...], float] = {}
+        self._lock = threading.Lock()
         self._set_up_requests(queue)
         self._set_up_prompt()
         self._set_up_generation()
+        self._set_up_batch()
 
     def _set_up_requests(self, queue: RequestQueue) -> None:
         self.requests = self._make(
@@ -44,7 +63,7 @@ class Metrics:
         )
         self._make(Gauge, "queue_limit", "Largest number of requests that may wait.").set(queue.limit)
         self._make(Gauge, "running", "Number of requests that are served at this moment.").set_function(
-            lambda: int(queue.busy)
+            lambda: queue.n_served
         )
 
     def _set_up_prompt(self) -> None:
@@ -91,6 +110,15 @@ class Metrics:
         self._evictions = self._make(Counter, "evictions", "Number of experts that were evicted from slots.")
         self._waits = self._make(Counter, "host_waits", "Number of times that the CPU waited for the device.")
 
+    def _set_up_batch(self) -> None:
+        self._running = self._make(Gauge, "batch_sequences", "Number of generations in the batch.")
+        self._waiting = self._make(
+            Gauge, "batch_sequences_waiting", "Number of generations that wait for a place in the batch."
+        )
+        self._mean = self._make(
+            Gauge, "batch_step_tokens", "Mean number of tokens that a step of the batch makes."
+        )
+
     def _make(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
         return kind(f"spac_{name}", text, labels, registry=self._registry, **more)
 
@@ -105,18 +133,32 @@ class Metrics:
                 gauge.set(rate)
         for kind in ("prompt", "prefilled", "generated", "drafted", "accepted"):
             self._tokens.labels(kind).inc(getattr(stats, f"{kind}_tokens"))
-        for kind in ("prefill", "decode", "draft", "verify", "sample", "host_wait", "host_compute"):
-            self._time.labels(kind).inc(getattr(stats, f"{kind}_s"))
-        hits = round((stats.hit_rate or 0) * stats.activations)
-        self._activations.labels("device").inc(hits)
-        self._activations.labels("host").inc(stats.activations - hits)
-        for kind, size in stats.bytes_moved.items():
-            self._bytes.labels(kind).inc(size)
-        self._steps.inc(stats.steps)
-        self._uploads.inc(stats.uploads)
-        self._evictions.inc(stats.evictions)
-        self._waits.inc(stats.host_waits)
+        if self._batch is None:
+            self._count_work(_work_of(stats))
+
+    def watch(self, batch: Batch, stats: Callable[[], RunStats | None]) -> None:
+        """Count the work of steps that several requests share, from the statistics of all of them."""
+        self._batch = stats
+        self._running.set_function(lambda: batch.n_running)
+        self._waiting.set_function(lambda: batch.n_waiting)
+        self._mean.set_function(lambda: batch.meter.step_tokens / max(1, batch.meter.steps))
+
+    def _count_work(self, work: Mapping[tuple[str, ...], float]) -> None:
+        for (name, *labels), value in work.items():
+            counter = getattr(self, f"_{name}")
+            (counter.labels(*labels) if labels else counter).inc(value)
+
+    def _count_batch(self) -> None:
+        """Count what all generations did since the last look."""
+        if self._batch is None or (stats := self._batch()) is None:
+            return
+        with self._lock:
+            now, before = _work_of(stats), self._counted
+            # A step that ends between the readings of two counts must not make one smaller.
+            self._counted = {name: max(value, before.get(name, 0)) for name, value in now.items()}
+            self._count_work({name: value - before.get(name, 0) for name, value in self._counted.items()})
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        self._count_batch()
         return bytes(generate_latest(self._registry))

@@ -21,7 +21,7 @@ from spac.serve.checks import REQUESTS, checked
 from spac.serve.doors import DOORS, refusal_body, refusal_event, translated
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
-from spac.serve.request_queue import Full
+from spac.serve.request_queue import Full, full
 from spac.serve.state import OPEN_TO_ALL, Scope, ServerState
 from spac.stats import RunStats, ratio
 
@@ -134,12 +134,7 @@ class RequestMiddleware:
                 self._state.metrics.queued.observe(time.monotonic() - began)
                 return True
             except Full:
-                raise Refusal(
-                    429,
-                    f"{queue.n_waiting} requests are waiting, and no more may: try again later",
-                    code="queue_full",
-                    retry_after_s=queue.retry_after_s(),
-                ) from None
+                raise full(queue) from None
         return False
 
     async def _run(self, context: RequestContext, scope: Scope, body: bytes, answer: Answer) -> None:
@@ -155,7 +150,11 @@ class RequestMiddleware:
             return {"type": "http.disconnect"}
 
         token = REQUEST_CONTEXT.set(context)
-        teller = asyncio.create_task(self._tell(answer)) if (context.original or {}).get("stream") else None
+        teller = (
+            asyncio.create_task(self._tell(answer, context))
+            if (context.original or {}).get("stream")
+            else None
+        )
         try:
             await self._app(scope, receive, answer.send)
         finally:
@@ -164,11 +163,12 @@ class RequestMiddleware:
                 teller.cancel()
         await answer.end()
 
-    async def _tell(self, answer: Answer) -> None:
+    async def _tell(self, answer: Answer, context: RequestContext) -> None:
         """Tell a client of a stream how far its prompt is, if the prompt takes long."""
         while not answer.begun:
             await asyncio.sleep(TELL_S)
-            if (reading := self._state.metrics.reading()) is not None and reading.is_long:
+            reads = self._state.metrics.reading if context.run is None else context.run.reading.now
+            if (reading := reads()) is not None and reading.is_long:
                 await answer.comment(f"prompt {reading.done}/{reading.total} tokens{reading.left}")
 
 
@@ -266,7 +266,8 @@ class Answer:
 
     async def _send(self, message: Message) -> None:
         try:
-            await asyncio.wait_for(self._out(message), STALL_S)
+            async with asyncio.timeout(STALL_S):
+                await self._out(message)
         except TimeoutError:
             raise Refusal(GONE, "the client takes nothing") from None
         self.complete = message["type"] == "http.response.body" and not message.get("more_body")

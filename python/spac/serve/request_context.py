@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spac.llama_cpp_python.generation import TokenRun
     from spac.stats import RunStats
 
 
@@ -24,8 +25,14 @@ class RequestContext:
         """The statistics of the generations so far."""
         self.left = asyncio.Event()
         """An event that is set when the request is cancelled. Only the event loop's tasks use it."""
+        self.preserved: Collection[int] = ()
+        """The control tokens that are text in the answer (`Llama.preserve_tokens`)."""
+        self.run: TokenRun | None = None
+        """The last generation, of several that may run at once."""
         self.waits = True
         """True until the request's turn comes."""
+        self.on_one_thread = False
+        """True if one thread makes the answer's whole stream, and closes it."""
         self.concluded = False
         """True once the answer has to end with what there is; its reason is then "length"."""
         self._lock = threading.RLock()  # reentrant: a signal's handler may cancel while its thread holds it
@@ -46,6 +53,10 @@ class RequestContext:
     def cancel(self) -> None:
         """Stop the request's work, because its answer is not needed; call this in the event loop's thread."""
         self.left.set()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the request's work; any thread may call this."""
         with self._lock:
             self._cancelled = True
             if self._stop is not None:

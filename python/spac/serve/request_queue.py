@@ -1,4 +1,4 @@
-"""The request queue: one request is served, and others wait for their turn in their order of arrival."""
+"""The request queue: some requests are served, and others wait for their turn in their order of arrival."""
 
 from __future__ import annotations
 
@@ -6,38 +6,44 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from spac.serve.refusal import Refusal
 
 
 class Full(Exception):  # noqa: N818  (a state, not a fault)
     """Raised if the request queue has no free place."""
 
 
-class RequestQueue:
-    """Admits one request at a time, while at most `limit` others wait. It belongs to one event loop."""
+def full(queue: RequestQueue) -> Refusal:
+    """Return the refusal of a request for which the queue has no free place."""
+    text = f"{queue.n_waiting} requests are waiting, and no more may: try again later"
+    return Refusal(429, text, code="queue_full", retry_after_s=queue.retry_after_s())
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._busy = False
+
+class RequestQueue:
+    """Admits `places` requests at a time, while at most `limit` others wait. It belongs to one event loop."""
+
+    def __init__(self, limit: int, places: int = 1) -> None:
+        self.limit, self.places = limit, places
+        self.n_served = 0
+        """The number of requests that are served."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._mean_s = 1.0  # mean seconds to serve a request; recent requests weigh most
-        self._since = 0.0
+        self._began: deque[float] = deque()  # of those that are served, in seconds
 
     @property
     def n_waiting(self) -> int:
         """The number of requests that wait."""
         return len(self._waiting)
 
-    @property
-    def busy(self) -> bool:
-        """True while a request is served."""
-        return self._busy
-
     async def turn(self) -> None:
         """Wait for the caller's turn; the caller then has to call `leave`.
 
         Raises Full if the queue has no free place. The wait may be cancelled.
         """
-        if self._busy:
+        if self.n_served >= self.places:
             if len(self._waiting) >= self.limit:
                 raise Full
             mine = asyncio.get_running_loop().create_future()
@@ -50,20 +56,31 @@ class RequestQueue:
                 else:
                     self._waiting.remove(mine)
                 raise
-        self._busy = True
-        self._since = time.monotonic()
+        else:
+            self.n_served += 1
+        self._began.append(time.monotonic())
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Hold a turn in this scope. Raises Full if the queue has no free place."""
+        await self.turn()
+        try:
+            yield
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """End the caller's turn, and begin the next one's."""
-        self._mean_s += (time.monotonic() - self._since - self._mean_s) / 4
+        # It is another's beginning if they end in another order; the mean is the same.
+        self._mean_s += (time.monotonic() - self._began.popleft() - self._mean_s) / 4
         self._next()
 
     def _next(self) -> None:
         if self._waiting:
-            self._waiting.popleft().set_result(None)  # the queue stays busy: no request comes in between
+            self._waiting.popleft().set_result(None)  # the place stays taken: no request comes in between
         else:
-            self._busy = False
+            self.n_served -= 1
 
     def retry_after_s(self) -> int:
         """Return the seconds after which a place may be free, from the mean time of past requests."""
-        return max(1, min(600, math.ceil(self._mean_s)))
+        return max(1, min(600, math.ceil(self._mean_s / self.places)))

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from llama_cpp.server import app as upstream
 from llama_cpp.server.types import CreateChatCompletionRequest
 from sse_starlette import EventSourceResponse
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from spac.serve import embeddings, native
@@ -32,7 +32,10 @@ from spac.serve.middleware import read_body
 from spac.serve.pieces import Translator, events_of
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
+from spac.serve.request_queue import Full, full
+from spac.serve.slots import SLOTS
 from spac.serve.state import ServerState
+from spac.serve.stream_thread import StreamThread
 
 OPENAI = ("/v1/completions", "/v1/engines/copilot-codex/completions", "/v1/chat/completions")
 NO_ARGUMENTS = {"n", "best_of", "logit_bias_type", "user", "min_tokens"}
@@ -48,7 +51,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         return {"id": name, "object": "model", "created": started, "owned_by": "spac", "meta": state.meta}
 
     def health() -> dict[str, Any]:
-        return {"status": "ok", "running": int(state.queue.busy), "queue": state.queue.n_waiting}
+        return {"status": "ok", "running": state.queue.n_served, "queue": state.queue.n_waiting}
 
     def metrics() -> Response:
         return Response(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -71,7 +74,23 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         asked = parsed(await read_body(request.receive))
         return await run_in_threadpool(change_memory, upstream._llama_proxy(), asked)
 
+    def slots(fail_on_no_slot: bool = False) -> Any:
+        listed = state.known_slots.listed()
+        if fail_on_no_slot and all(each["is_processing"] for each in listed):
+            raise Refusal(503, "no slot is free", retry_after_s=state.queue.retry_after_s())
+        return listed
+
+    async def slot(request: Request, number: int, action: str = "") -> Any:
+        asked = parsed(await read_body(request.receive) or b"{}")
+        try:
+            async with state.queue.held():
+                return await run_in_threadpool(state.known_slots.act, number, action, asked)
+        except Full:
+            raise full(state.queue) from None
+
     router.get("/health")(health)
+    router.get(SLOTS)(slots)
+    router.post(f"{SLOTS}/{{number}}")(slot)
     router.get("/v1/health")(health)
     router.get("/props")(lambda: state.props)
     router.post("/tokenize")(tokenize)
@@ -116,13 +135,16 @@ async def _native(request: Request) -> Any:
 
 
 async def _data(
-    chunks: Generator[dict[str, Any], None, None], context: RequestContext, *, done: bool = True
-) -> AsyncIterator[dict[str, str]]:
-    context.at_end(chunks.close)
-    async for chunk in iterate_in_threadpool(chunks):
-        yield {"data": json.dumps(chunk)}
-    if done:
-        yield {"data": "[DONE]"}
+    chunks: Iterable[dict[str, Any]], context: RequestContext, *, done: bool = True
+) -> AsyncIterator[bytes]:
+    def events() -> Generator[bytes, None, None]:
+        for chunk in chunks:
+            yield b"data: %b\n\n" % json.dumps(chunk).encode()
+        if done:
+            yield b"data: [DONE]\n\n"
+
+    async for some in StreamThread(events(), context).items():
+        yield b"".join(some)
 
 
 async def _embeddings() -> JSONResponse:
@@ -145,9 +167,8 @@ async def _chat(request: Request) -> Response:
 
 async def _events(asked: Any, context: RequestContext, translator: Translator) -> AsyncIterator[bytes]:
     events = events_of(translator, _timed(_run(asked).chunks(), context))
-    context.at_end(events.close)  # a client that left would keep them until they are collected
-    async for event in iterate_in_threadpool(events):
-        yield event
+    async for some in StreamThread(events, context).items():
+        yield b"".join(some)
 
 
 def _timed(chunks: Iterable[dict[str, Any]], context: RequestContext) -> Iterator[dict[str, Any]]:
@@ -168,7 +189,7 @@ def _prepared(asked: Any) -> tuple[Any, dict[str, Any]]:
     """Return the model and the arguments that llama-cpp-python's routes would give.
 
     It does not take those routes' lock: only the task that took the lock may release it, and another task may
-    close an abandoned stream. The request queue admits one request at a time.
+    close an abandoned stream. The request queue says how many requests run at a time.
     """
     arguments = asked.model_dump(exclude=NO_ARGUMENTS)
     llama = upstream.prepare_request_resources(asked, upstream._llama_proxy, asked.model, arguments)

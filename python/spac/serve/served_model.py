@@ -6,9 +6,11 @@ It stops when its client has left, counts its work in the metrics, and reports e
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import llama_cpp
 from fastapi.responses import JSONResponse
@@ -21,13 +23,19 @@ from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_context import REQUEST_CONTEXT, RequestContext
 
+if TYPE_CHECKING:
+    from spac.llama_cpp_python.generation import TokenRun
+    from spac.stats import RunStats
+
 
 class ServedModel:
-    """Behaves like the `Llama` inside; the request queue admits one request at a time."""
+    """Behaves like the `Llama` inside, also for several requests at once if its engine allows that."""
 
     def __init__(self, llama: Any, name: str, metrics: Metrics, feed: LiveFeed | None = None) -> None:
         """Wrap `llama`; `name` is the model's name in answers; `feed` shows its work on the page."""
         self._llama, self._name, self._metrics, self._feed = llama, name, metrics, feed
+        engine = getattr(llama, "engine", None)
+        self._several = engine is not None and engine.batch is not None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llama, name)
@@ -74,6 +82,21 @@ class ServedModel:
             if not 0 <= token < n_vocab:  # the library would end the process
                 raise Refusal(400, f"{token} is no token: they are 0 to {n_vocab - 1}", param=where)
 
+    def preserve_tokens(self, tokens: Collection[int]) -> None:
+        """Set the control tokens that are text in this request's answer."""
+        if not self._several:
+            self._llama.preserve_tokens(tokens)
+        elif (context := REQUEST_CONTEXT.get(None)) is not None:  # It is gone at the request's end.
+            context.preserved = tokens
+
+    @property
+    def stats(self) -> RunStats | None:
+        """The statistics of the last generation; of this request's last one, if several run at once."""
+        if not self._several:
+            return getattr(self._llama, "stats", None)
+        run = REQUEST_CONTEXT.get().run
+        return run.stats if run is not None else None
+
     def create_completion(self, *args: Any, stopping_criteria: Any = None, **keywords: Any) -> Any:
         """Return a completion, or its chunks; the generation stops when the request is cancelled."""
         context = REQUEST_CONTEXT.get()
@@ -85,13 +108,24 @@ class ServedModel:
         keywords["stopping_criteria"] = llama_cpp.StoppingCriteriaList(criteria)
         if keywords.get("stream"):
             stream = self._stream(context, args, keywords)
+            if context.on_one_thread:
+                return stream
+            if self._several:
+                stream = on_own_thread(stream)
             context.at_end(stream.close)  # a client that left would keep it until it is collected
             return stream
-        with _refusing(), self._at_work(context):
-            made = _cut(self._llama.create_completion(*args, **keywords), context)
-        if (stats := getattr(self._llama, "stats", None)) is not None:
+        made = (
+            in_own_thread(self._whole, context, args, keywords)
+            if self._several
+            else self._whole(context, args, keywords)
+        )
+        if (stats := self.stats) is not None:
             made["usage"]["prompt_tokens_details"] = {"cached_tokens": stats.cached_tokens}
         return made
+
+    def _whole(self, context: RequestContext, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        with _refusing(), self._at_work(context):
+            return _cut(self._llama.create_completion(*args, **keywords), context)
 
     def _stream(
         self, context: RequestContext, args: tuple[Any, ...], keywords: dict[str, Any]
@@ -111,8 +145,16 @@ class ServedModel:
             if engine is not None and engine.session is not None:
                 engine.session.cancel()
 
+        def follow(run: TokenRun) -> None:
+            context.run = run
+            context.running(run.cancel)
+
         before = getattr(self._llama, "stats", None)
-        context.running(stop)
+        if self._several:
+            self._llama.preserve_tokens(context.preserved)
+            self._llama.on_run = follow
+        else:
+            context.running(stop)
         if self._feed is not None:
             self._feed.begin()
         try:
@@ -125,6 +167,27 @@ class ServedModel:
             if stats is not None and stats != before:
                 self._metrics.observe(stats)
                 context.runs.append(stats)
+
+
+T = TypeVar("T")
+_END: Any = object()
+
+
+def in_own_thread(call: Callable[..., T], *args: Any) -> T:
+    """Return what a call returns that runs on a thread of its own, in this context."""
+    with ThreadPoolExecutor(1, "spac-request") as own:
+        return own.submit(contextvars.copy_context().run, call, *args).result()
+
+
+def on_own_thread(stream: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Yield what a stream yields that runs on one thread, because readers may come from different ones."""
+    with ThreadPoolExecutor(1, "spac-request") as own:
+        run = contextvars.copy_context().run
+        try:
+            while (item := own.submit(run, lambda: next(stream, _END)).result()) is not _END:
+                yield item
+        finally:
+            own.submit(run, stream.close).result()
 
 
 def _cut(made: dict[str, Any], context: RequestContext) -> dict[str, Any]:

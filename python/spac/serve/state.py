@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from spac.serve.admin import ADMIN, check_peer
@@ -15,6 +15,10 @@ from spac.serve.metrics import Metrics
 from spac.serve.refusal import Refusal
 from spac.serve.request_context import RequestContext
 from spac.serve.request_queue import RequestQueue
+from spac.serve.slots import SLOTS, Slots
+
+if TYPE_CHECKING:
+    from spac.engine.prompt_progress import Reading
 
 Scope = MutableMapping[str, Any]
 
@@ -65,6 +69,8 @@ class ServerState:
         """The figures of the model that /v1/models gives."""
         self.props: Mapping[str, Any] = {}
         """The answer of /props."""
+        self.slots: Slots | None = None
+        """The slots that clients may list, save and restore."""
         self.log: Callable[[str], None] = lambda _line: None
         """The function that writes a line of the request log."""
         self._key = api_key.encode()
@@ -81,7 +87,7 @@ class ServerState:
         if path in self._open:
             return
         if not self._key:
-            if path.startswith(ADMIN):
+            if path.startswith((ADMIN, f"{SLOTS}/")):
                 check_peer(scope.get("client"))
             origin = headers.get(b"origin", b"").decode("latin-1")
             own = _is_own(origin, headers.get(b"host", b"").decode("latin-1"))
@@ -93,10 +99,28 @@ class ServerState:
         if not any(hmac.compare_digest(each, self._key) for each in keys):
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
 
+    @property
+    def has_key(self) -> bool:
+        """True if clients have to send a key."""
+        return bool(self._key)
+
+    @property
+    def known_slots(self) -> Slots:
+        """The slots. Raise Refusal if there are none."""
+        if self.slots is None:
+            raise Refusal(404, "there are no slots here")
+        return self.slots
+
     def check_open(self) -> None:
         """Raise Refusal if the server is about to stop."""
         if self._closing:
             raise Refusal(503, "the server is stopping")
+
+    def reading(self) -> Reading | None:
+        """Return the progress of the prompt that has most tokens left; None if no prompt is being read."""
+        runs = [each.run for each in list(self.requests) if each.run is not None]
+        readings = [now for run in runs if (now := run.reading.now()) is not None]
+        return max(readings, key=lambda now: now.total - now.done, default=None)
 
     @property
     def draining(self) -> bool:

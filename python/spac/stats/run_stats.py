@@ -53,6 +53,7 @@ class Setting:
     pageable_bytes: int = 0  # bytes of the other experts in host memory
     stream_batch: int = 0  # tokens of the smallest graph that uses prefill streaming; 0 if none does
     lookahead: int = 0  # number of layers ahead for which experts are loaded while a step runs
+    miss: str = "cpu"  # where misses are computed: "cpu", "load" or "auto"
 
 
 @dataclass
@@ -116,10 +117,10 @@ class RunStats:
     predicted_tokens_per_second: float | None  # expected for the steps with a governor's expectation
     amortization_intensity: float | None  # tokens per MB of experts that were used and not resident
     # experts
-    hit_rate: float | None  # share of activations (token, expert) computed on the device
+    hit_rate: float | None  # share of activations (token, expert) whose expert was resident
     hit_rate_distinct: float | None  # share of distinct (layer, expert) per step that were resident
     hit_rate_step: float | None  # mean over the steps of each step's hit rate of activations
-    gpu_share: float | None  # share of activations
+    gpu_share: float | None  # share of activations computed on the device: resident and loaded experts
     cpu_share: float | None
     activations: int
     uploads: int
@@ -128,6 +129,7 @@ class RunStats:
     bytes_moved: Mapping[str, int]
     """The bytes of uploads (experts), downloads (ids, block inputs) and joins (rows from the CPU).
 
+    Loads are experts that were copied to the device within their layer (`miss`).
     For prefill streaming, prompt_uploads are copied from the host, and prompt_copies from slots.
     """
     disk_bytes: int | None
@@ -135,6 +137,9 @@ class RunStats:
     uploads_wasted: int  # uploads whose expert was evicted again without a use
     evictions_early: int  # evictions of experts that the next execution of their layer used
     upload_s: float  # time of the copies that `uploads` and `upload_failures` count
+    misses_cpu: int  # distinct (layer, expert) per step that were not resident and that the CPU computed
+    misses_loaded: int  # those that were copied to the device within their layer instead
+    miss_load_s: float  # time of these copies
     prediction: Mapping[str, float | None] | None  # see PredictionStats.prediction
     r_c: Sequence[float] | None  # shares for thresholds 1..K, see PredictionStats.shares_by_threshold
     r_g: Sequence[float] | None
@@ -171,6 +176,7 @@ class RunStats:
     expert_bytes: int
     stream_batch: int
     lookahead: int
+    miss: str
     threads: int
     context: int
     seed: int
@@ -194,6 +200,8 @@ class RunStats:
         scheduler_step = ratio(scheduler_s, meter.steps)
         missed_mb = (counts("distinct", 0) - counts("distinct_hit", 0)) * setting.expert_bytes / 1e6
         hit_rate = ratio(counts("activations_hit", 0), activations)
+        on_device = counts("activations_hit", 0) + counts("activations_loaded", 0)
+        gpu_share = ratio(on_device, activations)
         per_token, per_step = (
             ratio(meter.decode_s, meter.generated_tokens),
             ratio(meter.decode_s, meter.steps),
@@ -224,14 +232,15 @@ class RunStats:
             hit_rate=hit_rate,
             hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
             hit_rate_step=ratio(meter.step_hit_rates, meter.counted_steps),
-            gpu_share=hit_rate,
-            cpu_share=None if hit_rate is None else 1 - hit_rate,
+            gpu_share=gpu_share,
+            cpu_share=None if gpu_share is None else 1 - gpu_share,
             activations=activations,
             uploads=counts("uploads", 0),
             upload_failures=counts("upload_failures", 0),
             evictions=counts("evictions", 0),
             bytes_moved={
                 "uploads": counts("upload_bytes", 0),
+                "loads": counts("load_bytes", 0),
                 "downloads": counts("download_bytes", 0),
                 "joins": counts("join_bytes", 0),
                 "prompt_uploads": meter.prompt_experts.get("stream_bytes", 0),
@@ -241,6 +250,9 @@ class RunStats:
             uploads_wasted=counts("uploads_wasted", 0),
             evictions_early=counts("evictions_early", 0),
             upload_s=counts("upload_ns", 0) / 1e9,
+            misses_cpu=counts("misses_cpu", 0),
+            misses_loaded=counts("misses_loaded", 0),
+            miss_load_s=counts("load_ns", 0) / 1e9,
             prediction=prediction_stats.prediction,
             r_c=shares.get("r_c"),
             r_g=shares.get("r_g"),

@@ -78,6 +78,7 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
         ),
         ("scheduler", _scheduler(stats)),
         *([("lookahead", _lookahead(stats))] if stats.lookahead else []),
+        *([("misses", _misses(stats))] if stats.miss != "cpu" else []),
         ("share", f"GPU {percent(stats.gpu_share)}, CPU {percent(stats.cpu_share)}"),
         (
             "moved",
@@ -103,6 +104,11 @@ def _scheduler(stats: RunStats) -> str:
     if stats.prediction is not None:
         text += f", hot/cold prediction {percent(stats.prediction['accuracy'])} accurate"
     return text
+
+
+def _misses(stats: RunStats) -> str:
+    loaded = size(stats.bytes_moved.get("loads", 0))
+    return f"{stats.miss}: {stats.misses_cpu} on the CPU, {stats.misses_loaded} loaded ({loaded})"
 
 
 def _disk(stats: RunStats) -> str:

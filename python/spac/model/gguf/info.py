@@ -12,6 +12,9 @@ from spac.model.gguf.header import TOKENS, Array, Header, HeaderError, Scalar, T
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 """The pattern of names of tensors that hold one slice per expert."""
 
+_STATES = ("ssm", "wkv", "shortconv", "kda")
+"""The groups of metadata that describe layers with a state."""
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -42,6 +45,8 @@ class ModelInfo:
     """The bytes of experts alone, by the type's name."""
     table_types: dict[str, int]
     """The bytes of the token embedding, by the type's name; empty if it is the output matrix too."""
+    has_states: bool
+    """True if the metadata tell of layers that keep a state in place of the past. Some models omit it."""
 
     @property
     def is_moe(self) -> bool:
@@ -84,6 +89,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         types=_bytes_by_type(tensors),
         expert_types=_bytes_by_type(experts),
         table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
+        has_states=any(key.startswith(tuple(f"{architecture}.{part}." for part in _STATES)) for key in meta),
     )
 
 

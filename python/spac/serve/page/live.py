@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
@@ -49,7 +50,7 @@ class Sums:
     def add(self, step: _core.Step, seconds: float) -> None:
         """Add one step."""
         self.steps += 1
-        self.tokens += step.n_accepted + 1
+        self.tokens += len(step.tokens)
         self.drafted += step.n_drafted
         self.accepted += step.n_accepted
         self.seconds += seconds
@@ -68,6 +69,7 @@ class LiveFeed:
         self._watchers: set[asyncio.Queue[str]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._phase = "idle"
+        self._n_running, self._lock = 0, threading.Lock()
         self._sums, self._since, self._due = Sums(), 0.0, 0.0
         self._residency: Int32Array | None = None
         self._used: BoolArray | None = None
@@ -81,6 +83,10 @@ class LiveFeed:
 
     def begin(self) -> None:
         """Note that a request begins; its prompt comes first."""
+        with self._lock:
+            self._n_running += 1
+            if self._n_running > 1:  # The others' steps tell the phase.
+                return
         self._phase, self._since = "prompt", 0.0
         if self._watchers:
             self._subscribe()
@@ -88,6 +94,10 @@ class LiveFeed:
 
     def end(self) -> None:
         """Note that the request's generation has ended."""
+        with self._lock:
+            self._n_running -= 1
+            if self._n_running > 0:
+                return
         self._phase = "idle"
         if self._watchers:
             self._hand_over()
@@ -154,6 +164,31 @@ class LiveFeed:
             "experts": [layer.n_expert for layer in experts.layers] if experts is not None else [],
             "slots": experts.slots.n_slots if experts is not None else 0,
             "drafts": engine is not None and engine.governor is not None,
+            "several": engine is not None and engine.batch is not None,
+        }
+
+    def _batch(self) -> dict[str, Any]:
+        """Return the figures of the generations that run and wait, if several may run at once."""
+        engine = self._engine
+        if engine is None or (batch := engine.batch) is None:
+            return {}
+        sequences = batch.sequences()
+        running = [each for each in sequences if each.id >= 0]
+        return {
+            "running": len(running),
+            "waiting": len(sequences) - len(running),
+            "sequences": [
+                {
+                    "id": each.id,
+                    "prompt": each.n_prompt + 1,
+                    "pending": each.n_pending if each.reads else 0,
+                    "tokens": each.n_made,
+                    "seconds": round(each.decode_s, 3),
+                    "drafted": each.n_drafted,
+                    "accepted": each.n_accepted,
+                }
+                for each in running
+            ],
         }
 
     def _settle(self) -> None:
@@ -162,7 +197,7 @@ class LiveFeed:
             self._publish("idle", Sums(), self._look(), None)
 
     def _publish(self, phase: str, sums: Sums, residency: Int32Array | None, used: BoolArray | None) -> None:
-        about: dict[str, Any] = {"phase": phase, **asdict(sums)}
+        about: dict[str, Any] = {"phase": phase, **asdict(sums), **self._batch()}
         if residency is not None:
             about["resident"] = int(np.count_nonzero(residency >= 0))
             flags = self._flags(residency, used)

@@ -363,6 +363,7 @@ class Live {
     $("experts").hidden = !this.n;
     for (const name of ["drafted", "acceptance"]) $(name).closest("div").hidden = !about.drafts;
     $("hits").closest("div").hidden = !this.n;
+    for (const name of ["running", "per-step"]) $(name).closest("div").hidden = !about.several;
   }
 
   show(now) {
@@ -377,12 +378,29 @@ class Live {
     $("drafted").textContent = share("drafted", "steps", (value) => value.toFixed(1));
     $("acceptance").textContent = share("accepted", "drafted", percent);
     $("hits").textContent = share("hits", "activations", percent);
+    this.several(now, share);
     if (!now.experts) return;
     this.flags = Uint8Array.from(atob(now.experts), (c) => c.charCodeAt(0));
     const all = this.counts.reduce((a, b) => a + b, 0);
     $("resident").textContent = `${this.counts.length} layers of up to ${this.n} experts; ${now.resident} of ${all} are in the device's ${this.slots} slots.`;
     this.draw();
     this.mark(this.at);
+  }
+
+  several(now, share) {
+    $("sequences").hidden = !now.sequences?.length;
+    if (!now.sequences) return;
+    $("running").textContent = `${now.running}, ${now.waiting}`;
+    $("per-step").textContent = share("tokens", "steps", (value) => value.toFixed(1));
+    const body = $("sequences").tBodies[0];
+    body.replaceChildren();
+    for (const one of now.sequences) {
+      const row = make("tr", {}, body);
+      make("td", {}, row, one.pending ? `${one.prompt - one.pending}/${one.prompt}` : one.prompt);
+      make("td", {}, row, one.tokens);
+      make("td", {}, row, one.seconds ? (one.tokens / one.seconds).toFixed(1) : "–");
+      make("td", {}, row, one.drafted ? `${(100 * one.accepted / one.drafted).toFixed(0)}%` : "–");
+    }
   }
 
   draw() {

@@ -1,0 +1,1 @@
+"""Repeat SP-MoE's tables and figures: recordings of a pair, replays on modelled machines, and live runs."""

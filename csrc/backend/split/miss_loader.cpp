@@ -1,0 +1,119 @@
+#include "backend/split/miss_loader.h"
+
+#include "backend/split/missing.h"
+
+#include <utility>
+
+namespace spac {
+MissLoader::~MissLoader() {
+    if (copies_) {
+        ggml_backend_synchronize(copies_.get());
+    }
+}
+
+bool MissLoader::loads(const SplitGraph & g) {
+    const SplitBlock & b = *g.blocks.front();
+    return b.experts->miss() != Miss::cpu && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
+}
+
+bool MissLoader::make_stream() {
+    if (!copies_ && !refused_) {
+        copies_.reset(ggml_backend_dev_init(stream_.device(), nullptr));
+        copied_.reset(ggml_backend_event_new(stream_.device()));
+        refused_ = !copies_ || !copied_;
+        if (refused_) {
+            GGML_LOG_WARN("spac: %s gave no stream with events: the CPU computes what is not resident\n",
+                          ggml_backend_dev_name(stream_.device()));
+        }
+    }
+    return !refused_;
+}
+
+MissLoader::Masks MissLoader::load(SplitBlock & b, const Staging & s, ModelExperts::Snapshot now) {
+    ModelExperts & experts = *b.experts;
+    Missing        want    = missing_of(b, s, now.mask.get());
+    if (experts.miss() == Miss::divide) {
+        const auto costs = experts.miss_costs(b.layer);
+        const int  most  = static_cast<int>(want.experts.size());
+        want.experts.resize(costs ? experts_over_link(*costs, want.rows, want.n_resident, most) : 0);
+        if (want.experts.empty() && most > 0) {
+            experts.note_link(0, 0, false);
+        }
+    }
+    if (want.experts.empty() || !make_stream()) {
+        return {now.mask, now.mask};
+    }
+    // A copy without leases, so that slots of this layer can be freed.
+    const auto resident = std::make_shared<Mask>();
+    resident->version   = now.mask->version;
+    resident->slot_of   = now.mask->slot_of;
+
+    ModelExperts::Misses misses = experts.begin_misses(b.layer, want.experts, want.used, now);
+    if (misses.of.loads.empty()) {
+        return {misses.of.mask != nullptr ? misses.of.mask : now.mask, resident};
+    }
+    start_ns_ = Trace::now();
+    end_ns_   = 0;
+    bytes_    = 0;
+    copy(experts, misses);
+    ggml_backend_event_record(copied_.get(), copies_.get());
+    ggml_backend_event_wait(stream_.backend(), copied_.get());
+    experts_   = b.experts;
+    under_way_ = std::move(misses);
+    return {under_way_.of.mask, resident};
+}
+
+void MissLoader::copy(const ModelExperts & experts, const ModelExperts::Misses & misses) {
+    for (const Residency::Load & load : misses.of.loads) {
+        const auto & weights = experts.weights_of(load.id.layer);
+        for (size_t w = 0; w < weights.size(); ++w) {
+            const size_t bytes = weights[w].bytes;
+            bytes_ += bytes;
+            const char *  data  = static_cast<const char *>(weights[w].tensor->data) + load.id.expert * bytes;
+            ggml_tensor * slots = misses.storage->tensor(load.pool, static_cast<int>(w));
+            for (const auto & piece : experts.pinned.pieces(data, bytes)) { // the driver stages pageable pieces itself
+                ggml_backend_tensor_set_async(copies_.get(), slots, data + piece.offset,
+                                              load.slot * bytes + piece.offset, piece.bytes);
+            }
+        }
+    }
+}
+
+void MissLoader::await() {
+    // A wait that is shorter than this is the call alone: the copies had ended before.
+    constexpr int64_t call_ns = 5000;
+    if (experts_ == nullptr || end_ns_ > 0) {
+        return;
+    }
+    const int64_t begin_ns = Trace::now();
+    ggml_backend_event_synchronize(copied_.get());
+    end_ns_ = Trace::now();
+    experts_->note_link(bytes_, end_ns_ - start_ns_, end_ns_ - begin_ns > call_ns);
+}
+
+void MissLoader::finish() {
+    if (experts_ == nullptr) {
+        return;
+    }
+    await();
+    ggml_backend_synchronize(copies_.get()); // it has ended; some devices reuse their resources only after a wait
+    Span span;
+    span.activity = Activity::copy;
+    span.start_ns = start_ns_;
+    span.end_ns   = end_ns_;
+    span.ok       = 1;
+    span.bytes    = static_cast<int64_t>(bytes_ / under_way_.of.loads.size());
+    for (const Residency::Load & load : under_way_.of.loads) {
+        span.layer  = load.id.layer;
+        span.expert = load.id.expert;
+        span.pool   = load.pool;
+        experts_->tracer().add(span);
+    }
+    experts_->counters.load_bytes += bytes_;
+    experts_->counters.load_ns += static_cast<uint64_t>(end_ns_ - start_ns_);
+    experts_->finish_misses(under_way_);
+    experts_.reset();
+    under_way_ = {};
+}
+
+} // namespace spac

@@ -1,0 +1,295 @@
+#include "session/parallel.h"
+
+#include "session/common_log.h"
+#include "session/draft_types.h"
+#include "session/parallel_impl.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace spac {
+
+ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
+    : trace(config.trace     ? config.trace
+            : config.experts ? config.experts->trace()
+                             : std::make_shared<Trace>()),
+      ctx(Context::checked_target(config.target_ctx)), separate(is_separate), places(ctx), prompt_graph(ctx),
+      experts(config.experts), demand(config.experts), cache(config.prompt_cache_bytes), batch(ctx),
+      draft_config(config.draft) {
+    silence_common_at_first();
+    if (Context::has_recurrent_model(ctx)) {
+        throw InputError("the target's memory is recurrent: several sequences need one that can go back to any token");
+    }
+    if (config.projector != nullptr) {
+        throw InputError("several sequences at once cannot have images");
+    }
+    llama_memory_clear(llama_get_memory(ctx), false);
+    const auto & target = places[0].target;
+    const int    n_seq  = places.size();
+    if (self_pass(config.draft) != DraftPass::none) {
+        throw InputError("a target drafts for itself with one sequence only: choose another draft type for several");
+    }
+    if (config.draft.n_max > 0 && !speculative_params(config.draft).types.empty()) {
+        check_rollback(target, config.draft.n_max);
+        start_drafts(static_cast<llama_context *>(config.draft_ctx), config.draft_head);
+    }
+    const int n_window = n_seq * (draft_max + 1);
+    if (target.n_batch() < n_window) {
+        throw InputError("the windows of " + std::to_string(n_seq) + " sequences have up to " +
+                         std::to_string(n_window) + " tokens: make the target context with n_batch of at least that");
+    }
+    target.check_rows(target.n_batch(), n_window);
+    demand.set_step_tokens(n_window);
+    interrupt.attach(ctx);
+    if (config.experts) {
+        config.experts->set_staged_tokens(target.n_ubatch());
+    }
+}
+
+void ParallelSession::Impl::start_drafts(llama_context * draft_ctx, std::shared_ptr<ShortHead> draft_head) {
+    std::vector<Context *> targets;
+    for (int i = 0; i < places.size(); ++i) {
+        targets.push_back(&places[static_cast<size_t>(i)].target);
+    }
+    drafts    = std::make_unique<ParallelDrafts>(draft_config, targets, draft_ctx, std::move(draft_head), interrupt);
+    draft_max = draft_config.n_max;
+}
+
+ParallelSession::Impl::~Impl() {
+    drafts.reset();
+    interrupt.detach(ctx);
+}
+
+// Returns the places of this step, the oldest first.
+PlaceList ParallelSession::Impl::begin_step(const std::vector<Turn> & turns) {
+    PlaceList taking;
+    for (const auto & turn : turns) {
+        auto & place = places.of(turn.id);
+        if (std::find(taking.begin(), taking.end(), &place) != taking.end()) {
+            throw InputError("sequence " + std::to_string(turn.id) + " has two turns in a step");
+        }
+        if (turn.draft_length < 0 || turn.draft_length > draft_max) {
+            throw InputError("the draft length is " + std::to_string(turn.draft_length) +
+                             ", expected a value from 0 to draft_max, " + std::to_string(draft_max));
+        }
+        if (!place.sequence.has_prompt()) {
+            throw InputError("sequence " + std::to_string(turn.id) + " has failed: it can only leave");
+        }
+        place.draft_length = turn.draft_length;
+        taking.push_back(&place);
+    }
+    std::sort(taking.begin(), taking.end(), is_older);
+    for (auto * const place : taking) {
+        place->waits  = false;
+        place->error  = nullptr;
+        place->reason = StopReason::none;
+        place->drafted.clear();
+        place->accepted.clear();
+        place->n_drafted = 0;
+        place->experts   = {};
+        place->probabilities.reset();
+    }
+    for (auto * const place : taking) {
+        if (place->parked) {
+            places.come_back(*place);
+        }
+    }
+    return taking;
+}
+
+void ParallelSession::Impl::report(const PlaceList & taking) {
+    for (auto * const place : taking) {
+        SequenceStep step;
+        step.id            = place->id;
+        step.tokens        = place->accepted;
+        step.n_drafted     = place->n_drafted;
+        step.n_accepted    = std::max(0, static_cast<int>(place->accepted.size()) - 1);
+        step.n_past        = place->target.n_past();
+        step.n_pending     = place->parked ? 0 : place->sequence.n_pending();
+        step.reason        = place->reason;
+        step.waits         = place->waits;
+        step.error         = place->error;
+        step.probabilities = std::move(place->probabilities);
+        step.experts       = place->experts;
+        result.sequences.push_back(std::move(step));
+    }
+}
+
+ParallelSession::ParallelSession(const SessionConfig & config, bool separate)
+    : impl_(std::make_unique<Impl>(config, separate)) {}
+
+ParallelSession::~ParallelSession() = default;
+
+int ParallelSession::join(const int32_t * tokens, size_t n_tokens, const JoinConfig & config) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (n_tokens == 0) {
+        throw InputError("the prompt is empty, expected at least one token");
+    }
+    impl.places[0].sequence.check(tokens, n_tokens, nullptr);
+    const llama_tokens wanted(tokens, tokens + n_tokens - 1);
+    auto &             place = impl.places.choose(wanted);
+    TokenSampler       sampler(config.sampling, place.target.model(), place.target.n_ctx());
+    const size_t       n_unseen = std::min(config.n_unseen, n_tokens);
+    sampler.begin(tokens + n_unseen, n_tokens - n_unseen);
+
+    place.id    = impl.next_id++;
+    place.since = ++impl.clock;
+    place.n_top = config.n_top;
+    place.sampler.emplace(std::move(sampler));
+    impl.cache.exchange(wanted, place.target, nullptr);
+    if (!impl.separate) {
+        impl.places.share(place, wanted);
+    }
+    place.target.keep_prefix(wanted, static_cast<int>(wanted.size()));
+    place.n_reused = place.target.n_past();
+    place.sequence.begin(wanted, tokens[n_tokens - 1]);
+    if (impl.drafts) {
+        impl.drafts->begin(place.index, wanted, place.n_reused);
+        if (place.sequence.n_pending() == 0) {
+            impl.drafts->read(place.index, wanted, place.sequence.n_history());
+        }
+    }
+    return place.id;
+}
+
+void ParallelSession::leave(int id) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    auto &                place = impl.places.of(id);
+    place.id                    = -1;
+    place.since                 = ++impl.clock;
+    place.parked                = false;
+    place.past                  = Remembered();
+    place.sampler.reset();
+    place.sequence.begin_from_memory();
+}
+
+const ParallelStep & ParallelSession::step(const std::vector<Turn> & turns, int n_prompt) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    impl.interrupt.raise_if_stopped();
+    impl.result       = ParallelStep{};
+    const auto taking = impl.begin_step(turns);
+    impl.evaluate_prompts(taking, n_prompt);
+
+    PlaceList ready;
+    for (auto * const place : taking) {
+        if (place->is_ready() && !place->parked && place->sequence.n_pending() == 0) {
+            if (place->sequence.is_full()) {
+                place->reason = StopReason::length;
+            } else {
+                ready.push_back(place);
+            }
+        }
+    }
+    if (!ready.empty()) {
+        impl.draft(ready);
+        impl.interrupt.raise_if_stopped();
+        const auto members = impl.find_room(ready);
+        if (impl.separate) {
+            for (auto * const place : members) {
+                impl.verify({place});
+            }
+        } else if (!members.empty()) {
+            impl.verify(members);
+        }
+        impl.demand.take(impl.result.batch);
+        impl.result.verified = impl.result.batch.n_verified > 0;
+    }
+    impl.report(taking);
+    if (impl.result.verified && impl.listeners.verify_end) {
+        impl.listeners.verify_end(impl.result.batch);
+    }
+    return impl.result;
+}
+
+void ParallelSession::drop_drafts() {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    impl.drafts.reset();
+    impl.draft_max = 0;
+    impl.dropped   = true;
+}
+
+void ParallelSession::resume_drafts(void * draft_ctx, std::shared_ptr<ShortHead> draft_head) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (!impl.dropped) {
+        throw InputError("drafts were not dropped, so they cannot be resumed");
+    }
+    impl.start_drafts(static_cast<llama_context *>(draft_ctx), std::move(draft_head));
+    impl.dropped = false;
+}
+
+void ParallelSession::cancel() noexcept { impl_->interrupt.cancel(); }
+
+void ParallelSession::set_listeners(const Listeners & listeners) {
+    const Interrupt::Call call(impl_->interrupt);
+    if (listeners.draft_routes) {
+        throw InputError("the draft's routes are not known with several sequences at once");
+    }
+    impl_->listeners = listeners;
+    impl_->demand.set_layer_listener(listeners.verify_layer);
+    impl_->interrupt.set_check(listeners.interrupt_check);
+}
+
+int ParallelSession::n_sequences() const { return impl_->places.size(); }
+
+int ParallelSession::n_joined() const { return impl_->places.n_joined(); }
+
+int ParallelSession::n_ctx() const { return impl_->places[0].target.n_ctx(); }
+
+int ParallelSession::draft_max() const { return impl_->draft_max; }
+
+int ParallelSession::n_reused(int id) const { return impl_->places.of(id).n_reused; }
+
+std::vector<int32_t> ParallelSession::tokens(int id) const { return impl_->places.of(id).sequence.tokens(); }
+
+bool ParallelSession::is_parked(int id) const { return impl_->places.of(id).parked; }
+
+std::vector<ParallelSession::Held> ParallelSession::held() const {
+    std::vector<Held> all;
+    for (int i = 0; i < n_sequences(); ++i) {
+        const auto & place = impl_->places[static_cast<size_t>(i)];
+        all.push_back({place.id, place.parked, place.target.tokens()});
+    }
+    return all;
+}
+
+void ParallelSession::replace(size_t place_index, const std::vector<int32_t> & tokens, const uint8_t * state,
+                              size_t n_bytes) {
+    auto &                impl = *impl_;
+    const Interrupt::Call call(impl.interrupt);
+    if (place_index >= static_cast<size_t>(n_sequences()) || !impl.places[place_index].is_free()) {
+        throw InputError("place " + std::to_string(place_index) + " is in use, or there is none");
+    }
+    auto & place = impl.places[place_index];
+    if (!tokens.empty()) {
+        place.sequence.check(tokens.data(), tokens.size(), nullptr);
+    }
+    auto before = place.target.remember();
+    place.target.clear();
+    if (!tokens.empty()) {
+        Remembered wanted;
+        wanted.tokens = tokens;
+        wanted.state  = MemoryState(state, n_bytes);
+        if (impl.places.make_room(place, static_cast<int>(tokens.size()))) {
+            place.target.recall(std::move(wanted));
+        }
+        if (place.target.n_past() == 0) {
+            place.target.recall(std::move(before));
+            place.sequence.begin_from_memory();
+            throw InputError("the memory does not take the state of " + std::to_string(tokens.size()) + " tokens");
+        }
+    }
+    if (impl.drafts) {
+        impl.drafts->begin(place_index, place.target.tokens(), place.target.n_past());
+    }
+    place.sequence.begin_from_memory();
+}
+
+Session::Cached ParallelSession::cached() const { return impl_->cache.stats(); }
+
+} // namespace spac

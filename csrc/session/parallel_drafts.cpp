@@ -1,0 +1,165 @@
+#include "session/parallel_drafts.h"
+
+#include "session/draft_types.h"
+#include "session/interrupt.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace spac {
+
+ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets,
+                               llama_context * draft_ctx, std::shared_ptr<ShortHead> draft_head, Interrupt & interrupt)
+    : config_(config), targets_(targets), interrupt_(interrupt), head_(std::move(draft_head)),
+      n_noted_(targets.size(), 0), params_(speculative_params(config)) {
+    const auto type = draft_model_type(params_.types);
+    if (!type) {
+        for (auto * target : targets_) {
+            lookups_.push_back(std::make_unique<Speculator>(config, *target, nullptr, nullptr, nullptr, interrupt));
+        }
+        return;
+    }
+    if (*type != COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE || params_.types.size() > 1) {
+        throw InputError("several sequences draft with draft-simple alone or with n-grams, not with " +
+                         common_speculative_type_name_str(params_.types));
+    }
+    const int n_seq = static_cast<int>(targets_.size());
+    check_draft_context(type, *targets_.front(), draft_ctx, config.n_max, n_seq);
+    params_.draft.ctx_tgt = targets_.front()->get();
+    params_.draft.ctx_dft = draft_ctx;
+    llama_memory_clear(llama_get_memory(draft_ctx), false);
+    for (int i = 0; i < n_seq; ++i) {
+        drafts_.emplace_back(draft_ctx, "draft", static_cast<llama_seq_id>(i));
+    }
+    try {
+        spec_.reset(common_speculative_init(params_, static_cast<uint32_t>(n_seq)));
+    } catch (const std::exception & error) {
+        throw InputError(std::string("speculation cannot start: ") + error.what());
+    }
+    interrupt_.attach(draft_ctx);
+}
+
+ParallelDrafts::~ParallelDrafts() {
+    spec_.reset(); // its end may still take samplers out of the draft context
+    if (!drafts_.empty()) {
+        interrupt_.detach(drafts_.front().get());
+    }
+}
+
+void ParallelDrafts::begin(size_t index, const llama_tokens & prompt, int n) {
+    if (!lookups_.empty()) {
+        lookups_[index]->cut(prompt, n);
+        return;
+    }
+    n_noted_[index] = std::min(n_noted_[index], static_cast<size_t>(n));
+    drafts_[index].keep_prefix(prompt, static_cast<int>(prompt.size()));
+}
+
+// Shows the short head the tokens that are new in a sequence.
+void ParallelDrafts::note(const Request & request) {
+    if (!head_) {
+        return;
+    }
+    const auto & tokens = *request.tokens;
+    const auto   n      = std::min(n_noted_[request.index], tokens.size());
+    head_->note(tokens.data() + n, tokens.size() - n);
+    head_->note(&request.last, 1);
+    n_noted_[request.index] = tokens.size() + 1;
+}
+
+void ParallelDrafts::read(size_t index, const llama_tokens & prompt, int n) {
+    if (!lookups_.empty()) {
+        if (n == static_cast<int>(prompt.size())) {
+            lookups_[index]->begin(prompt, true);
+        }
+        return;
+    }
+    const llama_tokens known(prompt.begin(), prompt.begin() + n);
+    feed({{index, &known, LLAMA_TOKEN_NULL, 0, nullptr}});
+}
+
+// Evaluates what the draft model's memory lacks of the sequences, in one batch if it is large enough.
+void ParallelDrafts::feed(const std::vector<Request> & requests) {
+    auto * const ctx     = drafts_.front().get();
+    const int    n_vocab = drafts_.front().n_vocab();
+    const int    n_batch = drafts_.front().n_batch();
+    common_batch batch(ctx);
+    const auto   flush = [&] {
+        if (batch.size() > 0 && !common_speculative_process(spec_.get(), batch)) {
+            for (auto & each : drafts_) {
+                each.trim(each.n_past());
+            }
+            interrupt_.raise_if_stopped();
+            throw DeviceError("llama.cpp could not evaluate " + std::to_string(batch.size()) +
+                                " tokens on the draft context");
+        }
+        batch.clear();
+    };
+    for (const auto & request : requests) {
+        auto &       draft  = drafts_[request.index];
+        const auto & tokens = *request.tokens;
+        draft.keep_prefix(tokens, static_cast<int>(tokens.size()));
+        for (int pos = draft.n_past(); pos < static_cast<int>(tokens.size()); ++pos) {
+            // Ids that the draft model does not have are replaced, as Speculator does.
+            const auto token = tokens[static_cast<size_t>(pos)];
+            batch.add(token < n_vocab ? token : 0, pos, draft.seq_id(), false);
+            if (batch.size() == n_batch) {
+                flush();
+                draft.adopt(llama_tokens(tokens.begin(), tokens.begin() + pos + 1));
+                interrupt_.raise_if_stopped();
+            }
+        }
+    }
+    flush();
+    for (const auto & request : requests) {
+        drafts_[request.index].adopt(*request.tokens);
+    }
+}
+
+void ParallelDrafts::draft(const std::vector<Request> & requests) {
+    if (!lookups_.empty()) {
+        for (const auto & each : requests) {
+            auto & lookup = *lookups_[each.index];
+            *each.draft   = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), {});
+        }
+        return;
+    }
+    feed(requests);
+    std::for_each(requests.begin(), requests.end(), [this](const auto & each) { note(each); });
+    bool drafts = false;
+    for (const auto & each : requests) {
+        each.draft->clear();
+        if (each.last < drafts_[each.index].n_vocab()) {
+            const auto pos   = static_cast<llama_pos>(each.tokens->size());
+            auto &     asked = common_speculative_get_draft_params(spec_.get(), static_cast<llama_seq_id>(each.index));
+            asked            = {true, each.n_max, pos, each.last, each.tokens, each.draft};
+            drafts           = true;
+        }
+    }
+    if (drafts) {
+        common_speculative_draft(spec_.get());
+    }
+    for (const auto & each : requests) {
+        auto & asked = common_speculative_get_draft_params(spec_.get(), static_cast<llama_seq_id>(each.index));
+        asked.prompt = nullptr;
+        asked.result = nullptr;
+        // The memory has the draft's tokens but the last one. Those that are accepted need not be evaluated again.
+        auto held = *each.tokens;
+        held.push_back(each.last);
+        held.insert(held.end(), each.draft->begin(), each.draft->end());
+        drafts_[each.index].adopt(std::move(held));
+        trim_draft(*each.draft, *targets_[each.index], each.n_max, config_.n_min);
+    }
+    interrupt_.raise_if_stopped();
+}
+
+void ParallelDrafts::accept(size_t index, int n, const llama_tokens & tokens) {
+    if (!lookups_.empty()) {
+        lookups_[index]->accept(n, tokens);
+    } else {
+        common_speculative_accept(spec_.get(), static_cast<llama_seq_id>(index), static_cast<uint16_t>(n));
+    }
+}
+
+} // namespace spac

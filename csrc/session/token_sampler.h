@@ -1,0 +1,38 @@
+// One sequence's sampler: it chooses the tokens of a verification.
+#pragma once
+
+#include "common.h"
+#include "sampling.h"
+#include "session/session.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace spac {
+
+class TokenSampler {
+  public:
+    // `model` and `n_ctx` are the target's. Throws InputError for invalid settings.
+    TokenSampler(const SamplingConfig & config, const llama_model * model, int n_ctx);
+
+    // Sets how to sample from the next begin() on. Throws InputError for invalid settings, and changes nothing then.
+    void set(const SamplingConfig & config);
+
+    // Begins a new prompt: the sampler starts anew and has seen these tokens.
+    void begin(const int32_t * prompt, size_t n_tokens);
+
+    // Returns the draft tokens that the target accepts, then its own. Row `first_row` of the context's logits is that
+    // of the token before the draft.
+    llama_tokens sample(llama_context * ctx, const llama_tokens & draft, int first_row = 0);
+
+  private:
+    common_sampler_ptr make() const;
+
+    const llama_model *    model_;
+    int                    n_ctx_;
+    common_params_sampling params_;
+    bool                   mirostat_penalizes_;
+    common_sampler_ptr     sampler_;
+};
+
+} // namespace spac

@@ -1,0 +1,101 @@
+"""Checks of GPUs, their drivers, and what fits into their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from spac.config.values import VramLimit
+from spac.doctor.trial import Finding
+from spac.machine.device_memory import size
+
+
+def gpu() -> Iterator[Finding]:
+    """Yield the CUDA build, the driver, the GPUs and the pinning of memory."""
+    from spac import _core, _library
+    from spac.model import pinning
+
+    built = hasattr(ctypes.CDLL(str(_library.library_path())), "ggml_backend_cuda_reg")
+    why = "" if built else "built without CUDA: install the toolkit and spac anew, with -DSPAC_CUDA=on"
+    yield Finding("cuda-build", "ok" if built else "off", "yes" if built else "no", why)
+    driver = _driver()
+    why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
+    yield Finding("driver", "ok" if driver else "off", driver or "none", why)
+    devices = [device for device in _core.devices() if not device.shares_host_cores]
+    for device in devices:
+        free, total = size(device.memory_free), size(device.memory_total)
+        yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
+    if not devices:
+        yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))
+    else:
+        found, why = pinning.outlook(devices)
+        yield Finding("pinning", "off" if why else "ok", found, why)
+
+
+def _why_no_gpu(built: bool, driver: str) -> str:
+    if not built or not driver:
+        what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
+        return f"needs {what}: everything runs on the CPU; --device simulated shows the split"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "the driver offers no device" + (
+        f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
+    )
+
+
+def _driver() -> str:
+    """Return the NVIDIA driver's version and the CUDA version that it supports; "" without a driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return ""
+    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:  # WSL2 has no such file
+        return cuda
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return f"{match[1]}, {cuda}" if match else cuda
+
+
+def images(target: Path | None, mmproj: Path | None) -> Iterator[Finding]:
+    """Yield whether the model sees images."""
+    from spac.model.gguf.check import check_projector
+
+    if mmproj is not None:
+        kind, n_bytes = check_projector(mmproj), mmproj.stat().st_size
+        yield Finding("images", "ok", f"{mmproj.name}: {size(n_bytes)}, a projector {kind}")
+    elif target is not None:
+        yield Finding("images", "off", "text alone is read", "--mmproj FILE names a model's projector")
+
+
+def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = None) -> Iterator[Finding]:
+    """Yield the memory free for models on the default device, and the part of a model that fits."""
+    from spac.model.device_room import device_room, fit
+    from spac.model.gguf.check import check_model
+
+    room = device_room(limit)
+    if room is None or room.device is None:
+        return
+    if room.device.shares_host_memory and target is None and limit is None:
+        return
+    of = f" of the {size(room.allowed)} that --vram-limit allows" if limit is not None else ""
+    yield Finding("vram", "ok", f"{room.device.name}: room for {size(room.free)}{of}, a margin left free")
+    if target is None:
+        return
+    info = check_model(target)
+    fitting = fit(info, room, 0 if mmproj is None else mmproj.stat().st_size)
+    dense = size(fitting.dense_bytes)
+    experts = f"{dense} beside the experts, {size(info.expert_bytes)} of experts"
+    found = f"{target.name}: {experts if info.is_moe else dense}"
+    if room.free < fitting.dense_bytes:
+        why = f"{dense} must be on the device, and there is room for {size(room.free)}"
+        yield Finding("fit", "off", found, why)
+    else:
+        of_them = f", {fitting.share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
+        yield Finding("fit", "ok", found + of_them)

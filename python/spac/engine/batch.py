@@ -1,0 +1,369 @@
+"""Several generations at once. One thread owns a session of several sequences; readers wait for its steps.
+
+Each generation has a `BatchedSequence`, which its reader waits on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from time import monotonic, perf_counter
+from typing import Any
+
+from spac import _core
+from spac.config import EngineConfig
+from spac.engine.batched_sequence import AHEAD, BatchedSequence, MemberStep, SequenceText
+from spac.engine.between_steps import BetweenSteps
+from spac.engine.prompt_cache import cache_parameters
+from spac.engine.prompt_graphs import PromptGraphs
+from spac.engine.session_events import Events
+from spac.errors import Cancelled, InputError
+from spac.governor import BatchGovernor, BatchLengths, Governor
+from spac.model.c_api import grammar_faults
+from spac.model.pair import ModelPair
+from spac.stats import Meter
+
+_WEIGHT = 0.3  # of a new time against the mean of those before
+IDLE_S = 60.0
+"""Seconds without a read after which a generation ends if another one waits for its place."""
+
+
+class Batch:
+    """The thread that runs a session of several sequences."""
+
+    def __init__(
+        self,
+        session: _core.ParallelSession,
+        governor: BatchGovernor,
+        between: BetweenSteps,
+        *,
+        prefill_share: float,
+        piece: int,
+        most: int,
+        continuous: bool = True,
+        before_join: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Start the thread, which closes the session at the end.
+
+        While sequences decode, prompts take at most `prefill_share` of the time, in pieces of `piece` tokens.
+        Otherwise up to `most` prompt tokens are read at once. Unless `continuous`, new sequences wait until
+        all others have ended. `before_join` is called before a sequence joins.
+        """
+        self.lock = threading.RLock()  # The collector may end a dropped generation in a thread that holds it.
+        self.work = threading.Condition(self.lock)
+        self.session, self.governor, self._between = session, governor, between
+        self._share, self._piece, self._most = prefill_share, piece, most
+        self._continuous, self._before_join = continuous, before_join
+        self._waiting: deque[BatchedSequence] = deque()
+        self._members: dict[int, BatchedSequence] = {}
+        self._closed = False
+        self._credit_s = 0.0  # time that prompts may take beside the others
+        self._token_s = 0.0  # time of a prompt token in a piece, by the last ones
+        self.meter = Meter()
+        """The counts of all sequences together, without those of the experts."""
+        self._thread = threading.Thread(target=self._run, name="spac-batch", daemon=True)
+        self._thread.start()
+
+    def sequence(
+        self, sampling: Mapping[str, Any], *, limit: int | None = None, n_top: int = -1
+    ) -> BatchedSequence:
+        """Return a new sequence, which joins when its prompt is prefilled.
+
+        `sampling` are a session's sampling parameters. `limit` is the number of tokens that are wanted. With
+        `n_top` from 0, its probabilities are kept.
+        """
+        return BatchedSequence(self, sampling, limit, n_top)
+
+    @property
+    def n_sequences(self) -> int:
+        """The number of places for sequences."""
+        return self.session.n_sequences
+
+    @property
+    def n_running(self) -> int:
+        """The number of sequences in the session."""
+        return len(self._members)
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of sequences that wait for a place."""
+        return len(self._waiting)
+
+    def sequences(self) -> list[BatchedSequence]:
+        """Return the sequences in the session, and then those that wait."""
+        with self.lock:
+            return [*self._members.values(), *self._waiting]
+
+    def longest_text(self, n_least: int) -> SequenceText | None:
+        """Return the sequence that has made most tokens; None if that is less than `n_least`."""
+        longest = max(self._members.values(), key=lambda each: each.n_made, default=None)
+        if longest is None or longest.n_made < n_least:
+            return None
+        return SequenceText(self.session, longest.id)
+
+    def enter(self, member: BatchedSequence) -> None:
+        """Add a sequence to those that wait. Raise InputError if the engine is closed."""
+        with self.lock:
+            if self._closed:
+                raise InputError("the engine is closed")
+            self._waiting.append(member)
+            self.work.notify()
+
+    def close(self) -> None:
+        """End all sequences and the thread, and close the session. A second call does nothing."""
+        with self.lock:
+            self._closed = True
+            self.work.notify()
+        self.session.cancel()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                with self._between.call():
+                    self._turn()
+        finally:
+            self._end()
+
+    def _wait(self) -> bool:
+        """Wait for work. Return False if the batch is closed."""
+        with self.lock:
+            while not self._has_work():
+                self.work.wait(self._end_idle())
+            return not self._closed
+
+    def _end_idle(self) -> float | None:
+        """End the generation that nobody reads for longest if another one waits for its place.
+
+        Return the seconds until one may have to end, or None if none waits.
+        """
+        members = self._members.values()
+        if not self._waiting or self._may_join or any(each.ended for each in members):
+            return None
+        idle = [each for each in members if each.full_since is not None]
+        if not idle:
+            return IDLE_S
+        longest = min(idle, key=lambda each: each.full_since or 0.0)
+        left_s = (longest.full_since or 0.0) + IDLE_S - monotonic()
+        if left_s <= 0:
+            self._fail(longest, InputError(
+                f"the generation was not read for {IDLE_S:.0f} seconds, and another one waited for its "
+                "place: read it to its end, cancel it, or raise --parallel"
+            ))  # fmt: skip
+        return max(0.0, left_s)
+
+    def _has_work(self) -> bool:
+        members = self._members.values()
+        return self._closed or any(each.ended or each.wants_step for each in members) or self._may_join
+
+    @property
+    def _may_join(self) -> bool:
+        if not self._waiting:
+            return False
+        if self._waiting[0].ended:
+            return True
+        n = len(self._members)
+        return n < self.session.n_sequences if self._continuous else n == 0
+
+    def _turn(self) -> None:
+        """Let sequences leave and join, and run one step."""
+        with self.lock:
+            self._end_idle()
+        for each in [each for each in self._members.values() if each.ended]:
+            self._drop(each)
+        joining = self._joining()
+        for each in joining:
+            self._join(each)
+        with self.lock:
+            members = [each for each in self._members.values() if each.wants_step]
+        if not members:
+            return
+        decoding = [each for each in members if not each.reads]
+        lengths = self.governor.choose({each.id: each.room for each in decoding})
+        turns = [(each.id, lengths.get(each.id, 0)) for each in members]
+        started = perf_counter()
+        try:
+            step = self.session.step(turns, self._prompt_tokens(members, decoding))
+        except Exception as error:  # It belongs to those that have a turn. Others may go on.
+            for each in members:
+                self._fail(each, error)
+            return
+        seconds = perf_counter() - started
+        self._learn(step, lengths, seconds)
+        for result in step.sequences:
+            self._deliver(self._members[result.id], result, step.batch, seconds)
+
+    def _joining(self) -> list[BatchedSequence]:
+        """Return the sequences whose turn to join has come, in their order."""
+        joining: list[BatchedSequence] = []
+        with self.lock:
+            n_free = self.session.n_sequences - len(self._members)
+            if not self._continuous and self._members:
+                n_free = 0
+            while self._waiting and (len(joining) < n_free or self._waiting[0].ended):
+                each = self._waiting.popleft()
+                if not each.ended:
+                    joining.append(each)
+        return joining
+
+    def _join(self, each: BatchedSequence) -> None:
+        try:
+            self._before_join()
+            tokens = each.tokens
+            assert tokens is not None
+            with grammar_faults() if each.sampling.get("grammar") else nullcontext():
+                number = self.session.join(tokens, n_unseen=each.n_unseen, n_top=each.n_top, **each.sampling)
+        except Exception as error:  # It belongs to the reader.
+            self._fail(each, error)
+            return
+        with self.lock:
+            each.id, each.n_reused = number, self.session.n_reused(number)
+            each.n_past, each.n_pending = each.n_reused, len(tokens) - 1 - each.n_reused
+            self._members[number] = each
+            each.changed.notify_all()
+
+    def _drop(self, each: BatchedSequence) -> None:
+        self.session.leave(each.id)
+        with self.lock:
+            del self._members[each.id]
+
+    def _fail(self, each: BatchedSequence, error: BaseException) -> None:
+        with self.lock:
+            each.error, each.ended = each.error or error, True
+            each.changed.notify_all()
+
+    def _deliver(
+        self, each: BatchedSequence, result: _core.SequenceStep, batch: _core.Step, seconds: float
+    ) -> None:
+        try:
+            result.check()
+        except Exception as error:
+            self._fail(each, error)
+            return
+        with self.lock:
+            each.n_pending = result.n_pending
+            each.n_past = result.n_past if not each.reads or each.n_pending else each.n_prompt
+            if result.waits or each.n_pending:
+                each.changed.notify_all()
+                return
+            n = len(result.tokens)
+            each.decode_s += seconds if n else 0.0
+            each.n_made += n
+            each.n_drafted += result.n_drafted
+            each.n_accepted += result.n_accepted
+            if n or result.reason:
+                each.reads = False
+                if each.left is not None:
+                    each.left = max(0, each.left - n)
+                each.ended = each.ended or result.reason == "length" or each.left == 0
+                each.steps.append((self._member_step(result, batch), result.probabilities))
+                if len(each.steps) == AHEAD:
+                    each.full_since = monotonic()
+                if result.reason == "length":
+                    each.error = each.error or InputError("the context is full")
+            each.changed.notify_all()
+
+    def _member_step(self, result: _core.SequenceStep, batch: _core.Step) -> MemberStep:
+        n_verified = result.n_drafted + 1 if len(result.tokens) else 0
+        return MemberStep(
+            result.tokens, result.n_drafted, result.n_accepted, n_verified,
+            batch.draft_ns, batch.verify_ns, batch.sample_ns, result.reason, result.experts,
+        )  # fmt: skip
+
+    def _prompt_tokens(self, members: list[BatchedSequence], decoding: list[BatchedSequence]) -> int:
+        """Return how many prompt tokens the next step may evaluate."""
+        pending = sum(each.n_pending for each in members if each.reads)
+        if not decoding:
+            return self._most
+        if not pending:
+            # A parked sequence may have lost its memory, if the host had none for it.
+            return self._piece if any(each.n_pending for each in decoding) else 0
+        wanted = min(self._piece, pending)
+        if self._share < 1 and self._credit_s < self._token_s * wanted:
+            return 0
+        return wanted
+
+    def _learn(self, step: _core.ParallelStep, lengths: dict[int, int], seconds: float) -> None:
+        prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
+        if step.n_prompt:
+            self.meter.prefill_s += prefill_s
+            self.meter.prefilled_tokens += step.n_prompt
+            token_s = prefill_s / step.n_prompt
+            self._token_s += (token_s - self._token_s) * (_WEIGHT if self._token_s else 1.0)
+        if not lengths:
+            self._credit_s = 0.0
+        elif self._share < 1:
+            earned = (seconds - prefill_s) * self._share / (1 - self._share)
+            self._credit_s = min(self._credit_s + earned, self._token_s * self._piece + earned)
+            self._credit_s = max(0.0, self._credit_s - prefill_s)
+        if step.verified:
+            self._count(step.batch, seconds - prefill_s)
+            if not step.n_prompt:
+                self.governor.observe(lengths, step, seconds)
+
+    def _count(self, step: _core.Step, seconds: float) -> None:
+        meter = self.meter
+        meter.steps += 1
+        meter.step_tokens += len(step.tokens)
+        meter.generated_tokens += len(step.tokens)
+        meter.decode_s += seconds
+        meter.drafted += step.n_drafted
+        meter.accepted += step.n_accepted
+        meter.draft_s += step.draft_ns / 1e9
+        meter.verify_s += step.verify_ns / 1e9
+        meter.sample_s += step.sample_ns / 1e9
+
+    def _end(self) -> None:
+        with self.lock:
+            self._closed = True
+            everyone = [*self._members.values(), *self._waiting]
+            self._waiting.clear()
+            for each in everyone:
+                each.steps.clear()  # Readers would look up the tokens in a model that is closed.
+        for each in everyone:
+            self._fail(each, Cancelled("the engine is closed"))
+        self._members.clear()
+        self.session.close()
+
+
+def open_batch(
+    config: EngineConfig,
+    pair: ModelPair,
+    experts: _core.Experts | None,
+    trace: _core.Trace,
+    events: Events,
+    between: BetweenSteps,
+    before_join: Callable[[], object],
+    alone: Callable[[], Governor | None],
+    several: Callable[[], BatchLengths],
+    graphs: PromptGraphs | None,
+) -> Batch:
+    """Return a batch on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
+
+    `graphs` chooses the size of the prompts' graphs, None for the context's own.
+    """
+    session = _core.ParallelSession(
+        pair.target_context.pointer,
+        pair.draft_context.pointer if pair.draft_context is not None else None,
+        experts,
+        draft_types=list(config.draft_types),
+        draft_max=config.longest_draft,
+        draft_min=config.draft_min,
+        p_min=config.fixed_p_min,
+        trace=trace,
+        draft_head=pair.draft_head,
+        separate=config.deterministic,
+        **cache_parameters(config, pair),
+    )
+    events.subscribe(session)
+    if graphs is not None:
+        session.on("prompt_graph", graphs.choose)
+        session.on("prompt_piece", graphs.observe)
+    return Batch(
+        session, BatchGovernor(alone, several, session.draft_max), between,
+        prefill_share=config.prefill_share, piece=pair.target_context.graph_tokens,
+        most=pair.target_context.batch_tokens, continuous=config.cont_batching, before_join=before_join,
+    )  # fmt: skip

@@ -1,0 +1,56 @@
+"""uvicorn's server around the app, and what signals do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spac.serve.state import ServerState
+
+BACKLOG = 2048
+GRACE_S = 5  # seconds in which responses can end after a stop; generations end at once
+
+
+def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0) -> Any:
+    """Return uvicorn's server around the app.
+
+    From now on, Ctrl-C stops it, and cancels the requests that it serves. SIGTERM lets those that run end
+    within `drain_s` seconds; a second signal does not wait for them.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        backlog=BACKLOG,
+        log_level="info" if verbose else "error",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+        lifespan="off",
+    )
+    server = uvicorn.Server(config)
+    leave = server.handle_exit
+
+    def stop(number: int, frame: Any) -> None:
+        state.close()
+        leave(number, frame)
+
+    async def drain(number: int) -> None:
+        await state.drained(drain_s)
+        stop(number, None)
+
+    def handle_exit(number: int, frame: Any) -> None:
+        if number == signal.SIGTERM and drain_s and not state.draining:
+            state.drain()
+            tasks.append(asyncio.get_running_loop().create_task(drain(number)))
+        else:
+            stop(number, frame)
+
+    tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no task alive
+    server.handle_exit = handle_exit
+    # uvicorn replaces these handlers when it starts, and raises the signals again when it ends. A stop is a
+    # server's normal end, so these handlers raise nothing.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: setattr(server, "should_exit", True))
+    return server

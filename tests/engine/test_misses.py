@@ -1,0 +1,118 @@
+"""Steps whose misses are loaded within their layer give the same text, and the slots hold what was used."""
+
+from __future__ import annotations
+
+import pytest
+
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.engine.misses import TwoWays
+from spac.errors import InputError
+
+PROMPT = "def double(values):\n    return"
+
+
+def config(target, **options):
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    return EngineConfig(
+        target=target, device="simulated", threads=1, ctx=256, sampling=sampling, state="off", **options
+    )
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model):
+    return tiny_model("qwen3moe")
+
+
+@pytest.fixture(scope="module")
+def expected(target):
+    with Engine(config(target, scheduler="none")) as engine:
+        return "".join(engine.generate(PROMPT, 24))
+
+
+@pytest.mark.parametrize("scheduler", ["lru", "logistic", "static"])
+@pytest.mark.parametrize("miss", ["load", "auto"])
+def test_the_text_is_the_same(target, expected, scheduler, miss):
+    with Engine(config(target, scheduler=scheduler, slots=9, miss=miss)) as engine:
+        generation = engine.generate(PROMPT, 24)
+        assert "".join(generation) == expected
+        stats = generation.stats
+        assert stats.miss == miss
+        assert (
+            (stats.bytes_moved["loads"] > 0)
+            == (stats.misses_loaded > 0)
+            == (stats.gpu_share > stats.hit_rate)
+        )
+        assert stats.misses_loaded > 0 or miss == "auto"  # the CPU may be faster
+        assert f"misses      {miss}: " in stats.table()
+
+
+def test_lru_with_loads_is_a_plain_cache(target):
+    """Every miss is loaded, so the prefetcher finds nothing to do, and the slots hold what the plan wants."""
+    with Engine(config(target, scheduler="lru", slots="60%", miss="load")) as engine:
+        generation = engine.generate(PROMPT, 24)
+        "".join(generation)
+        experts, plan = engine.experts, engine.events.driver.plan
+        assert experts.settle(10)
+        assert experts.stats["uploads"] == 0
+        assert generation.stats.misses_cpu == 0
+        assert generation.stats.gpu_share == 1
+        wanted = plan.priority >= plan.threshold[:, None]
+        assert wanted.any()
+        assert (wanted <= (experts.residency() >= 0)).all()
+
+
+def test_misses_on_the_cpu_are_counted(target):
+    with Engine(config(target, scheduler="static", slots=3)) as engine:
+        generation = engine.generate(PROMPT, 8)
+        "".join(generation)
+        stats = generation.stats
+        assert stats.misses_loaded == stats.bytes_moved["loads"] == 0
+        assert stats.misses_cpu > 0
+        assert stats.gpu_share == stats.hit_rate
+        assert "misses " not in stats.table()
+
+
+def test_only_some_values():
+    with pytest.raises(InputError, match="miss"):
+        EngineConfig(target="x.gguf", miss="gpu")
+    with pytest.raises(InputError, match="deterministic"):
+        EngineConfig(target="x.gguf", miss="load", deterministic=True)
+
+
+def steps(ways, first_s, second_s, n):
+    """Run n steps of 1 to 3 tokens. Return the time of all, and that of the first way alone."""
+    spent = plain = 0.0
+    for i in range(n):
+        size = 1 + i % 3
+        seconds = size * (second_s if ways.second else first_s)
+        spent, plain = spent + seconds, plain + size * first_s
+        ways.observe(size, seconds)
+    return spent, plain
+
+
+def test_the_slower_way_costs_little():
+    ways = TwoWays()
+    steps(ways, 1.0, 1.5, 200)  # both are unknown at first
+    spent, plain = steps(ways, 1.0, 1.5, 5000)
+    assert plain < spent < 1.02 * plain
+
+
+def test_the_faster_way_is_found_and_left_again():
+    ways = TwoWays()
+    steps(ways, 1.0, 0.7, 200)
+    spent, plain = steps(ways, 1.0, 0.7, 5000)
+    assert spent < 0.72 * plain
+    steps(ways, 1.0, 1.4, 2000)
+    spent, plain = steps(ways, 1.0, 1.4, 5000)
+    assert spent < 1.02 * plain
+
+
+def test_ways_that_are_as_fast_do_not_take_turns():
+    ways = TwoWays()
+    steps(ways, 1.0, 1.0, 500)
+    turns = 0
+    for i in range(1000):
+        turns += ways.observe(1 + i % 3, 1.0 + i % 3)
+    assert turns <= 2 * 1000 / 64 + 1
+    assert ways.ratio == 1

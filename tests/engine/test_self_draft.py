@@ -1,0 +1,131 @@
+"""A target drafts for itself: with low-bit copies of its experts, and all else of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.demo import PROMPT, TARGET
+from spac.engine import Engine
+from spac.errors import InputError, OutOfMemoryError
+from spac.machine.device_memory import in_use
+from spac.run import main
+from spac.scheduler import make
+from spac.scheduler.lookahead_buffer import Fidelity
+from spac.scheduler.replay import Recorder
+
+N_LAYER, N_EXPERT = 5, 32
+
+
+@pytest.fixture(autouse=True)
+def unlimited():
+    yield
+    _core.set_memory_limit("simulated", 0)
+
+
+def config(target=TARGET, temp=0.0, **options):
+    settings: dict[str, Any] = {
+        "device": "simulated", "threads": 1, "ctx": 256, "slots": "25%", "deterministic": True,
+        "draft_length": 4, "sampling": SamplingConfig(temp=temp, seed=3, ignore_eos=True),
+    }  # fmt: skip
+    return EngineConfig(target=target, **{**settings, **options})
+
+
+def run(n_tokens=24, **options):
+    """Return text, statistics, the copies' bytes, those that were predicted, and the device's use."""
+    with Engine(config(**options)) as engine:
+        generation = engine.generate(PROMPT, n_tokens)
+        text = "".join(generation)
+        copies, quant = engine.experts.draft_bytes, engine.config.draft_quant
+        return text, generation.stats, copies, engine.experts.draft_copy_bytes(quant), in_use("simulated")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The runs with a draft of equal length that needs no memory: n-grams."""
+    return {temp: run(temp=temp, draft_type="ngram-simple") for temp in (0.0, 0.8)}
+
+
+@pytest.mark.parametrize("draft_type", ["self", "self-resident"])
+@pytest.mark.parametrize("temp", [0.0, 0.8])
+def test_the_text_is_that_without_the_draft(plain, draft_type, temp):
+    text, stats, *_ = run(temp=temp, draft_type=draft_type)
+    assert text == plain[temp][0]
+    assert stats.acceptance > (0.1 if temp == 0 else 0)
+    assert stats.activations == N_LAYER * 4 * (stats.steps + stats.drafted_tokens)
+
+
+def test_the_copies_are_all_the_memory_that_it_adds(plain):
+    *_, copies, predicted, used = run(draft_type="self")
+    assert copies == predicted > 0
+    assert plain[0.0][2] == 0
+    assert used - plain[0.0][4] == copies
+
+
+def test_residents_need_a_row_for_each_router(plain):
+    """One that hides the other experts, and one for what the router would have chosen."""
+    *_, copies, _, used = run(draft_type="self-resident")
+    assert copies == 0
+    assert used - plain[0.0][4] == 2 * N_LAYER * N_EXPERT * 4
+
+
+def test_with_all_experts_resident_it_is_the_target_itself():
+    with Engine(config(slots="100%", draft_type="self-resident")) as engine:
+        "".join(engine.generate(PROMPT, 8))  # the experts come meanwhile
+        generation = engine.generate("class Stack:", 12)
+        "".join(generation)
+        assert generation.stats.acceptance == 1
+
+
+@pytest.mark.parametrize("draft_type", ["self", "self-resident"])
+def test_its_routers_predict_those_of_the_verification(draft_type):
+    recorder = Recorder(make("moe-speq"))
+    _, stats, *_ = run(scheduler=recorder, draft_type=draft_type)
+    _, usual, *_ = run(scheduler="logistic", draft_type=draft_type)
+    fidelity = Fidelity.of(recorder.demand.draft_routes, recorder.demand.routes)
+    assert fidelity.tokens == int((recorder.demand.verified - 1).sum())
+    assert fidelity.same.min() > (0.8 if draft_type == "self" else 0.5)
+    assert fidelity.same[0] == 1 or draft_type == "self", "nothing is hidden before the first router"
+    assert stats.hit_rate > usual.hit_rate + 0.05
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "deepseek2", "qwen3moe"])
+def test_families(tiny_model, family):
+    """Biases, a dense layer with shared experts, and a plain model; q8_0 is nearly the model itself."""
+    path, prompt = tiny_model(family), np.arange(3, 40, dtype=np.int32)
+    found = {}
+    for draft_type in ("none", "self", "self-resident"):
+        settings = config(path, draft_type=draft_type, draft_quant="q8_0", draft_length=3, swa_full=True)
+        with Engine(settings) as engine:
+            generation = engine.generate(prompt, 12)
+            found[draft_type] = "".join(generation), generation.stats.accepted_tokens
+    assert len({text for text, _ in found.values()}) == 1
+    assert found["self"][1] > 4
+
+
+def test_refusals(tiny_model):
+    hybrid, window = tiny_model("qwen3next"), tiny_model("gpt-oss")
+    for fault, settings in (
+        ("name it alone", {"draft_type": "self,ngram-simple"}),
+        ("needs experts on a device", {"device": "cpu"}),
+        ("needs experts on a device", {"draft_type": "self-resident", "device": "cpu"}),
+        ("recurrent", {"target": hybrid}),
+        ("--swa-full", {"target": window}),
+        ("choose one of q4_0", {"draft_quant": "f12"}),
+        ("blocks of 256", {"draft_quant": "q2_K"}),
+    ):
+        with pytest.raises(InputError, match=fault) as error:
+            run(2, **{"draft_type": "self", **settings})
+        assert "\n" not in str(error.value)
+    with pytest.raises(OutOfMemoryError, match="smaller --draft-quant"):
+        run(2, draft_type="self", draft_quant="q8_0", vram_limit="16M", slots=8)
+
+
+def test_a_program_drafts_with_it(capsys):
+    draft = ["--device", "simulated", "--draft-type", "self", "--draft-quant", "q5_0"]
+    assert main([*draft, "--target", str(TARGET), "-n", "4", "-p", "x", "--temp", "0"]) == 0
+    assert "q5_0 copies of its experts" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""llama-server's slots: listed, saved, restored and erased, with one request at a time and with several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import Server
+
+TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return "
+OTHER = "The sea was grey, and a man walked along its edge, counting boats."
+
+
+@pytest.fixture(scope="module", params=["1", "3"])
+def saving(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    folder = tmp_path_factory.mktemp("slots")
+    options = ["--parallel", request.param, "--ctx", "768", "--temp", "0", "--cache-ram", "0", "--no-page"]
+    server = Server(folder, *options, "--slot-save-path", str(folder))
+    yield server, folder
+    assert server.stop() == 0
+
+
+def ask(server: Server, action: str, slot: int = 0, **fields: Any) -> tuple[int, dict[str, Any]]:
+    status, body = server.ask("POST", f"/slots/{slot}?action={action}", fields)
+    return status, json.loads(body)
+
+
+def complete(server: Server, prompt: str) -> tuple[str, int]:
+    """Return the text that follows a prompt, and how many tokens of the prompt were cached."""
+    body = {"prompt": prompt, "max_tokens": 8}
+    made = json.loads(server.ask("POST", "/v1/completions", body)[1])
+    return made["choices"][0]["text"], made["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def listed(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(server.ask("GET", "/slots")[1])
+    return found
+
+
+def test_a_saved_slot_comes_back(saving: tuple[Server, Path]) -> None:
+    server, folder = saving
+    text, _ = complete(server, TEXT)
+    slot = max(listed(server), key=lambda each: each["n_prompt_tokens_cache"])["id"]
+    status, saved = ask(server, "save", slot, filename="one.bin")
+    assert status == 200, saved
+    assert saved["n_written"] == (folder / "one.bin").stat().st_size
+    for each in listed(server):
+        assert ask(server, "erase", each["id"])[0] == 200
+    assert sum(each["n_prompt_tokens_cache"] for each in listed(server)) == 0
+    assert complete(server, TEXT) == (text, 0)
+    for each in listed(server):
+        ask(server, "erase", each["id"])
+    complete(server, OTHER)
+    last = len(listed(server)) - 1
+    status, restored = ask(server, "restore", last, filename="one.bin")
+    assert (status, restored["n_restored"], restored["n_read"]) == (200, saved["n_saved"], saved["n_written"])
+    assert listed(server)[last]["n_prompt_tokens_cache"] == saved["n_saved"]
+    again, n_cached = complete(server, TEXT)
+    assert again == text
+    assert n_cached > 10
+
+
+def test_what_is_no_file_of_this_slot_changes_nothing(saving: tuple[Server, Path]) -> None:
+    server, folder = saving
+    text, _ = complete(server, TEXT)
+    slot = max(listed(server), key=lambda each: each["n_prompt_tokens_cache"])["id"]
+    assert ask(server, "save", slot, filename="good.bin")[0] == 200
+    good = (folder / "good.bin").read_bytes()
+    about, body = good.split(b"\n", 2)[1:]
+    (folder / "foreign.bin").write_bytes(b"GGUF of something else")
+    (folder / "cut.bin").write_bytes(good[:-5])
+    (folder / "flipped.bin").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    (folder / "list.bin").write_bytes(b"spac's slot 1\n[]\n" + body)
+    other = json.dumps({**json.loads(about), "model": "1-abc"}).encode()
+    (folder / "other.bin").write_bytes(b"spac's slot 1\n" + other + b"\n" + body)
+    for name, what in {
+        "foreign.bin": "is no slot's file", "cut.bin": "is damaged", "flipped.bin": "is damaged",
+        "list.bin": "is damaged", "other.bin": "is of another model", "none.bin": "cannot be read",
+        "../good.bin": "without folders", "": "without folders",
+    }.items():  # fmt: skip
+        status, answer = ask(server, "restore", slot, filename=name)
+        assert status == 400
+        assert what in answer["error"]["message"]
+    status, answer = ask(server, "save", slot, filename="foreign.bin")
+    assert (status, "choose another name" in answer["error"]["message"]) == (400, True)
+    assert (folder / "foreign.bin").read_bytes() == b"GGUF of something else"
+    assert ask(server, "save", 9, filename="x.bin")[0] == 404
+    assert ask(server, "move", slot)[0] == 400
+    again, n_cached = complete(server, TEXT)
+    assert again == text
+    assert n_cached > 10, "nothing was lost"
+
+
+def test_slots_without_a_folder_have_no_files(server: Server) -> None:
+    status, answer = ask(server, "save", filename="x.bin")
+    assert (status, "--slot-save-path" in answer["error"]["message"]) == (501, True)
+    assert [each["id"] for each in listed(server)] == [0]

@@ -1,0 +1,85 @@
+"""Streams run on threads of their own, and the event loop takes their items."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator, Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spac.serve.request_context import RequestContext
+from spac.serve.stream_thread import AHEAD, StreamThread
+
+
+async def read(stream: Generator[int, None, None], found: list[int], pauses: Iterable[bool] = ()) -> None:
+    """Add the items of a stream to `found`; the reader pauses before it takes more where `pauses` says so."""
+    context, steps = RequestContext({}), iter(pauses)
+    try:
+        async for items in StreamThread(stream, context).items():
+            assert items
+            found += items
+            if next(steps, False):
+                await asyncio.sleep(0.001)
+    finally:
+        await asyncio.to_thread(context.finish)
+
+
+def counting(n: int, threads: set[int]) -> Generator[int, None, None]:
+    try:
+        for number in range(n):
+            threads.add(threading.get_ident())
+            yield number
+    finally:
+        threads.add(threading.get_ident())
+
+
+@given(st.integers(0, 3 * AHEAD), st.lists(st.booleans(), max_size=20))
+def test_all_items_come_in_order_from_one_thread(n: int, pauses: list[bool]) -> None:
+    threads: set[int] = set()
+    found: list[int] = []
+    asyncio.run(read(counting(n, threads), found, pauses))
+    assert found == list(range(n))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_an_error_comes_after_the_items() -> None:
+    def failing() -> Generator[int, None, None]:
+        yield 1
+        raise ValueError("no more")
+
+    found: list[int] = []
+    with pytest.raises(ValueError, match="no more"):
+        asyncio.run(read(failing(), found))
+    assert found == [1]
+
+
+def test_a_stream_waits_for_its_reader_and_ends_with_its_request() -> None:
+    """Without a reader, as many items are made as fit; the end closes the stream on its own thread."""
+    made: list[int] = []
+    closed: list[str] = []
+    full = threading.Event()
+
+    def endless() -> Generator[int, None, None]:
+        try:
+            while True:
+                made.append(len(made))
+                if len(made) == AHEAD + 1:
+                    full.set()
+                yield made[-1]
+        finally:
+            closed.append(threading.current_thread().name)
+
+    async def run() -> None:
+        context = RequestContext({})
+        StreamThread(endless(), context)
+        assert await asyncio.to_thread(full.wait, 60)
+        await asyncio.to_thread(context.finish)
+        assert context.cancelled
+
+    asyncio.run(run())
+    assert len(made) == AHEAD + 1
+    assert closed == ["spac-stream"]
