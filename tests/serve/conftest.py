@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import anthropic
@@ -23,18 +23,19 @@ from tests.cli.conftest import ONE_THREAD, environment
 KEY = "a key"
 QUEUE = 6
 EMBEDS = ("--embeddings", "--pooling", "last")
-FIXED = (*ONE_THREAD, "--draft-length", "8")  # no text depends on times
+FIXED = (*ONE_THREAD, "--draft-length", "8", "--parallel", "1")
+"""Options of the tests' servers. No text depends on times, and the request queue is easily filled."""
 
 
 class Server:
     """The running process, as its clients see it."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, fixed: Sequence[str] = FIXED) -> None:
         self._err = folder / "stderr"
         self._clients: list[openai.OpenAI | anthropic.Anthropic] = []
         with open(self._err, "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "spac", "serve", "--port", "0", *FIXED, *arguments],
+                [sys.executable, "-m", "spac", "serve", "--port", "0", *fixed, *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True, cwd=folder,
                 env=environment(SPAC_API_KEY=KEY),
             )  # fmt: skip

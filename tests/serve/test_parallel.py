@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from spac.serve.request_context import RequestContext
 from spac.serve.request_queue import RequestQueue
 from spac.serve.state import ServerState
 from spac.stats import Meter, RunStats
+from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, wait_until
 
 TEXTS = ["def fibonacci(n):", "The sea is", "import os\n", "class Tree:\n    def", "1, 2, 3,", "Once"]
@@ -67,6 +69,27 @@ def test_answers_at_the_same_time_are_those_alone(several: Server, ask: Callable
     alone = [ask(several, text) for text in TEXTS]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         assert list(pool.map(lambda text: ask(several, text), TEXTS)) == alone
+
+
+@pytest.mark.parametrize(("options", "places", "said"), [
+    ((), 4, ""),
+    (("--ctx", "1024"), 2, "2 generations at once, for --ctx 1024"),
+    (("--deterministic",), 1, "one generation at a time, for --deterministic would give each a part"),
+    (("--parallel", "1"), 1, ""),
+])  # fmt: skip
+def test_a_server_that_is_not_told_makes_four_answers_at_once(
+    tmp_path: Path, options: Sequence[str], places: int, said: str
+) -> None:
+    """A note says so if there are fewer."""
+    server = Server(tmp_path, "--ctx", "4096", *options, fixed=(*ONE_THREAD, "--temp", "0"))
+    try:
+        assert json.loads(server.ask("GET", "/props")[1])["total_slots"] == places
+        assert said in server.err
+        assert bool(said) == ("at once, for" in server.err or "at a time, for" in server.err)
+        with ThreadPoolExecutor(5) as pool:
+            assert all(pool.map(lambda text: stream(server, text), TEXTS[:5]))
+    finally:
+        assert server.stop() == 0
 
 
 def test_three_run_and_four_wait(several: Server) -> None:

@@ -207,11 +207,8 @@ def _help(item: Field[Any]) -> str:
     text = str(item.metadata["help"])
     if item.metadata["range"] is not None:
         text += f"; {item.metadata['range']}"
-    if (
-        isinstance(item.default, int | float | str)
-        and not isinstance(item.default, bool)
-        and item.default != ""
-    ):
+    is_told = "(default: " in text or isinstance(item.default, bool) or item.default == ""
+    if isinstance(item.default, int | float | str) and not is_told:
         text += f" (default: {item.default})"
     return text.replace("%", "%%")
 

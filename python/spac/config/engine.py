@@ -189,7 +189,8 @@ class EngineConfig(ContextConfig):
     parallel: int = option(
         1, "generations at once: they share the context, and an expert that several of them choose is read "
         f"once; -1 means {AUTO_PARALLEL}, fewer if the context has less than {LEAST_SHARE} tokens for each "
-        "or the memory has no place for more, and 1 for what needs one at a time",
+        "or the memory has no place for more, and 1 for what needs one at a time "
+        "(default: 1; -1 in spac serve)",
         "--parallel", "-np", range=PARALLEL, group=CONTEXT_GROUP,
     )  # fmt: skip
     cont_batching: bool = option(

@@ -468,7 +468,7 @@ class Engine:
         tokens = as_tokens(self._pair.target, prompt)
         if self.batch is not None:
             if recorder is not None:
-                raise InputError("a recording is of one generation at a time: leave out --parallel")
+                raise InputError("a recording is of one generation at a time: give --parallel 1")
             return self._generate_beside(
                 self.batch, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
             )

@@ -57,8 +57,7 @@ def application(
         from spac.serve.ray.replica import Replica
     except ImportError as error:
         raise InputError(f"Ray Serve cannot be imported ({error}): run `pip install 'spac[ray]'`") from None
-    parallel = getattr(options, "parallel", 1)
-    places = AUTO_PARALLEL if parallel == -1 else parallel
+    places = AUTO_PARALLEL if options.parallel == -1 else options.parallel
     scale: dict[str, Any] = {"num_replicas": replicas}
     if highest > replicas:
         scale = {"num_replicas": None, "autoscaling_config": {
