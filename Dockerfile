@@ -6,8 +6,8 @@
 #   docker run --ulimit memlock=-1 --gpus all -v /models:/models -p 8000:8000 spac serve --host 0.0.0.0 --target …
 #
 # Experts in host memory are pinned, and --load-mode mlock locks the model. Docker allows a container 64 KB of locked
-# memory, so both need --ulimit memlock=-1. This file was not built yet: the machine that it was written on has no
-# Docker.
+# memory, so both need --ulimit memlock=-1. buildah built the image for the CPU and ran it, on a base image that
+# debootstrap made of Debian 12. The image for NVIDIA GPUs is untried.
 
 ARG CUDA=12.8.1
 

@@ -29,6 +29,9 @@ _WEIGHT = 0.3  # of a new time against the mean of those before
 IDLE_S = 60.0
 """Seconds without a read after which a generation ends if another one waits for its place."""
 
+StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
+"""What `Batch.observe` takes."""
+
 
 class Batch:
     """The thread that runs a session of several sequences."""
@@ -63,6 +66,8 @@ class Batch:
         self._token_s = 0.0  # time of a prompt token in a piece, by the last ones
         self.meter = Meter()
         """The counts of all sequences together, without those of the experts."""
+        self._observing = threading.Lock()
+        self._observer: StepObserver | None = None
         self._thread = threading.Thread(target=self._run, name="spac-batch", daemon=True)
         self._thread.start()
 
@@ -75,6 +80,17 @@ class Batch:
         `n_top` from 0, its probabilities are kept.
         """
         return BatchedSequence(self, sampling, limit, n_top)
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Call `observer` in the batch's thread after every step that decodes; None ends it.
+
+        Its arguments are the step, the draft lengths asked for by sequence, and the seconds that the step
+        took. No call runs when this one returns. Raise InputError if there is an observer already.
+        """
+        with self._observing:
+            if observer is not None and self._observer is not None:
+                raise InputError("the generations are being recorded: end that recording first")
+            self._observer = observer
 
     @property
     def n_sequences(self) -> int:
@@ -301,6 +317,9 @@ class Batch:
             self._credit_s = max(0.0, self._credit_s - prefill_s)
         if step.verified:
             self._count(step.batch, seconds - prefill_s)
+            with self._observing:
+                if self._observer is not None:
+                    self._observer(step, lengths, seconds - prefill_s)
             if not step.n_prompt:
                 self.governor.observe(lengths, step, seconds)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +23,7 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch import Batch, open_batch
+from spac.engine.batch_recording import BatchRecording
 from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_head import DraftHead
@@ -468,7 +469,7 @@ class Engine:
         tokens = as_tokens(self._pair.target, prompt)
         if self.batch is not None:
             if recorder is not None:
-                raise InputError("a recording is of one generation at a time: give --parallel 1")
+                raise InputError("the engine runs several generations at once: record it with Engine.record")
             return self._generate_beside(
                 self.batch, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
             )
@@ -534,6 +535,22 @@ class Engine:
         experts = dict(self.experts.stats) if self.experts is not None else {}
         meter = replace(batch.meter, experts=experts, prompt_experts=experts)
         return RunStats.of(self.setting(self.config.sampling), meter)
+
+    @contextmanager
+    def record(self, path: Path | str) -> Iterator[None]:
+        """Record the steps of all generations until the block ends, and write the file, for `spac.report`.
+
+        One recording runs at a time. Raise InputError if no file can be written there, or if the engine runs
+        one generation at a time. `generate` takes a recorder then.
+        """
+        recorder = Recorder(path)
+        if (batch := self.batch) is None:
+            raise InputError("the engine runs one generation at a time: give its recorder to Engine.generate")
+        recording = BatchRecording(recorder, batch, self.experts, self.events)
+        try:
+            yield
+        finally:
+            recorder.write(RunStats.of(self.setting(self.config.sampling), recording.end()))
 
     async def generate_async(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Any

@@ -197,7 +197,7 @@ class Generation(Iterator[str]):
         if self._controller is not None:
             self._controller.begin(meter.prefill_s)
         if self._recorder is not None:
-            self._recorder.begin(self._session, self._experts, self._counts)
+            self._recorder.begin(self._session.draft_max, self._experts, self._counts)
 
     def _prefill_session(self, prompt: TokenArray) -> None:
         self.reading.begin(int(prompt.size) - 1)
@@ -245,7 +245,7 @@ class Generation(Iterator[str]):
         meter.reason = meter.reason or step.reason
         self._count()
         if self._recorder is not None:
-            self._recorder.step(step, int(elapsed * 1e9), self._counts)
+            self._recorder.step(step, int(elapsed * 1e9), self._counts, self._session.draft_length)
         return text
 
     @property

@@ -155,6 +155,7 @@ class _Check:
         self._whole(steps, "steps", "per_row", 1)
         columns = self._mapping(steps, "columns")
         n_row = len(self._numbers(columns.get("steps"), "steps.steps"))
+        columns.setdefault("sequences", columns["steps"])  # Older recordings are of one generation.
         for name in COLUMNS:
             self._numbers(columns.get(name), f"steps.{name}", n_row)
         self._counts(columns["steps"], "steps.steps")

@@ -47,13 +47,14 @@ def cards(recording: Recording) -> str:
     shown = [
         ("Speed", n("tokens_per_second"), "tokens/s", f"{n('latency_ms_per_token')} ms per token"),
         ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, {ended}"),
-        (
-            "First token",
-            seconds(figure("time_to_first_token_s")),
-            "",
-            f"prompt of {n('prompt_tokens')} tokens",
-        ),
     ]
+    if (steps := recording.total("steps")) < (sequences := recording.total("sequences")):
+        tokens_read = f"on average, with prompts of {n('prefilled_tokens')} tokens"
+        shown[1] = ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps")
+        shown.append(("Several", f"{sequences / steps:.1f}", "generations at once", tokens_read))
+    else:
+        first = seconds(figure("time_to_first_token_s"))
+        shown.append(("First token", first, "", f"prompt of {n('prompt_tokens')} tokens"))
     if recording.stats.get("draft_types"):
         shown.append(
             ("Acceptance", percent(figure("acceptance")), "", f"{n('tokens_per_step')} tokens per step")

@@ -79,6 +79,10 @@ def make_parser() -> Parser:
         help="folder of files that POST /slots/ID?action=save writes (default: none)",
     )  # fmt: skip
     server.add_argument(
+        "--record", metavar="FILE",
+        help="note what every step of all answers did, for `spac report FILE`; written when the server stops",
+    )  # fmt: skip
+    server.add_argument(
         "--strict-model",
         action="store_true",
         help="refuse requests that name another model; without it, any name is accepted",
@@ -179,6 +183,10 @@ def ready(
     state.meta = meta_of(llama)
     if not talk.quiet:
         state.log = say
+    if options.record is not None:
+        if llama.engine is None or llama.engine.batch is None:
+            raise InputError("--record: a server's recording needs several generations at once (--parallel)")
+        stack.enter_context(llama.engine.record(options.record))
     state.slots = Slots(llama, state.queue, options.slot_save_path)
     state.strict_model = options.strict_model
     return app, state

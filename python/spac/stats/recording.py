@@ -1,4 +1,4 @@
-"""The recording of one generation, step by step, as a file that `spac.report` turns into a page.
+"""The recording of one generation, or of several at once, as a file that `spac.report` turns into a page.
 
 The file is one JSON object. [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of
 the prompt or the answer. A field that a run does not have (experts, a governor, thresholds) is null.
@@ -72,7 +72,7 @@ STEP = (
     "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
     "tokens", "verified", "drafted", "accepted", "draft_length", "resident",
     *COUNTERS,
-    "expected_steps", "expected_tokens", "expected_ns",
+    "expected_steps", "expected_tokens", "expected_ns", "sequences",
 )  # fmt: skip
 SPAN = ("observe_ns", "device_ns")
 COLUMNS = (*STEP, *SPAN)
@@ -82,7 +82,9 @@ time_ns is the whole step. host_wait_ns, host_compute_ns and queue_ns (calls tha
 of verify_ns, and device_ns runs beside them. observe_ns is the time in which the draft model reads the
 verified tokens. draft_length is the length asked for, and drafted is the number of tokens drafted. resident
 is the number of slots in use at the end of a step. expected_… is the governor's expectation for
-`expected_steps` steps.
+`expected_steps` steps. sequences is the number of generations whose tokens a step verified. With several,
+all figures are those of the batch, draft_length is the longest of theirs, and copies while a prompt was read
+count in the next step.
 """
 
 LENGTHS = ("steps", "tokens", "time_ns")
@@ -101,7 +103,7 @@ class Events(Protocol):
 
 
 class Recorder:
-    """Records one generation; `Engine.generate(…, recorder=…)` calls it.
+    """Records one generation for `Engine.generate(…, recorder=…)`, or a batch for `Engine.record`.
 
     It is not thread-safe.
     """
@@ -114,7 +116,6 @@ class Recorder:
         self.path = Path(path) if path is not None else None
         if self.path is not None:
             check_writable(self.path)
-        self._session: _core.Session
         self._experts: _core.Experts | None = None
         self._events: Events | None = None
         self._governor: Governor | None = None
@@ -140,10 +141,18 @@ class Recorder:
         """Record the scheduler and the governor of an engine too."""
         self._events, self._governor = events, governor
 
-    def begin(self, session: _core.Session, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
-        """Begin recording after the prompt; `counts` are the experts' current counters, as in `step`."""
-        self._session, self._started = session, datetime.now(UTC)
-        self._lengths = [[0, 0, 0] for _ in range(session.draft_max + 1)]
+    def begin(
+        self,
+        draft_max: int,
+        experts: _core.Experts | None,
+        counts: Mapping[str, int],
+    ) -> None:
+        """Begin recording after the prompt; `counts` are the experts' current counters, as in `step`.
+
+        `draft_max` is the longest draft length.
+        """
+        self._started = datetime.now(UTC)
+        self._lengths = [[0, 0, 0] for _ in range(draft_max + 1)]
         self._scheduled_ns = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
         self._counts = counts
         if experts is None or experts.n_layer == 0:
@@ -159,13 +168,25 @@ class Recorder:
             self._trace, self._device = experts.trace, "measured"
             self._trace.start(SPANS)
 
-    def step(self, step: _core.Step, time_ns: int, counts: Mapping[str, int]) -> None:
-        """Record a step that is over; `time_ns` is the time of all of it."""
+    def step(
+        self,
+        step: _core.Step,
+        time_ns: int,
+        counts: Mapping[str, int],
+        length: int,
+        n_sequences: int = 1,
+    ) -> None:
+        """Record a step that is over; `time_ns` is the time of all of it.
+
+        `length` is the draft length asked for, and `n_sequences` the number of generations in the step.
+        """
         scheduled = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
-        length, n_token = self._session.draft_length, len(step.tokens)
+        n_token = len(step.tokens)
         values = [1, time_ns, step.draft_ns, step.verify_ns, step.sample_ns, scheduler_ns]
         values += [n_token, step.n_verified, step.n_drafted, step.n_accepted, length]
+        if length >= len(self._lengths):  # A draft that had left is back.
+            self._lengths += [[0, 0, 0] for _ in range(length + 1 - len(self._lengths))]
         sums = self._lengths[length]
         sums[0] += 1
         sums[1] += n_token
@@ -176,7 +197,7 @@ class Recorder:
             values += [counts[name] - before[name] for name in COUNTERS]
         else:
             values += [0] * (1 + len(COUNTERS))
-        self._steps.add([*values, *self._expected()])
+        self._steps.add([*values, *self._expected(), n_sequences])
         self._ends.append(time.monotonic_ns())
         if len(self._ends) == BATCH or (self._trace is not None and len(self._trace) > SPANS // 2):
             self._sum_up()

@@ -32,15 +32,24 @@ class TraceRecorder(Recorder):
         self._trace_path = Path(trace)
         self._routes: list[Int32Array] = []
 
-    def begin(self, session: _core.Session, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
+    def begin(self, draft_max: int, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
         """Begin recording after the prompt. Raise InputError for a model without experts."""
         if experts is None or experts.n_layer == 0:
             raise InputError("--trace needs a model with experts that spac manages: this one has none")
-        super().begin(session, experts, counts)
+        super().begin(draft_max, experts, counts)
 
-    def step(self, step: _core.Step, time_ns: int, counts: Mapping[str, int]) -> None:
-        """Record a step that is over; `time_ns` is the time of all of it."""
-        super().step(step, time_ns, counts)
+    def step(
+        self,
+        step: _core.Step,
+        time_ns: int,
+        counts: Mapping[str, int],
+        length: int,
+        n_sequences: int = 1,
+    ) -> None:
+        """Record a step that is over, as `Recorder.step` does. Raise InputError for several generations."""
+        if n_sequences > 1:
+            raise InputError("a trace is of one generation at a time: give --parallel 1")
+        super().step(step, time_ns, counts, length, n_sequences)
         assert self._experts is not None
         self._routes.append(self._experts.routes()[:, : step.n_accepted + 1].transpose(1, 0, 2).copy())
 

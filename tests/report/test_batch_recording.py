@@ -1,0 +1,95 @@
+"""A recording of several generations at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from spac import demo
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.report.page import page
+from spac.report.reading import parse, read
+from tests.engine.test_batch import PROMPTS, config, texts
+from tests.serve.conftest import Server
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(
+        config(draft=demo.DRAFT, draft_length=4, parallel=3, ctx=768, scheduler="moe-spac")
+    ) as engine:
+        yield engine
+
+
+def test_a_batch_is_recorded(engine: Engine, tmp_path: Path) -> None:
+    """The sums are the statistics of the same time, and earlier generations do not count."""
+    plain = texts(engine, PROMPTS[:4], 30)
+    before = engine.batch_stats
+    with engine.record(tmp_path / "batch.json"):
+        assert texts(engine, PROMPTS[:4], 30) == plain
+    after = engine.batch_stats
+    assert before is not None
+    assert after is not None
+    assert not engine.experts.trace.on
+    recording = read(str(tmp_path / "batch.json"))
+    steps = after.steps - before.steps
+    assert recording.total("steps") == recording.figure("steps") == steps
+    assert recording.total("tokens") == recording.figure("generated_tokens")
+    assert recording.total("tokens") == after.generated_tokens - before.generated_tokens >= 4 * 30
+    assert recording.total("drafted") == after.drafted_tokens - before.drafted_tokens
+    assert steps < recording.total("sequences") <= 3 * steps
+    assert recording.total("verified") == recording.total("drafted") + recording.total("sequences")
+    assert recording.matrices["demand"].sum() == recording.total("activations") > 0
+    assert sum(recording.content["lengths"]["steps"]) == steps
+    assert recording.content["thresholds"] is not None
+    assert "generations at once" in page(recording)
+
+
+def test_a_recording_from_before_several_generations(engine: Engine, tmp_path: Path) -> None:
+    with engine.record(tmp_path / "old.json"):
+        texts(engine, PROMPTS[:2], 5)
+    content = json.loads((tmp_path / "old.json").read_text())
+    del content["steps"]["columns"]["sequences"]
+    assert page(parse(json.dumps(content).encode(), "old.json"))
+    content["steps"]["columns"]["sequences"] = ["x"]
+    with pytest.raises(InputError, match=r"steps\.sequences is missing or invalid"):
+        parse(json.dumps(content).encode(), "old.json")
+
+
+def test_what_cannot_be_recorded(engine: Engine, tmp_path: Path) -> None:
+    with engine.record(tmp_path / "first.json"):
+        with (
+            pytest.raises(InputError, match="are being recorded: end that recording first"),
+            engine.record(tmp_path / "second.json"),
+        ):
+            pass
+        texts(engine, PROMPTS[:1], 5)
+    assert read(str(tmp_path / "first.json")).total("steps") > 0
+    assert not (tmp_path / "second.json").exists()
+    with pytest.raises(InputError, match="cannot be written"), engine.record(tmp_path / "none" / "x.json"):
+        pass
+    with (
+        Engine(config(ctx=256)) as one,
+        pytest.raises(InputError, match=r"give its recorder to Engine\.generate"),
+        one.record(tmp_path / "one.json"),
+    ):
+        pass
+
+
+def test_a_servers_recording_is_written_when_it_stops(tmp_path: Path) -> None:
+    server = Server(tmp_path, "--parallel", "2", "--ctx", "1024", "--record", "server.json")
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            made = list(pool.map(
+                lambda text: server.client().completions.create(model="demo", prompt=text, max_tokens=20),
+                PROMPTS[:2],
+            ))  # fmt: skip
+    finally:
+        assert server.stop() == 0
+    tokens = sum(each.usage.completion_tokens for each in made if each.usage is not None)
+    assert read(str(tmp_path / "server.json")).total("tokens") >= tokens > 0
