@@ -2,7 +2,8 @@
 
 For each number of clients N, the systems run with -np N: spac on the CPU (`cpu`), spac on the simulated
 device (`simulated`), and llama-server of the pinned source on the CPU (`llama-server`), which
-`python -m tools.llama_server` builds. All have the same threads and context, and sample greedily. A client
+`python -m tools.llama_server` builds. `default` is spac on the CPU with the places and the least context
+that it has without -np. All have the same threads, the others the same context, and sample greedily. A client
 asks for one streamed completion after another, each with a prompt of its own, which begins differently from
 all others. The systems are measured in turns, in rounds, while the other servers idle. A first round is left
 out, because it warms up.
@@ -37,7 +38,7 @@ from spac.errors import InputError
 from tools.llama_server import PROGRAM
 
 PEER = "llama-server"
-SYSTEMS = ("cpu", "simulated", PEER)
+SYSTEMS = ("cpu", "default", "simulated", PEER)
 LOAD_S = 300  # seconds for a server to load its model
 
 
@@ -106,7 +107,12 @@ async def clients(port: int, n: int, args: argparse.Namespace, seed: int) -> Fig
 def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[str]:
     """Return the command of a server for `n` clients."""
     context = n * (2 * args.words + args.tokens + 64)
-    shared = ["--port", str(port), "-c", str(context), "-t", str(args.threads), "-np", str(n)]
+    shared = ["--port", str(port), "-t", str(args.threads)]
+    if system == "default":
+        system, context = "cpu", max(context, 4096)
+    else:
+        shared += ["-np", str(n)]
+    shared += ["-c", str(context)]
     if system == PEER:
         shared += ["-m", str(args.target), "-tb", str(args.threads), "-cram", "0", "-ngl", "0", "--no-warmup"]
         return [str(args.peer), *shared]
