@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -226,6 +228,25 @@ def test_closing_ends_those_that_run_and_wait() -> None:
         assert each.reason == "cancelled"
     with pytest.raises(InputError):
         engine.generate("x", 1)
+
+
+def test_a_program_ends_that_closes_nothing() -> None:
+    """The thread of the batch is in the middle of a step, and a generation has more to come."""
+    program = """
+from spac import demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+config = EngineConfig(target=demo.TARGET, device="simulated", threads=1, ctx=1024, state="off", parallel=2,
+                      sampling=sampling)
+engine = Engine(config)
+generations = [engine.generate(prompt) for prompt in ("def f(n):", "import os")]
+print(len([next(each) for each in generations]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "2\n", "")
 
 
 def test_what_needs_one_generation_at_a_time(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ Each generation has a `BatchedSequence`, which its reader waits on.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -28,6 +30,16 @@ from spac.stats import Meter
 _WEIGHT = 0.3  # of a new time against the mean of those before
 IDLE_S = 60.0
 """Seconds without a read after which a generation ends if another one waits for its place."""
+
+_open: weakref.WeakSet[Batch] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what nobody closed. The interpreter must not end while a thread of a batch is in native code."""
+    for each in list(_open):
+        each.close()
+
 
 StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
 """What `Batch.observe` takes."""
@@ -70,6 +82,7 @@ class Batch:
         self._observer: StepObserver | None = None
         self._thread = threading.Thread(target=self._run, name="spac-batch", daemon=True)
         self._thread.start()
+        _open.add(self)
 
     def sequence(
         self, sampling: Mapping[str, Any], *, limit: int | None = None, n_top: int = -1
