@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,39 @@ def test_smoke_sees_a_wrong_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(smoke, "DEMO", exchange_experts(smoke.DEMO, tmp_path / "exchanged.gguf"))
     assert smoke.error(smoke.compute(forms["split, 25 %, masks"], "simulated", 1), wanted) > smoke.BOUND
     assert smoke.error(np.full_like(wanted, np.nan), wanted) == float("inf")
+
+
+@pytest.mark.parametrize("name", [form.name for form in smoke.FORMS if form.uses or form.resized])
+def test_every_form_of_smoke_is_tried(name: str) -> None:
+    """A form that does not use what it is about fails. All give the CPU's logits on the simulated device."""
+    forms = {form.name: form for form in smoke.FORMS}
+    wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
+    assert smoke.error(smoke.compute(forms[name], "simulated", 1), wanted) == 0
+    if forms[name].uses:
+        with pytest.raises(RuntimeError, match=f"its {forms[name].uses} is 0"):
+            smoke.compute(replace(forms[name], slots="0", stream_batch=0), "simulated", 1)
+
+
+def test_a_form_that_crashes_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has the lines of the debugger, or else of the sanitizer."""
+    args = argparse.Namespace(
+        seconds=100, logs=None, device="CUDA0", at_once=1, forms=None, longest=9, threads=1
+    )
+    subject = smoke.Smoke(args, tmp_path)
+    monkeypatch.setattr(subject, "_environment", lambda _: {}, raising=False)
+    monkeypatch.setattr(smoke.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(smoke.watched, "again", lambda _: None)
+    calls: list[list[str]] = []
+
+    def run(words: list[object], *_: object, **__: object) -> smoke.watched.Ended:
+        calls.append([str(word) for word in words])
+        return smoke.watched.Ended(1, "CUDA error: an illegal address", "========= Invalid read\nother")
+
+    monkeypatch.setattr(smoke.watched, "run", run)
+    row = subject.form(smoke.FORMS[2])
+    assert row["again"] == ["========= Invalid read"]
+    assert [words[0] == "/bin/compute-sanitizer" for words in calls] == [False, True]
+    assert smoke.line(row).splitlines()[1].strip() == "========= Invalid read"
 
 
 def test_archives_travel_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
