@@ -1,8 +1,4 @@
-"""LangChain and LiteLLM work with the server as with OpenAI's: chats, streams, tool calls, embeddings.
-
-LiteLLM is not in the extra `test`, because it needs another major version of OpenAI's client, and 300 MB.
-With `pip install --target FOLDER litellm mcp`, and FOLDER in PYTHONPATH, its test runs.
-"""
+"""LangChain and LiteLLM work with the server as with OpenAI's: chats, streams, tool calls, embeddings."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ TEXTS = ["def add(a, b):", "import os"]
 @pytest.mark.parametrize(("client", "package"), [("langchain", "langchain_openai"), ("litellm", "litellm")])
 def test_a_client(server, thinking_server, client, package):
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed: pip install -e '.[test]' brings it")
     given = {
         "chats": thinking_server.url, "embeddings": server.url, "key": KEY, "texts": TEXTS,
         "saying": f"root ::= {json.dumps(REASONED)}", "calling": f"root ::= {json.dumps(CALLED)}",
