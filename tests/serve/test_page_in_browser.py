@@ -205,6 +205,16 @@ def test_a_refusal_is_shown(page):
     assert page.text(".again") == "Answer", "the question can be asked again"
 
 
+def test_images_are_refused_for_a_model_that_sees_none(page):
+    page.open()
+    page.wait("document.getElementById('model').textContent === 'demo'")
+    page.wait("window.dropped = new DataTransfer(), dropped.items.add(new File(['x'], 'a.png')),"
+              " document.dispatchEvent(new DragEvent('drop', { dataTransfer: dropped, cancelable: true })),"
+              " document.querySelector('.fault') !== null")  # fmt: skip
+    assert page.text(".fault") == "This model sees no images: start the server with --mmproj."
+    assert page.value("document.getElementById('attach').hidden")
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_fits(page, dark):
     page.open(dark=dark)

@@ -20,7 +20,9 @@ from spac.serve.page.markdown import html_of
 from spac.serve.refusal import Refusal
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-FILES = {"/": "index.html", "/page/page.css": "page.css", "/page/page.js": "page.js"}
+FILES = {"/": "index.html"} | {
+    f"/page/{name}": name for name in ("page.css", "page.js", "elements.js", "images.js")
+}
 """The page's files by path. They hold no secret, so they need no key."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "

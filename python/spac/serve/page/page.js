@@ -1,24 +1,7 @@
 // The server's page: a chat over the server's own interface, and what its engine does now.
 
-const $ = (id) => document.getElementById(id);
-const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-
-function make(name, attributes, parent, text) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  if (text !== undefined) element.textContent = text;
-  parent.append(element);
-  return element;
-}
-
-function button(text, parent, label, act) {
-  const made = make("button", { type: "button", ...(label ? { "aria-label": label } : {}) }, parent, text);
-  made.addEventListener("click", act);
-  return made;
-}
-
-// Tell people who do not see the page what has happened. Single tokens are not announced.
-function say(text) { $("status").textContent = text; }
+import { $, button, make, pause, say } from "./elements.js";
+import { Attachments, partsOf, thumbnails } from "./images.js";
 
 // Requests
 
@@ -98,7 +81,7 @@ function keep(one) {
   list();
 }
 
-function titleOf(one) { return one.messages[0]?.content.slice(0, 80) || "Empty"; }
+function titleOf(one) { return one.messages[0]?.content.slice(0, 80) || (one.messages.length ? "Image" : "Empty"); }
 
 function list() {
   $("list").replaceChildren();
@@ -156,7 +139,11 @@ class Message {
     $("messages").querySelector(".hello")?.remove();
     this.root = make("article", { class: message.role, "aria-label": name }, $("messages"));
     make("h2", {}, this.root, name);
-    if (isUser) { make("div", {}, this.root, message.content); return; }
+    if (isUser) {
+      thumbnails(message, this.root);
+      make("div", {}, this.root, message.content);
+      return;
+    }
     this.reasoning = make("details", { class: "reasoning", hidden: "" }, this.root);
     make("summary", {}, this.reasoning, "Reasoning");
     this.thought = make("p", {}, this.reasoning);
@@ -218,7 +205,7 @@ function regenerate() {
 function request() {
   const { system, ...sampling } = settings();
   const first = system ? [{ role: "system", content: system }] : [];
-  const messages = [...first, ...chat.messages.map(({ role, content }) => ({ role, content }))];
+  const messages = [...first, ...chat.messages.map((message) => ({ role: message.role, content: partsOf(message) }))];
   return { ...sampling, messages, stream: true, stream_options: { include_usage: true } };
 }
 
@@ -277,11 +264,13 @@ async function answer() {
   if (mine === chat) offer();
 }
 
-function send() {
+async function send() {
+  await attachments.reading;
   const text = $("prompt").value.trim();
-  if (!text || running) return;
+  if (!(text || attachments.any) || running) return;
   $("prompt").value = "";
-  const message = { role: "user", content: text };
+  const images = attachments.take();
+  const message = { role: "user", content: text, ...(images.length ? { images } : {}) };
   chat.messages.push(message);
   new Message(message);
   keep(chat);
@@ -470,7 +459,7 @@ class Live {
 
 // The beginning
 
-const live = new Live();
+const live = new Live(), attachments = new Attachments(fault);
 for (const [name, value] of Object.entries(stored(SETTINGS) || {})) {
   const field = $("settings").elements.namedItem(name);
   if (field) field.value = value;
@@ -496,4 +485,5 @@ show(chats()[0] || fresh());
 arrange();
 if (innerWidth >= 700) $("prompt").focus(); // on a phone, the keyboard would cover the page
 call("v1/models").then((response) => response.json()).then(({ data }) => { $("model").textContent = data[0].id; }, (error) => fault(error.message));
+call("props").then((response) => response.json()).then(({ modalities }) => { attachments.allow(modalities.vision); }, () => {});
 document.documentElement.dataset.ready = "yes";
