@@ -18,6 +18,7 @@ void bind_llama(pybind11::module_ & m);
 void bind_kernels(pybind11::module_ & m);
 void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);
+void bind_remote(pybind11::module_ & m);
 void bind_trace(pybind11::module_ & m);
 void bind_huge_pages(pybind11::module_ & m);
 void bind_threads(pybind11::module_ & m);

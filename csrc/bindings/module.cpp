@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
     bind_llama(m);
     bind_kernels(m);
     bind_devices(m);
+    bind_remote(m);
     bind_trace(m);
     bind_huge_pages(m);
     bind_threads(m);

@@ -3,6 +3,7 @@
 #include "../src/llama-context.h" // for n_outputs_max, which no public function returns
 #include "core/error.h"
 #include "session/interrupt.h"
+#include "session/remote_layers.h"
 
 #include <algorithm>
 #include <string>
@@ -245,7 +246,7 @@ void Context::decode(common_batch & batch, const std::vector<Context *> & sequen
     const int status = llama_process(any.ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
     // The status tells about aborts. On an asynchronous device the results are ready only after this call.
     llama_synchronize(any.ctx_);
-    if (status != 0) {
+    if (status != 0 || !remote_loss_of(any.ctx_).empty()) {
         for (auto * const each : sequences) {
             each->take_back();
         }
@@ -268,7 +269,7 @@ void Context::decode(const ImagePiece & image, int32_t placeholder, Interrupt & 
     const int n_tokens = projector_->table().extent(placeholder).n_tokens;
     const int status   = projector_->evaluate(ctx_, image, position(n_past()), n_batch());
     llama_synchronize(ctx_);
-    if (status != 0) {
+    if (status != 0 || !remote_loss_of(ctx_).empty()) {
         take_back();
         raise(status, n_tokens, interrupt);
     }
@@ -288,6 +289,9 @@ void Context::take_back() {
 void Context::raise(int status, int n_tokens, Interrupt & interrupt) const {
     if (status == 2) {
         interrupt.raise_if_stopped();
+    }
+    if (const auto loss = remote_loss_of(ctx_); !loss.empty()) {
+        throw DeviceError(loss);
     }
     const auto what = std::string("llama.cpp could not evaluate ") + std::to_string(n_tokens) + " tokens on the " +
                       role_ + " context at position " + std::to_string(n_past());

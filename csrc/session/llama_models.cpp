@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "llama.h"
 #include "session/llama_params.h"
+#include "session/remote_layers.h"
 
 #include <algorithm>
 #include <array>
@@ -28,6 +29,12 @@ llama_context * context_at(Address address) { return at<llama_context>(address, 
 const llama_vocab * vocab_of(Address model) { return llama_model_get_vocab(model_at(model)); }
 
 std::string text_of(const char * text) { return text == nullptr ? "" : text; }
+
+void check_servers(const llama_context * ctx) {
+    if (const auto loss = remote_loss_of(ctx); !loss.empty()) {
+        throw DeviceError(loss);
+    }
+}
 
 } // namespace
 
@@ -198,12 +205,14 @@ int decode(Address context, const std::vector<int32_t> & tokens, int position, b
     }
     const int status = llama_decode(ctx, batch);
     llama_batch_free(batch);
+    check_servers(ctx);
     return status;
 }
 
 std::pair<const float *, int> logits(Address context) {
     auto * const        ctx  = context_at(context);
     const float * const rows = llama_get_logits(ctx);
+    check_servers(ctx);
     if (rows == nullptr) {
         throw InputError("the context has no logits");
     }

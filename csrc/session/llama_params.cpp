@@ -45,9 +45,19 @@ template <typename Params> using Setters = std::map<std::string, bool (*)(Params
     }
 
 const Setters<llama_model_params> model_fields = {
-    FIELD(n_gpu_layers), FIELD(split_mode), FIELD(load_mode),     FIELD(lazy_mode),
-    FIELD(main_gpu),     FIELD(vocab_only), FIELD(check_tensors), FIELD(use_extra_bufts),
-    FIELD(no_host),      FIELD(no_alloc),   FIELD(load_mtp),
+    FIELD(n_gpu_layers),
+    FIELD(split_mode),
+    FIELD(load_mode),
+    FIELD(lazy_mode),
+    FIELD(main_gpu),
+    FIELD(vocab_only),
+    FIELD(check_tensors),
+    FIELD(use_extra_bufts),
+    FIELD(no_host),
+    FIELD(no_alloc),
+    FIELD(load_mtp),
+    FIELD(tensor_split),
+    FIELD(tensor_buft_overrides),
 };
 
 const Setters<llama_context_params> context_fields = {

@@ -305,6 +305,69 @@ def device_handle(name: str) -> int:
     Raise InputError, which names the known devices, for an unknown one.
     """
 
+class RemoteDevice:
+    """A device of an RPC server. Memory is in bytes, as of when the server was opened."""
+
+    @property
+    def handle(self) -> int:
+        """The ggml_backend_dev_t for llama_model_params.devices."""
+    @property
+    def memory_free(self) -> int: ...
+    @property
+    def memory_total(self) -> int: ...
+
+class RemoteServer:
+    """The process's connection to an RPC server. Models that use its devices have to be freed before it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Connect, or share the connection that there is.
+
+        Raise InputError if the server cannot be reached, has another version or is no RPC server. Raise
+        DeviceError if a model still uses a connection that is lost.
+        """
+    @property
+    def address(self) -> str: ...
+    @property
+    def devices(self) -> list[RemoteDevice]: ...
+    @property
+    def loss(self) -> str:
+        """The reason why the connection is lost; "" if it is not."""
+
+def set_rpc_timeout(seconds: float) -> None:
+    """Set the seconds for which an RPC server may be silent, from the next connection on; 0 for ever."""
+
+def host_output() -> int:
+    """Return llama_model_params.tensor_buft_overrides that keep the output matrix in host memory."""
+
+class LentDevice:
+    """A device that an RPC server lends. Memory is in bytes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def memory_free(self) -> int: ...
+    @property
+    def memory_total(self) -> int: ...
+
+class RpcServer:
+    """A server of ggml's RPC protocol that lends devices to a client on another machine."""
+
+    def __init__(self, devices: Sequence[str], n_threads: int, cache: str) -> None:
+        """Lend the devices of these names, of which "cpu" is one. `cache` is a folder for weights, or ""."""
+    @property
+    def devices(self) -> list[LentDevice]: ...
+    def serve(self, fd: int) -> None:
+        """Serve the client at the other end of a connected socket until it leaves, and close the socket.
+
+        Raise InputError for a message that cannot be used, and DeviceError where ggml would have ended the
+        process.
+        """
+
+def rpc_version() -> str:
+    """Return the version of the RPC protocol."""
+
 def set_memory_limit(name: str, bytes: int) -> None:
     """Set how many bytes buffers of this process may take on a device together; 0 means no limit.
 

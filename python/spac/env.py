@@ -206,6 +206,12 @@ GATE_TIMEOUT = Number(
     "says where it waited, the step fails, and later steps do not launch ahead. If it is not set, it is 20. "
     "0 waits for ever, for debuggers.",
 )
+RPC_TIMEOUT = Number(
+    "SPAC_RPC_TIMEOUT",
+    "The number of seconds for which an RPC server may be silent while something is expected of it: an "
+    "answer, or room for more data. After that the connection is lost. The longest such time is that of a "
+    "prompt's graph on the server's layers. If it is not set, it is 60. 0 waits for ever.",
+)
 LOOKAHEAD = Switch(
     "SPAC_LOOKAHEAD",
     "1 makes layers look ahead where --lookahead is not given. If it is not set, GPUs do this, and the "

@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
-PROGRAMS = ("run", "chat", "serve", "exec", "bench", "profile", "report", "models", "doctor")
+PROGRAMS = ("run", "chat", "serve", "exec", "bench", "profile", "report", "models", "doctor", "rpc-server")
 
 
 def page() -> str:
@@ -26,6 +26,7 @@ def page() -> str:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a program."""
+    name = name.replace("-", "_")
     for module in (f"spac.{name}", f"spac.{name}.program", f"spac.{name}.app", f"spac.{name}.__main__"):
         try:
             make = getattr(importlib.import_module(module), "make_parser", None)

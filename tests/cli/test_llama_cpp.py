@@ -229,7 +229,6 @@ def test_command_lines_of_llama_cpp(program, words):
         ("run", "-ts 3,1", "--device"),
         ("run", "-sm row", "--device"),
         ("run", "-mg 1", "--device"),
-        ("run", "--rpc a:1", "--device"),
         ("run", "-cnv", "use spac chat"),
         ("chat", "-no-cnv", "use spac run"),
         ("serve", "--dry-base 2", "the server sets no default for it"),

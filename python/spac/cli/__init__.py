@@ -17,6 +17,7 @@ COMMANDS = {
     "run": "generate text from a prompt",
     "chat": "talk with a model in the terminal",
     "serve": "an OpenAI-compatible server",
+    "rpc-server": "lend this machine's devices to spac on another one",
     "exec": "run a Python program whose llama_cpp is spac's",
     "bench": "measure speed, schedulers and settings",
     "profile": "measure what this machine's computing and copying cost",
@@ -24,7 +25,10 @@ COMMANDS = {
     "models": "what was downloaded by name, and what of it would fit here",
     "doctor": "what was found on this machine, and what is off and why",
 }
-"""The commands and their purposes. Each is the module spac.<name>, with `main(arguments) -> exit code`."""
+"""The commands and their purposes. Each is the module spac.<name>, with `main(arguments) -> exit code`.
+
+A module's name has _ for -.
+"""
 
 
 def usage() -> str:
@@ -35,7 +39,7 @@ def usage() -> str:
         "Mixture-of-Experts models split between a device and the CPU, with",
         "speculative decoding.",
         "",
-        *(f"  {name:<8} {purpose}" for name, purpose in COMMANDS.items()),
+        *(f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()),
         "",
         "`spac COMMAND --help` lists a command's options, `spac --version` tells the",
         "version.",
@@ -55,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         return _refuse(name)
-    if importlib.util.find_spec(f"spac.{name}") is None:
+    room = f"spac.{name.replace('-', '_')}"
+    if importlib.util.find_spec(room) is None:
         return _fail(f"spac: error: this installation has no command '{name}'")
-    module = importlib.import_module(f"spac.{name}")
+    module = importlib.import_module(room)
     return int(module.main(given[1:]))
 
 

@@ -200,9 +200,7 @@ _REFUSED = [
         "--sequences -ns",
         unless=("1", "-1"),
     ),
-    *_refused(
-        "there is one device: name it with --device, and leave this out", "", "--tensor-split -ts --rpc"
-    ),
+    *_refused("there is one device: name it with --device, and leave this out", "", "--tensor-split -ts"),
     *_refused(
         "there is one device: name it with --device, and leave this out",
         "",

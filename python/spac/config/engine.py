@@ -6,13 +6,14 @@ a range is stated in one place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.config.context import CONTEXT_GROUP, ContextConfig
 from spac.config.fields import Parsed, Range, names_in, option
+from spac.config.remote import addresses, check, layer_counts
 from spac.config.sampling import SamplingConfig
 from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit, draft_p_min
 from spac.errors import InputError
@@ -168,6 +169,16 @@ class EngineConfig(ContextConfig):
         "--device",
         "-dev",
     )
+    rpc: Parsed[tuple[str, ...] | None, Sequence[str] | str | None] = option(
+        None, "RPC servers (`spac rpc-server` on other machines) that hold whole layers, with all their "
+        "experts; spac splits the layers that stay here. RPC is neither encrypted nor authenticated",
+        "--rpc", metavar="HOST:PORT[,…]", parse=addresses,
+    )  # fmt: skip
+    rpc_layers: Parsed[tuple[int, ...] | None, Sequence[int] | str | int | None] = option(
+        None, "the number of layers on each server of --rpc (default: as many as its memory holds, but its "
+        "share of both machines' memory if the whole model fits into them)",
+        "--rpc-layers", metavar="N[,…]", parse=layer_counts,
+    )  # fmt: skip
     threads: int = option(
         0, "CPU threads; 0 measures how many compute a token fastest: one per physical core at most, "
         "beside a GPU two fewer", "--threads", "-t", range=Range(0, 512), group=CONTEXT_GROUP,
@@ -263,6 +274,7 @@ class EngineConfig(ContextConfig):
                 self, "scheduler", SchedulerChoice.parse(self.scheduler, self.scheduler_options)
             )
         self._check_draft()
+        check(self.rpc, self.rpc_layers)
         least, most = self.image_min_tokens, self.image_max_tokens
         if least is not None and most is not None and least > most:
             raise InputError(f"image_min_tokens {least} is more than image_max_tokens {most}")

@@ -672,6 +672,7 @@ class Engine:
             stream_batch=expert_cache.stream_batch,
             lookahead=expert_cache.lookahead,
             miss=config.miss,
+            remote_layers=self._pair.remote.by_server if self._pair.remote is not None else {},
             threads=self._pair.threads,
             context=self._pair.sequence_context,
             seed=sampling.seed or 0,

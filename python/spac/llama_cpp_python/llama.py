@@ -152,7 +152,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         exact = _EXACT in self._own
         more = self._open_embedder if _POOLING in self._own else None
         splits = info.is_moe and config.device.lower() != "cpu"
-        if not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1):
+        alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
+        if alone and not config.rpc:
             threads = (config.threads, config.threads_batch or config.threads)
             self._placement = placed(config, threads, {}, {}, exact=exact)
             self._load_target(config, options)

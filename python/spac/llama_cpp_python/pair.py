@@ -10,7 +10,6 @@ from typing import Any
 
 import llama_cpp.llama_cpp as api
 
-from spac import _core
 from spac.config import EngineConfig
 from spac.config.overrides import Value
 from spac.errors import InputError
@@ -157,12 +156,13 @@ class LentPair(ModelPair):
         self.device = choose_device(config.device) if self._has_experts else None
         self._fit_to_cpu(self.info, draft)
         self._note_device()
+        self._connect(self.info)
         self.paged = is_paged(config, self.info, self.device)
-        devices = (ctypes.c_void_p * 2)(
-            _core.device_handle(self.device.name) if self.device is not None else None, None
-        )
+        handles = self._handles
+        devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
-        if self.device is not None:
+        model_params |= self._remote_pointers()
+        if handles:
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
         if self.paged:
             model_params["load_mode"] = LOAD_MODES["mmap"]  # The mode "auto" does not map on every device.
@@ -200,3 +200,11 @@ class LentPair(ModelPair):
                 further = self._keep(self._more(self.target, self.target_context))
                 if self.pool is not None:
                     self.pool.attach(further)
+
+    def _remote_pointers(self) -> dict[str, Any]:
+        """Return the fields for layers on RPC servers as ctypes takes them."""
+        kinds = dict(field[:2] for field in api.llama_model_params._fields_)
+        return {
+            name: ctypes.cast(value, kinds[name]) if hasattr(kinds[name], "contents") else value
+            for name, value in self._remote_fields().items()
+        }

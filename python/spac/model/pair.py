@@ -12,7 +12,7 @@ from spac.config import EngineConfig
 from spac.config.context import WHOLE_TYPES
 from spac.config.engine import AUTO_PARALLEL, DEFAULT_CONTEXT
 from spac.config.values import StreamBatch
-from spac.errors import InputError
+from spac.errors import InputError, SpacError
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
 from spac.machine.device_memory import size
 from spac.machine.topology import numa_advice
@@ -34,6 +34,7 @@ from spac.model.params import (
     target_rows,
 )
 from spac.model.pinning import pinning_note, set_pinning
+from spac.model.remote import RemoteLayers
 from spac.model.repacking import repacking_pays
 from spac.model.thread_pool import SharedPool, place
 from spac.model.threads import fit_to_cpu
@@ -70,6 +71,9 @@ class ModelPair:
     projector: _core.Projector | None = None
     """The projector, with which the target sees images; None without one."""
 
+    remote: RemoteLayers | None = None
+    """The layers on RPC servers; None without `--rpc`."""
+
     owns_draft: bool = True
     """True if no other pair uses the draft model."""
 
@@ -100,12 +104,24 @@ class ModelPair:
         """Notes for the user about how the models run, one line each."""
         try:
             self._load()
+        except SpacError as error:
+            cause = error if self.remote is None else self.remote.failure(error)
+            self.close()
+            if cause is error:
+                raise
+            raise cause from None
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Free the contexts, then the models. Calling it again does nothing."""
+        """Free the contexts, then the models, and close connections. Calling it again does nothing."""
+        self._free()
+        if self.remote is not None:
+            self.remote.close()
+
+    def _free(self) -> None:
+        """Free the contexts, then the models."""
         self.projector = None  # It is freed with its last user, before the models.
         self._closing.close()
 
@@ -147,11 +163,12 @@ class ModelPair:
         self.device = choose_device(config.device)
         self._fit_to_cpu(info, draft)
         self._note_device()
+        self._connect(info)
         self.paged = is_paged(config, info, self.device)
         n_notes = len(self.notes)
 
         def unload() -> None:
-            self.close()
+            self._free()
             self.copied.clear()
             del self.notes[n_notes:]
 
@@ -166,6 +183,28 @@ class ModelPair:
         models = [info] if draft is None else [info, draft]
         measure = not (self._config.deterministic or self._shares_cores)
         self.threads = fit_to_cpu(models, self._config.threads, self._most_threads, measure=measure)
+
+    def _connect(self, info: ModelInfo) -> None:
+        """Connect to the RPC servers, and decide which layers they have."""
+        if self._config.rpc:
+            self.remote = RemoteLayers(self._config, info, self.device)
+
+    def _remote_fields(self) -> dict[str, Any]:
+        """Return the fields of llama_model_params for layers on RPC servers; none without them."""
+        if self.remote is None:
+            return {}
+        return self.remote.fields(self._config.gpu_layers.count, has_device=self.device is not None)
+
+    @property
+    def _handles(self) -> tuple[int, ...]:
+        """The devices of the target, as addresses: those of RPC servers, then this machine's."""
+        remote = () if self.remote is None else self.remote.handles
+        return remote if self.device is None else (*remote, _core.device_handle(self.device.name))
+
+    @property
+    def layers_here(self) -> int:
+        """The number of the target's layers that are on this machine."""
+        return self.target.n_layer - (0 if self.remote is None else self.remote.n_layers)
 
     def _note_paging(self, info: ModelInfo) -> None:
         """Add a note about paging. Call it when `experts` is known: without experts nothing is paged."""
@@ -223,7 +262,7 @@ class ModelPair:
         wanted = self._config.gpu_layers.count
         if self.device is None:
             return 0
-        n_layer = self.target.n_layer
+        n_layer = self.layers_here
         return n_layer if wanted is None else max(0, min(wanted - 1, n_layer))  # the output counts as one
 
     @property
@@ -232,6 +271,8 @@ class ModelPair:
         config, parts = self._config, []
         if self.device is not None and self.layers_on_device != self.target.n_layer:
             parts.append(f"{self.layers_on_device} layers")
+        if self.remote is not None:
+            parts += [f"{n} layers on {address}" for address, n in self.remote.by_server.items()]
         for name in ("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"):
             if (kind := getattr(config, name)) != "f16":
                 parts.append(f"{name} {kind}")
@@ -250,7 +291,9 @@ class ModelPair:
         return "".join(f", {part}" for part in parts)
 
     def _note_layers(self) -> None:
-        on_device, n_layer = self.layers_on_device, self.target.n_layer
+        on_device, n_layer = self.layers_on_device, self.layers_here
+        if self.remote is not None:
+            self.notes.append(self.remote.note(on_device))
         if self.device is None or on_device == n_layer:
             return
         where = f"no layer is on {self.device.name}: everything is computed on the CPU"
@@ -344,8 +387,12 @@ class ModelPair:
             values["use_extra_bufts"] = False
         if paged:
             values["load_mode"] = LOAD_MODES["mmap"]  # auto does not map on every device
+        if not is_draft:
+            values |= self._remote_fields()
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
-        devices = () if self.device is None else (_core.device_handle(self.device.name),)
+        devices = self._handles
+        if is_draft:
+            devices = () if self.device is None else (_core.device_handle(self.device.name),)
         copying = self._copying(info, params, is_draft=is_draft)
         with copying.scope(paged=paged) as scope:
             model = self._keep(Model(path, devices, params, copying.loading))
@@ -432,7 +479,7 @@ class ModelPair:
     def _new_pool(self) -> SharedPool | None:
         """Return a pool for graph parts on the CPU; None if the split does all work of the CPU."""
         config = self._config
-        whole = self.device is not None and self.layers_on_device == self.target.n_layer
+        whole = self.device is not None and self.layers_on_device == self.layers_here
         if whole and config.kv_offload and config.gpu_layers_draft.count is None:
             return None
         return SharedPool(cpu_alone=self.device is None)

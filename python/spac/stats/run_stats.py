@@ -54,6 +54,7 @@ class Setting:
     stream_batch: int = 0  # tokens of the smallest graph that uses prefill streaming; 0 if none does
     lookahead: int = 0  # number of layers ahead for which experts are loaded while a step runs
     miss: str = "cpu"  # where misses are computed: "cpu", "load" or "auto"
+    remote_layers: Mapping[str, int] = field(default_factory=dict)  # whole layers on RPC servers, by address
 
 
 @dataclass
@@ -177,6 +178,7 @@ class RunStats:
     stream_batch: int
     lookahead: int
     miss: str
+    remote_layers: Mapping[str, int]
     threads: int
     context: int
     seed: int

@@ -42,7 +42,14 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     ]
     if stats.n_experts:
         rows += _expert_rows(stats)
+    if stats.remote_layers:
+        rows.append(("remote", _remote(stats)))
     return [*rows, ("device", f"{device}{_vram(stats)}, {counted(stats.threads, 'CPU thread')}")]
+
+
+def _remote(stats: RunStats) -> str:
+    places = (f"{counted(n, 'layer')} on {address}" for address, n in stats.remote_layers.items())
+    return ", ".join(places) + "; the figures of experts leave them out"
 
 
 def _vram(stats: RunStats) -> str:

@@ -45,6 +45,10 @@ class ModelInfo:
     """The bytes of experts alone, by the type's name."""
     table_types: dict[str, int]
     """The bytes of the token embedding, by the type's name; empty if it is the output matrix too."""
+    layer_bytes: int
+    """The bytes of the largest layer."""
+    cache_width: int
+    """The numbers that a layer keeps of a token, at most: its keys and values."""
     has_states: bool
     """True if the metadata tell of layers that keep a state in place of the past. Some models omit it."""
 
@@ -89,6 +93,8 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         types=_bytes_by_type(tensors),
         expert_types=_bytes_by_type(experts),
         table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
+        layer_bytes=max(_bytes_by_layer(tensors).values(), default=0),
+        cache_width=_cache_width(header, architecture, size("embedding_length")),
         has_states=any(key.startswith(tuple(f"{architecture}.{part}." for part in _STATES)) for key in meta),
     )
 
@@ -99,6 +105,26 @@ def _bytes_by_type(tensors: list[TensorInfo]) -> dict[str, int]:
     for tensor in tensors:
         types[tensor.kind.name] += tensor.n_bytes
     return dict(types.most_common())
+
+
+def _bytes_by_layer(tensors: list[TensorInfo]) -> Counter[str]:
+    """Return the bytes of each layer's tensors, by the layer's number."""
+    layers: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.name.startswith("blk."):
+            layers[tensor.name.split(".")[1]] += tensor.n_bytes
+    return layers
+
+
+def _cache_width(header: Header, architecture: str, n_embd: int) -> int:
+    """Return the numbers that a layer keeps of a token. Models with compressed caches keep fewer."""
+
+    def most(key: str, default: int) -> int:
+        return _largest(header.metadata.get(f"{architecture}.attention.{key}", default))
+
+    n_head = max(1, most("head_count", 1))
+    head = n_embd // n_head
+    return most("head_count_kv", n_head) * (most("key_length", head) + most("value_length", head))
 
 
 def number(header: Header, key: str, default: int) -> int:

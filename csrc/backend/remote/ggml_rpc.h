@@ -1,0 +1,29 @@
+// ggml's RPC client and server, as spac uses them.
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace spac {
+
+// A connection of ggml's client: what keeps it open, and the devices behind it.
+struct RpcConnection {
+    std::shared_ptr<void>           keeper;
+    std::vector<ggml_backend_dev_t> devices;
+};
+
+// Connects to a server. `endpoint` is "host:port", with any text behind it: ggml keeps what it knows of an endpoint for
+// ever, so a new connection has a new text. Throws InputError.
+RpcConnection connect_rpc(const std::string & endpoint);
+
+// Returns a remote device's endpoint; empty for another device.
+std::string endpoint_of(ggml_backend_dev_t device);
+
+// Serves the client at the other end of a connected socket until it leaves, and closes the socket. `cache` is a folder,
+// or null.
+void serve_rpc_client(const std::vector<ggml_backend_t> & backends, const char * cache, int fd);
+
+} // namespace spac

@@ -1,0 +1,24 @@
+#include "session/remote_layers.h"
+
+#include "../src/llama-model.h" // for a model's devices, which no public function returns
+#include "backend/remote/remote_servers.h"
+#include "ggml-cpu.h"
+
+namespace spac {
+
+std::string remote_loss_of(const llama_context * ctx) {
+    for (const auto & device : llama_get_model(ctx)->devices) {
+        if (std::string loss = remote_loss(device.dev); !loss.empty()) {
+            return loss;
+        }
+    }
+    return "";
+}
+
+std::uintptr_t host_output() {
+    static const llama_model_tensor_buft_override entries[] = {{"^(output|token_embd)", ggml_backend_cpu_buffer_type()},
+                                                               {nullptr, nullptr}};
+    return reinterpret_cast<std::uintptr_t>(entries);
+}
+
+} // namespace spac

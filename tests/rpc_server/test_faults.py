@@ -1,0 +1,156 @@
+"""Servers that are lost, slow, of another version, or no servers: one line each, and nothing hangs."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from spac import _core, env
+from spac.config import EngineConfig
+from spac.engine import Engine
+from spac.errors import DeviceError, InputError
+from tests.rpc_server.conftest import greeting
+from tests.rpc_server.test_layers import PROMPT, config, text
+
+
+@pytest.fixture(autouse=True)
+def short_deadline(monkeypatch):
+    monkeypatch.setenv(env.RPC_TIMEOUT.name, "1")
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def of(address: str, device: str = "cpu", **options: object) -> EngineConfig:
+    return config(device, draft=False, rpc=address, rpc_layers=2, **options)
+
+
+def refusal(address: str) -> str:
+    with pytest.raises(InputError) as caught:
+        Engine(of(address))
+    [line] = str(caught.value).splitlines()
+    assert address in line
+    return line
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+@pytest.mark.parametrize(
+    ("blow", "said"),
+    [
+        (signal.SIGKILL, "closed the connection: it has ended, or its network is down"),
+        (signal.SIGSTOP, "did not answer for 1 s: it hangs or cannot be reached any more"),
+    ],
+)
+def test_a_server_that_is_lost(start_server, device, blow, said):
+    server = start_server()
+    with Engine(of(server.address, device)) as engine:
+        generation = iter(engine.generate(PROMPT, 200))
+        for _ in range(3):
+            next(generation)
+        server.send(blow)
+        line = f"the RPC server {server.address} {said}"
+        with pytest.raises(DeviceError, match=re.escape(line)):
+            for _ in generation:
+                pass
+        with pytest.raises(DeviceError, match=re.escape(line)):  # as long as the model is loaded
+            text(engine)
+        with pytest.raises(DeviceError, match="close the model that uses it first"):
+            Engine(of(server.address, device))
+    server.end()
+    if blow == signal.SIGKILL:  # and a new one takes its place
+        again = start_server(port=server.port)
+        with Engine(of(again.address, device)) as engine:
+            assert text(engine, 4)
+
+
+def test_an_engine_beside_a_lost_one(start_server):
+    server = start_server()
+    with Engine(of(server.address)) as lost, Engine(config("cpu", draft=False)) as other:
+        server.end()
+        with pytest.raises(DeviceError, match="closed the connection"):
+            text(lost)
+        assert text(other, 4)
+
+
+def test_nobody_listens():
+    assert "Connection refused: start it there with `spac rpc-server`" in refusal(closed_port())
+
+
+def test_a_server_that_never_answers(false_server):
+    assert "did not answer for 1 s" in refusal(false_server(None))
+
+
+def test_another_version(false_server):
+    ours = _core.rpc_version()
+    major, minor, _ = map(int, ours.split("."))
+    for theirs in ((major - 1, 0, 2), (major + 1, 0, 0), (major, minor + 1, 0)):
+        line = refusal(false_server(greeting(*theirs)))
+        assert f"speaks version {'.'.join(map(str, theirs))} of the protocol" in line
+        assert f"this spac speaks {ours}: run the same version" in line
+
+
+def test_no_rpc_server(false_server):
+    said = "closed the connection at once: it serves another client, has another version, or is no RPC server"
+    assert said in refusal(false_server(b""))
+    assert "sent an answer of" in refusal(false_server(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+
+
+def test_a_server_that_is_lost_while_it_is_opened(false_server):
+    major, minor, patch = map(int, _core.rpc_version().split("."))
+    assert "closed the connection: it has ended" in refusal(false_server(greeting(major, minor, patch)))
+
+
+@pytest.mark.parametrize(
+    ("rpc", "said"),
+    [
+        ("nonsense", "rpc: 'nonsense' is not HOST:PORT"),
+        ("host:0", "rpc: 'host:0' is not HOST:PORT"),
+        ("host:99999", "is not HOST:PORT"),
+        ("a:1,,b:2", "rpc: '' is not HOST:PORT"),
+        ("[::1]:50052", "is not HOST:PORT"),
+        ("a:1,a:01", "a server stands twice in a:1, a:1"),
+        ([1], "rpc: 1 is not HOST:PORT"),
+    ],
+)
+def test_bad_addresses(rpc, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        EngineConfig("model.gguf", rpc=rpc)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rpc_layers": 2}, "rpc_layers needs RPC servers: add --rpc HOST:PORT"),
+        ({"rpc": "a:1", "rpc_layers": "2,3"}, "rpc_layers has 2 numbers for 1 servers"),
+        ({"rpc": "a:1", "rpc_layers": "many"}, "rpc_layers: 'many' is not a number of layers"),
+        ({"rpc": "a:1", "rpc_layers": -1}, "rpc_layers: -1 is not a number of layers"),
+        ({"rpc": "a:1", "rpc_layers": True}, "rpc_layers: True is not a number of layers"),
+    ],
+)
+def test_bad_numbers_of_layers(options, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        EngineConfig("model.gguf", **options)
+
+
+def test_an_unknown_host():
+    assert "check the host's name" in refusal("no-such-host.invalid:50052")
+
+
+def test_the_program_says_one_line():
+    command = [sys.executable, "-m", "spac.run", "--device", "cpu", "-p", "a", "-n", "1", "--rpc"]
+    for address, said in {
+        closed_port(): "Connection refused",
+        "nonsense": "must be|is not HOST:PORT",
+    }.items():
+        done = subprocess.run([*command, address], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert not done.stdout
+        assert re.search(rf"^spac run: error: .*({said})", done.stderr.splitlines()[-1])
+        assert "Traceback" not in done.stderr
