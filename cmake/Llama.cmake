@@ -48,6 +48,7 @@ elseif(SPAC_CUDA_OBJECTS)
 endif()
 if(SPAC_WITH_VULKAN)
     list(APPEND SPAC_LLAMA_TARGETS ggml-vulkan)
+    spac_compile_vulkan()
 endif()
 
 set(SPAC_GGML_INCLUDES "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/ggml/src")

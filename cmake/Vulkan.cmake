@@ -1,4 +1,5 @@
-# Decides whether ggml's Vulkan backend is built. Sets SPAC_WITH_VULKAN, and defines spac_link_vulkan().
+# Decides whether ggml's Vulkan backend is built. Sets SPAC_WITH_VULKAN, and defines spac_compile_vulkan() and
+# spac_link_vulkan().
 #
 # The backend is off by default, because its build compiles some hundred shaders, and because it has only run on Mesa's
 # software device. libvulkan, which finds the drivers, stays a shared library. So such a build runs only on machines
@@ -15,8 +16,8 @@ macro(spac_find_vulkan result)
     find_package(SPIRV-Headers CONFIG QUIET)
     if(NOT Vulkan_FOUND)
         set(${result} "Vulkan's headers, libvulkan or glslc were not found (Debian: libvulkan-dev, glslc)")
-    elseif(Vulkan_VERSION VERSION_LESS 1.3.272)
-        set(${result} "these are Vulkan's headers ${Vulkan_VERSION}, and llama.cpp needs 1.3.272 or newer")
+    elseif(Vulkan_VERSION VERSION_LESS 1.3.239)
+        set(${result} "these are Vulkan's headers ${Vulkan_VERSION}, and spac needs 1.3.239 or newer")
     elseif(NOT SPIRV-Headers_FOUND)
         set(${result} "SPIR-V's headers were not found (Debian: spirv-headers)")
     endif()
@@ -37,6 +38,11 @@ elseif(NOT _vulkan STREQUAL "off")
         message(STATUS "spac: without Vulkan: ${_missing}")
     endif()
 endif()
+
+# Compiles llama.cpp's backend with what headers before 1.3.272 lack.
+function(spac_compile_vulkan)
+    target_compile_options(ggml-vulkan PRIVATE "SHELL:-include ${PROJECT_SOURCE_DIR}/cmake/old_vulkan.h")
+endfunction()
 
 function(spac_link_vulkan target)
     target_link_libraries(${target} PRIVATE Vulkan::Vulkan)
