@@ -135,6 +135,8 @@ py::tuple times(const std::vector<std::string> & names, int threads, double seco
     return times_by_type(names, threads, checked_type, measure, way_dict);
 }
 
+size_t bytes_of_trial(const std::string & name) { return trial_bytes(checked_type(name)); }
+
 py::tuple repack_times(const std::vector<std::string> & names, int threads, double seconds) {
     const auto measure = [&](const std::vector<int> & types) { return time_forms(types, threads, seconds); };
     return times_by_type(names, threads, checked_quantized, measure, form_dict);
@@ -176,6 +178,8 @@ void bind_kernels(py::module_ & m) {
           "Choose if the CPU computes with spac's kernels or with ggml's own, for the whole process.");
     m.def("time_cpu_kernels", &times, py::arg("types"), py::arg("threads"), py::arg("seconds"),
           "Measure the ways to compute with weights of these types.");
+    m.def("cpu_kernels_trial_bytes", &bytes_of_trial, py::arg("type"),
+          "Return the bytes of weights of this type that a thread multiplies in a time of `time_cpu_kernels`.");
     m.def("choose_cpu_kernels", &choose_ways, py::arg("type"), py::arg("ways"), py::arg("dense") = std::vector<bool>{},
           "Fix the way to compute for 1 to 8 rows of input, for the whole process. `dense` has the numbers of rows for "
           "which it also computes dense matrices where llama.cpp has other kernels. An empty list means none.");

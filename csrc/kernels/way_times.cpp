@@ -32,14 +32,6 @@ constexpr size_t most_rows = 1024; // of weights, of these
 constexpr int    min_rounds = 3, max_rounds = 15;
 constexpr size_t least_memory = size_t{16} << 20; // bytes of a thread: more than a core's own caches
 
-size_t trial_bytes(ggml_type type) {
-    size_t sum = 0;
-    for (const Shape & it : shapes) {
-        sum += ggml_row_size(type, it.n) * static_cast<size_t>(it.n_weights);
-    }
-    return sum;
-}
-
 // Returns the bytes of memory for each thread. All of them together are more than the cache that they share.
 size_t memory_of_thread(int n_threads) {
     return std::max(least_memory, 2 * shared_cache() / static_cast<size_t>(n_threads));
@@ -223,6 +215,14 @@ class Race {
 };
 
 } // namespace
+
+size_t trial_bytes(int type) {
+    size_t sum = 0;
+    for (const Shape & it : shapes) {
+        sum += ggml_row_size(static_cast<ggml_type>(type), it.n) * static_cast<size_t>(it.n_weights);
+    }
+    return sum;
+}
 
 Measured time_ways(const std::vector<int> & types, int n_threads, double seconds) {
     Race                     race(types, n_threads, seconds);

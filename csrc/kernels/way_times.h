@@ -21,4 +21,7 @@ struct Measured {
 // round. Throws std::bad_alloc if memory is lacking.
 Measured time_ways(const std::vector<int> & types, int n_threads, double seconds);
 
+// Returns the bytes of weights of a ggml_type that a thread multiplies in the seconds of time_ways.
+size_t trial_bytes(int type);
+
 } // namespace spac::kernels

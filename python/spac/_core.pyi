@@ -47,6 +47,12 @@ def time_cpu_kernels(
     programs had the cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
     """
 
+def cpu_kernels_trial_bytes(type: str) -> int:
+    """Return the bytes of weights of this type that a thread multiplies in a time of `time_cpu_kernels`.
+
+    Raise InputError for a type that has no kernels.
+    """
+
 def choose_cpu_kernels(type: str, ways: list[str], dense: list[bool] = ...) -> None:
     """Set the way to compute for 1 to 8 rows of input, for the whole process; more rows are like 8.
 

@@ -1,7 +1,7 @@
 """Models of the cache, and what of them would fit on this machine: `spac models`.
 
-The size of the expert cache is computed from the files' headers. Speeds come from costs that earlier runs
-measured. Nothing is loaded, and nothing is downloaded.
+The size of the expert cache is computed from the files' headers. Speeds come from what earlier runs measured.
+Nothing is loaded, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Row:
     in_memory: bool
     """True if host memory holds them now."""
     tokens_per_second: float | None
-    """The expected speed without a draft, from measured costs; None if nothing was measured."""
+    """The expected speed without a draft; None if nothing was measured."""
+    speed_from: str
+    """What the speed comes from, as `spac.model.expected_speed` names it; "" without one."""
     drafts: tuple[str, ...]
     """Ways to draft for it, as sentences."""
     fault: str = ""
@@ -140,17 +142,19 @@ def rows_of(files: Sequence[tuple[str, Path]], room: DeviceRoom | None) -> list[
 
 def _row(name: str, path: Path, room: DeviceRoom | None, names: Sequence[str]) -> Row:
     from spac.model.device_room import fit
+    from spac.model.expected_speed import expected_speed
     from spac.model.gguf.check import check_model
     from spac.model.paging import is_paged
 
     try:
         info = check_model(path)
     except InputError as fault:
-        return Row(name, str(path), "", 0, 0, 0, 0, None, False, 0, False, None, (), str(fault))
+        return Row(name, str(path), "", 0, 0, 0, 0, None, False, 0, False, None, "", (), str(fault))
     device = room.device if room is not None else None
     fitting = fit(info, room) if room is not None else None
     slots = fitting.n_slots if fitting is not None and info.is_moe else None
     host_bytes = info.file_size if slots is None else info.expert_bytes
+    speed = expected_speed(info, device.name if device is not None else "cpu")
     paged = is_paged(EngineConfig(target=path), info, device) or host_bytes > host_memory.available()
     return Row(
         name=name,
@@ -164,17 +168,10 @@ def _row(name: str, path: Path, room: DeviceRoom | None, names: Sequence[str]) -
         dense_fits=fitting is None or room is None or fitting.dense_bytes <= room.free,
         host_bytes=host_bytes,
         in_memory=not paged,
-        tokens_per_second=_speed(path, device.name if device is not None else "cpu"),
+        tokens_per_second=speed.tokens_per_second if speed is not None else None,
+        speed_from=speed.source if speed is not None else "",
         drafts=tuple(_drafts(name, info, names)),
     )
-
-
-def _speed(path: Path, device: str) -> float | None:
-    """Return the tokens per second that measured costs promise without a draft; None without such costs."""
-    from spac.costs import cache
-
-    costs = cache.newest(path, device)
-    return 1 / costs.verify(1) if costs is not None and costs.verify(1) > 0 else None
 
 
 def _drafts(name: str, info: ModelInfo, names: Sequence[str]) -> Iterator[str]:
@@ -192,15 +189,18 @@ def _drafts(name: str, info: ModelInfo, names: Sequence[str]) -> Iterator[str]:
 
 
 def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
-    """Yield a table, then the faults and the drafts."""
+    """Yield a table, then what the speeds come from, the faults and the drafts."""
+    from spac.model.expected_speed import SOURCES
+
     if room is None:
         yield "no device: the CPU computes everything; --vram-limit 8G shows what a card of 8 GiB would hold"
     else:
         name = room.device.name if room.device is not None else "a card"
         yield f"{name}: room for {size(room.free)}, contexts not counted"
     memory = f"memory (of {size(host_memory.available())})"
+    where = room.device.name if room is not None and room.device is not None else "the CPU alone"
     cells: list[tuple[str, ...]] = [
-        ("model", "size", "experts", "active", "slots that fit", memory, "tokens/s")
+        ("model", "size", "experts", "active", "slots that fit", memory, f"tokens/s on {where}")
     ]
     cells += [_cells(row) for row in rows if not row.fault]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -210,6 +210,8 @@ def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(words)
+    sources = dict.fromkeys(row.speed_from for row in rows if row.speed_from)
+    yield from (f"tokens/s ({source}): without a draft, {SOURCES[source]}" for source in sources)
     yield from (f"{row.name}: {row.fault}" for row in rows if row.fault)
     yield from (f"a draft for {row.name}: {each}" for row in rows for each in row.drafts)
 
@@ -219,7 +221,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     experts = f"{row.expert_layers} × {row.experts}" if n_experts else "dense"
     slots = f"{row.slots:,} of {n_experts:,}" if row.slots is not None else "–"
     slots = slots if row.dense_fits else "the rest does not fit" if n_experts else "does not fit"
-    speed = "not measured" if row.tokens_per_second is None else number(row.tokens_per_second)
+    speed = "not measured"
+    if row.tokens_per_second is not None:
+        at_most = "at most " if row.speed_from == "weights" else ""
+        speed = f"{at_most}{number(row.tokens_per_second)} ({row.speed_from})"
     memory = size(row.host_bytes) + ("" if row.in_memory else ", not all of it fits")
     active = str(row.active) if n_experts else "–"
     return row.name, size(row.bytes), experts, active, slots, memory, speed

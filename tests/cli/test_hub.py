@@ -8,11 +8,18 @@ import sys
 
 import pytest
 
-from spac import models
+from spac import _core, models
+from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import VramLimit
 from spac.costs import cache
+from spac.engine import Engine
+from spac.machine.cpu import default_threads, physical_cores
+from spac.model import expected_speed, kernels
 from spac.model.device_room import device_room
+from spac.model.gguf.check import check_model
 from spac.model.hub.names import Name
+from spac.model.repacking import read_bytes
+from spac.model.threads import candidates
 from tests.cli.conftest import environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
@@ -147,8 +154,58 @@ def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_
     key = cache.Key(cpu, 7, "simulated, 1 MiB, paged", cache.fingerprint(target), "none", library)
     cache.store(key, costs())
     (tmp_path / "spac" / "costs" / "other.json").write_text("{}")
-    assert rows(None)[0].tokens_per_second == pytest.approx(1 / costs().verify(1))
+    moe, dense, _ = rows(None)
+    assert moe.tokens_per_second == pytest.approx(1 / costs().verify(1))
+    assert (moe.speed_from, dense.tokens_per_second, dense.speed_from) == ("costs", None, "")
     assert cache.newest(target, "CUDA0") is None
+
+
+def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SPAC_DEVICE", "cpu")
+    lines = list(models._lines(rows(None), None))
+    assert "tokens/s on the CPU alone" in lines[1]
+    assert "not measured" in lines[2]
+    assert not [line for line in lines if line.startswith("tokens/s (")]
+    config = EngineConfig(
+        tiny_model("qwen3moe", n_expert=12, n_ff_exp=128), device="cpu", threads=1, ctx=128,
+        sampling=SamplingConfig(ignore_eos=True),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        "".join(engine.generate("x", 40))
+    found = rows(None)
+    measured = cache.newest(config.target, "cpu")
+    assert found[0].tokens_per_second == 1 / measured.verify(1)
+    assert [row.speed_from for row in found] == ["runs", "", ""]
+    lines = list(models._lines(found, None))
+    assert lines[2].endswith(" (runs)")
+    assert [line for line in lines if line.startswith("tokens/s (runs): ")]
+
+
+@pytest.fixture
+def quantized(tiny_model):
+    """Return the facts of a model most of whose weights are of a type that spac has kernels for."""
+    kinds = [kind for kind in ("q8_0", "q4_0") if kind in _core.trusted_cpu_kernels()]
+    if not kinds:
+        pytest.skip("this build has no kernels")
+    return check_model(tiny_model("qwen3moe", types={"*_exps": kinds[0].upper()})), kinds[0]
+
+
+def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    info, kind = quantized
+    monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.01)  # the tiny model's dense part is large
+    assert expected_speed.expected_speed(info, "cpu") is None
+    threads = candidates(default_threads(physical_cores()))
+    for count in threads:
+        kernels.KEPT._store(kernels.Key.of(count), {kind: {"ggml": [count / 8] * 8}})
+    speed = expected_speed.expected_speed(info, "cpu")
+    n_bytes = sum(sum(each) for each in read_bytes(info).values())
+    a_thread = 8 * _core.cpu_kernels_trial_bytes(kind)  # bytes a second; more threads are slower by design
+    assert speed == expected_speed.Speed(pytest.approx(a_thread / n_bytes), expected_speed.WEIGHTS)
+    assert expected_speed.expected_speed(info, "CUDA0") is None
+    monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.99)
+    assert expected_speed.expected_speed(info, "cpu") is None
 
 
 def test_layers_that_draft_are_named():

@@ -114,9 +114,24 @@ def test_without_a_writable_cache_an_engine_runs_and_says_so(tiny_model, folder)
     assert len([note for note in engine.notes if "measured costs are not kept" in note]) == 1
 
 
-def test_where_nothing_is_split_nothing_is_kept(tiny_model, folder):
-    config = EngineConfig(target=tiny_model("qwen3moe"), device="cpu", threads=1, ctx=256)
+def test_without_the_split_the_time_of_a_token_is_kept(tiny_model, folder):
+    target = tiny_model("qwen3moe")
+    config = EngineConfig(
+        target=target, device="cpu", threads=1, ctx=256, sampling=SamplingConfig(ignore_eos=True)
+    )
+    for n_tokens, kept in ((20, False), (50, True)):  # so few steps are not worth keeping
+        with Engine(config) as engine:
+            assert engine.costs is None
+            generation = engine.generate("def f(x):", n_tokens)
+            "".join(generation)
+        assert folder.exists() == kept
+    found = cache.newest(target, "cpu")
+    assert found is not None
+    assert found.experts == ()
+    assert 0 < found.verify(1) <= generation.stats.decode_s
+    assert cache.newest(target, "CUDA0") is None
+    folder.rename(folder.with_name("away"))
+    folder.write_text("a file")
     with Engine(config) as engine:
-        assert engine.costs is None
-        "".join(engine.generate("def f(x):", 70))
-    assert not folder.exists()
+        "".join(engine.generate("def f(x):", 50))
+    assert not [note for note in engine.notes if "costs" in note]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from spac import env
@@ -14,6 +17,9 @@ from spac.errors import InputError
 
 if TYPE_CHECKING:
     import spac._core as _core
+
+_LEAST_TOKENS, _MOST_TOKENS = 32, 1024
+"""The fewest steps of one token that are kept without the split, and the last ones that count."""
 
 
 class CostsInUse:
@@ -67,6 +73,27 @@ class CostsInUse:
                 cache.store(self._key, costs)
             except InputError as error:
                 self.note = f"measured costs are not kept for the next run: {error}"
+
+
+class TokenTime:
+    """The time of a token of a model that runs without the split, kept for `spac models`."""
+
+    def __init__(self, pair: Pair) -> None:
+        """Follow a pair that has no experts to split."""
+        self._pair = pair
+        self._seconds = deque[float](maxlen=_MOST_TOKENS)
+
+    def observe(self, step: _core.Step) -> None:
+        """Learn from a step that has ended, if it evaluated one token."""
+        if step.n_verified == 1:
+            self._seconds.append((step.verify_ns + step.sample_ns) * 1e-9)
+
+    def close(self) -> None:
+        """Store the median time, if there are enough. A cache that cannot be written keeps none."""
+        if len(self._seconds) >= _LEAST_TOKENS:
+            times = (median(self._seconds),)
+            with suppress(InputError):
+                cache.store(cache.Key.of(self._pair), Costs((), 0.0, 0.0, times, times))
 
 
 def spares_hand_offs(pair: Pair) -> bool:

@@ -101,8 +101,7 @@ class Engine:
         self._host: HostWeights | None = None
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
-            if expert_cache.costs is not None:
-                self.events.after_step.append(self._learn_costs)
+            self.events.after_step.append(self._learn_costs)
             self._governor = self._own_governor = self._choose_governor(expert_cache)
             if config.unused_options:
                 self._notes.append(config.unused_options)

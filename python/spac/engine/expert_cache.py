@@ -14,7 +14,7 @@ from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.config.values import StreamBatch
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
-from spac.costs.in_use import CostsInUse
+from spac.costs.in_use import CostsInUse, TokenTime
 from spac.engine.draft_experts import attach_copies, attach_draft, check_foretells
 from spac.engine.lent_slots import LentSlots
 from spac.engine.misses import Misses
@@ -45,6 +45,7 @@ class ExpertCache:
         self.scheduler_name, self.scheduler_options = "none", dict[str, Any]()
         self.costs: CostsInUse | None = None
         """The costs, corrected by every step; None if the target runs without the split."""
+        self._token_time = TokenTime(pair) if pair.experts is None else None
         self.driver: Driver | None = None
         """The scheduler's driver; None if no expert can be resident."""
         self.misses: Misses | None = None
@@ -71,7 +72,9 @@ class ExpertCache:
         self._leave_draft()
         if self.costs is not None:
             self.costs.close()
-        self.costs = None
+        if self._token_time is not None:
+            self._token_time.close()
+        self.costs = self._token_time = None
 
     @property
     def device_name(self) -> str:
@@ -84,6 +87,8 @@ class ExpertCache:
             self.costs.observe(step, n_asked)
             if self.misses is not None:
                 self.misses.observe(step, self.costs.estimator)
+        if self._token_time is not None:
+            self._token_time.observe(step)
 
     def _know_costs(self) -> CostsInUse | None:
         if self._experts is None:

@@ -1,0 +1,73 @@
+"""The tokens per second that a model is expected to make here without a draft, from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spac import _core
+from spac.costs import cache
+from spac.machine.cpu import default_threads, physical_cores
+from spac.model import kernels
+from spac.model.gguf.info import ModelInfo
+from spac.model.kept_times import Key
+from spac.model.repacking import read_bytes
+from spac.model.threads import candidates
+
+LEAST_MEASURED = 0.9
+"""The share of a token's weights, in bytes, whose types must have been measured for a computed speed."""
+RUNS, COSTS, WEIGHTS = "runs", "costs", "weights"
+SOURCES = {
+    RUNS: "the median step of the model's last run",
+    COSTS: "computed from costs that the model's runs measured",
+    WEIGHTS: "the model has not run here; computed from the measured time of products with such weights, "
+    "without attention, so a run is slower",
+}
+"""What a speed comes from, and its meaning for readers."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """An expected speed, and what it comes from."""
+
+    tokens_per_second: float
+    source: str
+    """A key of SOURCES."""
+
+
+def expected_speed(info: ModelInfo, device: str) -> Speed | None:
+    """Return the expected speed on a device, or on the CPU alone ("cpu"); None if nothing was measured.
+
+    What the model's runs measured comes first. Without any, the CPU's speed is computed from the times of
+    products with the model's types of weights, which runs of other models have left.
+    """
+    costs = cache.newest(info.path, device)
+    if costs is not None and costs.verify(1) > 0:
+        return Speed(1 / costs.verify(1), COSTS if costs.experts else RUNS)
+    if device != "cpu":
+        return None
+    counts = candidates(default_threads(physical_cores()))
+    seconds = [weights_seconds(info, count, kernels.KEPT.load(Key.of(count))) for count in counts]
+    fastest = min((each for each in seconds if each is not None), default=None)
+    return None if fastest is None else Speed(1 / fastest, WEIGHTS)
+
+
+def weights_seconds(info: ModelInfo, threads: int, times: Mapping[str, kernels.Times]) -> float | None:
+    """Return the seconds of a token's products with the weights, without attention and all else.
+
+    `times` are those of this number of threads, by ggml's type names. Return None if they lack types with
+    more than a small part of the bytes. A byte of those is assumed to cost as much as one of the others.
+    """
+    read = {kernels.ggml_name(kind): sum(n_bytes) for kind, n_bytes in read_bytes(info).items()}
+    known = [kind for kind in _core.trusted_cpu_kernels() if kind in read and kind in times]
+    total, measured = sum(read.values()), sum(read[kind] for kind in known)
+    if total <= 0 or measured < LEAST_MEASURED * total:
+        return None
+    seconds = sum(read[kind] * _byte_seconds(kind, times[kind]) for kind in known)
+    return seconds / threads * total / measured
+
+
+def _byte_seconds(kind: str, times: kernels.Times) -> float:
+    """Return the seconds in which a thread multiplies a byte of weights with one row of input."""
+    fastest = kernels.fastest(times)[0]
+    return times[fastest][0] / _core.cpu_kernels_trial_bytes(kind)
