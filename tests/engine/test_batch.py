@@ -220,7 +220,10 @@ def test_closing_ends_those_that_run_and_wait() -> None:
     waiting = threading.Thread(target=lambda: "".join(engine.generate(PROMPTS[2])))
     waiting.start()
     _wait_for(lambda: engine.batch is not None and engine.batch.n_waiting == 1)
+    batch = engine.batch
     engine.close()
+    assert batch is not None
+    batch.close()
     waiting.join(10)
     assert not waiting.is_alive()
     for each in found:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -145,7 +145,8 @@ class Batch:
         with self.lock:
             self._closed = True
             self.work.notify()
-        self.session.cancel()
+        with suppress(InputError):  # The thread may have closed the session.
+            self.session.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
