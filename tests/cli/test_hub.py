@@ -208,10 +208,36 @@ def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
     assert expected_speed.expected_speed(info, "cpu") is None
 
 
-def test_layers_that_draft_are_named():
-    class Info:
-        n_mtp_layers = 1
+def test_layers_that_draft_are_named(tiny_model):
+    files = [
+        ("x/GLM-4.5-Air-GGUF:Q4_K_M", tiny_model("glm4moe", n_layer=4, options={"mtp": 1})),
+        ("x/gpt-oss-120b-GGUF:MXFP4", tiny_model("qwen3moe")),
+    ]
+    own, missing = models.rows_of(files, None)
+    assert own.drafts == ("its own layers: --draft-type draft-mtp (untried)",)
+    assert missing.drafts == ("gpt-oss-20b, which is not in the cache (untried)",)
 
-    assert list(models._drafts("a/b", Info(), [])) == ["its own layers: --draft-type draft-mtp (untried)"]
-    [missing] = models._drafts("x/gpt-oss-120b-GGUF", type("Info", (), {"n_mtp_layers": 0}), [])
-    assert missing == "gpt-oss-20b, which is not in the cache (untried)"
+
+def test_the_demo_pair_is_the_one_that_was_tried():
+    rows = models.rows_of(models._files(quiet=True)[:2], None)
+    assert [row.drafts for row in rows] == [("demo draft (tried)",), ()]
+    assert "a draft for demo: demo draft (tried)" in models._lines(rows, None)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", "Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+        ("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", "unsloth/Qwen3-1.7B-GGUF:Q4_K_M"),
+        ("unsloth/Qwen3-235B-A22B-Instruct-2507-GGUF:Q4_K_M", "Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+        ("ggml-org/gpt-oss-120b-GGUF:MXFP4", "ggml-org/gpt-oss-20b-GGUF:MXFP4"),
+        ("bartowski/DeepSeek-Coder-V2-Instruct-GGUF:Q4_K_M", "a/DeepSeek-Coder-V2-Lite-Instruct-GGUF:Q4_K_M"),
+    ],
+)
+def test_published_names_are_known(target, draft):
+    class Info:
+        n_mtp_layers = 0
+
+    others = [target, draft, "Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0", "a/b"]
+    assert list(models._drafts(target, Info(), others)) == [f"{draft} (untried)"]
+    assert list(models._drafts(draft, Info(), others)) == []
