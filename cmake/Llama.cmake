@@ -40,7 +40,11 @@ set(CMAKE_MESSAGE_LOG_LEVEL "${_log_level}")
 # All objects of these static libraries go into the shared one. cpp-httplib, common's downloader, stays an archive. The
 # linker takes from it only the objects that common refers to.
 # csrc adds ggml-cpu, which may have variants.
-set(SPAC_LLAMA_TARGETS llama mtmd vendor-hash llama-common llama-common-base ggml ggml-base)
+set(SPAC_LLAMA_VENDOR "")
+if(TARGET vendor-hash)
+    set(SPAC_LLAMA_VENDOR vendor-hash) # mtmd's; llama.cpp of llama-cpp-python 0.3.35 and before has none
+endif()
+set(SPAC_LLAMA_TARGETS llama mtmd ${SPAC_LLAMA_VENDOR} llama-common llama-common-base ggml ggml-base)
 if(TARGET ggml-cuda)
     list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)
 elseif(SPAC_CUDA_OBJECTS)

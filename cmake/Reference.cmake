@@ -104,7 +104,7 @@ function(spac_reference_objects target again)
 endfunction()
 
 add_library(spac-reference SHARED)
-set(_reference_targets llama mtmd vendor-hash ggml ggml-base ggml-cpu)
+set(_reference_targets llama mtmd ${SPAC_LLAMA_VENDOR} ggml ggml-base ggml-cpu)
 if(TARGET ggml-cuda)
     list(APPEND _reference_targets ggml-cuda)
 endif()

@@ -1,10 +1,11 @@
 """Try another version of llama-cpp-python, whose sdist has llama.cpp: do the patches apply, what breaks?
 
-    python -m tools.bump_llama_cpp VERSION [--keep] [--folder FOLDER]
+    python -m tools.bump_llama_cpp VERSION [--patches FOLDER] [--keep] [--folder FOLDER]
 
 A copy of the tree gets the version and is built in it, with the unpatched library for comparisons. Tests run
 there, in an environment with the slim llama-cpp-python of that version, and with the other packages of the
-environment that runs this program. A table says what broke. The tree itself keeps its pin. With `--keep`,
+environment that runs this program. A table says what broke. `--patches` names a folder of patches that were
+made anew for the version, to take in place of the tree's. The tree itself keeps its pin. With `--keep`,
 LLAMA_CPP_VERSION gets the version at the end, whatever broke. This needs the network, and 10 minutes.
 """
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spac.errors import one_line
-from tools.patches.source import ROOT, llama_source, patches, unified_diff
+from tools.patches.source import ROOT, llama_source, unified_diff
 
 PIN = "LLAMA_CPP_VERSION"
 CHECKS = {
@@ -65,6 +66,7 @@ class Trial:
 
     version: str
     folder: Path
+    ported: Path | None = None  # a folder of patches in place of the tree's
     sdist: Path = Path()
     pin: str = ""  # the text of LLAMA_CPP_VERSION, once there is a source
     partly: Path | None = None  # the source with the hunks that fit, if others do not
@@ -72,6 +74,10 @@ class Trial:
     @property
     def tree(self) -> Path:
         return self.folder / "tree"
+
+    @property
+    def patches(self) -> list[Path]:
+        return sorted((self.tree / "patches").glob("*.patch"))
 
     @property
     def python(self) -> Path:
@@ -86,6 +92,11 @@ class Trial:
                 os.replace(llama_source.download_sdist(self.version, Path(empty)), self.sdist)
         sha256 = llama_source.sha256_of(self.sdist)
         copy_tree(self.tree)
+        if self.ported is not None:
+            for patch in self.patches:
+                patch.unlink()
+            for patch in sorted(self.ported.glob("*.patch")):
+                shutil.copy2(patch, self.tree / "patches")
         self.pin = f"version {self.version}\nsha256 {sha256}\n"
         (self.tree / PIN).write_text(self.pin)
         return f"sha256 {sha256}"
@@ -105,7 +116,7 @@ class Trial:
                 return ""
             return changed[name] if name in changed else (pristine / name).read_text(encoding="utf-8")
 
-        for patch in patches():
+        for patch in self.patches:
             text = patch.read_text(encoding="utf-8")
             found = list[str]()
             changed |= unified_diff.apply_patch(text, read, found.append)
@@ -113,12 +124,14 @@ class Trial:
         if faults:
             self.partly = self.folder / "partly"
             llama_source.mirror(pristine, self.partly, changed)
-            for patch in (self.tree / "patches").glob("*.patch"):
+            for patch in self.patches:
                 patch.unlink()
             raise BrokenError(
-                f"{len(faults)} hunks do not fit; patches/README.md tells how to make a patch anew", faults
+                f"{len(faults)} hunks do not fit; patches/README.md tells how to make patches anew, and "
+                "--patches takes them",
+                faults,
             )
-        return f"{len(patches())} apply"
+        return f"{len(self.patches)} apply"
 
     def environment(self) -> str:
         """Install the slim llama-cpp-python. The other packages are those of this environment."""
@@ -246,13 +259,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("version", help="a published version of llama-cpp-python")
     parser.add_argument("--keep", action="store_true", help=f"leave the version in {PIN}")
+    parser.add_argument("--patches", type=Path, metavar="FOLDER", help="patches in place of the tree's")
     parser.add_argument("--folder", type=Path, help="where all is made (default: build/bump-VERSION)")
     given = parser.parse_args(arguments)
     if not re.fullmatch(r"[\w.+!-]+", given.version):
         parser.error(f"{given.version!r} is no version")
+    if given.patches is not None and not list(given.patches.glob("*.patch")):
+        parser.error(f"--patches {given.patches}: there is no .patch file in it")
     folder = (given.folder or ROOT / "build" / f"bump-{given.version}").resolve()
     trial, before, n_broken = (
-        Trial(given.version, folder),
+        Trial(given.version, folder, given.patches),
         llama_source.read_pin(ROOT / PIN)[0],
         0,
     )

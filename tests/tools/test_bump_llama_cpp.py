@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tools import bump_llama_cpp
-from tools.bump_llama_cpp import CHECKS, PIN, ROOT, BrokenError, Trial, copy_tree, llama_source, main, patches
+from tools.bump_llama_cpp import CHECKS, PIN, ROOT, BrokenError, Trial, copy_tree, llama_source, main
 
 PATCH = "--- a/src/a.c\n+++ b/src/a.c\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n@@ -3,2 +3,2 @@\n three\n-four\n+4\n"
 OTHER = "--- a/src/b.c\n+++ b/src/b.c\n@@ -1 +1 @@\n-one\n+1\n"
@@ -27,7 +27,6 @@ def trial(tmp_path, monkeypatch):
     (tmp_path / "tree/patches/0001-a.patch").write_text(PATCH)
     (tmp_path / "tree/patches/0002-b.patch").write_text(OTHER)
     files = [("src/a.c", b"one\ntwo\nthree\n4!\n")]
-    monkeypatch.setattr(bump_llama_cpp, "patches", lambda: sorted((tmp_path / "tree/patches").iterdir()))
     monkeypatch.setattr(llama_source, "files_of_sdist", lambda _sdist: iter(files))
     made = Trial("1.2.3", tmp_path)
     made.sdist = tmp_path / "none.tar.gz"
@@ -116,7 +115,25 @@ def test_the_copy_is_the_tree(tmp_path):
     copy_tree(tmp_path / "tree")
     assert (tmp_path / "tree" / PIN).read_bytes() == (ROOT / PIN).read_bytes()
     assert not (tmp_path / "tree/build").exists()
-    assert len(list((tmp_path / "tree/patches").glob("*.patch"))) == len(patches())
+    names = {path.name for path in (ROOT / "patches").glob("*.patch")}
+    assert {path.name for path in Trial("1.2.3", tmp_path).patches} == names
+
+
+def test_patches_that_were_made_anew_are_taken(trial, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(bump_llama_cpp, "copy_tree", lambda _to: None)
+    monkeypatch.setattr(llama_source, "sha256_of", lambda _path: "0")
+    (tmp_path / "spac").mkdir()
+    (tmp_path / "spac/llama_cpp_python-1.2.3.tar.gz").touch()
+    trial.ported = tmp_path / "ported"
+    trial.ported.mkdir()
+    (trial.ported / "0001-a.patch").write_text(PATCH.replace("-four", "-4!"))
+    trial.source()
+    assert trial.patch() == "1 apply"
+    with pytest.raises(SystemExit) as refused:
+        main(["1.2.3", "--patches", str(tmp_path)])
+    assert refused.value.code == 2
+    assert "there is no .patch file in it" in capsys.readouterr().err
 
 
 def test_the_checks_are_there():
