@@ -26,6 +26,7 @@ from spac.cli import interrupt
 from spac.cli.hub import draft_of, target_of
 from spac.cli.options import Parser
 from spac.config.engine import STATE_WORDS
+from spac.config.values import Adapter
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 from spac.machine.files import check_outputs, unwritable
 
@@ -42,7 +43,8 @@ _OUTPUTS = {
 }  # fmt: skip
 _INPUTS = {
     "target": "the target", "draft": "the draft", "mmproj": "the projector", "image": "the image",
-    "file": "the prompt", "load": "the conversation",
+    "file": "the prompt", "load": "the conversation", "lora": "an adapter",
+    "grammar_file": "the grammar", "json_schema_file": "the schema",
     "chat_template_file": "the chat template", "recording": "the recording",
 }  # fmt: skip
 """The files of all programs by the names of their options, and what messages call them."""
@@ -102,7 +104,8 @@ def files(options: argparse.Namespace) -> tuple[dict[str, Path | str], list[tupl
 
     def paths(name: str) -> list[Path | str]:
         value = getattr(options, name, None)
-        found = value if isinstance(value, list) else [value]
+        found = value if isinstance(value, list | tuple) else [value]
+        found = [each.path if isinstance(each, Adapter) else each for each in found]
         words = STATE_WORDS if name == "state" else ("-",)
         return [each for each in found if isinstance(each, Path | str) and str(each) not in words]
 
