@@ -219,7 +219,10 @@ std::pair<const float *, int> logits(Address context) {
     return {rows, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))};
 }
 
-void synchronize(Address context) { llama_synchronize(context_at(context)); }
+void synchronize(Address context) {
+    llama_synchronize(context_at(context));
+    check_servers(context_at(context));
+}
 
 void clear_memory(Address context) { llama_memory_clear(llama_get_memory(context_at(context)), true); }
 

@@ -8,6 +8,7 @@
 #include "backend/wrapper/device.h"
 #include "limits.h"
 #include "moe.h"
+#include "rpc.h"
 
 #include <atomic>
 #include <chrono>
@@ -181,6 +182,7 @@ int main(int argc, char ** argv) {
     const int      rounds = argc > 1 ? atoi(argv[1]) : 15;
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
     n_wrong += check_slot_limits();
+    n_wrong += check_rpc();
     spac::set_launch_ahead(true);
     stress(rounds, seed, true);
     spac::set_launch_ahead(false);

@@ -22,8 +22,10 @@ ANSWER = re.compile(r"serves RPC [\d.]+ on (127\.0\.0\.1:\d+)$")
 class Server:
     """A real server on the loopback, which computes on the CPU."""
 
-    def __init__(self, *options: str, port: int = 0, answer: re.Pattern[str] = ANSWER) -> None:
-        command = (sys.executable, "-m", "spac.rpc_server", "--port", str(port), "--device", "cpu")
+    def __init__(
+        self, *options: str, port: int = 0, device: str = "cpu", answer: re.Pattern[str] = ANSWER
+    ) -> None:
+        command = (sys.executable, "-m", "spac.rpc_server", "--port", str(port), "--device", device)
         self.process = subprocess.Popen(
             [*command, "--threads", "1", *options], stderr=subprocess.PIPE, text=True, bufsize=1
         )

@@ -10,6 +10,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.demo import DRAFT, TARGET
 from spac.engine import Engine, ModelPair
 from spac.errors import InputError
+from spac.model.gguf.check import check_model
 from spac.model.remote import counts_by_memory, divided
 from tools.models import Shape
 
@@ -96,6 +97,19 @@ def test_layers_by_memory(server):
         assert 1 <= n < N_LAYER
 
 
+def test_host_memory_needs_no_room_for_layers_there(server):
+    info = check_model(TARGET)
+    for n in (2, N_LAYER):
+        pair = ModelPair(config("cpu", draft=False, rpc=server.address, rpc_layers=n), None)
+        try:
+            assert pair.remote is not None
+            rest = pair.remote.rest(info)
+        finally:
+            pair.close()
+        assert rest.expert_bytes == pytest.approx(info.expert_bytes * (1 - n / N_LAYER), abs=1)
+        assert rest.expert_bytes < rest.file_size < info.file_size
+
+
 def test_more_layers_than_the_model_has(server):
     with pytest.raises(InputError, match=f"rpc_layers: 6 layers, and the model has {N_LAYER}"):
         Engine(config("cpu", rpc=server.address, rpc_layers=6))
@@ -106,15 +120,13 @@ def test_llama(server):
 
     options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "deterministic": True, "slots": 20}
     texts = []
-    for more in ({}, {"rpc": server.address, "rpc_layers": 2}):
-        for device in ("cpu", "simulated"):
-            llm = spac.Llama(str(TARGET), device=device, **options, **more)
-            try:
-                texts.append(llm(PROMPT, max_tokens=16, temperature=0)["choices"][0]["text"])
-                if more:
-                    assert llm.stats.remote_layers == {server.address: 2}
-            finally:
-                llm.close()
+    for more in ({"device": "cpu"}, {"device": "simulated", "rpc": server.address, "rpc_layers": 2}):
+        llm = spac.Llama(str(TARGET), **options, **more)
+        try:
+            texts.append(llm(PROMPT, max_tokens=16, temperature=0)["choices"][0]["text"])
+            assert llm.stats.remote_layers == ({server.address: 2} if "rpc" in more else {})
+        finally:
+            llm.close()
     assert len(texts[0]) > 10
     assert len(set(texts)) == 1
 

@@ -6,15 +6,13 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
 
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.rpc_server.program import DANGER
+from spac.rpc_server.program import DANGER, main
 from tests.rpc_server.conftest import receive
 from tests.rpc_server.test_faults import of
 from tests.rpc_server.test_layers import text
@@ -85,11 +83,13 @@ def test_messages_that_are_no_messages(start_server):
         (("--port", "70000"), "--port"),
     ],
 )
-def test_bad_options(options, said):
-    command = [sys.executable, "-m", "spac.rpc_server", "--port", "0", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+def test_bad_options(options, said, capsys):
+    try:
+        code = main(["--port", "0", *options])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_warning_beyond_the_loopback(start_server):

@@ -83,6 +83,7 @@ class Embedder:
         last_error()
         with _core.AbortGuard():
             failed = api.llama_decode(self.context.pointer, batch)
+        _core.synchronize(self.context.pointer)  # raises DeviceError if an RPC server is lost
         if failed:
             raise refusal(f"{self._model.path}: llama.cpp could not compute an embedding")
 

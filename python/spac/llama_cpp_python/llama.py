@@ -501,16 +501,34 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._run.n_evaluated += len(tokens)
         experts = self._engine.experts if self._engine is not None else None
         if experts is None or not (len(tokens) == 1 or (self.draft_model is not None and self.n_tokens)):
-            super().eval(tokens)
+            self._evaluate(tokens)
             return
         experts.set_counting(True)
         try:
-            super().eval(tokens)
+            self._evaluate(tokens)
         finally:
             experts.set_counting(False)
             demand, _graphs = experts.take_demand()
         if self._engine is not None and self._engine.events.driver is not None:
             self._engine.events.driver.raised(Event.VERIFY_END, demand, n_verified=len(tokens))
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        try:
+            super().eval(tokens)
+        finally:
+            self._check_servers()
+
+    def embed(self, *args: Any, **keywords: Any) -> Any:
+        """Return embeddings as llama_cpp does."""
+        try:
+            return super().embed(*args, **keywords)
+        finally:
+            self._check_servers()
+
+    def _check_servers(self) -> None:
+        """Raise DeviceError if an RPC server is lost. llama_cpp's results are void then."""
+        if self._own.get("rpc") or (_EXACT in self._own and self._own[_EXACT].rpc):
+            _core.synchronize(self.ctx)
 
     def save_state(self) -> Any:
         """Return a copy of the context's state, as llama_cpp does."""

@@ -157,7 +157,7 @@ class LentPair(ModelPair):
         self._fit_to_cpu(self.info, draft)
         self._note_device()
         self._connect(self.info)
-        self.paged = is_paged(config, self.info, self.device)
+        self.paged = is_paged(config, self._rest(self.info), self.device)
         handles = self._handles
         devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}

@@ -164,7 +164,7 @@ class ModelPair:
         self._fit_to_cpu(info, draft)
         self._note_device()
         self._connect(info)
-        self.paged = is_paged(config, info, self.device)
+        self.paged = is_paged(config, self._rest(info), self.device)
         n_notes = len(self.notes)
 
         def unload() -> None:
@@ -189,6 +189,10 @@ class ModelPair:
         if self._config.rpc:
             self.remote = RemoteLayers(self._config, info, self.device)
 
+    def _rest(self, info: ModelInfo) -> ModelInfo:
+        """Return the facts of the part of the target that stays on this machine."""
+        return info if self.remote is None else self.remote.rest(info)
+
     def _remote_fields(self) -> dict[str, Any]:
         """Return the fields of llama_model_params for layers on RPC servers; none without them."""
         if self.remote is None:
@@ -210,7 +214,7 @@ class ModelPair:
         """Add a note about paging. Call it when `experts` is known: without experts nothing is paged."""
         self.paged = self.paged and self.experts is not None
         if self.paged and self._config.paging == "auto":
-            self.notes.append(paging_note(info))
+            self.notes.append(paging_note(self._rest(info)))
 
     def _give_back(self, info: ModelInfo, draft: ModelInfo | None) -> None:
         """Give the system's cache of weights back that the device holds, if memory is short."""

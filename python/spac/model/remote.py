@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from spac import _core, env
@@ -70,6 +71,13 @@ class RemoteLayers:
     def loss(self) -> str:
         """The reason why a server is lost; "" if none is."""
         return next((server.loss for server in self._servers if server.loss), "")
+
+    def rest(self, info: ModelInfo) -> ModelInfo:
+        """Return `info` with the bytes of the layers that stay here, as if all layers were alike."""
+        there = self.n_layers / max(1, info.n_layer)
+        experts, dense = info.expert_bytes, info.file_size - info.expert_bytes
+        gone = int(there * experts), int(there * min(dense, info.n_layer * info.layer_bytes - experts))
+        return replace(info, expert_bytes=experts - gone[0], file_size=info.file_size - sum(gone))
 
     def fields(self, wanted: int | None, *, has_device: bool) -> dict[str, Any]:
         """Return the fields of llama_model_params that put layers where they belong.

@@ -85,19 +85,19 @@ class Program:
         self._fault: SpacError | None = None
         self._code: int | None = None
         """The exit code of the signal that stopped the program; None while it runs."""
-        self._wake, self._woken = socket.socketpair()
 
     def run(self) -> int:
         """Listen and serve until a signal comes, and return the exit code."""
         bound = listen(self._options.host, self._options.port)
-        with bound, self._wake, self._woken:
+        self._wake, woken = socket.socketpair()
+        with bound, self._wake, woken:
             server = self._server()
             bound.listen()
             self._say_hello(server, bound)
             for each in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(each, self._on_signal)
             while self._code is None and self._fault is None:
-                ready, _, _ = select.select([bound, self._woken], [], [])
+                ready, _, _ = select.select([bound, woken], [], [])
                 if bound in ready and self._code is None:
                     self._accept(server, bound)
             self._idle.wait()
@@ -121,6 +121,8 @@ class Program:
             names = [each.name for each in _core.devices() if not each.shares_host_cores] or ["cpu"]
         if len({name.lower() for name in names}) < len(names):
             raise InputError(f"--device {self._options.device}: a device stands twice: name each once")
+        if settings := env.SIMULATED_DEVICE.get():
+            _core.set_simulated_device(**settings)
         cache = ""
         if self._options.cache:
             folder = env.cache_folder() / "rpc"
