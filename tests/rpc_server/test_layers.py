@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spac import _core
+from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import DRAFT, TARGET
 from spac.engine import Engine, ModelPair
@@ -86,6 +86,30 @@ def test_experts_of_layers_that_stay_are_split(server, tiny_model):
     # With two layers here, the first one on the CPU, and one there.
     assert of(rpc=server.address, rpc_layers=1, gpu_layers=2) == (tokens, 5)
     assert of(rpc=server.address, rpc_layers=3)[0] == tokens
+
+
+def test_weights_that_the_server_keeps(start_server, tiny_model, tmp_path, monkeypatch):
+    """Tensors of more than 10 MiB are kept, and are not sent again."""
+    path = tiny_model("qwen3moe", Shape(n_layer=2, n_embd=512, n_expert=5, n_ff_exp=1100))
+    monkeypatch.setenv(env.CACHE_HOME.name, str(tmp_path))
+    server = start_server("--cache")
+
+    def tokens(**options: object) -> list[int]:
+        with Engine(EngineConfig(path, device="cpu", threads=1, ctx=64, **options)) as engine:
+            generation = engine.generate([1, 2, 3, 4, 5], 4)
+            for _ in generation:
+                pass
+            return list(generation.tokens)
+
+    wanted = tokens(sampling=SamplingConfig(temp=0.0))
+    written = []
+    for _ in range(2):
+        found = tokens(sampling=SamplingConfig(temp=0.0), rpc=server.address, rpc_layers=1)
+        assert found == wanted
+        files = {each: each.stat() for each in (tmp_path / "spac" / "rpc").iterdir()}
+        assert [each.st_size for each in files.values()] == [5 * 512 * 1100 * 4] * 3
+        written.append({each: stat.st_mtime_ns for each, stat in files.items()})
+    assert written[0] == written[1]
 
 
 def test_layers_by_memory(server):
