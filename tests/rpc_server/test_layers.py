@@ -178,5 +178,6 @@ def test_counts_by_memory(rooms, here, counts):
 def test_layers_of_a_server_are_divided_among_its_devices():
     assert divided(7, [1, 1]) in ([3, 4], [4, 3])
     assert divided(8, [3, 1]) == [6, 2]
+    assert divided(4, [0.5, 0.5]) == [2, 2]
     assert divided(3, [0, 0]) in ([1, 2], [2, 1])
     assert divided(0, [5]) == [0]

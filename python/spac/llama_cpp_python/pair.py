@@ -203,8 +203,8 @@ class LentPair(ModelPair):
 
     def _remote_pointers(self) -> dict[str, Any]:
         """Return the fields for layers on RPC servers as ctypes takes them."""
-        kinds = dict(field[:2] for field in api.llama_model_params._fields_)
-        return {
-            name: ctypes.cast(value, kinds[name]) if hasattr(kinds[name], "contents") else value
-            for name, value in self._remote_fields().items()
-        }
+        fields = self._remote_fields()
+        if (entries := fields.get("tensor_buft_overrides")) is not None:
+            kind = dict(field[:2] for field in api.llama_model_params._fields_)["tensor_buft_overrides"]
+            fields["tensor_buft_overrides"] = ctypes.cast(entries, kind)
+        return fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +12,7 @@ from spac import _core, env
 from spac.config import EngineConfig
 from spac.config.context import WHOLE_TYPES
 from spac.config.engine import AUTO_PARALLEL, DEFAULT_CONTEXT
+from spac.config.remote import MOST_DEVICES
 from spac.config.values import StreamBatch
 from spac.errors import InputError, SpacError
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
@@ -197,7 +199,11 @@ class ModelPair:
         """Return the fields of llama_model_params for layers on RPC servers; none without them."""
         if self.remote is None:
             return {}
-        return self.remote.fields(self._config.gpu_layers.count, has_device=self.device is not None)
+        weights = () if self.device is None else (1,)
+        fields = self.remote.fields(self._config.gpu_layers.count, weights)
+        if "tensor_split" in fields:
+            fields["tensor_split"] = (ctypes.c_float * MOST_DEVICES)(*fields["tensor_split"])
+        return fields
 
     @property
     def _handles(self) -> tuple[int, ...]:
@@ -393,6 +399,8 @@ class ModelPair:
             values["load_mode"] = LOAD_MODES["mmap"]  # auto does not map on every device
         if not is_draft:
             values |= self._remote_fields()
+        if (split := values.get("tensor_split")) is not None:  # The library copies it while it loads.
+            values["tensor_split"] = ctypes.addressof(split)
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         devices = self._handles
         if is_draft:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,25 +78,27 @@ class RemoteLayers:
         gone = int(there * experts), int(there * min(dense, info.n_layer * info.layer_bytes - experts))
         return replace(info, expert_bytes=experts - gone[0], file_size=info.file_size - sum(gone))
 
-    def fields(self, wanted: int | None, *, has_device: bool) -> dict[str, Any]:
+    def fields(self, wanted: int | None, weights: Sequence[float]) -> dict[str, Any]:
         """Return the fields of llama_model_params that put layers where they belong.
 
-        `wanted` is `--gpu-layers`: the layers on this machine's device, the output among them; None means
-        all. llama.cpp puts layers that no device gets on the CPU, and then fills the devices in their order.
+        `wanted` is `--gpu-layers`: the layers on this machine's devices, the output among them; None means
+        all. `weights` has a number for each of these devices, in proportion to which they share the layers.
+        llama.cpp puts layers that no device gets on the CPU, and then fills the devices in their order.
+        `tensor_split` is a list.
         """
         if not self.n_layers:
             return {}
         counts = [n for n in self._counts if n]
         most = self._n_layer + 1 - self.n_layers
-        here = 0 if not has_device else most if wanted is None else min(wanted, most)
+        here = 0 if not weights else most if wanted is None else min(wanted, most)
         if here:
-            shares, fields = [*counts, here], {"n_gpu_layers": self.n_layers + here}
-        else:
-            # llama.cpp counts the output as the last device's. It stays here, since logits are large.
-            shares = [*counts[:-1], counts[-1] + 1, *([0] if has_device else [])]
-            fields = {"n_gpu_layers": self.n_layers + 1, "tensor_buft_overrides": _core.host_output()}
-        self._shares = (ctypes.c_float * 128)(*shares)  # llama.cpp reads it while it loads, and copies it
-        return {**fields, "tensor_split": ctypes.addressof(self._shares)}
+            return {"n_gpu_layers": self.n_layers + here, "tensor_split": [*counts, *divided(here, weights)]}
+        # llama.cpp counts the output as the last device's. It stays here, since logits are large.
+        shares = [*counts[:-1], counts[-1] + 1, *(0 for _ in weights)]
+        return {
+            "n_gpu_layers": self.n_layers + 1, "tensor_buft_overrides": _core.host_output(),
+            "tensor_split": shares,
+        }  # fmt: skip
 
     def note(self, here: int) -> str:
         """Return a note on the layers' places. `here` layers are on this machine's device."""
@@ -171,9 +172,9 @@ def counts_by_memory(n_layer: int, cost: int, rooms: Sequence[int], here: int) -
     return tuple(counts)
 
 
-def divided(n: int, weights: Sequence[int]) -> list[int]:
+def divided(n: int, weights: Sequence[float]) -> list[int]:
     """Return `n` as a sum of whole numbers that are in proportion to `weights`."""
-    total, parts, done, before = sum(weights) or len(weights), [], 0, 0
+    total, parts, done, before = sum(weights) or len(weights), [], 0, 0.0
     for weight in weights:
         before += weight if sum(weights) else 1
         parts.append(round(n * before / total) - done)
