@@ -56,6 +56,7 @@ void bind_devices(py::module_ & m) {
         .def_readonly("reads_masks", &DeviceInfo::reads_masks)
         .def_readonly("shares_host_cores", &DeviceInfo::shares_host_cores)
         .def_readonly("shares_host_memory", &DeviceInfo::shares_host_memory)
+        .def_readonly("is_integrated", &DeviceInfo::is_integrated)
         .def("__repr__", [](const DeviceInfo & info) { return "DeviceInfo(name='" + info.name + "')"; });
 
     m.def("devices", &spac::devices, "Return all devices that can be chosen, real ones first.");
@@ -77,28 +78,33 @@ void bind_devices(py::module_ & m) {
     m.def(
         "set_simulated_device",
         [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads,
-           double spin_us, long pin_limit_mb, const std::string & fault) {
+           double spin_us, long pin_limit_mb, const std::string & fault, int index) {
             spac::set_simulated_device({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us,
-                                        pin_limit_mb, spac::simulated_fault(fault)});
+                                        pin_limit_mb, spac::simulated_fault(fault)},
+                                       index);
         },
         py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
         py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
         py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb, py::arg("fault") = "",
-        "Set the simulated device's speed and faults, from now on.");
-    m.def("simulated_device", [] {
-        const auto settings = spac::simulated_settings();
-        py::dict   result;
-        result["upload_gb_s"]  = settings.upload_gb_s;
-        result["latency_us"]   = settings.latency_us;
-        result["delay_us"]     = settings.delay_us;
-        result["memory_mb"]    = settings.memory_mb;
-        result["fail_uploads"] = settings.fail_uploads;
-        result["n_threads"]    = settings.n_threads;
-        result["spin_us"]      = settings.spin_us;
-        result["pin_limit_mb"] = settings.pin_limit_mb;
-        return result;
-    });
+        py::arg("index") = 0,
+        "Set a simulated device's speed and faults, from now on. An index above 0 makes further devices.");
+    m.def(
+        "simulated_device",
+        [](int index) {
+            const auto settings = spac::simulated_settings(index);
+            py::dict   result;
+            result["upload_gb_s"]  = settings.upload_gb_s;
+            result["latency_us"]   = settings.latency_us;
+            result["delay_us"]     = settings.delay_us;
+            result["memory_mb"]    = settings.memory_mb;
+            result["fail_uploads"] = settings.fail_uploads;
+            result["n_threads"]    = settings.n_threads;
+            result["spin_us"]      = settings.spin_us;
+            result["pin_limit_mb"] = settings.pin_limit_mb;
+            return result;
+        },
+        py::arg("index") = 0);
     m.def("set_launch_ahead", &spac::set_launch_ahead, py::arg("on"),
           "Choose if work after a layer's host part is queued before that part is done, from the next graph on. The "
           "device has to be able to wait for the host. None: on real devices, not on the simulated device.");

@@ -9,6 +9,7 @@
 #include <array>
 #include <iterator>
 #include <optional>
+#include <variant>
 
 namespace py = pybind11;
 using spac::Experts;
@@ -58,6 +59,24 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(disk_bytes);
 #undef SPAC_STAT
     return result;
+}
+
+// Bytes of every device, or of each device.
+using Margins = std::variant<size_t, std::vector<size_t>>;
+
+std::vector<size_t> list_of(const Margins & margins) {
+    const auto * const one = std::get_if<size_t>(&margins);
+    return one != nullptr ? std::vector<size_t>{*one} : std::get<std::vector<size_t>>(margins);
+}
+
+void attach_slots(Experts & experts, int n_slots, const Margins & margins) {
+    experts.home.check("the handle on the experts");
+    experts.attach_slots(n_slots, list_of(margins));
+}
+
+int slots_that_fit(const Experts & experts, const Margins & margins) {
+    experts.home.check("the handle on the experts");
+    return experts.slots_that_fit(list_of(margins));
 }
 
 std::vector<spac::LayerInfo> layers(const Experts & experts) {
@@ -178,7 +197,8 @@ void bind_infos(py::module_ & m) {
         .def_readonly("n_expert", &LayerInfo::n_expert)
         .def_readonly("n_used", &LayerInfo::n_used)
         .def_readonly("expert_bytes", &LayerInfo::expert_bytes)
-        .def_readonly("pool", &LayerInfo::pool);
+        .def_readonly("pool", &LayerInfo::pool)
+        .def_readonly("device", &LayerInfo::device);
     using spac::HostBytes;
     py::class_<HostBytes>(m, "HostBytes")
         .def_readonly("pinned", &HostBytes::pinned)
@@ -192,6 +212,20 @@ void bind_infos(py::module_ & m) {
         .def_readonly("n_slots", &SlotStats::n_slots)
         .def_readonly("n_resident", &SlotStats::n_resident)
         .def_readonly("bytes", &SlotStats::bytes);
+    using spac::ExpertDevice;
+    py::class_<ExpertDevice>(m, "ExpertDevice",
+                             "One device's part of a model: the layers that it computes, and their slots.")
+        .def_readonly("name", &ExpertDevice::name)
+        .def_readonly("n_layer", &ExpertDevice::n_layer)
+        .def_readonly("n_experts", &ExpertDevice::n_experts)
+        .def_readonly("slots", &ExpertDevice::slots)
+        .def_readonly("activations", &ExpertDevice::activations)
+        .def_readonly("activations_hit", &ExpertDevice::activations_hit)
+        .def_readonly("uploads", &ExpertDevice::uploads)
+        .def_readonly("upload_bytes", &ExpertDevice::upload_bytes)
+        .def_readonly("upload_failures", &ExpertDevice::upload_failures)
+        .def_readonly("upload_ns", &ExpertDevice::upload_ns)
+        .def_readonly("evictions", &ExpertDevice::evictions);
 }
 
 } // namespace
@@ -203,8 +237,9 @@ void bind_experts(py::module_ & m) {
         .def_property_readonly("n_layer", py::cpp_function(at_home(&Experts::n_layer), Release()))
         .def_property_readonly("n_expert", py::cpp_function(at_home(&Experts::n_expert), Release()))
         .def_property_readonly("layers", py::cpp_function(&layers, Release()))
-        .def("attach_slots", at_home(&Experts::attach_slots), py::arg("n_slots"), Release())
-        .def("slots_that_fit", at_home(&Experts::slots_that_fit), py::arg("margin_bytes") = 0, Release())
+        .def_property_readonly("devices", py::cpp_function(at_home(&Experts::devices), Release()))
+        .def("attach_slots", &attach_slots, py::arg("n_slots"), py::arg("margin_bytes") = 0, Release())
+        .def("slots_that_fit", &slots_that_fit, py::arg("margin_bytes") = 0, Release())
         .def_property_readonly("slots", py::cpp_function(at_home(&Experts::slots), Release()))
         .def_property_readonly("pool_slots", py::cpp_function(at_home(&Experts::pool_slots), Release()))
         .def_property_readonly("host_memory", py::cpp_function(at_home(&Experts::host_memory), Release()))

@@ -216,6 +216,8 @@ void bind_slot_table(py::module_ & m) {
         },
         py::arg("n_slots"), py::arg("layers"), py::arg("n_pool"),
         "Return the slots of every pool, in proportion to its experts.");
+    m.def("share_by_room", &spac::share_by_room, py::arg("n_slots"), py::arg("experts"), py::arg("room"),
+          "Return the slots of every device, in proportion to its experts as far as it has room.");
     m.def("slots_per_tensor", &spac::slots_per_tensor, py::arg("blocks_per_slot"),
           "Return the most slots of so many blocks that one stacked tensor may have.");
     m.def(

@@ -181,7 +181,11 @@ std::vector<Residency::Load> Residency::begin_tail(int layer, const std::vector<
     }
     std::stable_sort(places.begin(), places.end(), [](const Place & a, const Place & b) { return a.score > b.score; });
 
-    const int  pool = table_.pool_of(layer), n_free = table_.n_free(pool), n_left = table_.n_layer() - layer;
+    const int pool = table_.pool_of(layer), n_free = table_.n_free(pool);
+    int       n_left = 0; // layers from here on that have slots: other devices' layers have none here
+    for (int il = layer; il < table_.n_layer(); ++il) {
+        n_left += il == layer || table_.n_slots(table_.pool_of(il)) > 0;
+    }
     const int  owed  = std::min(tail_owed_[pool], n_free);
     const int  share = (n_free - owed) / n_left; // of the slots that nobody uses
     const auto quota = static_cast<size_t>(mask.n_resident + share);

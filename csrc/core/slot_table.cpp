@@ -227,6 +227,35 @@ std::vector<int> share_out(int n_slots, const std::vector<SlotTable::Layer> & la
     return shares;
 }
 
+std::vector<int> share_by_room(int n_slots, const std::vector<int> & experts, const std::vector<int> & room) {
+    const auto        n_device = experts.size();
+    std::vector<int>  shares(n_device, 0);
+    std::vector<char> full(n_device, 0);
+    while (true) {
+        std::vector<SlotTable::Layer> open;
+        int                           left = n_slots;
+        for (size_t d = 0; d < n_device; ++d) {
+            if (full[d]) {
+                left -= shares[d];
+            } else {
+                open.push_back({experts[d], static_cast<int>(d)});
+            }
+        }
+        const std::vector<int> tried = share_out(left, open, static_cast<int>(n_device));
+        bool                   fits  = true;
+        for (size_t d = 0; d < n_device; ++d) {
+            if (!full[d]) {
+                shares[d] = std::min(tried[d], room[d]);
+                full[d]   = tried[d] > room[d];
+                fits      = fits && !full[d];
+            }
+        }
+        if (fits) {
+            return shares;
+        }
+    }
+}
+
 int slots_per_tensor(int64_t blocks_per_slot) {
     constexpr int64_t max_blocks = std::numeric_limits<int32_t>::max();
     return static_cast<int>(max_blocks / std::max<int64_t>(1, blocks_per_slot));

@@ -35,6 +35,7 @@ class SlotTable {
     int n_layer() const { return static_cast<int>(layers_.size()); }
     int n_pool() const { return static_cast<int>(pools_.size()); }
     int n_slots() const;
+    int n_slots(int pool) const { return static_cast<int>(pools_[pool].holder.size()); }
     int n_held() const;
     int n_free(int pool) const { return static_cast<int>(pools_[pool].free.size()); }
     int pool_of(int layer) const { return layers_[layer].pool; }
@@ -95,6 +96,10 @@ class SlotTable {
 // Shares `n_slots` out over pools in proportion to the experts of their layers (largest remainder first). No pool gets
 // more than it has experts.
 std::vector<int> share_out(int n_slots, const std::vector<SlotTable::Layer> & layers, int n_pool);
+
+// Shares `n_slots` out over devices in proportion to the experts of their layers, as share_out() does. A device gets no
+// more than it has room for; the others get the rest. The sum is less than `n_slots` if there is no room for all.
+std::vector<int> share_by_room(int n_slots, const std::vector<int> & experts, const std::vector<int> & room);
 
 // Returns how many slots one stacked tensor may have. CUDA's kernels (mmvq, mmvf, mmf, mmq) multiply a slot's index by
 // its size in 32-bit ints, in blocks of a quantized type and in elements of another.

@@ -49,7 +49,8 @@ void log_to(LogCallback callback) {
 // Models
 
 Address load_model(const std::string & path, const std::vector<Address> & devices, const Fields & fields,
-                   const Overrides & overrides, const std::function<bool(float)> & progress) {
+                   const Overrides & overrides, std::vector<float> tensor_split,
+                   const std::function<bool(float)> & progress) {
     auto                            params = llama_model_default_params();
     std::vector<ggml_backend_dev_t> handles;
     for (const auto device : devices) {
@@ -59,6 +60,14 @@ Address load_model(const std::string & path, const std::vector<Address> & device
     params.devices      = handles.data();
     params.n_gpu_layers = devices.empty() ? 0 : -1;
     set_fields(fields, params);
+    if (tensor_split.size() > llama_max_devices() || devices.size() > llama_max_devices()) {
+        throw InputError("llama.cpp divides layers between " + std::to_string(llama_max_devices()) +
+                         " devices at most");
+    }
+    if (!tensor_split.empty()) {
+        tensor_split.resize(llama_max_devices(), 0); // the library reads so many numbers, and copies them
+        params.tensor_split = tensor_split.data();
+    }
     const auto entries = entries_of(overrides);
     if (!overrides.empty()) {
         params.kv_overrides = entries.data();

@@ -31,10 +31,12 @@ void start_llama();
 // Passes every line of the library's log to the callback, from any thread.
 void log_to(LogCallback callback);
 
-// Loads a file on these devices, or on the CPU. `progress` may be empty; it gets the loaded share, and returns false to
-// stop. Throws InputError for an unknown field, and for a value that a field cannot have.
+// Loads a file on these devices, or on the CPU. `tensor_split` has each device's part of the layers; if it is empty,
+// their free memory decides. `progress` may be empty; it gets the loaded share, and returns false to stop. Throws
+// InputError for an unknown field, and for a value that a field cannot have.
 Address load_model(const std::string & path, const std::vector<Address> & devices, const Fields & fields,
-                   const Overrides & overrides, const std::function<bool(float)> & progress);
+                   const Overrides & overrides, std::vector<float> tensor_split,
+                   const std::function<bool(float)> & progress);
 void    free_model(Address model);
 
 int         model_layers(Address model);

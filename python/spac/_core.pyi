@@ -132,7 +132,8 @@ def load_model(
 ) -> int:
     """Load a GGUF on these devices (`device_handle`); without any, on the CPU.
 
-    `values` has fields of llama_model_params; `kv_overrides` is a mapping from names to values. `progress`
+    `values` has fields of llama_model_params; `kv_overrides` is a mapping from names to values, and
+    `tensor_split` a list with each device's part of the layers, in place of its free memory. `progress`
     gets the loaded share, 0 to 1, and returns False to stop. Its exceptions are raised. Raise InputError for
     unknown fields and for values of another type.
     """
@@ -268,6 +269,9 @@ class DeviceInfo:
     @property
     def shares_host_memory(self) -> bool:
         """True if the device's memory is the host's."""
+    @property
+    def is_integrated(self) -> bool:
+        """True if the device is built into a processor."""
 
 def devices() -> list[DeviceInfo]:
     """Return all devices that can be chosen, real ones first.
@@ -402,16 +406,19 @@ def set_simulated_device(
     spin_us: float = 50,
     pin_limit_mb: int = -1,
     fault: str = "",
+    index: int = 0,
 ) -> None:
-    """Set the simulated device's speed and faults, from now on.
+    """Set a simulated device's speed and faults, from now on.
+
+    An `index` above 0 makes further devices, "simulated1" and so on, which stay until the process ends.
 
     `fault` is "no-kernel", "unordered", "no-signal", "slow-queue", "dead" or "" for none
     (csrc/backend/simulated_device/settings.h). Settings that are not given return to their defaults. Raise
     InputError for an unknown fault.
     """
 
-def simulated_device() -> dict[str, float]:
-    """Return the simulated device's settings except the fault, by the names of set_simulated_device()."""
+def simulated_device(index: int = 0) -> dict[str, float]:
+    """Return a simulated device's settings except the fault, by the names of set_simulated_device()."""
 
 def set_launch_ahead(on: bool | None) -> None: ...
 def set_hand_over_in_place(on: bool | None) -> None:
@@ -513,7 +520,10 @@ class LayerInfo:
     def expert_bytes(self) -> int: ...
     @property
     def pool(self) -> int:
-        """The layer's pool of slots; layers whose experts have equal shapes and types share one."""
+        """The layer's pool of slots; a device's layers with experts of equal shapes and types share one."""
+    @property
+    def device(self) -> int:
+        """The index of the layer's device in `Experts.devices`."""
 
 class SlotStats:
     """The numbers of slots and of resident experts, and the memory that slots take."""
@@ -525,6 +535,35 @@ class SlotStats:
     @property
     def bytes(self) -> int:
         """The device memory of the slots, in bytes."""
+
+class ExpertDevice:
+    """One device's part of a model: the layers that it computes, and their slots.
+
+    Counters are since the model was loaded.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_experts(self) -> int: ...
+    @property
+    def slots(self) -> SlotStats: ...
+    @property
+    def activations(self) -> int: ...
+    @property
+    def activations_hit(self) -> int: ...
+    @property
+    def uploads(self) -> int: ...
+    @property
+    def upload_bytes(self) -> int: ...
+    @property
+    def upload_failures(self) -> int: ...
+    @property
+    def upload_ns(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
 
 class Experts:
     """The experts of one loaded model, which has L layers and N experts in the largest of them.
@@ -540,9 +579,17 @@ class Experts:
         """The number of experts in the largest layer, N."""
     @property
     def layers(self) -> list[LayerInfo]: ...
-    def attach_slots(self, n_slots: int) -> None:
-        """Allocate empty slots on the device in place of the ones before; raise OutOfMemoryError."""
-    def slots_that_fit(self, margin_bytes: int = 0) -> int: ...
+    @property
+    def devices(self) -> list[ExpertDevice]:
+        """The devices that hold layers, in the order in which these run."""
+    def attach_slots(self, n_slots: int, margin_bytes: int | Sequence[int] = 0) -> None:
+        """Allocate empty slots in place of the ones before; raise OutOfMemoryError.
+
+        `devices` share them in proportion to the experts of their layers. One that has no room for its part
+        beside its margin leaves the rest to the others. A margin holds for every device, or each has one.
+        """
+    def slots_that_fit(self, margin_bytes: int | Sequence[int] = 0) -> int:
+        """Return the number of slots that fit beside the margins, on all devices together."""
     @property
     def slots(self) -> SlotStats: ...
     @property
@@ -1623,6 +1670,13 @@ class Residency:
 
 def share_out(n_slots: int, layers: Sequence[tuple[int, int]], n_pool: int) -> list[int]:
     """Return the number of slots of every pool, in proportion to its experts."""
+
+def share_by_room(n_slots: int, experts: Sequence[int], room: Sequence[int]) -> list[int]:
+    """Return the slots of every device, in proportion to its experts.
+
+    A device gets no more than it has room for, and the others get the rest. The sum is less than `n_slots` if
+    there is no room for all.
+    """
 
 def slots_per_tensor(blocks_per_slot: int) -> int:
     """Return how many slots of so many blocks one stacked tensor may have.

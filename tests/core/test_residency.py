@@ -40,15 +40,18 @@ class Scene:
     misses: tuple[tuple[int, tuple[int, ...], bool, bool], ...] = ()
     # The activations of each layer's experts by the last 8 tokens of a streamed prompt.
     tail: tuple[tuple[int, ...], ...] = ()
+    # Several devices: each has the pool of its number, and a residency of its own. They share the plan.
+    n_devices: int = 1
 
 
 @dataclass
 class World:
     scene: Scene
-    residency: _core.Residency = field(init=False)
+    residencies: list[_core.Residency] = field(init=False)
+    """By device."""
     contents: dict[tuple[int, int], tuple[int, int] | int] = field(default_factory=dict)
-    loading: list[list[tuple[int, int, int, int]]] = field(default_factory=list)
-    """Batches under way, in order."""
+    loading: list[list[list[tuple[int, int, int, int]]]] = field(init=False)
+    """Batches under way of each device, in order."""
     launches: list[list[_core.Mask]] = field(init=False)
     plan: int = -1
     said: dict[int, int] = field(default_factory=dict)  # the last word on each layer
@@ -58,13 +61,27 @@ class World:
     tail_layer: int = 0  # the next layer of that prompt
 
     def __post_init__(self) -> None:
-        self.residency = _core.Residency(list(self.scene.layers), list(self.scene.pool_slots))
+        slots, n = self.scene.pool_slots, self.scene.n_devices
+        own = [
+            [many if pool == device or n == 1 else 0 for pool, many in enumerate(slots)]
+            for device in range(n)
+        ]
+        self.residencies = [_core.Residency(list(self.scene.layers), each) for each in own]
+        self.loading = [[] for _ in own]
         self.launches = [[] for _ in range(self.scene.n_streams)]
+
+    def of(self, layer: int) -> _core.Residency:
+        """Return the residency of a layer's device."""
+        return self.residencies[self.scene.layers[layer][1] if self.scene.n_devices > 1 else 0]
+
+    def mask(self, layer: int) -> _core.Mask:
+        return self.of(layer).mask(layer)
 
     def choices(self) -> list[Operation]:
         result: list[Operation] = [("plan", k) for k in range(len(self.scene.plans)) if k != self.plan]
-        result += [("finish", 1), ("finish", 0)] if self.loading else []
-        result += [("begin", 0)] if len(self.loading) < self.scene.max_batches else []
+        for device, batches in enumerate(self.loading):
+            result += [(f"finish {device}", 1), (f"finish {device}", 0)] if batches else []
+            result += [("begin", device)] if len(batches) < self.scene.max_batches else []
         result += [("word", k) for k, word in enumerate(self.scene.words) if self.said.get(word[1]) != k]
         if self.missed is None:
             result += [("miss", k) for k in range(len(self.scene.misses))]
@@ -81,61 +98,65 @@ class World:
         match operation:
             case ("plan", k):
                 priority, threshold = self.scene.plans[k]
-                self.residency.submit(np.array(priority, np.int32), np.array(threshold, np.int32))
+                for residency in self.residencies:
+                    residency.submit(np.array(priority, np.int32), np.array(threshold, np.int32))
                 self.plan = k
-            case ("begin", _):
-                batch = self.residency.begin(0, self.scene.max_loads, self.scene.max_evictions)
+            case ("begin", device):
+                batch = self.residencies[device].begin(0, self.scene.max_loads, self.scene.max_evictions)
                 for _, _, pool, slot in batch:
                     self.contents[pool, slot] = GARBAGE
-                self.loading += [batch] if batch else []
-            case ("finish", copied):
-                for layer, expert, pool, slot in self.loading.pop(0):
+                self.loading[device] += [batch] if batch else []
+            case (("finish 0" | "finish 1") as name, copied):
+                device = int(name[-1])
+                for layer, expert, pool, slot in self.loading[device].pop(0):
                     self.contents[pool, slot] = (layer, expert) if copied else GARBAGE
-                self.residency.finish(bool(copied))
+                self.residencies[device].finish(bool(copied))
             case ("word", k):
                 kind, layer, experts = self.scene.words[k]
-                getattr(self.residency, kind)(layer, list(experts))
+                getattr(self.of(layer), kind)(layer, list(experts))
                 self.said[layer] = k
             case ("miss", k):
                 self._miss(*self.scene.misses[k])
             case ("publish", _):
-                self.residency.finish_misses()
+                assert self.missed is not None
+                self.of(self.missed[0]).finish_misses()
                 self.published = True
             case ("tail", layer):
-                loads = self.residency.begin_tail(layer, list(self.scene.tail[layer]), 8)
+                loads = self.of(layer).begin_tail(layer, list(self.scene.tail[layer]), 8)
                 for _, _, pool, slot in loads:
                     self.contents[pool, slot] = GARBAGE
                 self.tail, self.tail_layer = (self.tail or []) + loads, layer + 1
             case ("end tail", copied):
                 for layer, expert, pool, slot in self.tail or []:
                     self.contents[pool, slot] = (layer, expert) if copied else GARBAGE
-                self.residency.end_tail(bool(copied))
+                self.residencies[0].end_tail(bool(copied))
                 self.tail, self.tail_layer = None, 0
             case ("forget", _):
                 self.missed = None
             case ("launch", stream):
-                self.launches[stream] = [self.residency.mask(il) for il in range(len(self.scene.layers))]
+                self.launches[stream] = [self.mask(il) for il in range(len(self.scene.layers))]
             case ("end", stream):
                 self.launches[stream] = []
         self.check()
 
     def _miss(self, layer: int, experts: tuple[int, ...], most_recent: bool, force: bool) -> None:
         """Load what an execution misses. It reads behind the copies, so they count as made at once."""
-        slot_of = self.residency.mask(layer).slot_of
+        slot_of = self.mask(layer).slot_of
         missing = [expert for expert in experts if slot_of[expert] < 0]
-        loads, mask = self.residency.begin_misses(layer, missing, experts, 0, most_recent, force)
+        loads, mask = self.of(layer).begin_misses(layer, missing, experts, 0, most_recent, force)
         for il, expert, pool, slot in loads:
             assert expert in missing
             self.contents[pool, slot] = (il, expert)
         if not loads:
-            self.residency.finish_misses()
+            self.of(layer).finish_misses()
             return
         assert all(mask.slot_of[expert] >= 0 for expert in experts if slot_of[expert] >= 0)
         self.missed, self.published = (layer, mask), False
 
     def check(self) -> None:
-        self.residency.check_integrity()
-        published = [self.residency.mask(il) for il in range(len(self.scene.layers))]
+        for residency in self.residencies:
+            residency.check_integrity()
+        published = [self.mask(il) for il in range(len(self.scene.layers))]
         missed = [self.missed] if self.missed is not None else []
         for masks in (enumerate(published), *map(enumerate, self.launches), missed):
             for layer, mask in masks:
@@ -149,12 +170,12 @@ class World:
         return (
             self.plan,
             tuple(sorted(self.said.items())),
-            self.residency.settled,
-            tuple(map(tuple, self.loading)),
+            tuple(residency.settled for residency in self.residencies),
+            tuple(tuple(map(tuple, batches)) for batches in self.loading),
             (self.missed[0], tuple(self.missed[1].slot_of), self.published) if self.missed else None,
             (tuple(self.tail) if self.tail is not None else None, self.tail_layer),
-            tuple(tuple(self.residency.mask(il).slot_of) for il in n),
-            tuple(self.residency.slot_of(il, e) for il in n for e in range(self.scene.layers[il][0])),
+            tuple(tuple(self.mask(il).slot_of) for il in n),
+            tuple(self.of(il).slot_of(il, e) for il in n for e in range(self.scene.layers[il][0])),
             tuple(tuple(tuple(mask.slot_of) for mask in held) for held in self.launches),
             tuple(sorted(self.contents.items(), key=lambda item: item[0])),
         )
@@ -171,18 +192,19 @@ class World:
             return
         self.do(("plan", self.plan))  # experts whose copy failed may be tried again
         for layer in range(len(self.scene.layers)):
-            self.residency.note_used(layer, [])
-        for _ in range(40):
-            self.do(("finish", 1) if self.loading else ("begin", 0))
-            if self.residency.settled:
-                break
-        else:
-            pytest.fail("the plan was not reached")
+            self.of(layer).note_used(layer, [])
+        for device, residency in enumerate(self.residencies):
+            for _ in range(40):
+                self.do((f"finish {device}", 1) if self.loading[device] else ("begin", device))
+                if residency.settled:
+                    break
+            else:
+                pytest.fail("the plan was not reached")
         priority, threshold = self.scene.plans[self.plan]
         for pool, n_slots in enumerate(self.scene.pool_slots):
             ids = [(il, e) for il, (n, p) in enumerate(self.scene.layers) if p == pool for e in range(n)]
             wanted = [i for i in ids if priority[i[0]][i[1]] >= threshold[i[0]]]
-            held = [i for i in ids if self.residency.mask(i[0]).slot_of[i[1]] >= 0]
+            held = [i for i in ids if self.mask(i[0]).slot_of[i[1]] >= 0]
             if len(wanted) <= n_slots:
                 assert set(wanted) <= set(held)
             else:
@@ -265,10 +287,27 @@ TAIL = Scene(
 )
 
 
+TWO_DEVICES = Scene(
+    layers=((2, 0), (2, 1)),
+    pool_slots=(1, 1),
+    plans=((((2, 1), (1, 2)), (1, 1)), (((1, 2), (2, 0)), (1, 1))),
+    n_streams=1,
+    max_loads=1,
+    max_evictions=1,
+    max_batches=1,
+    words=(("foresee", 1, (1,)),),
+    misses=((0, (1,), False, True),),
+    n_devices=2,
+)
+
+
 @pytest.mark.parametrize(
     ("scene", "depth", "least"),
-    [(ONE_LAYER, 13, 2500), (TWO_LAYERS, 14, 200), (FORESEEN, 13, 2500), (MISSED, 9, 1500), (TAIL, 9, 1300)],
-)
+    [
+        (ONE_LAYER, 13, 2500), (TWO_LAYERS, 14, 200), (FORESEEN, 13, 2500), (MISSED, 9, 1500),
+        (TAIL, 9, 1300), (TWO_DEVICES, 8, 1200),
+    ],
+)  # fmt: skip
 def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: int, least: int) -> None:
     assert explore(scene, depth) >= least
 
@@ -276,7 +315,7 @@ def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: in
 def test_the_search_would_see_a_slot_reused_too_early() -> None:
     """This negative control changes contents behind the object's back, while a launch holds the mask."""
     world = World(ONE_LAYER)
-    for operation in [("plan", 0), ("begin", 0), ("finish", 1), ("launch", 0)]:
+    for operation in [("plan", 0), ("begin", 0), ("finish 0", 1), ("launch", 0)]:
         world.do(operation)
     slot = world.launches[0][0].slot_of[0]
     world.contents[0, slot] = GARBAGE

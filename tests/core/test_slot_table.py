@@ -182,6 +182,25 @@ def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, i
         assert abs(share - exact) < 1
 
 
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4),
+)
+def test_devices_share_slots_by_their_experts_as_far_as_they_have_room(
+    n_slots: int, devices: list[tuple[int, int]]
+) -> None:
+    experts, room = [n for n, _ in devices], [min(pair) for pair in devices]
+    shares = _core.share_by_room(n_slots, experts, room)
+    assert sum(shares) == min(n_slots, sum(room))
+    assert all(share <= most for share, most in zip(shares, room, strict=True))
+    plenty = _core.share_by_room(n_slots, experts, experts)
+    exact = [min(n_slots, sum(experts)) * n / max(1, sum(experts)) for n in experts]
+    assert all(abs(share - part) < 1 for share, part in zip(plenty, exact, strict=True))
+    # Who is not full has the part that it would have if all had room, or more.
+    for share, most, other in zip(shares, room, plenty, strict=True):
+        assert share >= min(most, other - 1)
+
+
 def test_slots_of_one_tensor_are_addressable_in_32_bits() -> None:
     """This holds for BF16 experts of 7168 x 2048, for Q4_K ones (blocks of 256), and for a size of zero."""
     for blocks in (7168 * 2048, 7168 * 2048 // 256, 1, 2**31 - 1):

@@ -56,14 +56,14 @@ int check_slot_limits() {
     {
         const Layers two_fit({73, 73, 73, 73, 73});
         check(two_fit.pools() == std::vector<int>{0, 0, 1, 1, 2}, "layers share a pool as far as it can be addressed");
-        check(two_fit.experts->slots_that_fit(0) == 5 * 73, "then all experts can have slots");
+        check(two_fit.experts->slots_that_fit({}) == 5 * 73, "then all experts can have slots");
     }
     {
         const Layers too_many({256, 256});
         check(too_many.pools() == std::vector<int>{0, 1}, "a layer beyond the limit has a pool of its own");
-        check(too_many.experts->slots_that_fit(0) == 2 * 146, "no more slots fit than can be addressed");
+        check(too_many.experts->slots_that_fit({}) == 2 * 146, "no more slots fit than can be addressed");
         try {
-            too_many.experts->attach_slots(400);
+            too_many.experts->attach_slots(400, {});
             check(false, "more slots are refused");
         } catch (const spac::InputError & error) {
             check(strstr(error.what(), "can address 146 of this size: give 292 slots at most") != nullptr,

@@ -7,6 +7,7 @@ positions are tested here. The same code drives both libraries, so that they are
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -29,12 +30,18 @@ def _overrides(values: dict[str, int | float | bool]) -> Any:
 class Model:
     """A loaded model. It is on a spac device if `device` is one, else on the CPU alone."""
 
-    def __init__(self, case: Case, *, on_device: bool) -> None:
+    def __init__(self, case: Case, *, on_device: bool, devices: Sequence[int] = ()) -> None:
+        """Load the model on these devices, by their addresses, or on those that the library chooses."""
         params = ll.llama_model_default_params()
         if not hasattr(params, "use_extra_bufts"):
             raise RuntimeError("this llama_cpp does not know use_extra_bufts")
         params.n_gpu_layers = case.n_gpu_layers if on_device else 0
         params.load_mode = ll.LLAMA_LOAD_MODE_MMAP if case.use_mmap else ll.LLAMA_LOAD_MODE_NONE
+        self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        self._split = (ctypes.c_float * ll.llama_max_devices())(*case.tensor_split)
+        if devices:
+            params.devices = ctypes.cast(self._devices, ctypes.c_void_p).value
+            params.tensor_split = self._split
         if case.overrides:
             params.kv_overrides = self._overrides = _overrides(case.overrides)
         # spac's expert store is an extra buffer type, so spac needs the default.

@@ -71,6 +71,7 @@ class Case:
     script: str = "full"  # a key of script.SCRIPTS
     n_gpu_layers: int = -1  # number of layers on the device, where there is one
     use_mmap: bool = True
+    tensor_split: tuple[float, ...] = ()  # each device's part of the layers; empty: as their free memory
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,13 @@ class Job:
     and no uploads may fail, because that setting holds for the process.
 
     `device` is the one that spac's device wraps. The reference runs on the CPU if that is the simulated
-    device, else on the same device.
+    device, else on the same device. `further_devices` has the settings of more simulated devices, which share
+    the layers with the first one; uploads fail on the last one alone.
     """
 
     cases: tuple[Case, ...]
     simulated_device: dict[str, Any] = field(default_factory=dict)
+    further_devices: tuple[dict[str, Any], ...] = ()
     pinning: dict[str, int] = field(default_factory=dict)
     together: bool = False
     device: str = SIMULATED_DEVICE

@@ -82,7 +82,11 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     ll = importlib.import_module("llama_cpp")
     decoder = importlib.import_module("tools.compare.decoder")
     _core.set_default_device(job.device)
-    _core.set_simulated_device(**job.simulated_device)
+    settings = [job.simulated_device, *job.further_devices]
+    for index, each in enumerate(settings):
+        _core.set_simulated_device(**each, index=index)
+    names = ["simulated", *(f"simulated{index}" for index in range(1, len(settings)))]
+    devices = [_core.device_handle(name) for name in names] if job.further_devices else []
     _core.set_pinning(**job.pinning)
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     _log = _quiet_log()
@@ -91,14 +95,19 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
     meta: dict[str, Any] = {}
 
     def run_case(case: Case) -> None:
-        with _core.LoadScope(case.settings.paged) as scope, decoder.Model(case, on_device=True) as model:
+        with (
+            _core.LoadScope(case.settings.paged) as scope,
+            decoder.Model(case, on_device=True, devices=devices) as model,
+        ):
             experts: Any = scope.experts
             for masked, runs in groupby(case.runs, key=lambda run: run.masked):
                 _core.set_trust_device_masks(masked)
                 with model.context(case.settings) as context:
                     for run in runs:
                         _announce(case, run)
-                        _core.set_simulated_device(**job.simulated_device, fail_uploads=run.fail_uploads)
+                        _core.set_simulated_device(
+                            **settings[-1], fail_uploads=run.fail_uploads, index=len(settings) - 1
+                        )
                         steps, meta[f"{case.name}|{run.name}"] = _observe(_core, experts, context, case, run)
                         arrays.update(_named(case, run, steps))
 
@@ -137,9 +146,19 @@ def _observe(
         "n_layer": experts.n_layer,
         "n_expert": experts.n_expert,
         "resident": resident,
+        "devices": _devices(experts),
         "host_bytes": [experts.host_bytes.pinned, experts.host_bytes.pageable],
         "stats": {key: int(after[key]) - int(before[key]) for key in after},
     }
+
+
+def _devices(experts: Any) -> list[dict[str, Any]]:
+    """Return the counters of each device's part of the experts."""
+    names = ("name", "n_layer", "n_experts", "activations", "activations_hit", "uploads", "upload_failures")
+    return [
+        {**{name: getattr(each, name) for name in names}, "n_slots": each.slots.n_slots}
+        for each in experts.devices
+    ]
 
 
 def _named(case: Case, run: Run, steps: dict[str, Logits]) -> Arrays:

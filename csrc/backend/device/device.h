@@ -30,6 +30,7 @@ struct DeviceInfo {
     bool         reads_masks;        // its kernels read masks of ids, and have been tested; see set_trust_device_masks
     bool         shares_host_cores;  // it computes on the CPU's cores, so it is as slow as the CPU
     bool         shares_host_memory; // its memory is the host's
+    bool         is_integrated;      // it is built into a processor
 };
 
 // Returns all devices that can be wrapped, real ones first. It never throws: a missing driver yields no device.

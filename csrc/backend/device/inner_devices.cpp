@@ -7,16 +7,25 @@
 
 #include <algorithm>
 #include <cctype>
+#include <mutex>
 #include <vector>
 
 namespace spac {
 namespace {
+
+// Guards the list, to which simulated devices may be added at any time.
+std::mutex list_mutex;
 
 // Returns the list of devices, which llama.cpp's registry does not show. The first call makes it, because the library's
 // constructor fills it before this file's static objects are made; a static object would be emptied again.
 std::vector<ggml_backend_dev_t> & inner_devices() {
     static auto * devices = new std::vector<ggml_backend_dev_t>;
     return *devices;
+}
+
+std::vector<ggml_backend_dev_t> listed() {
+    const std::lock_guard lock(list_mutex);
+    return inner_devices();
 }
 
 std::string lower(std::string s) {
@@ -53,12 +62,15 @@ void hide_real_devices() {
     }
 }
 
-void add_inner_device(ggml_backend_dev_t device) { inner_devices().push_back(device); }
+void add_inner_device(ggml_backend_dev_t device) {
+    const std::lock_guard lock(list_mutex);
+    inner_devices().push_back(device);
+}
 
 // "stand-in" is the former name of the simulated device.
 ggml_backend_dev_t inner_device(const std::string & name) {
     const std::string wanted = lower(name) == "stand-in" ? "simulated" : lower(name);
-    for (ggml_backend_dev_t dev : inner_devices()) {
+    for (ggml_backend_dev_t dev : listed()) {
         if (lower(ggml_backend_dev_name(dev)) == wanted) {
             return dev;
         }
@@ -66,11 +78,11 @@ ggml_backend_dev_t inner_device(const std::string & name) {
     throw InputError("unknown device '" + name + "': this machine has " + known_devices());
 }
 
-ggml_backend_dev_t first_inner_device() { return inner_devices().front(); }
+ggml_backend_dev_t first_inner_device() { return listed().front(); }
 
 std::vector<DeviceInfo> devices() {
     std::vector<DeviceInfo> infos;
-    for (ggml_backend_dev_t dev : inner_devices()) {
+    for (ggml_backend_dev_t dev : listed()) {
         const Capabilities can = capabilities_of(dev);
         DeviceInfo         info;
         info.name               = ggml_backend_dev_name(dev);
@@ -79,6 +91,7 @@ std::vector<DeviceInfo> devices() {
         info.reads_masks        = can.masked_kernels;
         info.shares_host_cores  = can.shares_host_cores;
         info.shares_host_memory = can.shares_host_memory;
+        info.is_integrated      = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU;
         infos.push_back(std::move(info));
     }
     return infos;

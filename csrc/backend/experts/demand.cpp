@@ -85,7 +85,9 @@ void DemandCounter::count(int il, const int32_t * ids, size_t stride, int n_used
             (on_device ? layer.cost.device_distinct : layer.cost.host_distinct) += first;
             layer.cost.loaded_distinct += first && on_device && !hit;
             ++activations_;
+            ++layer.activations;
             activations_hit_ += hit;
+            layer.activations_hit += hit;
             activations_loaded_ += on_device && !hit;
             distinct_ += first;
             distinct_hit_ += first && hit;
@@ -207,6 +209,13 @@ int DemandCounter::take(int32_t * demand, int n_layer, int n_expert) {
         std::fill(row.begin(), row.end(), 0);
     }
     return std::exchange(n_steps_, 0);
+}
+
+std::pair<uint64_t, uint64_t> DemandCounter::activations_of(int il) const {
+    const std::lock_guard lock(mutex_);
+    const auto            place = static_cast<size_t>(il);
+    return place < layers_.size() ? std::pair(layers_[place].activations, layers_[place].activations_hit)
+                                  : std::pair(uint64_t{0}, uint64_t{0});
 }
 
 void DemandCounter::take_layer_costs(LayerCost * costs, int n_layer) {

@@ -61,10 +61,13 @@ class DemandCounter {
     std::vector<float>        shares(int n_layer) const;
     void                      set_listener(Experts::LayerListener listener);
     void                      add_to(ExpertStats & stats) const;
+    // Returns the activations of a layer so far, and those of them whose expert was resident.
+    std::pair<uint64_t, uint64_t> activations_of(int il) const;
 
   private:
     struct Layer {
         std::vector<int32_t> demand; // [n_expert of the layer]
+        uint64_t             activations = 0, activations_hit = 0;
         LayerCost            cost = {};
         // of the last execution that counted, or of a tail; `routes` is as long as the largest execution so far needed
         int                  n_tokens = 0, n_used = 0;

@@ -42,9 +42,15 @@ int ExpertLayers::find_or_add(const std::vector<const ggml_tensor *> & weights, 
             layer.info.n_expert = layer.weights.back().n_expert();
         }
     }
+    const auto known  = std::find(devices_.begin(), devices_.end(), device);
     layer.info.n_used = n_used;
-    layer.info.pool   = pool_for(layer, device);
-    n_pool_           = std::max(n_pool_, layer.info.pool + 1);
+    layer.info.device = static_cast<int>(known - devices_.begin());
+    layer.device      = device;
+    if (known == devices_.end()) {
+        devices_.push_back(device);
+    }
+    layer.info.pool = pool_for(layer, device);
+    n_pool_         = std::max(n_pool_, layer.info.pool + 1);
     layers_.push_back(std::move(layer));
     return size() - 1;
 }
@@ -59,11 +65,11 @@ int ExpertLayers::n_expert() const {
 
 // ---- pools
 
-// Layers with equal shapes share a pool, as long as one tensor can stack slots for all their experts.
+// Layers of a device with equal shapes share a pool, as long as one tensor can stack slots for all their experts.
 int ExpertLayers::pool_for(const Layer & layer, ggml_backend_dev_t device) const {
     int pool = n_pool_;
     for (const Layer & other : layers_) {
-        if (other.weights.size() == layer.weights.size() &&
+        if (other.device == device && other.weights.size() == layer.weights.size() &&
             std::equal(other.weights.begin(), other.weights.end(), layer.weights.begin(),
                        [](auto & a, auto & b) { return a.same_shape(b); })) {
             pool = other.info.pool; // the latest pool of this shape
@@ -84,10 +90,14 @@ std::vector<std::vector<ExpertWeight>> ExpertLayers::prototypes() const {
     return prototypes;
 }
 
-std::vector<int> ExpertLayers::pool_limits(ggml_backend_dev_t device) const {
-    std::vector<int> limits;
-    for (const auto & weights : prototypes()) {
-        limits.push_back(max_slots(weights, device));
+std::vector<int> ExpertLayers::pool_limits() const {
+    std::vector<int>  limits(n_pool_);
+    std::vector<char> known(n_pool_, 0);
+    for (const Layer & layer : layers_) {
+        const int pool = layer.info.pool;
+        if (!std::exchange(known[pool], 1)) {
+            limits[pool] = max_slots(layer.weights, layer.device);
+        }
     }
     return limits;
 }
@@ -96,6 +106,14 @@ std::vector<SlotTable::Layer> ExpertLayers::table_layers() const {
     std::vector<SlotTable::Layer> layers;
     for (const Layer & layer : layers_) {
         layers.push_back({layer.info.n_expert, layer.info.pool});
+    }
+    return layers;
+}
+
+std::vector<SlotTable::Layer> ExpertLayers::table_layers_on(int device) const {
+    std::vector<SlotTable::Layer> layers = table_layers();
+    for (size_t il = 0; il < layers.size(); ++il) {
+        layers[il].n_expert = layers_[il].info.device == device ? layers[il].n_expert : 0;
     }
     return layers;
 }

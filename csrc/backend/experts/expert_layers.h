@@ -17,11 +17,12 @@ class ExpertLayers {
     struct Layer {
         LayerInfo                 info;
         std::vector<ExpertWeight> weights;
+        ggml_backend_dev_t        device;
     };
 
-    // Returns the layer with these weights (in the order of their use). It adds a new layer if the list is not frozen
-    // yet, and returns -1 otherwise. `device` limits the size of a pool; if it is null, only the range of kernels'
-    // indices does.
+    // Returns the layer with these weights (in the order of their use). It adds a new layer of `device` if the list is
+    // not frozen yet, and returns -1 otherwise. The device limits the size of a pool; if it is null, only the range of
+    // kernels' indices does.
     int find_or_add(const std::vector<const ggml_tensor *> & weights, int n_used, ggml_backend_dev_t device);
     // Closes the list, because the policy has seen it. Layers that are found later run on the host.
     void freeze() { frozen_ = true; }
@@ -33,21 +34,27 @@ class ExpertLayers {
     const Layer & operator[](int il) const { return layers_[il]; }
     int           n_expert() const; // returns the maximum over layers
 
+    // ---- devices, in the order of their first layers
+    const std::vector<ggml_backend_dev_t> & devices() const { return devices_; }
+
     // ---- pools
     int n_pool() const { return n_pool_; }
     // Returns the weights of one layer of each pool, whose shapes the pool's slots have.
     std::vector<std::vector<ExpertWeight>> prototypes() const;
-    // Returns for each pool the most slots that one tensor may stack on the device.
-    std::vector<int> pool_limits(ggml_backend_dev_t device) const;
+    // Returns for each pool the most slots that one tensor may stack on the pool's device.
+    std::vector<int> pool_limits() const;
     // Returns the layers in a slot table's form.
     std::vector<SlotTable::Layer> table_layers() const;
+    // Returns the same, where layers of other devices have no experts.
+    std::vector<SlotTable::Layer> table_layers_on(int device) const;
 
   private:
     int pool_for(const Layer & layer, ggml_backend_dev_t device) const;
 
-    std::vector<Layer> layers_;
-    int                n_pool_ = 0;
-    bool               frozen_ = false;
+    std::vector<Layer>              layers_;
+    std::vector<ggml_backend_dev_t> devices_;
+    int                             n_pool_ = 0;
+    bool                            frozen_ = false;
 };
 
 } // namespace spac

@@ -101,7 +101,7 @@ ggml_backend_buffer_t make_buffer(Store & store, void * data, size_t size, ggml_
     return ggml_backend_buffer_init(store.buffer_type(), buffer_iface, state.release(), size);
 }
 
-const char * buft_name(ggml_backend_buffer_type_t) { return "SPAC_Store"; }
+const char * buft_name(ggml_backend_buffer_type_t buft) { return store_of(buft).name(); }
 
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     Store &                    store  = store_of(buft);
@@ -137,7 +137,7 @@ bool   buft_is_host(ggml_backend_buffer_type_t) { return true; }
 
 // ---- the hidden device, with the functions that the loader calls
 
-const char *               device_name(ggml_backend_dev_t) { return "SPAC_Store"; }
+const char *               device_name(ggml_backend_dev_t dev) { return static_cast<Store *>(dev->context)->name(); }
 const char *               device_description(ggml_backend_dev_t) { return "all experts, in host memory"; }
 void                       device_memory(ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 0; }
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
@@ -191,8 +191,8 @@ const ggml_tensor * root(const ggml_tensor * t) { return t->view_src ? t->view_s
 
 } // namespace
 
-Store::Store(ggml_backend_dev_t (*get_inner)(void *), void * inner_context)
-    : inner_(get_inner), inner_context_(inner_context), device_{device_iface, nullptr, this},
+Store::Store(std::string name, ggml_backend_dev_t (*get_inner)(void *), void * inner_context)
+    : name_(std::move(name)), inner_(get_inner), inner_context_(inner_context), device_{device_iface, nullptr, this},
       buft_{{buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host}, &device_, this} {}
 
 bool is_store(ggml_backend_buffer_type_t buft) { return buft->iface.get_name == buft_name; }
@@ -226,6 +226,10 @@ void register_store(const ggml_tensor * store_tensor) {
         }
         s.experts->on_return([&mapping = *s.registered](const std::vector<Extent> & parts) { mapping.unpin(parts); });
     });
+}
+
+ggml_backend_dev_t device_of_store(const ggml_tensor * store_tensor) {
+    return store_of(root(store_tensor)->buffer->buft).inner();
 }
 
 std::shared_ptr<ModelExperts> experts_of(const ggml_tensor * store_tensor) {

@@ -8,6 +8,7 @@
 #include "backend/device/ggml_internals.h"
 
 #include <memory>
+#include <string>
 
 namespace spac {
 
@@ -16,14 +17,18 @@ class ModelExperts;
 // A store for one wrapped device. `inner` provides pinned memory if the loader copies instead of mapping.
 class Store {
   public:
-    Store(ggml_backend_dev_t (*get_inner)(void *), void * inner_context);
+    // The name tells the stores of several devices apart: llama.cpp's loader puts weights of buffer types with equal
+    // names together.
+    Store(std::string name, ggml_backend_dev_t (*get_inner)(void *), void * inner_context);
     Store(const Store &)             = delete;
     Store & operator=(const Store &) = delete;
 
+    const char *               name() const { return name_.c_str(); }
     ggml_backend_buffer_type_t buffer_type() { return &buft_; }
     ggml_backend_dev_t         inner() const { return inner_(inner_context_); }
 
   private:
+    const std::string name_;
     ggml_backend_dev_t (*inner_)(void *);
     void *                   inner_context_;
     ggml_backend_device      device_; // hidden: it is in no registry
@@ -38,6 +43,9 @@ bool is_store(ggml_backend_buffer_type_t buft);
 // Each mapping is registered once. Call it when the model has been loaded: until then, the loader copies dense weights
 // out of the mapping.
 void register_store(const ggml_tensor * store_tensor);
+
+// Returns the wrapped device whose store a tensor lies in.
+ggml_backend_dev_t device_of_store(const ggml_tensor * store_tensor);
 
 // Returns the experts of the model that a store tensor belongs to.
 std::shared_ptr<ModelExperts> experts_of(const ggml_tensor * store_tensor);

@@ -25,7 +25,9 @@ struct LayerInfo {
     int         n_expert;     // experts of this layer
     int         n_used;       // experts per token in the last graph (0 before the first one)
     size_t      expert_bytes; // bytes of one expert: all its matrices and biases
-    int         pool;         // the pool of its slots; layers whose experts have equal shapes and types share one
+    int         pool;         // the pool of its slots; layers of a device whose experts have equal shapes and types
+                              // share one
+    int device;               // the index of its device in Experts::devices()
 };
 
 // Counters since the model was loaded. They never fall. Bytes and nanoseconds are totals over all layers and steps.
@@ -114,6 +116,21 @@ struct SlotStats {
     size_t bytes;      // device memory of the slots
 };
 
+// One device's part of a model: the layers that it computes, and their slots. Counters are since the model was loaded.
+struct ExpertDevice {
+    std::string name;            // the wrapped device's name
+    int         n_layer;         // MoE layers on it
+    int         n_experts;       // experts of these layers
+    SlotStats   slots;           // slots for these experts
+    uint64_t    activations;     // (token, expert) pairs that decoding asked of these layers
+    uint64_t    activations_hit; // of these, pairs whose expert was resident
+    uint64_t    uploads;         // experts copied into slots
+    uint64_t    upload_bytes;    // bytes of these copies
+    uint64_t    upload_failures; // copies that failed
+    uint64_t    upload_ns;       // time of these copies
+    uint64_t    evictions;       // experts that lost their slot
+};
+
 // One model's experts. The model's store buffers and the holders of this handle own them. Any thread may call every
 // method, from the model's first context to the handle's end. After the model is freed the slots are gone, and methods
 // that would touch the device do nothing.
@@ -130,13 +147,19 @@ class Experts {
     virtual int       n_expert() const    = 0; // the maximum over layers: the N of all [L, N] arrays
     virtual LayerInfo layer(int il) const = 0;
 
-    // Allocates `n_slots` slots on the device, in place of earlier ones, and begins with empty slots. The pools share
-    // the slots in proportion to their layers' numbers of experts. Throws MemoryError with the number that would fit,
-    // and InputError with the limit if kernels could not address so many slots of this size in one tensor.
-    virtual void attach_slots(int n_slots) = 0;
-    // Returns the number of slots that fit into the device's free memory less `margin` bytes and can be addressed.
-    virtual int       slots_that_fit(size_t margin) const = 0;
-    virtual SlotStats slots() const                       = 0;
+    // Returns the devices that hold MoE layers, in the order in which these run. They are known when the layers are.
+    virtual std::vector<ExpertDevice> devices() const = 0;
+
+    // Allocates `n_slots` slots in place of earlier ones, and begins with empty slots. The devices share the slots in
+    // proportion to the experts of their layers. A device gets no more than fit beside `margins`, as long as others
+    // have room for the rest, and margins are given up last. The pools of a device share its slots in the same way.
+    // `margins` are bytes by device, or one number for every device; none means 0. Throws MemoryError with the number
+    // that would fit, and InputError with the limit if kernels could not address so many slots of this size in one
+    // tensor.
+    virtual void attach_slots(int n_slots, const std::vector<size_t> & margins = {}) = 0;
+    // Returns the number of slots that fit into the devices' free memory less `margins` and can be addressed.
+    virtual int       slots_that_fit(const std::vector<size_t> & margins = {}) const = 0;
+    virtual SlotStats slots() const                                                  = 0;
     // Returns the number of slots of each pool that a plan may fill, [n_pool].
     virtual std::vector<int> pool_slots() const = 0;
 
@@ -160,7 +183,8 @@ class Experts {
 
     // ---- a draft of the model by itself (draft_copies.h)
     // Makes low-bit copies of all experts in device memory, of the type with this name, on `n_threads` threads. Throws
-    // InputError for a type that does not fit, and MemoryError if the device has no room.
+    // InputError for a type that does not fit and for layers on several devices, and MemoryError if the device has no
+    // room.
     virtual void attach_draft_copies(const std::string & type, int n_threads) = 0;
     // Returns the device memory that such copies take. Throws InputError as attach_draft_copies() does.
     virtual size_t draft_copy_bytes(const std::string & type) const = 0;
@@ -168,7 +192,7 @@ class Experts {
     virtual size_t draft_bytes() const = 0;
     // Sets how graphs with experts are computed from now on. In a draft pass they are computed wholly on the device,
     // and leave the demand and its counters alone: set_counting(), take_demand() and routes() are about the draft's
-    // choices then. Throws InputError for DraftPass::copies without copies.
+    // choices then. Throws InputError for DraftPass::copies without copies, and for layers on several devices.
     virtual void set_draft_pass(DraftPass pass) = 0;
 
     // Switches whether decodes count as demand from now on. It is off while a prompt is read and while the library

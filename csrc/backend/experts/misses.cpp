@@ -29,8 +29,8 @@ std::optional<MissCosts> ModelExperts::miss_costs(int il) const {
         return std::nullopt;
     }
     MissCosts costs = miss_costs_[pool];
-    if (link_byte_ns_ > 0) {
-        costs.link_expert = link_byte_ns_ * static_cast<double>(layers_[il].info.expert_bytes);
+    if (const double byte_ns = part_of_locked(il).link_byte_ns; byte_ns > 0) {
+        costs.link_expert = byte_ns * static_cast<double>(layers_[il].info.expert_bytes);
     }
     return costs;
 }
@@ -38,20 +38,21 @@ std::optional<MissCosts> ModelExperts::miss_costs(int il) const {
 // A copy that had ended before the host looked took `ns` at most. Then the time is believed to be a little less than it
 // was, so that the link gets more work until its copies are seen to end. A layer that gives the link nothing has the
 // same effect, more slowly. So one time that was wrong does not keep the link idle for good.
-void ModelExperts::note_link(size_t bytes, int64_t ns, bool waited) {
+void ModelExperts::note_link(int il, size_t bytes, int64_t ns, bool waited) {
     constexpr double      share = 1.0 / 8, sinking = 0.99, idle_sinking = 0.999;
     const std::lock_guard lock(mutex_);
+    double &              byte_ns = part_of_locked(il).link_byte_ns;
     if (bytes == 0) {
-        link_byte_ns_ *= idle_sinking;
+        byte_ns *= idle_sinking;
         return;
     }
     const double each = static_cast<double>(ns) / static_cast<double>(bytes);
-    if (link_byte_ns_ <= 0) {
-        link_byte_ns_ = each;
+    if (byte_ns <= 0) {
+        byte_ns = each;
     } else if (waited) {
-        link_byte_ns_ += share * (std::min(each, 4 * link_byte_ns_) - link_byte_ns_);
+        byte_ns += share * (std::min(each, 4 * byte_ns) - byte_ns);
     } else {
-        link_byte_ns_ = std::min(each, sinking * link_byte_ns_);
+        byte_ns = std::min(each, sinking * byte_ns);
     }
 }
 
@@ -60,10 +61,14 @@ const std::vector<ExpertWeight> & ModelExperts::weights_of(int il) const {
     return layers_[il].weights;
 }
 
-void ModelExperts::note_evictions_locked(const std::vector<Residency::Eviction> & evictions) {
+// Counts and records the evictions of the last change of a part's slots.
+void ModelExperts::note_evictions_locked(ExpertsPart & part) {
+    const auto & evictions = part.residency->evictions();
     if (evictions.empty()) {
         return;
     }
+    counters.evictions += evictions.size();
+    part.evictions += evictions.size();
     demand.note_evicted(evictions);
     Span span;
     span.activity = Activity::evict;
@@ -82,36 +87,37 @@ int ModelExperts::reserve_locked(int pool) const {
     for (const auto & layer : layers_) {
         if (layer.info.pool == pool) {
             n_experts += layer.info.n_expert;
-            n_used = std::max(n_used, layer.info.n_used);
+            n_used  = std::max(n_used, layer.info.n_used);
+            n_slots = parts_[static_cast<size_t>(layer.info.device)]->residency->table().n_slots(pool);
         }
     }
-    n_slots = share_out(residency_->table().n_slots(), layers_.table_layers(), layers_.n_pool())[pool];
     return miss_ == Miss::cpu || most_recent_ || n_slots == n_experts ? 0
                                                                       : std::min(n_used, n_slots / least_pool_share);
 }
 
 ModelExperts::Misses ModelExperts::begin_misses(int il, const std::vector<int32_t> & missing,
                                                 const std::vector<char> & used, Snapshot & now) {
-    const std::lock_guard driving(driving_);
+    ExpertsPart &         part = part_of(il);
+    const std::lock_guard driving(part.driving);
     const std::lock_guard lock(mutex_);
-    if (!residency_ || now.generation != storage_generation_) {
+    if (!part.residency || now.generation != storage_generation_) {
         return {};
     }
     now.mask.reset();
     const Residency::MissRule rule = {most_recent_, most_recent_ || miss_ == Miss::load};
-    Misses misses = {residency_->begin_misses(il, missing, used, cursor_, rule), storage_, now.generation};
-    counters.evictions += residency_->evictions().size();
-    note_evictions_locked(residency_->evictions());
+    Misses misses = {part.residency->begin_misses(il, missing, used, cursor_, rule), part.storage, now.generation};
+    note_evictions_locked(part);
     return misses;
 }
 
-void ModelExperts::finish_misses(const Misses & misses) {
+void ModelExperts::finish_misses(int il, const Misses & misses) {
     Residency::Retired    retired; // freed outside the mutex
-    const std::lock_guard driving(driving_);
+    ExpertsPart &         part = part_of(il);
+    const std::lock_guard driving(part.driving);
     const std::lock_guard lock(mutex_);
-    if (residency_ && misses.generation == storage_generation_) {
+    if (part.residency && misses.generation == storage_generation_) {
         demand.note_loaded(misses.of.loads);
-        residency_->finish_misses(misses.of, retired);
+        part.residency->finish_misses(misses.of, retired);
         settled_.notify_all();
     }
 }

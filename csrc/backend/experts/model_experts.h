@@ -1,10 +1,10 @@
 // The implementation of Experts: the state that a model's store, its SPAC streams and its reconciler share.
 //
 // Threads: the policy calls the Experts interface from any thread. SPAC streams (one per context) call the execution
-// side. The reconciler's worker calls the residency side. One mutex guards all state but the demand, which has its own
-// mutex (and may be locked under this one). A thread that changes which experts have slots also holds `driving_`: the
-// reconciler, and the thread that decodes for its misses. No thread waits while it holds the mutex, and no device call
-// is made under it.
+// side. The reconcilers' workers call the residency side. One mutex guards all state but the demand, which has its own
+// mutex (and may be locked under this one). A thread that changes which experts of a device have slots also holds
+// `driving` of the device's part: the part's reconciler, and the thread that decodes for its misses. No thread waits
+// while it holds the mutex, and no device call is made under it.
 #pragma once
 
 #include "backend/experts/counters.h"
@@ -12,6 +12,7 @@
 #include "backend/experts/draft_copies.h"
 #include "backend/experts/expert_layers.h"
 #include "backend/experts/experts.h"
+#include "backend/experts/experts_part.h"
 #include "backend/experts/file_copies.h"
 #include "backend/experts/lookahead.h"
 #include "backend/experts/slot_storage.h"
@@ -31,7 +32,6 @@
 
 namespace spac {
 
-class Reconciler;
 struct Router; // graph/router.h
 
 class ModelExperts : public Experts, public std::enable_shared_from_this<ModelExperts> {
@@ -43,8 +43,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     int                 n_layer() const override;
     int                 n_expert() const override;
     LayerInfo           layer(int il) const override;
-    void                attach_slots(int n_slots) override;
-    int                 slots_that_fit(size_t margin) const override;
     SlotStats           slots() const override;
     std::vector<int>    pool_slots() const override;
     std::string         host_memory() const override;
@@ -76,6 +74,10 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     size_t              return_to_file(const std::vector<int> & layers, bool dense) override;
     ExpertStats         stats() const override;
 
+    std::vector<ExpertDevice> devices() const override;
+    void                      attach_slots(int n_slots, const std::vector<size_t> & margins) override;
+    int                       slots_that_fit(const std::vector<size_t> & margins) const override;
+
     void                      show_tail(int first, int n_tokens) override { demand.show_tail(first, n_tokens); }
     void                      set_parts(const std::vector<int> & n_tokens) override { demand.set_parts(n_tokens); }
     std::vector<ExpertCounts> take_parts() override { return demand.take_parts(); }
@@ -83,7 +85,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::shared_ptr<Trace> trace() const override { return trace_; }
     Trace &                tracer() const { return *trace_; }
 
-    // ---- the store's side: the wrapped device that slots live on, the kind of memory of the weights, and their end
+    // ---- the store's side: a wrapped device that a store belongs to, the kind of memory of the weights there, and
+    // their end
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
@@ -97,8 +100,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     bool paged() const { return paged_; }
 
     // ---- the execution side
-    // Returns the layer with these weights (in the order of their use). It adds a new layer if the list is not frozen
-    // yet, and returns -1 otherwise.
+    // Returns the layer with these weights (in the order of their use). It adds a new layer, on the device of the
+    // weights' store, if the list is not frozen yet, and returns -1 otherwise.
     int find_or_add_layer(const std::vector<const ggml_tensor *> & weights, int n_used);
     // Keeps the router of a layer, for drafts that show it their states. router() returns null if none was found.
     void                          set_router(int il, std::shared_ptr<const Router> router);
@@ -125,8 +128,11 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     int  stream_tokens() const { return stream_tokens_; }
     bool stream_divides() const { return stream_divides_; }
     int  staged_tokens() const { return staged_tokens_; }
-    // Counts the device memory of a context's weight stream as long as the stream keeps the returned handle.
-    std::shared_ptr<void> hold_stream(size_t bytes);
+    // Counts a device's memory of a context's weight stream as long as the stream keeps the returned handle.
+    std::shared_ptr<void> hold_stream(ggml_backend_dev_t device, size_t bytes);
+    // Notes that a graph that counted as demand has ended, with its first and last layer. A step that several devices
+    // share has a graph for each.
+    void end_step(int first, int last);
 
     // ---- looking ahead by layers, for the thread that decodes: see core/residency.h
     void foresee(int il, std::vector<int32_t> experts);
@@ -144,11 +150,11 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
         uint64_t                           generation = 0;
     };
     Misses begin_misses(int il, const std::vector<int32_t> & missing, const std::vector<char> & used, Snapshot & now);
-    // Notes the time of copies over the link, or that a layer's division gave it none (0 bytes). `waited` means that
-    // the host saw them end.
-    void note_link(size_t bytes, int64_t ns, bool waited);
-    // Publishes the experts. All copies have ended.
-    void                              finish_misses(const Misses & misses);
+    // Notes the time of a layer's copies over the link of its device, or that a division gave it none (0 bytes).
+    // `waited` means that the host saw them end.
+    void note_link(int il, size_t bytes, int64_t ns, bool waited);
+    // Publishes the experts of a layer. All copies have ended.
+    void                              finish_misses(int il, const Misses & misses);
     const std::vector<ExpertWeight> & weights_of(int il) const; // of a layer that was met; the list stays
 
     // ---- what stays of a prompt's last tokens (core/residency.h)
@@ -156,6 +162,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Gives slots to experts of a layer, by the activations of each in the last `n_tokens` tokens of a graph. They are
     // published by end_tail(), unless they were not copied.
     struct Tail {
+        int                                layer;
         std::vector<Residency::Load>       loads;
         std::shared_ptr<const SlotStorage> storage;
         uint64_t                           generation = 0;
@@ -180,46 +187,49 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     const DemandCounter & counter() const { return draft_pass_ == DraftPass::none ? demand : draft_demand; }
     DemandCounter &       counter() { return draft_pass_ == DraftPass::none ? demand : draft_demand; }
 
-    size_t    stream_bytes_locked() const;
-    size_t    mask_bytes_locked() const;
-    HostBytes host_bytes_locked() const;
-    int       reserve_locked(int pool) const;
-    void      note_evictions_locked(const std::vector<Residency::Eviction> & evictions);
-    void      detach();
+    // Returns the part of a layer's device. Parts live as long as this object.
+    ExpertsPart & part_of(int il) const;
+    ExpertsPart & part_of_locked(int il) const { return *parts_[static_cast<size_t>(layers_[il].info.device)]; }
+
+    size_t           stream_bytes_locked(int device) const;
+    size_t           mask_bytes_locked(int device) const;
+    int              slots_that_fit_locked(int device, size_t margin) const;
+    HostBytes        host_bytes_locked() const;
+    int              reserve_locked(int pool) const;
+    void             note_evictions_locked(ExpertsPart & part);
+    void             check_one_device_locked() const;
+    std::vector<int> share_between(int n_slots, const std::vector<size_t> & margins) const;
+    void             detach();
 
     // the trace that records spans; never replaced
     const std::shared_ptr<Trace> trace_ = std::make_shared<Trace>();
 
-    // Held for a round of the reconciler, and while an execution's misses change the slots. It is locked before mutex_.
-    std::mutex              driving_;
     mutable std::mutex      mutex_;
-    std::condition_variable settled_; // signals that the reconciler became idle
+    std::condition_variable settled_; // signals that a reconciler became idle
     mutable ExpertLayers    layers_;  // n_layer() freezes the list
 
     std::vector<std::shared_ptr<const Router>> routers_; // by layer
 
-    ggml_backend_dev_t                 device_ = nullptr;
+    std::vector<std::unique_ptr<ExpertsPart>> parts_; // by device, in the order of layers_.devices()
+
+    ggml_backend_dev_t                 device_ = nullptr;            // one of the devices
     HostMemory                         memory_ = HostMemory::pinned; // the worst among its buffers
     bool                               gone_   = false;
     std::atomic<bool>                  paged_{false};
     std::atomic<Unpinned>              unpinned_{Unpinned::none};
-    std::shared_ptr<const SlotStorage> storage_;
     std::shared_ptr<const DraftCopies> copies_;
     std::atomic<DraftPass>             draft_pass_{DraftPass::none};
-    uint64_t                           storage_generation_ = 0;
-    std::unique_ptr<Residency>         residency_; // null without slots
+    uint64_t                           storage_generation_ = 0; // of the storage of all parts
     std::atomic<Miss>                  miss_{Miss::cpu};
     bool                               most_recent_ = false;
-    std::vector<MissCosts>             miss_costs_;       // by pool
-    double                             link_byte_ns_ = 0; // measured time of a byte over the link; 0: unknown
+    std::vector<MissCosts>             miss_costs_; // by pool
     std::atomic<int>                   cursor_{0};
+    int                                last_counted_ = -1; // the last layer of the last graph that counted
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<bool>                  stream_divides_{false};
     std::atomic<bool>                  tail_stays_{false};
     std::atomic<int>                   staged_tokens_{std::numeric_limits<int>::max()};
-    std::atomic<size_t>                stream_held_{0};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
-    std::unique_ptr<Reconciler>        reconciler_;
 
     std::vector<std::function<void(const std::vector<Extent> &)>> unpin_; // of each of its files
 };

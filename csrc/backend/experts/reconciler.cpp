@@ -37,17 +37,17 @@ void yield_to_decoding() {
 }
 } // namespace
 
-Reconciler::Reconciler(ModelExperts & experts, ggml_backend_dev_t device)
-    : owner_(experts), stream_(ggml_backend_dev_init(device, nullptr)) {
+Reconciler::Reconciler(ModelExperts & experts, ExpertsPart & part)
+    : owner_(experts), part_(part), stream_(ggml_backend_dev_init(part.device, nullptr)) {
     if (!stream_) {
-        throw DeviceError(std::string("device ") + ggml_backend_dev_name(device) + " gave no stream for copies");
+        throw DeviceError(std::string("device ") + ggml_backend_dev_name(part.device) + " gave no stream for copies");
     }
     if (StreamExtension * const extension = extension_of(stream_.get())) {
         extension->mark_uploads();
     }
     n_batches_ = 2;
     for (size_t place = 0; place < n_batches_; ++place) {
-        ends_.emplace_back(ggml_backend_event_new(device));
+        ends_.emplace_back(ggml_backend_event_new(part.device));
     }
     n_batches_ = ends_.back() ? n_batches_ : 1;
     make_ring();
@@ -66,11 +66,11 @@ void Reconciler::make_ring() {
     ring_.reset(ggml_backend_buft_alloc_buffer(type, n_batches_ * batch_size_ * largest));
 }
 
-// Returns the largest number of unpinned bytes of an expert.
+// Returns the largest number of unpinned bytes of an expert of the device's layers.
 size_t Reconciler::most_pageable() const {
     size_t most = 0;
     for (const auto & layer : owner_.layers_) {
-        for (int e = 0; e < layer.info.n_expert; ++e) {
+        for (int e = 0; layer.device == part_.device && e < layer.info.n_expert; ++e) {
             size_t bytes = layer.info.expert_bytes;
             for (const ExpertWeight & weight : layer.weights) {
                 bytes -= owner_.pinned.pinned_bytes(expert_data(weight, e), weight.bytes);
@@ -86,20 +86,20 @@ Reconciler::~Reconciler() {
         const std::lock_guard lock(owner_.mutex_);
         stop_ = true;
     }
-    owner_.residency_->returns()->wake();
+    part_.residency->returns()->wake();
     worker_.join();
 }
 
 void Reconciler::work() {
     yield_to_decoding();
-    Residency & residency = *owner_.residency_; // outlives this thread, which the owner joins first
+    Residency & residency = *part_.residency; // outlives this thread, which the owner joins first
     const auto  returns   = residency.returns();
     while (true) {
         const uint64_t               ticket = returns->ticket();
         Residency::Retired           retired; // freed outside the mutex
         std::vector<Residency::Load> loads;
         std::shared_ptr<const Plan>  plan;
-        std::unique_lock             driving(owner_.driving_); // no miss changes the slots during a round
+        std::unique_lock             driving(part_.driving); // no miss changes the slots during a round
         {
             const std::lock_guard lock(owner_.mutex_);
             if (stop_) {
@@ -113,13 +113,12 @@ void Reconciler::work() {
         {
             const std::lock_guard lock(owner_.mutex_); // short: the thread that decodes takes it in every layer
             loads = residency.begin(actions, retired);
-            owner_.note_evictions_locked(residency.evictions());
+            owner_.note_evictions_locked(part_);
             if (residency.settled()) {
                 owner_.settled_.notify_all();
             }
         }
         driving.unlock();
-        owner_.counters.evictions += retired.size();
         const bool idle = loads.empty() && retired.empty();
         retired.clear();
         if (!loads.empty()) {
@@ -159,7 +158,7 @@ void Reconciler::take_hints(Residency & residency) {
 // others would only delay these.
 std::vector<ExpertId> Reconciler::timely(std::vector<ExpertId> foreseen) const {
     const int64_t layer_ns = owner_.lookahead.layer_ns();
-    const int     cursor = owner_.cursor_.load(), n_layer = owner_.residency_->table().n_layer();
+    const int     cursor = owner_.cursor_.load(), n_layer = part_.residency->table().n_layer();
     int64_t       arrival = 0;
     for (const Batch & batch : under_way_) {
         arrival += static_cast<int64_t>(batch.loads.size()) * expert_ns_;
@@ -182,7 +181,7 @@ void Reconciler::foresee(int layer, std::vector<int32_t> experts, bool wake) {
         hints_[layer] = {false, std::move(experts)};
     }
     if (wake) {
-        owner_.residency_->returns()->wake();
+        part_.residency->returns()->wake();
     }
 }
 
@@ -209,7 +208,7 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
         for (size_t w = 0; w < weights.size(); ++w) {
             const size_t  bytes = weights[w].bytes;
             const char *  data  = expert_data(weights[w], load.id.expert);
-            ggml_tensor * slots = owner_.storage_->tensor(load.pool, static_cast<int>(w));
+            ggml_tensor * slots = part_.storage->tensor(load.pool, static_cast<int>(w));
             for (const auto & piece : owner_.pinned.pieces(data, bytes)) {
                 const char * from = data + piece.offset;
                 if (!piece.pinned && staged != nullptr) {
@@ -244,7 +243,7 @@ void Reconciler::finish_oldest(Residency & residency) {
             advise_copied(batch);
         }
         Residency::Retired    retired; // freed outside the mutex
-        const std::lock_guard driving(owner_.driving_);
+        const std::lock_guard driving(part_.driving);
         const std::lock_guard lock(owner_.mutex_);
         if (copied) {
             owner_.demand.note_loaded(batch.loads);
@@ -282,6 +281,7 @@ void Reconciler::count(const Batch & batch, bool copied) {
     span.end_ns = last_end_ns_ = Trace::now();
     span.ok                    = copied ? 1 : 0;
     owner_.counters.upload_ns += static_cast<uint64_t>(span.end_ns - span.start_ns);
+    part_.upload_ns += static_cast<uint64_t>(span.end_ns - span.start_ns);
     const int64_t each = (span.end_ns - span.start_ns) / static_cast<int64_t>(batch.loads.size());
     expert_ns_         = expert_ns_ == 0 ? each : expert_ns_ + (each - expert_ns_) / 8;
     for (const Residency::Load & load : batch.loads) {
@@ -289,8 +289,11 @@ void Reconciler::count(const Batch & batch, bool copied) {
         if (copied) {
             ++owner_.counters.uploads;
             owner_.counters.upload_bytes += bytes;
+            ++part_.uploads;
+            part_.upload_bytes += bytes;
         } else {
             ++owner_.counters.upload_failures;
+            ++part_.upload_failures;
         }
         span.layer  = load.id.layer;
         span.expert = load.id.expert;

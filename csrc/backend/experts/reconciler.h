@@ -1,4 +1,5 @@
-// The reconciler: one worker thread that prefetches and evicts experts until a model's slots match the plan.
+// The reconciler: one worker thread for each device, which prefetches and evicts experts until the slots of the model's
+// layers there match the plan.
 //
 // core/residency.h has the protocol that keeps slots from being overwritten while they are read.
 #pragma once
@@ -17,11 +18,12 @@
 namespace spac {
 
 class ModelExperts;
+struct ExpertsPart;
 
 class Reconciler {
   public:
-    // Must be called under the owner's mutex, after its residency and storage were made.
-    Reconciler(ModelExperts & experts, ggml_backend_dev_t device);
+    // Must be called under the owner's mutex, after the part's residency and storage were made.
+    Reconciler(ModelExperts & experts, ExpertsPart & part);
     ~Reconciler(); // stops the worker, which finishes the copies under way
 
     // Pass on hints for core/residency.h. Any thread may call them.
@@ -52,6 +54,7 @@ class Reconciler {
     void                  count(const Batch & batch, bool copied);
 
     ModelExperts &   owner_;
+    ExpertsPart &    part_;
     ggml_backend_ptr stream_;
     // Pinned memory for the pageable parts of all experts under way to the device. Null if nothing is pageable.
     ggml_backend_buffer_ptr             ring_;

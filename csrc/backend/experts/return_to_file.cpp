@@ -14,10 +14,16 @@ void ModelExperts::on_return(std::function<void(const std::vector<Extent> &)> un
 }
 
 size_t ModelExperts::return_to_file(const std::vector<int> & layers, bool dense) {
-    const std::lock_guard driving(driving_); // no copy begins meanwhile
+    std::vector<std::unique_lock<std::mutex>> driving; // no copy begins meanwhile
+    for (const auto & part : parts_) {
+        driving.emplace_back(part->driving);
+    }
     const std::lock_guard lock(mutex_);
-    const bool            is_pinned = host_bytes_locked().pinned > 0;
-    if (gone_ || (is_pinned && (unpin_.empty() || (residency_ && residency_->is_loading())))) {
+    const bool            is_pinned  = host_bytes_locked().pinned > 0;
+    const bool            is_loading = std::any_of(parts_.begin(), parts_.end(), [](const auto & part) {
+        return part->residency && part->residency->is_loading();
+    });
+    if (gone_ || (is_pinned && (unpin_.empty() || is_loading))) {
         return 0;
     }
     std::vector<Extent> all, given;

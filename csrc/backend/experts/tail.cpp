@@ -5,24 +5,30 @@ namespace spac {
 
 ModelExperts::Tail ModelExperts::begin_tail(int il, const std::vector<int32_t> & counts, int n_tokens) {
     Residency::Retired    retired; // freed outside the mutex
-    const std::lock_guard driving(driving_);
+    ExpertsPart &         part = part_of(il);
+    const std::lock_guard driving(part.driving);
     const std::lock_guard lock(mutex_);
-    if (!residency_) {
-        return {};
+    if (!part.residency) {
+        return {il, {}, nullptr, 0, false};
     }
-    Tail tail = {residency_->begin_tail(il, counts, n_tokens, retired), storage_, storage_generation_};
-    counters.evictions += residency_->evictions().size();
-    note_evictions_locked(residency_->evictions());
+    Tail tail = {il, part.residency->begin_tail(il, counts, n_tokens, retired), part.storage, storage_generation_,
+                 false};
+    note_evictions_locked(part);
     return tail;
 }
 
+// The tails of a graph are of one device.
 void ModelExperts::end_tail(const std::vector<Tail> & tails) {
+    if (tails.empty()) {
+        return;
+    }
     Residency::Retired           retired; // freed outside the mutex
     std::shared_ptr<SlotReturns> returns;
     {
-        const std::lock_guard driving(driving_);
+        ExpertsPart &         part = part_of(tails.front().layer);
+        const std::lock_guard driving(part.driving);
         const std::lock_guard lock(mutex_);
-        if (!residency_) {
+        if (!part.residency) {
             return;
         }
         for (const Tail & tail : tails) {
@@ -33,11 +39,11 @@ void ModelExperts::end_tail(const std::vector<Tail> & tails) {
                 demand.note_loaded(tail.loads);
                 counters.tail_experts += tail.loads.size();
             }
-            residency_->finish(tail.loads, tail.copied, retired);
+            part.residency->finish(tail.loads, tail.copied, retired);
         }
-        residency_->end_tail();
+        part.residency->end_tail();
         settled_.notify_all();
-        returns = residency_->returns();
+        returns = part.residency->returns();
     }
     returns->wake();
 }

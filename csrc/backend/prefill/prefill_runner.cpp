@@ -123,7 +123,7 @@ bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<Model
     }
     try {
         weights_ = std::make_unique<WeightStream>(stream_, region_bytes);
-        held_    = experts->hold_stream(WeightTurn::n_regions * region_bytes);
+        held_    = experts->hold_stream(stream_.device(), WeightTurn::n_regions * region_bytes);
     } catch (const Error & error) {
         GGML_LOG_WARN("spac: %s: prompts are split between it and the CPU\n", error.what());
         return false;

@@ -18,7 +18,7 @@ enum class SimulatedFault {
 // for other names.
 SimulatedFault simulated_fault(const std::string & name);
 
-// The simulated device's speed and faults, for tests and for demonstrations of a slow link.
+// A simulated device's speed and faults, for tests and for demonstrations of a slow link.
 struct SimulatedSettings {
     double upload_gb_s  = 0;  // host-to-device bandwidth, which all streams share; 0 = as fast as memory
     double latency_us   = 0;  // added to every copy and launch, except copies into slots, since a link is a pipeline
@@ -27,12 +27,19 @@ struct SimulatedSettings {
     int    fail_uploads = 0;  // number of uploads into slots that fail from now on
     int    n_threads    = 1;  // threads that compute on it
     double spin_us      = 50; // time for which its threads, and threads that wait for it, poll before they sleep
-    long   pin_limit_mb = -1; // host memory that its driver registers, in MiB; -1: it has no such function
+    long   pin_limit_mb = -1; // host memory that its driver registers, in MiB; -1: it has no such function. The
+                              // first device's holds for all, which have one driver.
 
     SimulatedFault fault = SimulatedFault::none;
 };
-// Sets the settings. They apply from now on.
-void              set_simulated_device(const SimulatedSettings & settings);
-SimulatedSettings simulated_settings();
+// The most simulated devices that there can be.
+constexpr int most_simulated_devices = 16;
+
+// Sets the settings of the simulated device with this index. They apply from now on. The first device, 0, always
+// exists. Another one is made, with those before it, by the first call that names it. Throws InputError for an index
+// that is out of range.
+void set_simulated_device(const SimulatedSettings & settings, int index = 0);
+// Returns the settings of a simulated device, those of an untouched one if it does not exist.
+SimulatedSettings simulated_settings(int index = 0);
 
 } // namespace spac

@@ -1,23 +1,40 @@
 #include "backend/simulated_device/simulated_device.h"
 
 #include "backend/device/capabilities.h"
-#include "backend/device/ggml_internals.h"
-#include "backend/simulated_device/settings.h"
+#include "backend/device/inner_devices.h"
 #include "backend/simulated_device/simulated_memory.h"
 #include "backend/simulated_device/simulated_stream.h"
 #include "core/error.h"
 
-#include <atomic>
-#include <mutex>
-#include <string>
+#include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace spac {
 namespace {
 
-std::mutex        settings_mutex;
-SimulatedSettings settings_now;
-std::atomic<int>  uploads_to_fail{0};
+std::mutex devices_mutex;
+
+// Returns all simulated devices. They are never destroyed, since models and contexts hold their addresses.
+std::vector<std::unique_ptr<SimulatedDevice>> & all_devices() {
+    static auto * devices = new std::vector<std::unique_ptr<SimulatedDevice>>;
+    return *devices;
+}
+
+SimulatedDevice & device_at(size_t index) {
+    const std::lock_guard lock(devices_mutex);
+    auto &                devices = all_devices();
+    while (devices.size() <= index) {
+        devices.push_back(std::make_unique<SimulatedDevice>(static_cast<int>(devices.size())));
+    }
+    return *devices[index];
+}
+
+size_t device_count() {
+    const std::lock_guard lock(devices_mutex);
+    return all_devices().size();
+}
 
 // ---- the backend (a stream)
 
@@ -42,19 +59,22 @@ void backend_get_async(ggml_backend_t backend, const ggml_tensor * t, void * dat
     stream_of(backend).read(static_cast<const char *>(t->data) + offset, data, size);
 }
 
-bool on_device(const ggml_tensor * t) {
+bool lies_on(const ggml_tensor * t, ggml_backend_t backend) {
     ggml_backend_buffer_t buffer = t->view_src != nullptr ? t->view_src->buffer : t->buffer;
-    return buffer != nullptr && buffer->buft == simulated_buffer_type();
+    return buffer != nullptr && buffer->buft == stream_of(backend).device().memory_type();
 }
 
-// Queues the copy on the source's stream. The other stream waits for it.
+// Queues the copy on the source's stream. The other stream waits for it. Between two devices, it takes the link of the
+// one that it goes to.
 bool backend_copy_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * src, ggml_tensor * dst) {
-    if (!is_simulated(from) || !is_simulated(to) || !on_device(src) || !on_device(dst)) {
+    if (!is_simulated(from) || !is_simulated(to) || !lies_on(src, from) || !lies_on(dst, to)) {
         return false;
     }
-    stream_of(from).copy(dst->data, src->data, ggml_nbytes(src));
+    SimulatedDevice & target = stream_of(to).device();
+    const bool        inside = &target == &stream_of(from).device();
+    stream_of(from).copy(dst->data, src->data, ggml_nbytes(src), inside ? nullptr : &target);
     if (from != to) {
-        const auto copied = std::make_shared<SimulatedEvent>();
+        const auto copied = std::make_shared<SimulatedEvent>(stream_of(from).device());
         stream_of(from).record(copied);
         stream_of(to).wait(copied);
     }
@@ -100,10 +120,12 @@ ggml_guid_t backend_guid() {
 
 // ---- the device
 
-const char * device_name(ggml_backend_dev_t) { return "simulated"; }
+const char * device_name(ggml_backend_dev_t dev) { return simulated_of(dev).name(); }
 const char * device_description(ggml_backend_dev_t) { return "asynchronous device for tests, in host memory"; }
 
-void device_memory(ggml_backend_dev_t, size_t * free, size_t * total) { simulated_memory(free, total); }
+void device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    simulated_memory(simulated_of(dev), free, total);
+}
 
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
@@ -122,25 +144,25 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t dev, const char *) {
-    return new ggml_backend{backend_guid(), backend_iface, dev, new SimulatedStream};
+    return new ggml_backend{backend_guid(), backend_iface, dev, new SimulatedStream(simulated_of(dev))};
 }
 
-ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t) { return simulated_buffer_type(); }
-ggml_backend_buffer_type_t device_host_buft(ggml_backend_dev_t) { return simulated_pinned_type(); }
+ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev) { return simulated_of(dev).memory_type(); }
+ggml_backend_buffer_type_t device_host_buft(ggml_backend_dev_t dev) { return simulated_of(dev).pinned_type(); }
 
-bool device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
-    if (op->op == GGML_OP_MUL_MAT_ID && simulated_settings().fault == SimulatedFault::no_kernel) {
+bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (op->op == GGML_OP_MUL_MAT_ID && simulated_of(dev).settings().fault == SimulatedFault::no_kernel) {
         return false;
     }
     return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
 }
 
-bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
-    return buft == simulated_buffer_type();
+bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    return buft == simulated_of(dev).memory_type();
 }
 
 ggml_backend_event_t event_new(ggml_backend_dev_t dev) {
-    return new ggml_backend_event{dev, new SimulatedEventPtr(std::make_shared<SimulatedEvent>())};
+    return new ggml_backend_event{dev, new SimulatedEventPtr(std::make_shared<SimulatedEvent>(simulated_of(dev)))};
 }
 
 void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
@@ -183,8 +205,8 @@ Capabilities capabilities(ggml_backend_dev_t) {
 StreamExtension * stream_extension(ggml_backend_t backend) { return &stream_of(backend); }
 
 const char *       reg_name(ggml_backend_reg_t) { return "simulated"; }
-size_t             reg_count(ggml_backend_reg_t) { return 1; }
-ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) { return simulated_device(); }
+size_t             reg_count(ggml_backend_reg_t) { return device_count(); }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t index) { return device_at(index).handle(); }
 
 void * reg_proc(ggml_backend_reg_t, const char * name) {
     const std::string wanted = name;
@@ -203,13 +225,47 @@ void * reg_proc(ggml_backend_reg_t, const char * name) {
     return nullptr;
 }
 
+ggml_backend_reg_t registry_entry() {
+    static ggml_backend_reg reg = {GGML_BACKEND_API_VERSION, {reg_name, reg_count, reg_device, reg_proc}, nullptr};
+    return &reg;
+}
+
 } // namespace
 
-ggml_backend_dev_t simulated_device() {
-    static ggml_backend_reg    reg = {GGML_BACKEND_API_VERSION, {reg_name, reg_count, reg_device, reg_proc}, nullptr};
-    static ggml_backend_device device = {device_iface, &reg, nullptr};
-    return &device;
+SimulatedDevice::SimulatedDevice(int index)
+    : name_(index == 0 ? "simulated" : "simulated" + std::to_string(index)), device_{device_iface, registry_entry(),
+                                                                                     this},
+      memory_type_(simulated_memory_type(*this)), pinned_type_(simulated_pinned_type(*this)) {}
+
+void SimulatedDevice::set(const SimulatedSettings & settings) {
+    const std::lock_guard lock(mutex_);
+    settings_        = settings;
+    uploads_to_fail_ = settings.fail_uploads;
 }
+
+SimulatedSettings SimulatedDevice::settings() const {
+    const std::lock_guard lock(mutex_);
+    return settings_;
+}
+
+bool SimulatedDevice::fail_upload() {
+    if (uploads_to_fail_.load() <= 0) {
+        return false;
+    }
+    --uploads_to_fail_;
+    return true;
+}
+
+std::chrono::steady_clock::time_point SimulatedDevice::end_on_link(size_t bytes, double gb_s) {
+    const auto            ns = std::chrono::nanoseconds(static_cast<int64_t>(static_cast<double>(bytes) / gb_s));
+    const std::lock_guard lock(link_mutex_);
+    link_free_at_ = std::max(link_free_at_, std::chrono::steady_clock::now()) + ns;
+    return link_free_at_;
+}
+
+ggml_backend_dev_t simulated_device() { return device_at(0).handle(); }
+
+SimulatedDevice & simulated_of(ggml_backend_dev_t device) { return *static_cast<SimulatedDevice *>(device->context); }
 
 SimulatedFault simulated_fault(const std::string & name) {
     static const std::pair<const char *, SimulatedFault> known[] = {{"", SimulatedFault::none},
@@ -226,23 +282,22 @@ SimulatedFault simulated_fault(const std::string & name) {
     throw InputError("unknown fault '" + name + "': no-kernel, unordered, no-signal, slow-queue, dead or nothing");
 }
 
-void set_simulated_device(const SimulatedSettings & settings) {
-    const std::lock_guard lock(settings_mutex);
-    settings_now    = settings;
-    uploads_to_fail = settings.fail_uploads;
-}
-
-bool simulated_fail_upload() {
-    if (uploads_to_fail.load() <= 0) {
-        return false;
+void set_simulated_device(const SimulatedSettings & settings, int index) {
+    if (index < 0 || index >= most_simulated_devices) {
+        throw InputError("there is no simulated device " + std::to_string(index) + ": choose 0 to " +
+                         std::to_string(most_simulated_devices - 1));
     }
-    --uploads_to_fail;
-    return true;
+    static std::mutex     adding;
+    const std::lock_guard lock(adding);
+    for (size_t next = device_count(); next <= static_cast<size_t>(index); ++next) {
+        add_inner_device(device_at(next).handle());
+    }
+    device_at(static_cast<size_t>(index)).set(settings);
 }
 
-SimulatedSettings simulated_settings() {
-    const std::lock_guard lock(settings_mutex);
-    return settings_now;
+SimulatedSettings simulated_settings(int index) {
+    return index < static_cast<int>(device_count()) ? device_at(static_cast<size_t>(index)).settings()
+                                                    : SimulatedSettings{};
 }
 
 } // namespace spac

@@ -1,11 +1,9 @@
 #include "backend/simulated_device/simulated_memory.h"
 
-#include "backend/device/ggml_internals.h"
 #include "backend/simulated_device/settings.h"
 #include "backend/simulated_device/simulated_device.h"
 #include "core/pinned_ranges.h"
 
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -17,25 +15,26 @@
 namespace spac {
 namespace {
 
-constexpr size_t    alignment = 128;
-constexpr size_t    huge_page = 2 << 20;
-std::atomic<size_t> memory_used{0};
+constexpr size_t alignment = 128;
+constexpr size_t huge_page = 2 << 20;
 
 size_t host_memory() {
     return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-size_t memory_total() {
-    const SimulatedSettings s = simulated_settings();
+size_t memory_total(const SimulatedDevice & device) {
+    const SimulatedSettings s = device.settings();
     return s.memory_mb > 0 ? static_cast<size_t>(s.memory_mb) << 20 : host_memory() / 2;
 }
 
-const char * buft_name(ggml_backend_buffer_type_t) { return "simulated"; }
+SimulatedDevice & device_of(ggml_backend_buffer_type_t type) { return simulated_of(type->device); }
+
+const char * buft_name(ggml_backend_buffer_type_t type) { return device_of(type).name(); }
 size_t       buft_alignment(ggml_backend_buffer_type_t) { return alignment; }
 bool         buft_is_host(ggml_backend_buffer_type_t) { return false; }
 
 void buffer_free(ggml_backend_buffer_t buffer) {
-    memory_used -= buffer->size;
+    device_of(buffer->buft).memory_used -= buffer->size;
     free(buffer->context);
 }
 void * buffer_base(ggml_backend_buffer_t buffer) { return buffer->context; }
@@ -52,8 +51,8 @@ void buffer_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_
 }
 bool buffer_cpy(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
     ggml_backend_buffer_t from = src->view_src ? src->view_src->buffer : src->buffer;
-    if (from->buft != simulated_buffer_type()) {
-        return false;
+    if (from->buft->iface.get_name != buft_name) {
+        return false; // not the memory of a simulated device
     }
     memcpy(dst->data, src->data, ggml_nbytes(src));
     return true;
@@ -75,14 +74,15 @@ const ggml_backend_buffer_i buffer_iface = {
 };
 
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
-    if (memory_used.fetch_add(size) + size > memory_total()) {
-        memory_used -= size;
+    SimulatedDevice & device = device_of(buft);
+    if (device.memory_used.fetch_add(size) + size > memory_total(device)) {
+        device.memory_used -= size;
         return nullptr;
     }
     const size_t page = size < 2 * huge_page ? alignment : huge_page;
     void *       data = std::aligned_alloc(page, (size / page + 1) * page);
     if (data == nullptr) {
-        memory_used -= size;
+        device.memory_used -= size;
         return nullptr;
     }
     if (page == huge_page) {
@@ -145,29 +145,21 @@ void simulated_check_source(const void * data, size_t bytes) {
     GGML_ASSERT(registered().ranges.pieces(data, bytes).size() <= 1 && "a copy's source is registered in part");
 }
 
-void simulated_memory(size_t * free, size_t * total) {
-    *total            = memory_total();
-    const size_t used = memory_used;
+void simulated_memory(const SimulatedDevice & device, size_t * free, size_t * total) {
+    *total            = memory_total(device);
+    const size_t used = device.memory_used;
     *free             = used < *total ? *total - used : 0;
 }
 
-ggml_backend_buffer_type_t simulated_buffer_type() {
-    static ggml_backend_buffer_type buft = {
-        {buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host},
-        simulated_device(),
-        nullptr,
-    };
-    return &buft;
+ggml_backend_buffer_type simulated_memory_type(SimulatedDevice & device) {
+    return {{buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host}, device.handle(), nullptr};
 }
 
-ggml_backend_buffer_type_t simulated_pinned_type() {
-    static ggml_backend_buffer_type buft = [] {
-        ggml_backend_buffer_type type = {ggml_backend_cpu_buffer_type()->iface, simulated_device(), nullptr};
-        type.iface.get_name           = pinned_name;
-        type.iface.alloc_buffer       = pinned_alloc;
-        return type;
-    }();
-    return &buft;
+ggml_backend_buffer_type simulated_pinned_type(SimulatedDevice & device) {
+    ggml_backend_buffer_type type = {ggml_backend_cpu_buffer_type()->iface, device.handle(), nullptr};
+    type.iface.get_name           = pinned_name;
+    type.iface.alloc_buffer       = pinned_alloc;
+    return type;
 }
 
 } // namespace spac

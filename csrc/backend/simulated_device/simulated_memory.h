@@ -2,20 +2,24 @@
 // graphics card's.
 #pragma once
 
-#include "ggml-backend.h"
+#include "backend/device/ggml_internals.h"
 
 #include <cstddef>
 
 namespace spac {
 
-// Returns the size of its memory (SimulatedSettings::memory_mb) and the free part of it, in bytes.
-void simulated_memory(size_t * free, size_t * total);
+class SimulatedDevice;
 
-ggml_backend_buffer_type_t simulated_buffer_type();
-// Returns the type of its pinned memory: plain host memory under its own name.
-ggml_backend_buffer_type_t simulated_pinned_type();
+// Returns the size of a device's memory (SimulatedSettings::memory_mb) and the free part of it, in bytes.
+void simulated_memory(const SimulatedDevice & device, size_t * free, size_t * total);
 
-// Register host memory with its driver, up to SimulatedSettings::pin_limit_mb together, and end a registration.
+// Return the types of buffers in a device's memory, and in its pinned memory, which is plain host memory under its own
+// name.
+ggml_backend_buffer_type simulated_memory_type(SimulatedDevice & device);
+ggml_backend_buffer_type simulated_pinned_type(SimulatedDevice & device);
+
+// Register host memory with the devices' driver, up to SimulatedSettings::pin_limit_mb together, and end a
+// registration.
 bool simulated_register(void * begin, size_t bytes);
 void simulated_unregister(void * begin);
 // Ends the process if a copy's source lies across the border of a registration, which CUDA refuses.

@@ -1,7 +1,6 @@
 #include "backend/simulated_device/simulated_stream.h"
 
 #include "backend/device/patience.h"
-#include "backend/simulated_device/settings.h"
 #include "backend/simulated_device/simulated_device.h"
 #include "ggml-cpu.h"
 
@@ -25,12 +24,12 @@ inline void pause() {
 
 // Polls for `spin_us` before the caller sleeps, as a GPU's driver does. Returns true if `done` came true. A sleeping
 // thread takes 30 to 60 us to wake, and every MoE layer wakes two.
-template <typename Done> bool spin(const Done & done) {
+template <typename Done> bool spin(const SimulatedDevice & device, const Done & done) {
     static const bool alone = std::thread::hardware_concurrency() < 2;
     if (done() || alone) {
         return done();
     }
-    const std::chrono::duration<double, std::micro> patience(simulated_settings().spin_us);
+    const std::chrono::duration<double, std::micro> patience(device.settings().spin_us);
     const auto                                      end = std::chrono::steady_clock::now() + patience;
     do {
         for (int i = 0; i < 64; ++i) {
@@ -104,19 +103,11 @@ class Launch {
     ggml_cgraph                                                graph_        = {};
 };
 
-// Returns the time at which a copy ends that takes the link for `ns`. The copies of all streams follow each other.
-std::chrono::steady_clock::time_point end_on_link(int64_t ns) {
-    static std::mutex                            mutex;
-    static std::chrono::steady_clock::time_point free_at;
-    const std::lock_guard                        lock(mutex);
-    free_at = std::max(free_at, std::chrono::steady_clock::now()) + std::chrono::nanoseconds(ns);
-    return free_at;
-}
-
-void transfer(void * dst, const void * src, size_t size) {
-    const double gb_s = simulated_settings().upload_gb_s;
+// Copies over a device's link.
+void transfer(SimulatedDevice & device, void * dst, const void * src, size_t size) {
+    const double gb_s = device.settings().upload_gb_s;
     if (gb_s > 0) { // the bytes come after the time, so a reader that is too early does not find them
-        std::this_thread::sleep_until(end_on_link(static_cast<int64_t>(size / gb_s)));
+        std::this_thread::sleep_until(device.end_on_link(size, gb_s));
     }
     memcpy(dst, src, size);
 }
@@ -133,7 +124,7 @@ void SimulatedEvent::reach(uint64_t n) {
 
 void SimulatedEvent::wait(uint64_t n) {
     const auto done = [&] { return reached_ >= n; };
-    if (!spin(done)) {
+    if (!spin(device_, done)) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, done);
     }
@@ -141,7 +132,7 @@ void SimulatedEvent::wait(uint64_t n) {
 
 bool SimulatedEvent::wait_patiently(uint64_t n) {
     const auto done = [&] { return reached_ >= n; };
-    if (spin(done)) {
+    if (spin(device_, done)) {
         return true;
     }
     std::unique_lock lock(mutex_);
@@ -155,7 +146,8 @@ bool SimulatedEvent::wait_patiently(uint64_t n) {
 
 // ---- the queue
 
-SimulatedStream::SimulatedStream() : cpu_(ggml_backend_cpu_init()), worker_([this] { work(); }) {}
+SimulatedStream::SimulatedStream(SimulatedDevice & device)
+    : device_(device), cpu_(ggml_backend_cpu_init()), worker_([this] { work(); }) {}
 
 SimulatedStream::~SimulatedStream() {
     {
@@ -179,12 +171,12 @@ void SimulatedStream::push(std::function<void()> operation) {
 
 void SimulatedStream::write(void * dst, const void * data, size_t size) {
     push([this, dst, data, size] {
-        if (uploads_ && simulated_fail_upload()) {
+        if (uploads_ && device_.fail_upload()) {
             failed_ = true;
             memset(dst, 0xff, size); // a failed copy leaves garbage
             return;
         }
-        transfer(dst, data, size);
+        transfer(device_, dst, data, size);
     });
 }
 
@@ -192,8 +184,10 @@ void SimulatedStream::read(const void * src, void * data, size_t size) {
     push([src, data, size] { memcpy(data, src, size); });
 }
 
-void SimulatedStream::copy(void * dst, const void * src, size_t size) {
-    push([dst, src, size] { memcpy(dst, src, size); });
+void SimulatedStream::copy(void * dst, const void * src, size_t size, SimulatedDevice * other) {
+    push([dst, src, size, other] {
+        other != nullptr ? transfer(*other, dst, src, size) : void(memcpy(dst, src, size));
+    });
 }
 
 ggml_status SimulatedStream::launch(const ggml_cgraph * graph) {
@@ -217,7 +211,7 @@ ggml_status SimulatedStream::launch(const ggml_cgraph * graph) {
 void SimulatedStream::record(const SimulatedEventPtr & event) { reach(event, event->record()); }
 
 void SimulatedStream::wait(const SimulatedEventPtr & event) {
-    if (simulated_settings().fault != SimulatedFault::unordered) {
+    if (device_.settings().fault != SimulatedFault::unordered) {
         wait(event, event->last());
     }
 }
@@ -232,7 +226,7 @@ void SimulatedStream::wait(const SimulatedEventPtr & event, uint64_t n) {
 
 void SimulatedStream::synchronize() {
     const auto done = [&] { return n_left_ == 0; };
-    if (uploads_ || !spin(done)) {
+    if (uploads_ || !spin(device_, done)) {
         std::unique_lock lock(mutex_);
         idle_.wait(lock, done);
     }
@@ -244,7 +238,7 @@ void SimulatedStream::record_launch(std::shared_ptr<Trace> trace, const Span & s
 }
 
 size_t SimulatedStream::bytes_per_copy() const {
-    const SimulatedSettings s = simulated_settings();
+    const SimulatedSettings s = device_.settings();
     return static_cast<size_t>(s.latency_us * s.upload_gb_s * 1e3);
 }
 
@@ -256,12 +250,12 @@ class SimulatedGate : public Gate {
   public:
     explicit SimulatedGate(SimulatedStream & stream) : stream_(stream) {}
     void queue_signal(uint64_t n) override {
-        if (simulated_settings().fault != SimulatedFault::no_signal) {
+        if (stream_.device().settings().fault != SimulatedFault::no_signal) {
             stream_.reach(signals_, n);
         }
     }
     void queue_wait(uint64_t n) override {
-        const SimulatedFault fault = simulated_settings().fault;
+        const SimulatedFault fault = stream_.device().settings().fault;
         stream_.wait(openings_,
                      fault == SimulatedFault::dead ? n + for_good + 1 : n); // a dead device's gate never opens
         while (fault == SimulatedFault::slow_queue && openings_->reached() <= n) {
@@ -280,7 +274,8 @@ class SimulatedGate : public Gate {
 
   private:
     SimulatedStream & stream_;
-    SimulatedEventPtr signals_ = std::make_shared<SimulatedEvent>(), openings_ = std::make_shared<SimulatedEvent>();
+    SimulatedEventPtr signals_  = std::make_shared<SimulatedEvent>(stream_.device());
+    SimulatedEventPtr openings_ = std::make_shared<SimulatedEvent>(stream_.device());
 };
 
 } // namespace
@@ -290,7 +285,7 @@ std::unique_ptr<Gate> SimulatedStream::make_gate() { return std::make_unique<Sim
 // ---- the worker
 
 void SimulatedStream::compute(ggml_cgraph * graph) {
-    use_threads(std::max(1, simulated_settings().n_threads));
+    use_threads(std::max(1, device_.settings().n_threads));
     if (ggml_backend_graph_compute(cpu_, graph) != GGML_STATUS_SUCCESS) {
         failed_ = true;
     }
@@ -315,7 +310,7 @@ void SimulatedStream::work() {
     std::minstd_rand random(std::random_device{}());
     while (true) {
         if (!uploads_) { // no thread waits for copies into slots
-            spin([&] { return n_left_ > 0; });
+            spin(device_, [&] { return n_left_ > 0; });
         }
         std::unique_lock lock(mutex_);
         wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
@@ -325,7 +320,7 @@ void SimulatedStream::work() {
         auto operation = std::move(queue_.front());
         queue_.pop_front();
         lock.unlock();
-        const SimulatedSettings s  = simulated_settings();
+        const SimulatedSettings s  = device_.settings();
         double                  us = uploads_ ? 0 : s.latency_us;
         if (s.delay_us > 0) {
             us += std::uniform_real_distribution<double>(0, s.delay_us)(random);

@@ -19,8 +19,11 @@
 
 namespace spac {
 
+class SimulatedDevice;
+
 class SimulatedEvent {
   public:
+    explicit SimulatedEvent(const SimulatedDevice & device) : device_(device) {}
     uint64_t record() { return ++recorded_; }
     uint64_t last() const { return recorded_; }
     void     reach(uint64_t n);
@@ -30,6 +33,7 @@ class SimulatedEvent {
     uint64_t reached() const { return reached_; }
 
   private:
+    const SimulatedDevice & device_;
     std::mutex              mutex_;
     std::condition_variable changed_;
     std::atomic<uint64_t>   recorded_{0}; // number of the last record that was queued
@@ -40,7 +44,7 @@ using SimulatedEventPtr = std::shared_ptr<SimulatedEvent>;
 
 class SimulatedStream : public StreamExtension {
   public:
-    SimulatedStream();
+    explicit SimulatedStream(SimulatedDevice & device);
     ~SimulatedStream() override; // runs all queued operations first
     SimulatedStream(const SimulatedStream &)             = delete;
     SimulatedStream & operator=(const SimulatedStream &) = delete;
@@ -48,7 +52,8 @@ class SimulatedStream : public StreamExtension {
     // Queue operations. A copy reads and writes host memory when it runs. `data` is in host memory.
     void write(void * dst, const void * data, size_t size);
     void read(const void * src, void * data, size_t size);
-    void copy(void * dst, const void * src, size_t size); // inside the device
+    // Copies inside the device, or to the memory of another one.
+    void copy(void * dst, const void * src, size_t size, SimulatedDevice * other = nullptr);
     void record(const SimulatedEventPtr & event);
     void wait(const SimulatedEventPtr & event); // for the last record at the time of this call
     // Queue the same with numbers of the caller, a gate.
@@ -58,6 +63,8 @@ class SimulatedStream : public StreamExtension {
     ggml_status launch(const ggml_cgraph * graph);
 
     void synchronize();
+
+    SimulatedDevice & device() const { return device_; }
 
     std::unique_ptr<Gate> make_gate() override;
     void                  call(std::function<void()> what) override { push(std::move(what)); }
@@ -72,6 +79,7 @@ class SimulatedStream : public StreamExtension {
     void use_threads(int n);
     void work();
 
+    SimulatedDevice & device_;
     std::atomic<bool> failed_{false};
     std::atomic<bool> uploads_{false};
     // the record of the next launch; only the thread that launches uses it

@@ -37,7 +37,7 @@ MissLoader::Masks MissLoader::load(SplitBlock & b, const Staging & s, ModelExper
         const int  most  = static_cast<int>(want.experts.size());
         want.experts.resize(costs ? experts_over_link(*costs, want.rows, want.n_resident, most) : 0);
         if (want.experts.empty() && most > 0) {
-            experts.note_link(0, 0, false);
+            experts.note_link(b.layer, 0, 0, false);
         }
     }
     if (want.experts.empty() || !make_stream()) {
@@ -88,7 +88,8 @@ void MissLoader::await() {
     const int64_t begin_ns = Trace::now();
     ggml_backend_event_synchronize(copied_.get());
     end_ns_ = Trace::now();
-    experts_->note_link(bytes_, end_ns_ - start_ns_, end_ns_ - begin_ns > call_ns);
+    experts_->note_link(under_way_.of.loads.front().id.layer, bytes_, end_ns_ - start_ns_,
+                        end_ns_ - begin_ns > call_ns);
 }
 
 void MissLoader::finish() {
@@ -111,7 +112,7 @@ void MissLoader::finish() {
     }
     experts_->counters.load_bytes += bytes_;
     experts_->counters.load_ns += static_cast<uint64_t>(end_ns_ - start_ns_);
-    experts_->finish_misses(under_way_);
+    experts_->finish_misses(under_way_.of.loads.front().id.layer, under_way_);
     experts_.reset();
     under_way_ = {};
 }

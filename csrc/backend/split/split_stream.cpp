@@ -131,8 +131,8 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (divides_) {
         divider_.await(); // the times of the last block count too
     }
-    if (course.counted && course.status == GGML_STATUS_SUCCESS) {
-        g.blocks.front()->experts->demand.end_step();
+    if (course.counted >= 0 && course.status == GGML_STATUS_SUCCESS) {
+        g.blocks.front()->experts->end_step(course.counted, course.last);
     }
     return course.status;
 }
@@ -156,7 +156,10 @@ void SplitStream::run_blocks(Course & course, bool until_job) {
         }
         SplitBlock & b      = *g.blocks[course.next];
         const bool   counts = b.layer >= 0 && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
-        course.counted      = course.counted || counts;
+        if (counts) {
+            course.counted = course.counted < 0 ? b.layer : course.counted;
+            course.last    = b.layer;
+        }
         if (course.turns && !b.turns.empty()) {
             if (std::exchange(join_pending_, false)) {
                 course.status = stream_.launch(b, {g.blocks[course.next - 1]->join}, course.graph);

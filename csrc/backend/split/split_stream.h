@@ -90,7 +90,8 @@ class SplitStream {
         const ggml_cgraph * graph;
         bool                turns   = false; // blocks of large batches run in turns
         size_t              next    = 0;     // next block to queue; behind the last block, the last dense nodes
-        bool                counted = false; // some block counts as demand
+        int                 counted = -1;    // the first layer that counts as demand; -1: none
+        int                 last    = -1;    // the last one
         ggml_status         status  = GGML_STATUS_SUCCESS;
     };
 

@@ -1,10 +1,11 @@
-// The SPAC device: a ggml device that wraps another one, and its registration.
+// The SPAC devices: ggml devices that each wrap another one, and their registration.
 //
-// llama.cpp takes it for the machine's only GPU. It forwards everything to the inner device, and adds one buffer type,
-// the expert store. It refuses mul_mat_id and add_id on weights in its own memory, and accepts them in the store. The
-// loader tries a device's buffer types in turn, so it puts all experts into the store and the rest of the model on the
-// device. The inner device is not in ggml's registry (inner_devices.h). If both were registered, llama.cpp would spread
-// layers over both and copy nothing between them.
+// One of them is in the registry, and llama.cpp takes it for the machine's only GPU. A model may be loaded on several
+// of them, and llama.cpp then spreads its layers over them. A SPAC device forwards everything to the inner device, and
+// adds one buffer type, the device's expert store. It refuses mul_mat_id and add_id on weights in its own memory, and
+// accepts them in the store. The loader tries a device's buffer types in turn, so it puts all experts into the store
+// and the rest of the model on the device. The inner device is not in ggml's registry (inner_devices.h). If both were
+// registered, llama.cpp would spread layers over both and copy nothing between them.
 
 #include "backend/wrapper/device.h"
 
@@ -32,9 +33,10 @@ std::string chosen_default;
 class Device {
   public:
     // With an empty name, the inner device is the default one, which is looked up when it is first needed.
-    explicit Device(std::string inner_name);
+    Device(std::string name, std::string inner_name);
 
     ggml_backend_dev_t handle() { return &device_; }
+    const char *       name() const { return name_.c_str(); }
     Store &            store() { return store_; }
 
     ggml_backend_dev_t inner() {
@@ -51,6 +53,7 @@ class Device {
     ggml_backend_buffer_type_t extra_bufts[2];
 
   private:
+    const std::string   name_;
     std::string         inner_name_;
     ggml_backend_dev_t  inner_ = nullptr;
     ggml_backend_device device_;
@@ -63,7 +66,7 @@ Device &           default_wrapper();
 
 // ---- the device interface
 
-const char * device_name(ggml_backend_dev_t dev) { return dev == default_wrapper().handle() ? "SPAC0" : "SPAC"; }
+const char * device_name(ggml_backend_dev_t dev) { return device_of(dev).name(); }
 const char * device_description(ggml_backend_dev_t dev) { return ggml_backend_dev_description(inner_of(dev)); }
 void         device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
             const DeviceMemory memory = memory_of(inner_of(dev));
@@ -77,6 +80,9 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->name                      = device_name(dev);
     props->type                      = device_type(dev);
     props->caps.buffer_from_host_ptr = false;
+    // without events, llama.cpp does not let several devices compute several batches at once, for which a graph's
+    // inputs would have several copies, and the host's parts would wait for each other
+    props->caps.events = false;
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t dev, const char *) { return new_stream_backend(dev, inner_of(dev)); }
@@ -87,9 +93,10 @@ ggml_backend_buffer_type_t device_host_buft(ggml_backend_dev_t dev) {
 }
 
 bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    if (store_weight(op) != nullptr) {
-        // the host computes the parts of a block that the device cannot
-        return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+    if (const ggml_tensor * stored = store_weight(op); stored != nullptr) {
+        // the host computes the parts of a block that the device cannot; a block belongs to the device of its store
+        return device_of_store(stored) == inner_of(dev) &&
+               ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
     }
     const ggml_tensor * weight = op->op == GGML_OP_MUL_MAT_ID ? op->src[0]
                                  : op->op == GGML_OP_ADD_ID   ? op->src[1]
@@ -169,16 +176,17 @@ ggml_backend_reg_t registry_entry() {
     return &reg;
 }
 
-Device::Device(std::string inner_name)
-    : inner_name_(std::move(inner_name)), device_{device_iface, registry_entry(), this},
-      store_([](void * self) { return static_cast<Device *>(self)->inner(); }, this) {
+Device::Device(std::string name, std::string inner_name)
+    : name_(std::move(name)), inner_name_(std::move(inner_name)), device_{device_iface, registry_entry(), this},
+      store_(
+          name_ + "_Store", [](void * self) { return static_cast<Device *>(self)->inner(); }, this) {
     extra_bufts[0] = store_.buffer_type();
     extra_bufts[1] = nullptr;
 }
 
 // Returns the default wrapper. Wrappers are never destroyed, since models and contexts hold their addresses.
 Device & default_wrapper() {
-    static auto * device = new Device("");
+    static auto * device = new Device("SPAC0", "");
     return *device;
 }
 
@@ -215,7 +223,7 @@ void * device_handle(const std::string & name) {
             return wrapper->handle();
         }
     }
-    other_wrappers().emplace_back(ggml_backend_dev_name(inner));
+    other_wrappers().emplace_back("SPAC" + std::to_string(other_wrappers().size() + 1), ggml_backend_dev_name(inner));
     known.emplace_back(inner, &other_wrappers().back());
     return other_wrappers().back().handle();
 }
