@@ -87,7 +87,7 @@ Address load_model(const std::string & path, const std::vector<Address> & device
                    const py::object & progress) {
     const py::dict             values(given.attr("copy")());
     const auto                 overrides = overrides_of(values.attr("pop")("kv_overrides", py::dict()));
-    const auto                 split     = values.attr("pop")("tensor_split", py::list()).cast<std::vector<float>>();
+    const auto                 split     = values.attr("pop")("layer_split", py::list()).cast<std::vector<float>>();
     const auto                 fields    = fields_of(values);
     std::function<bool(float)> report;
     std::exception_ptr         error; // It cannot pass through the library. Loading stops, and it is thrown after that.

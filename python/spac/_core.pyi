@@ -133,7 +133,7 @@ def load_model(
     """Load a GGUF on these devices (`device_handle`); without any, on the CPU.
 
     `values` has fields of llama_model_params; `kv_overrides` is a mapping from names to values, and
-    `tensor_split` a list with each device's part of the layers, in place of its free memory. `progress`
+    `layer_split` a list with each device's part of the layers, in place of its free memory. `progress`
     gets the loaded share, 0 to 1, and returns False to stop. Its exceptions are raised. Raise InputError for
     unknown fields and for values of another type.
     """

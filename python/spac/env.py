@@ -55,13 +55,20 @@ class Pairs:
     """The variable's former name, which is read if the variable is not set."""
 
     def get(self) -> dict[str, Any]:
-        """Return the pairs; none if the variable is not set.
+        """Return the pairs of the first list; none if the variable is not set.
 
         Raise InputError for an unknown name, and for a number that is not finite or less than 0.
         """
-        pairs: dict[str, Any] = {}
+        return next(iter(self.lists()), {})
+
+    def lists(self) -> list[dict[str, Any]]:
+        """Return the pairs of each list, where semicolons separate lists. Raise InputError as `get` does."""
         text = os.environ.get(self.name) or os.environ.get(self.former, "")
-        for pair in filter(None, text.split(",")):
+        return [self._pairs(part) for part in text.split(";")] if text else []
+
+    def _pairs(self, text: str) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        for pair in filter(None, map(str.strip, text.split(","))):
             key, _, value = (part.strip() for part in pair.partition("="))
             try:
                 pairs[key] = self.known[key](value)
@@ -161,8 +168,8 @@ FUZZ = Pairs(
 )
 DEVICE = Text(
     "SPAC_DEVICE",
-    "The device that `--device auto` means, such as CUDA1, simulated or cpu. Not set: the first GPU, or the "
-    "CPU alone without one.",
+    "The device that `--device auto` means, such as CUDA1, simulated or cpu, or several, such as "
+    "CUDA0,CUDA1. Not set: all GPUs, or the CPU alone without one.",
 )
 STATE = Choice(
     "SPAC_STATE",
@@ -184,8 +191,9 @@ SIMULATED_DEVICE = Pairs(
         "fault": str,
     },
     "How the simulated device behaves, for tests and for seeing what a slow link does, such as "
-    '"upload_gb_s=4,latency_us=10,memory_mb=64". The names are those of _core.set_simulated_device. Not set: '
-    "as fast as memory, half of the host's.",
+    '"upload_gb_s=4,latency_us=10,memory_mb=64". The names are those of _core.set_simulated_device. Further '
+    'devices, simulated1 and so on, follow after semicolons, such as "memory_mb=64;memory_mb=32". Not set: '
+    "one device, as fast as memory, half of the host's.",
     former="SPAC_STAND_IN",
 )
 LAUNCH_AHEAD = Switch(

@@ -195,8 +195,7 @@ def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
     if room is None:
         yield "no device: the CPU computes everything; --vram-limit 8G shows what a card of 8 GiB would hold"
     else:
-        name = room.device.name if room.device is not None else "a card"
-        yield f"{name}: room for {size(room.free)}, contexts not counted"
+        yield f"{room.names}: room for {size(room.free)}, contexts not counted"
     memory = f"memory (of {size(host_memory.available())})"
     where = room.device.name if room is not None and room.device is not None else "the CPU alone"
     cells: list[tuple[str, ...]] = [

@@ -101,6 +101,7 @@ ELSEWHERE = {
     "ctx", "batch", "ubatch", "threads", "cache_ram", "ctx_checkpoints", "checkpoint_min_step",
     "parallel", "cont_batching", "prefill_share",
     "mmproj", "mmproj_offload", "image_min_tokens", "image_max_tokens",
+    "split_mode", "tensor_split", "main_gpu",
 }  # fmt: skip
 """Settings of the same group that other tests cover."""
 

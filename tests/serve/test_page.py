@@ -154,6 +154,7 @@ def test_a_watcher_sees_consistent_numbers(engine):
         async with aclosing(feed.watch()) as events:
             about = json.loads((await anext(events))["data"])
             assert about == {
+                "devices": [],
                 "experts": [32] * 5,
                 "slots": engine.experts.slots.n_slots,
                 "drafts": True,

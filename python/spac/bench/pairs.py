@@ -29,7 +29,8 @@ class SharedPair(ModelPair):
         """
         self._config, self._closing, self._all_rows = config, ExitStack(), False
         self.notes = []
-        self.device, self.experts, self.target = owner.device, owner.experts, owner.target
+        self.devices, self.device = owner.devices, owner.device
+        self.experts, self.target = owner.experts, owner.target
         self.info = owner.info
         self.paged, self.copied, self.threads = owner.paged, owner.copied, owner.threads
         self.draft = owner.draft if config.draft_types else None

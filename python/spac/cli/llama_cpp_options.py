@@ -200,18 +200,8 @@ _REFUSED = [
         "--sequences -ns",
         unless=("1", "-1"),
     ),
-    *_refused("there is one device: name it with --device, and leave this out", "", "--tensor-split -ts"),
     *_refused(
-        "there is one device: name it with --device, and leave this out",
-        "",
-        "--split-mode -sm",
-        unless=("none", "layer"),
-    ),
-    *_refused(
-        "there is one device: name it with --device, and leave this out", "", "--main-gpu -mg", unless=("0",)
-    ),
-    *_refused(
-        "the draft is on the target's device, or, with --gpu-layers-draft 0, on the CPU",
+        "the draft is on the main GPU (--main-gpu), or, with --gpu-layers-draft 0, on the CPU",
         "",
         "--device-draft -devd --spec-draft-device",
     ),

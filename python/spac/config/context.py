@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spac.config.fields import Checked, Range, option
+from spac.config.fields import Checked, Parsed, Range, option
 from spac.config.overrides import check_overrides
-from spac.config.values import Adapter, GpuLayers
+from spac.config.values import Adapter, GpuLayers, split_mode, tensor_split
 from spac.errors import InputError
 
 CONTEXT_GROUP = "context and memory"
@@ -87,6 +87,20 @@ class ContextConfig(Checked):
         "all", "the same for the draft; auto is all", "--gpu-layers-draft", "-ngld", "--n-gpu-layers-draft",
         "--spec-draft-ngl", metavar="N|all|auto", group=CONTEXT_GROUP,
         parse=partial(GpuLayers.parse, name="gpu_layers_draft"),
+    )  # fmt: skip
+    split_mode: Parsed[str, str] = option(
+        "layer", "with several devices, layer gives each of them some of the layers, with the slots of these "
+        "layers; none uses the main GPU alone", "--split-mode", "-sm", metavar="none|layer",
+        group=CONTEXT_GROUP, parse=split_mode,
+    )  # fmt: skip
+    tensor_split: Parsed[tuple[float, ...] | None, str | Sequence[float] | None] = option(
+        None, "with several devices, each one's part of the layers, as in 3,1 (default: as their free "
+        "memory)",
+        "--tensor-split", "-ts", metavar="N0,N1,...", group=CONTEXT_GROUP, parse=tensor_split,
+    )  # fmt: skip
+    main_gpu: int = option(
+        0, "index among the devices of the one that has the draft and the projector, and, with --split-mode "
+        "none, the model", "--main-gpu", "-mg", range=Range(0, 15), group=CONTEXT_GROUP,
     )  # fmt: skip
     threads_batch: int = option(
         0, "CPU threads for prompts; 0 is as --threads if that is given, else one per physical core",

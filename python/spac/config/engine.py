@@ -165,7 +165,8 @@ class EngineConfig(ContextConfig):
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = option(
         "auto",
-        "auto (the first GPU, or else the CPU), a device's name (CUDA0), simulated, or cpu for no split",
+        "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
+        "layers, simulated, or cpu for no split",
         "--device",
         "-dev",
     )

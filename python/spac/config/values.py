@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spac.errors import InputError
 from spac.machine.device_memory import SIZES, parse_size, size
+
+SPLIT_MODES = ("none", "layer")
+"""The ways to use several devices: the main one alone, or each for some of the layers."""
 
 
 @dataclass(frozen=True)
@@ -280,3 +284,34 @@ def draft_p_min(value: float | str) -> float | str:
     if not 0 <= number <= 1:
         raise InputError(f"draft_p_min: {value!r} is not 'auto', or a number from 0 to 1")
     return number
+
+
+def split_mode(value: str) -> str:
+    """Return the way in which layers are divided between devices. Raises InputError."""
+    word = str(value).strip().lower()
+    if word in ("row", "tensor"):
+        raise InputError(
+            f"split_mode: '{word}' divides each matrix between devices, and an expert's slot is on one: give "
+            "layer, or none for the main GPU alone"
+        )
+    if word not in SPLIT_MODES:
+        raise InputError(f"split_mode: '{value}' is not one of {', '.join(SPLIT_MODES)}")
+    return word
+
+
+def tensor_split(value: str | float | Sequence[float]) -> tuple[float, ...] | None:
+    """Return each device's part of the layers, or None if all parts are 0, as in llama.cpp.
+
+    Texts have commas or slashes between numbers. Raises InputError.
+    """
+    parts: Any = re.split("[,/]", value) if isinstance(value, str) else value
+    try:
+        found = tuple(float(part) for part in ((parts,) if isinstance(parts, int | float) else parts))
+    except (TypeError, ValueError):
+        found = (math.nan,)
+    if not all(0 <= part < math.inf for part in found):
+        raise InputError(
+            f"tensor_split: {value!r} is not a list of parts such as 3,1: give a number from 0 on for each "
+            "device"
+        )
+    return found if any(found) else None

@@ -15,6 +15,7 @@ from spac import _core, env
 from spac.costs.model import Costs
 from spac.errors import InputError
 from spac.machine.cpu import cpu_description
+from spac.machine.device_memory import simulated_index
 from spac.machine.files import check_writable, write_atomically
 
 _READ = 1 << 20  # bytes read from each end of a model's file: its header and some of its weights
@@ -41,7 +42,11 @@ class Pair(Protocol):
 
     @property
     def device(self) -> _core.DeviceInfo | None:
-        """The device that holds the slots; None on the CPU."""
+        """The main device; None on the CPU."""
+
+    @property
+    def devices(self) -> tuple[_core.DeviceInfo, ...]:
+        """The devices that share the layers and hold their slots; none on the CPU."""
 
     @property
     def experts(self) -> _core.Experts | None:
@@ -72,10 +77,8 @@ class Key:
         """Return the key of a pair, or raise InputError if a model's file cannot be read."""
         device = "cpu"
         if pair.device is not None:
-            device = f"{pair.device.name}, {pair.device.description}, {pair.device.memory_total >> 20} MiB"
-            if pair.device.name == "simulated":
-                settings = sorted(_core.simulated_device().items())
-                device += "".join(f", {name} {value:g}" for name, value in settings if value)
+            others = [each for each in pair.devices if each.name != pair.device.name]
+            device = "; ".join(map(_described, (pair.device, *others)))
         return cls(
             cpu=cpu_description(),
             threads=pair.threads,
@@ -90,6 +93,15 @@ class Key:
         """The path of this key's file, which may not exist."""
         text = json.dumps(asdict(self), sort_keys=True)
         return env.cache_folder() / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _described(device: _core.DeviceInfo) -> str:
+    """Return a description of a device, with a simulated one's settings."""
+    text = f"{device.name}, {device.description}, {device.memory_total >> 20} MiB"
+    if (index := simulated_index(device.name)) is not None:
+        settings = sorted(_core.simulated_device(index).items())
+        text += "".join(f", {name} {value:g}" for name, value in settings if value)
+    return text
 
 
 def _library() -> str:

@@ -75,7 +75,7 @@ def images(target: Path | None, mmproj: Path | None) -> Iterator[Finding]:
 
 
 def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = None) -> Iterator[Finding]:
-    """Yield the memory free for models on the default device, and the part of a model that fits."""
+    """Yield the memory free for models on the default devices, and the part of a model that fits."""
     from spac.model.device_room import device_room, fit
     from spac.model.gguf.check import check_model
 
@@ -85,7 +85,7 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
     if room.device.shares_host_memory and target is None and limit is None:
         return
     of = f" of the {size(room.allowed)} that --vram-limit allows" if limit is not None else ""
-    yield Finding("vram", "ok", f"{room.device.name}: room for {size(room.free)}{of}, a margin left free")
+    yield Finding("vram", "ok", f"{room.names}: room for {size(room.free)}{of}, a margin left free")
     if target is None:
         return
     info = check_model(target)

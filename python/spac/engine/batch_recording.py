@@ -9,7 +9,7 @@ from spac import _core
 from spac.engine.batch import Batch
 from spac.engine.session_events import Events
 from spac.errors import InputError
-from spac.stats import Meter
+from spac.stats import Meter, device_counts
 from spac.stats.recording import Recorder
 
 
@@ -46,7 +46,8 @@ class BatchRecording:
         return replace(self._batch.meter, experts=self._counts(), resident=resident)
 
     def _counts(self) -> dict[str, int]:
-        return dict(self._experts.stats) if self._experts is not None else {}
+        experts = self._experts
+        return {**experts.stats, **device_counts(experts)} if experts is not None else {}
 
 
 def difference(now: Meter, before: Meter) -> Meter:

@@ -54,6 +54,11 @@ def attach_copies(config: EngineConfig, pair: ModelPair) -> list[str]:
     kind = f"draft-type {config.draft_types[0]}"
     if experts is None or device is None:
         raise InputError(f"{kind} needs experts on a device, and {name} has none: choose another")
+    if len(experts.devices) > 1:
+        raise InputError(
+            f"{kind} needs all experts on one device, and {name} is on {pair.device_names}: choose another, "
+            "or --split-mode none"
+        )
     if pair.target.has_window and not config.swa_full:
         raise InputError(f"{kind} goes back in the cache, and {name} has a window: add --swa-full")
     if config.draft_types == ("self-resident",):

@@ -44,7 +44,7 @@ from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
-from spac.stats import RunStats, Setting
+from spac.stats import Part, RunStats, Setting, device_counts
 from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
@@ -122,7 +122,7 @@ class Engine:
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
-            device = f"{self.device.name}, {self.device.description}" if self.device is not None else "cpu"
+            device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
             self._notes += self._files.begin(
                 driver, expert_cache.scheduler_options, self._trace, device,
                 self.graphs, expert_cache.costs.setting if expert_cache.costs is not None else "",
@@ -188,8 +188,13 @@ class Engine:
 
     @property
     def device(self) -> _core.DeviceInfo | None:
-        """The device that holds the slots; None if plain llama.cpp runs on the CPU."""
+        """The main device, which has the draft too; None if plain llama.cpp runs on the CPU."""
         return self._pair.device
+
+    @property
+    def devices(self) -> tuple[_core.DeviceInfo, ...]:
+        """The devices that share the layers; none if plain llama.cpp runs on the CPU."""
+        return self._pair.devices
 
     @property
     def notes(self) -> list[str]:
@@ -531,7 +536,7 @@ class Engine:
         """
         if (batch := self.batch) is None:
             return None
-        experts = dict(self.experts.stats) if self.experts is not None else {}
+        experts = {} if self.experts is None else {**self.experts.stats, **device_counts(self.experts)}
         meter = replace(batch.meter, experts=experts, prompt_experts=experts)
         return RunStats.of(self.setting(self.config.sampling), meter)
 
@@ -651,6 +656,19 @@ class Engine:
             self.reading.expect(n_pending, PIECE)
         return size
 
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        """The parts of the devices that share the layers with experts; none for one device."""
+        parts = self.experts.devices if self.experts is not None else []
+        limits = {device.name: device.memory.limit or None for device in self.devices}
+        return tuple(
+            Part(
+                each.name, each.n_layer, each.n_experts, each.slots.n_slots, each.slots.bytes,
+                vram_limit=limits[each.name],
+            )
+            for each in (parts if len(parts) > 1 else [])
+        )  # fmt: skip
+
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""
         config, slots = self.config, self.experts.slots if self.experts is not None else None
@@ -679,7 +697,8 @@ class Engine:
             n_experts=self.n_experts,
             slots=slots.n_slots if slots is not None else 0,
             slot_bytes=slots.bytes if slots is not None else 0,
-            vram_limit=(self.device.memory.limit or None) if self.device is not None else None,
+            devices=self._parts,
+            vram_limit=sum(device.memory.limit for device in self.devices) or None,
             scheduler_options=expert_cache.scheduler_options,
             load_s=self._load_s,
         )

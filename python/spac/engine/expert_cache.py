@@ -78,8 +78,8 @@ class ExpertCache:
 
     @property
     def device_name(self) -> str:
-        """The device's name in llama.cpp; "cpu" without a device."""
-        return self._device.name if self._device is not None else "cpu"
+        """The devices' names, with commas between them; "cpu" without a device."""
+        return self._pair.device_names
 
     def observe(self, step: _core.Step, n_asked: int) -> None:
         """Learn costs from a step that was asked for a draft of `n_asked` tokens."""
@@ -118,7 +118,8 @@ class ExpertCache:
         context, config = self._pair.target_context, self._config
         forgets = self._pair.target.has_window and not config.swa_full
         is_auto = config.ubatch.tokens is None and not config.deterministic
-        chosen = is_auto and may_grow(context, forgets=forgets)
+        # The memory of larger graphs is measured for one device.
+        chosen = is_auto and len(self._pair.devices) == 1 and may_grow(context, forgets=forgets)
         largest = largest_graph(context) if chosen else context.graph_tokens
         self._experts.set_staged_tokens(context.graph_tokens)
         self._streams = PromptStreams(self._experts, wanted, largest)
@@ -176,10 +177,9 @@ class ExpertCache:
             self._experts.set_lookahead(0)
             return None
         if not self._experts.slots.n_slots and not self._attached:  # Otherwise the slots keep their experts.
-            assert self._device is not None
             self._attached = True
             self._notes += attach_slots(
-                self._experts, self._device, self._config.slots, self._pair.draft_experts, self.graphs
+                self._experts, self._config.slots, self._pair.draft_experts, self.graphs
             )
         self._experts.set_lookahead(self.lookahead)
         if self._experts.slots.n_slots == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from spac.errors import Cancelled, InputError
 from spac.governor import DraftLengthController
 from spac.machine.device_memory import in_use
 from spac.model.c_api import Model, TokenArray
-from spac.stats import Meter, RunStats, Setting
+from spac.stats import Meter, RunStats, Setting, device_counts
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
@@ -138,8 +137,7 @@ class Generation(Iterator[str]):
     @property
     def stats(self) -> RunStats:
         """The statistics so far."""
-        setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
-        return RunStats.of(setting, self._meter)
+        return RunStats.of(self._setting.with_memory(in_use), self._meter)
 
     def _work(self) -> str:
         """Read the prompt, run one step or end the text, and return the new text."""
@@ -274,7 +272,8 @@ class Generation(Iterator[str]):
         """Return the mechanism's counters. Those of experts are its own, of several sequences."""
         if self._experts is None:
             return {}
-        return {**self._experts.stats, **getattr(self._session, "own_counts", {})}
+        own = getattr(self._session, "own_counts", {})
+        return {**self._experts.stats, **device_counts(self._experts), **own}
 
     def _count(self) -> None:
         if self._experts is None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
 from spac import _core
 from spac.config import EngineConfig, Slots, VramLimit
 from spac.engine.expert_cache import ExpertCache
-from spac.engine.slots import slots_that_fit, wanted_slots
+from spac.engine.slots import holders, slots_that_fit, spare, spares, wanted_slots
 from spac.errors import InputError
-from spac.machine.device_memory import margin, size
-from spac.model.devices import memory_is_given
+from spac.machine.device_memory import size
+from spac.model.devices import current, memory_is_given
 from spac.model.pair import ModelPair
 
 LOOK_S = 1.0
@@ -61,30 +61,35 @@ class MemoryBudget:
 
     @property
     def used(self) -> int:
-        """The bytes of the device that spac uses."""
-        return self._device.memory.used
+        """The bytes of the devices that spac uses."""
+        return sum(device.memory.used for device in self._devices)
 
     @property
     def limit(self) -> int:
-        """The limit in bytes; 0 for none."""
-        return self._device.memory.limit
+        """The limits in bytes, of all devices together; 0 for none."""
+        return sum(device.memory.limit for device in self._devices)
 
     def set_vram_limit(self, limit: VramLimit | str | int | float | None) -> None:
-        """Set the limit of the device's memory, or None for none, and attach as many slots as it allows.
+        """Set the limit of each device's memory, or None for none, and attach as many slots as it allows.
 
-        Raise InputError if the limit is less than the memory of weights and contexts.
+        Raise InputError if the limit is less than the memory of a device's weights and contexts.
         """
-        experts, device = self._experts("vram_limit"), self._device
-        total = device.memory.total
-        n_bytes = VramLimit.parse(limit).of(total) if limit is not None else 0
-        fixed = device.memory.used - experts.slots.bytes
-        if n_bytes and n_bytes < fixed:
-            raise InputError(
-                f"vram_limit: {size(n_bytes)} of {device.name} is less than the {size(fixed)} that weights, "
-                "contexts and the rest beside the slots take: give more"
-            )
-        _core.set_memory_limit(device.name, n_bytes)
-        self._refresh_device()
+        experts = self._experts("vram_limit")
+        slots = {each.name: each.slots.bytes for each in experts.devices}
+        parsed = VramLimit.parse(limit) if limit is not None else None
+        limits = {}
+        for device in self._devices:
+            n_bytes = parsed.of(device.memory.total) if parsed is not None else 0
+            fixed = device.memory.used - slots.get(device.name, 0)
+            if n_bytes and n_bytes < fixed:
+                raise InputError(
+                    f"vram_limit: {size(n_bytes)} of {device.name} is less than the {size(fixed)} that "
+                    "weights, contexts and the rest beside the slots take: give more"
+                )
+            limits[device.name] = n_bytes
+        for name, n_bytes in limits.items():
+            _core.set_memory_limit(name, n_bytes)
+        self._pair.refresh_devices()
         self._refit()
 
     def set_slots(self, slots: Slots | str | int | float) -> None:
@@ -94,8 +99,8 @@ class MemoryBudget:
         """
         self._experts("slots")
         wanted = Slots.parse(slots)
-        if not wanted.is_auto and (fit := self._fit(0)) < (n := wanted.of(self._n_experts)):
-            raise InputError(f"slots: {n} do not fit into {self._device.name}: {fit} would")
+        if not wanted.is_auto and (fit := self._fit([0])) < (n := wanted.of(self._n_experts)):
+            raise InputError(f"slots: {n} do not fit into {self._pair.device_names}: {fit} would")
         self._slots = wanted
         self._refit()
 
@@ -104,8 +109,13 @@ class MemoryBudget:
         self._refit()
 
     def make_room(self, n_bytes: int) -> None:
-        """Free `n_bytes` of the device's memory, as far as slots take it, for what is loaded next."""
-        self._attach(min(self._wanted, self._fit(self._spare + n_bytes)))
+        """Free `n_bytes` of the main device's memory, as far as slots take it, for what is loaded next."""
+        main = self._pair.device
+        free = [
+            spare(device) + (n_bytes if main is not None and device.name == main.name else 0)
+            for device in holders(self._experts("slots"))
+        ]
+        self._attach(min(self._wanted, self._fit(free)))
 
     def look(self, now: float | None = None) -> None:
         """Shrink the slots if another program took the device's memory, and grow them when it is free again.
@@ -117,36 +127,43 @@ class MemoryBudget:
         if experts is None or now - self._looked < LOOK_S or not self._has_own_memory:
             return
         self._looked = now
-        before, free = experts.slots.n_slots, self._device.memory.device_free
-        if before and self._pressure.shrinks(free):
-            self._attach(min(before, self._fit(self._spare)))
-            why = f"another program left {size(free)} of {self._device.name}"
+        devices, before = self._holders, experts.slots.n_slots
+        pressed = [
+            device for device in devices
+            if self._pressure[device.name].shrinks(device.memory.device_free)
+        ]  # fmt: skip
+        free = ", ".join(f"{size(each.memory.device_free)} of {each.name}" for each in pressed or devices)
+        if before and pressed:
+            self._attach(min(before, self._fit(self._spares)))
+            why = f"another program left {free}"
         else:
             wanted = self._wanted
-            room = min(wanted, self._fit(2 * self._spare)) if before < wanted else 0
-            if not self._pressure.grows(now, room - before >= max(1, round(LEAST_GROWTH * wanted))):
+            room = min(wanted, self._fit([2 * each for each in self._spares])) if before < wanted else 0
+            has_room = room - before >= max(1, round(LEAST_GROWTH * wanted))
+            grown = [each.grows(now, has_room) for each in self._pressure.values()]  # each has to know
+            if not all(grown):
                 return
-            self._attach(min(wanted, self._fit(self._spare)))
-            why = f"{size(free)} of {self._device.name} are free"
+            self._attach(min(wanted, self._fit(self._spares)))
+            why = f"{free} are free"
         if (after := experts.slots.n_slots) != before:
             self._say(f"slots: {after} instead of {before}, for {why}")
 
     # Inside
 
     @property
-    def _device(self) -> _core.DeviceInfo:
-        """The device with its memory as it is now."""
-        assert self._pair.device is not None  # Slots need a device.
-        name = self._pair.device.name
-        return next(each for each in _core.devices() if each.name == name)
+    def _devices(self) -> list[_core.DeviceInfo]:
+        """The devices, with their memory as it is now."""
+        return [current(device) for device in self._pair.devices]
 
-    def _refresh_device(self) -> None:
-        self._pair.device = self._device
+    @property
+    def _holders(self) -> list[_core.DeviceInfo]:
+        """The devices that hold layers with experts, with their memory as it is now."""
+        return holders(self._experts("slots"))
 
     @property
     def _has_own_memory(self) -> bool:
-        device = self._pair.device
-        return device is not None and (not device.shares_host_memory or memory_is_given(device))
+        devices = self._pair.devices
+        return bool(devices) and all(not each.shares_host_memory or memory_is_given(each) for each in devices)
 
     def _experts(self, what: str) -> _core.Experts:
         if self._pair.experts is None:
@@ -158,38 +175,41 @@ class MemoryBudget:
         return sum(layer.n_expert for layer in self._experts("slots").layers)
 
     @property
-    def _spare(self) -> int:
-        """The bytes that slots leave free."""
-        device = self._device
-        return margin(device.memory.size, shares_host_memory=device.shares_host_memory)
+    def _spares(self) -> list[int]:
+        """The bytes that slots leave free on each device."""
+        return spares(self._experts("slots"))
 
     @property
     def _wanted(self) -> int:
         """The number of slots that the user wants, which may be more than fit."""
         if self._cache.scheduler_name == "none":  # Nothing would fill slots again.
             return self._experts("slots").slots.n_slots
-        return wanted_slots(self._device, self._slots, self._n_experts)
+        return wanted_slots(self._holders, self._slots, self._n_experts)
 
-    def _fit(self, spare: int) -> int:
-        """Return the number of slots that leave `spare` bytes, and memory to large graphs with `auto`."""
-        graphs = self._cache.graphs if spare and self._slots.is_auto else None
-        return slots_that_fit(self._experts("slots"), self._device, graphs, spare)
+    def _fit(self, free: Sequence[int]) -> int:
+        """Return the number of slots that leave `free` bytes of each device.
+
+        With `auto`, they also leave memory to the graphs of prompts.
+        """
+        graphs = self._cache.graphs if any(free) and self._slots.is_auto else None
+        return slots_that_fit(self._experts("slots"), graphs, free)
 
     def _refit(self) -> None:
         """Attach the slots that the user wants, or as many as fit."""
-        memory = self._device.memory
-        if self._experts("slots").slots.n_slots == self._wanted and memory.used <= (
-            memory.limit or memory.used
-        ):
+        devices = self._devices
+        within = all(each.memory.used <= (each.memory.limit or each.memory.used) for each in devices)
+        if within and self._experts("slots").slots.n_slots == self._wanted:
             return
-        self._attach(min(self._wanted, self._fit(self._spare if self._slots.is_auto else 0)))
+        free = self._spares if self._slots.is_auto else [0]
+        self._attach(min(self._wanted, self._fit(free)))
 
     def _attach(self, n_slots: int) -> None:
         if n_slots != self._experts("slots").slots.n_slots:
             self._cache.resize(n_slots)
         self._pressure = self._new_pressure()
 
-    def _new_pressure(self) -> Pressure:
+    def _new_pressure(self) -> dict[str, Pressure]:
+        """Return the pressure on each device's memory, by the device's name."""
         if self._pair.experts is None:
-            return Pressure(0, 0)
-        return Pressure(self._spare, self._device.memory.device_free)
+            return {}
+        return {each.name: Pressure(spare(each), each.memory.device_free) for each in self._holders}

@@ -1,7 +1,13 @@
-"""Attaching slots to a model's experts: a given number, or the number that fits."""
+"""Attaching slots to a model's experts: a given number, or the number that fits.
+
+A model's layers may be on several devices. A number of slots is that of all devices together. Each of them
+has a part in proportion to the experts of its layers, as far as it has room, and leaves memory free of its
+own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spac import _core
@@ -16,9 +22,24 @@ if TYPE_CHECKING:
     from spac.engine.prompt_graphs import PromptGraphs
 
 
+def holders(experts: _core.Experts) -> list[_core.DeviceInfo]:
+    """Return the devices that hold layers with experts, with their memory as it is now."""
+    known = {device.name: device for device in _core.devices()}
+    return [known[each.name] for each in experts.devices]
+
+
+def spare(device: _core.DeviceInfo) -> int:
+    """Return the bytes that slots leave free on a device."""
+    return margin(device.memory.size, shares_host_memory=device.shares_host_memory)
+
+
+def spares(experts: _core.Experts) -> list[int]:
+    """Return the bytes that slots leave free on each of the devices that hold layers with experts."""
+    return [spare(device) for device in holders(experts)]
+
+
 def attach_slots(
     experts: _core.Experts,
-    device: _core.DeviceInfo,
     slots: Slots,
     draft: _core.Experts | None = None,
     graphs: PromptGraphs | None = None,
@@ -31,75 +52,82 @@ def attach_slots(
     """
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if slots.is_auto:
-        return _what_fits(experts, device, n_experts, graphs)
+        return _what_fits(experts, n_experts, graphs)
     n_slots = slots.of(n_experts)
     if draft is not None and draft.slots.n_slots:
         try:
-            experts.attach_slots(n_slots)
-            return _little_left(device)
+            experts.attach_slots(n_slots, spares(experts))
+            return _little_left(experts)
         except OutOfMemoryError:
             detach_draft(draft)
-        _exactly(experts, device, n_slots)
+        _exactly(experts, n_slots)
         return [f"draft: its experts run on the CPU, to leave room for {n_slots} slots"]
-    _exactly(experts, device, n_slots)
-    return _little_left(device)
+    _exactly(experts, n_slots)
+    return _little_left(experts)
 
 
-def _little_left(device: _core.DeviceInfo) -> list[str]:
-    """Return a note if the memory left on the device may be too small for llama.cpp's kernels.
+def _little_left(experts: _core.Experts) -> list[str]:
+    """Return notes if the memory left on a device may be too small for llama.cpp's kernels.
 
     The kernels allocate memory while they run, and end the process if they get none. The user's limit does
     not cover their memory, so there is no note if a limit is set.
     """
-    memory = next((each.memory for each in _core.devices() if each.name == device.name), device.memory)
-    wanted = margin(memory.size, shares_host_memory=device.shares_host_memory)
-    if device.shares_host_memory or memory.limit or memory.free >= wanted:
-        return []
-    left = f"slots: they leave {size(memory.free)} of {device.name} to llama.cpp's kernels"
-    return [f"{left}, which end the process where they need more; --slots auto leaves {size(wanted)}"]
+    notes = []
+    for device in holders(experts):
+        memory, wanted = device.memory, spare(device)
+        if not (device.shares_host_memory or memory.limit or memory.free >= wanted):
+            left = f"slots: they leave {size(memory.free)} of {device.name} to llama.cpp's kernels"
+            notes.append(
+                f"{left}, which end the process where they need more; --slots auto leaves {size(wanted)}"
+            )
+    return notes
 
 
-def _exactly(experts: _core.Experts, device: _core.DeviceInfo, n_slots: int) -> None:
+def _exactly(experts: _core.Experts, n_slots: int) -> None:
     """Attach `n_slots` slots, or raise OutOfMemoryError with the number that fits."""
     try:
         if n_slots:
-            experts.attach_slots(n_slots)
+            experts.attach_slots(n_slots, spares(experts))
     except OutOfMemoryError:
         fit = experts.slots_that_fit(0)
         raise OutOfMemoryError(
-            f"{n_slots} slots do not fit into what is left of {room_of(device.name, device.memory)}: "
+            f"{n_slots} slots do not fit into what is left of {_rooms(holders(experts))}: "
             f"{fit} would; give --slots {fit} or --slots auto"
         ) from None
 
 
-def wanted_slots(device: _core.DeviceInfo, slots: Slots, n_experts: int) -> int:
+def _rooms(devices: Sequence[_core.DeviceInfo]) -> str:
+    """Return a phrase for the memory that spac may use on these devices."""
+    return " and ".join(room_of(device.name, device.memory) for device in devices)
+
+
+def wanted_slots(devices: Sequence[_core.DeviceInfo], slots: Slots, n_experts: int) -> int:
     """Return the number of slots that the user wants, which may be more than fit."""
     if not slots.is_auto:
         return slots.of(n_experts)
-    if device.shares_host_memory and not memory_is_given(device):
+    if any(device.shares_host_memory and not memory_is_given(device) for device in devices):
         return max(1, round(n_experts * AUTO_SHARE))
     return n_experts
 
 
-def slots_that_fit(
-    experts: _core.Experts, device: _core.DeviceInfo, graphs: PromptGraphs | None, spare: int
-) -> int:
-    """Return the number of slots that leave `spare` bytes, and memory to the graphs of prompts.
+def slots_that_fit(experts: _core.Experts, graphs: PromptGraphs | None, free: Sequence[int]) -> int:
+    """Return the number of slots that leave `free` bytes of each device, and memory to the graphs of prompts.
 
-    If all experts fit, prompts do not stream and need no large graphs.
+    If all experts fit, prompts do not stream and need no large graphs. Graphs are for one device alone.
     """
-    fit = experts.slots_that_fit(spare)
+    fit = experts.slots_that_fit(free)
     if graphs is None or fit >= sum(layer.n_expert for layer in experts.layers):
         return fit
-    memory = next(each.memory for each in _core.devices() if each.name == device.name)
-    return experts.slots_that_fit(spare + graphs.room(memory.free + experts.slots.bytes))
+    [device] = holders(experts)
+    return experts.slots_that_fit(free[0] + graphs.room(device.memory.free + experts.slots.bytes))
 
 
 def attach_at_most(experts: _core.Experts, n_slots: int) -> int:
-    """Attach `n_slots` slots, or fewer if the device refuses so many, and return their number."""
+    """Attach `n_slots` slots, or fewer if a device refuses so many, and return their number."""
+    free = spares(experts)
     while n_slots:
         try:
-            experts.attach_slots(n_slots)
+            experts.attach_slots(n_slots, free)
             return n_slots
         except OutOfMemoryError:
             n_slots = n_slots * 15 // 16  # The free memory may be fragmented.
@@ -107,16 +135,14 @@ def attach_at_most(experts: _core.Experts, n_slots: int) -> int:
     return 0
 
 
-def _what_fits(
-    experts: _core.Experts, device: _core.DeviceInfo, n_experts: int, graphs: PromptGraphs | None
-) -> list[str]:
+def _what_fits(experts: _core.Experts, n_experts: int, graphs: PromptGraphs | None) -> list[str]:
     """Attach as many slots as fit, and return a note if they hold fewer experts than wanted."""
-    wanted = wanted_slots(device, Slots(), n_experts)
-    spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-    if graphs is not None and experts.slots_that_fit(spare) < n_experts:
+    devices, free = holders(experts), spares(experts)
+    wanted = wanted_slots(devices, Slots(), n_experts)
+    if graphs is not None and experts.slots_that_fit(free) < n_experts:
         graphs.measure()
-    n_slots = attach_at_most(experts, min(wanted, slots_that_fit(experts, device, graphs, spare)))
+    n_slots = attach_at_most(experts, min(wanted, slots_that_fit(experts, graphs, free)))
     if n_slots == wanted:
         return []
-    room = f"{room_of(device.name, device.memory)}, {size(spare)} of it left to the driver's libraries"
+    room = f"{_rooms(devices)}, {size(sum(free))} of it left to the driver's libraries"
     return [f"slots: {n_slots} of {n_experts} experts fit into {room}"]

@@ -146,6 +146,13 @@ def watch_draft(name: str, config: EngineConfig, pair: ModelPair) -> TargetRoute
             f"(Mistral 7B for Mixtral 8x7B, or a quantized copy of the target), or choose another --scheduler"
         )
     blocks = [int(found[1]) for x in pair.experts.layers if (found := re.match(r"blk\.(\d+)\.", x.name))]
+    main = pair.device.name if pair.device is not None else ""
+    if not pair.draft_on_cpu and any(each.name != main for each in pair.experts.devices):
+        raise InputError(
+            f"scheduler '{name}' asks the target's routers on the draft's device, {main}, and the target is "
+            f"on {pair.device_names}: choose another --scheduler, or --split-mode none, or "
+            "--gpu-layers-draft 0"
+        )
     return TargetRoutes(pair.draft_tap, pair.experts, blocks, config.longest_draft)
 
 

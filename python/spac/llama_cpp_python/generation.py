@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spac.engine.batched_sequence import BatchedSequence
@@ -13,7 +12,7 @@ from spac.engine.generation import Generation
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
 from spac.model.c_api import TokenArray
-from spac.stats import Meter, RunStats, Setting
+from spac.stats import Meter, RunStats, Setting, device_counts
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class LoopRun:
     ) -> None:
         self._setting, self._experts, self._logprobs = setting, experts, logprobs
         self._meter = Meter(prompt_tokens=n_prompt)
-        self._before = dict(experts.stats) if experts is not None else {}
+        self._before = {**experts.stats, **device_counts(experts)} if experts is not None else {}
         self.n_evaluated = 0
         """The number of tokens that were evaluated so far; the code that evaluates them counts them."""
 
@@ -148,12 +147,11 @@ class LoopRun:
     def stats(self) -> RunStats:
         """The statistics so far."""
         if self._experts is not None:
-            now = dict(self._experts.stats)
+            now = {**self._experts.stats, **device_counts(self._experts)}
             self._meter.experts = {name: value - self._before[name] for name, value in now.items()}
             self._meter.prompt_experts = self._meter.experts  # Only prompts use prefill streaming.
             self._meter.resident = self._experts.slots.n_resident
-        setting = replace(self._setting, vram_bytes=in_use(self._setting.device))
-        return RunStats.of(setting, self._meter)
+        return RunStats.of(self._setting.with_memory(in_use), self._meter)
 
 
 def plain_setting(target: str, device: str, threads: int, context: int, seed: int, temp: float) -> Setting:

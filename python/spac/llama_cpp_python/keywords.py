@@ -71,6 +71,15 @@ def _in_accord(options: dict[str, Any]) -> dict[str, Any]:
         found["load_mode"] = "mlock" if options.get("use_mlock") else "none"
     elif options.get("use_mlock"):
         found["load_mode"] = "mmap+mlock"
+    if options.get("split_mode") is not None:
+        words = {
+            llama_cpp.LLAMA_SPLIT_MODE_NONE: "none", llama_cpp.LLAMA_SPLIT_MODE_LAYER: "layer",
+            llama_cpp.LLAMA_SPLIT_MODE_ROW: "row",
+        }  # fmt: skip
+        found["split_mode"] = words.get(options["split_mode"], str(options["split_mode"]))
+    for name in ("tensor_split", "main_gpu"):
+        if options.get(name) is not None:
+            found[name] = options[name]
     scalings = {number: name for name, number in ROPE_SCALINGS.items()}
     if (scaling := scalings.get(options.get("rope_scaling_type", -1))) is not None:
         found["rope_scaling"] = scaling

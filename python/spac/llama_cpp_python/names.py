@@ -24,7 +24,15 @@ NAMED_BY_LLAMA_CPP = {
     "override_kv": "kv_overrides",
 }
 """The settings that are arguments of llama_cpp, with their names there."""
-_SHARED = {*NAMED_BY_LLAMA_CPP, *POSITIONS, "flash_attn", "swa_full"}
+_SHARED = {
+    *NAMED_BY_LLAMA_CPP,
+    *POSITIONS,
+    "flash_attn",
+    "swa_full",
+    "split_mode",
+    "tensor_split",
+    "main_gpu",
+}
 _BASIC = {item.name for item in fields(ContextConfig)}
 OPTIONS = tuple(
     sorted((item.name for item in fields(EngineConfig) if item.name not in _SHARED), key=_BASIC.__contains__)

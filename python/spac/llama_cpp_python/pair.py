@@ -15,7 +15,7 @@ from spac.config.overrides import Value
 from spac.errors import InputError
 from spac.model.c_api import Context, Model
 from spac.model.c_api import _Owned as Owned
-from spac.model.devices import choose_device
+from spac.model.devices import devices_of
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
 from spac.model.lora import apply_adapters, load_adapters
@@ -153,7 +153,7 @@ class LentPair(ModelPair):
             draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
         self._has_experts = self.info.is_moe
-        self.device = choose_device(config.device) if self._has_experts else None
+        self.devices, self.device = devices_of(config) if self._has_experts else ((), None)
         self._fit_to_cpu(self.info, draft)
         self._note_device()
         self._connect(self.info)
@@ -161,6 +161,9 @@ class LentPair(ModelPair):
         handles = self._handles
         devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
+        if self.device is not None:
+            split = (ctypes.c_float * api.llama_max_devices())(*(config.tensor_split or ()))
+            model_params |= {"split_mode": api.LLAMA_SPLIT_MODE_LAYER, "main_gpu": 0, "tensor_split": split}
         model_params |= self._remote_pointers()
         if handles:
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value

@@ -50,11 +50,21 @@ def shortage(device: str, asked: int, memory: _core.DeviceMemory) -> str:
     return f"{needed}, and {size(memory.free)} of the {size(memory.total)} of {device} are free"
 
 
-def in_use(device: str) -> int:
-    """Return the bytes of this process's buffers on a device; 0 for "cpu" and for unknown devices."""
+def simulated_index(device: str) -> int | None:
+    """Return the index of a simulated device, whose names are simulated, simulated1, …; None for others."""
+    match = re.fullmatch(r"simulated(\d*)", device.lower())
+    return int(match[1] or 0) if match else None
+
+
+def in_use(devices: str) -> int:
+    """Return the bytes of this process's buffers on devices, whose names have commas between them.
+
+    The result is 0 for "cpu" and for unknown devices.
+    """
     from spac import _core  # late: a configuration does not need the library
 
-    return next((each.memory.used for each in _core.devices() if each.name == device), 0)
+    names = devices.split(",")
+    return sum(each.memory.used for each in _core.devices() if each.name in names)
 
 
 def margin(n_bytes: int, *, shares_host_memory: bool) -> int:

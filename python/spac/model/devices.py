@@ -1,32 +1,113 @@
-"""The device that models run on, by its name."""
+"""The devices that models run on, by their names."""
 
 from __future__ import annotations
 
 from spac import _core, env
+from spac.config import EngineConfig
 from spac.errors import InputError
-
-SIMULATED = "simulated"
-"""The device whose settings are the environment's."""
+from spac.machine.device_memory import simulated_index
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:
-    """Return the device of a name; None for the CPU alone.
+    """Return the first device of a name or of a list of names; None for the CPU alone.
 
-    "auto" is the device that SPAC_DEVICE names, or else the first GPU, or else the CPU. Raises InputError for
-    an unknown name.
+    Raises InputError for an unknown name.
     """
+    return next(iter(choose_devices(name)), None)
+
+
+def choose_devices(names: str) -> tuple[_core.DeviceInfo, ...]:
+    """Return the devices of a list of names with commas; none for the CPU alone.
+
+    "auto" stands for what SPAC_DEVICE names, or else for all GPUs, or else for the CPU. GPUs of other drivers
+    than the first one's are left out, because they may be the same cards. Raises InputError for an
+    unknown name.
+    """
+    names = (env.DEVICE.get() or names) if names.strip().lower() == "auto" else names
+    given = [name.strip() for name in names.split(",")]
+    wanted = [name.lower() for name in given]
+    if any(simulated_index(name) is not None for name in wanted):
+        set_up_simulated()
     known = _core.devices()
-    name = (env.DEVICE.get() or name) if name.lower() == "auto" else name
-    wanted = name.lower()
-    for device in known:
-        if wanted == device.name.lower() or (wanted == "auto" and not device.shares_host_cores):
-            return device
-    if wanted in ("auto", "cpu"):
-        return None
-    names = ", ".join(["auto", *(device.name for device in known), "cpu"])
-    raise InputError(f"unknown device '{name}': choose one of {names} (see `spac doctor`)")
+    if wanted == ["auto"]:
+        return _all_gpus(known)
+    if wanted == ["cpu"]:
+        return ()
+    by_name = {device.name.lower(): device for device in known}
+    for text, name in zip(given, wanted, strict=True):
+        if name in ("auto", "cpu"):
+            raise InputError(f"device '{names}': {text} cannot be one of several, leave it out")
+        if name not in by_name:
+            listed = ", ".join(["auto", *(device.name for device in known), "cpu"])
+            raise InputError(f"unknown device '{text}': choose one of {listed} (see `spac doctor`)")
+        if wanted.count(name) > 1:
+            raise InputError(f"device '{names}': {text} is named twice, name each device once")
+    return tuple(by_name[name] for name in wanted)
+
+
+def _all_gpus(known: list[_core.DeviceInfo]) -> tuple[_core.DeviceInfo, ...]:
+    gpus = [device for device in known if not device.shares_host_cores]
+    if not gpus:
+        return ()
+    driver = _driver(gpus[0].name)
+    alike = [each for each in gpus if _driver(each.name) == driver and not each.is_integrated]
+    return tuple(alike) or (gpus[0],)
+
+
+def _driver(name: str) -> str:
+    """Return a device's name without its number."""
+    return name.rstrip("0123456789")
+
+
+def devices_of(config: EngineConfig) -> tuple[tuple[_core.DeviceInfo, ...], _core.DeviceInfo | None]:
+    """Return the devices that share the layers, and the main one; none and None for the CPU alone.
+
+    Raises InputError if the main GPU or a part of the layers is given for a device that does not exist.
+    """
+    devices = choose_devices(config.device)
+    if not devices:
+        return (), None
+    names = ", ".join(device.name for device in devices)
+    there = f"there is one device ({names})" if len(devices) == 1 else f"there are {len(devices)} ({names})"
+    if config.main_gpu >= len(devices):
+        give = "0" if len(devices) == 1 else f"0 to {len(devices) - 1}"
+        raise InputError(f"main_gpu {config.main_gpu}: {there}: give {give}, or name more with --device")
+    main = devices[config.main_gpu]
+    if config.rpc and len(devices) > 1 and config.split_mode != "none" and config.device.lower() != "auto":
+        raise InputError(f"rpc goes with one device here, and {there}: name one, or give --split-mode none")
+    if config.split_mode == "none" or config.rpc:
+        return (main,), main
+    if (parts := config.tensor_split) is not None:
+        if len(parts) > len(devices):
+            text = ",".join(f"{part:g}" for part in parts)
+            raise InputError(
+                f"tensor_split {text} has {len(parts)} parts, and {there}: give {len(devices)} at most, or "
+                "name more with --device"
+            )
+        if not any(parts[: len(devices)]):
+            raise InputError("tensor_split gives no device a part of the layers: give one a number above 0")
+    return devices, main
+
+
+def current(device: _core.DeviceInfo) -> _core.DeviceInfo:
+    """Return a device with its memory as it is now."""
+    return next(each for each in _core.devices() if each.name == device.name)
+
+
+def set_up_simulated() -> None:
+    """Give the simulated devices the environment's settings, which may make further ones.
+
+    Raises InputError for settings that they do not have.
+    """
+    for index, settings in enumerate(env.SIMULATED_DEVICE.lists()):
+        if settings or index:
+            try:
+                _core.set_simulated_device(**settings, index=index)
+            except InputError as error:
+                raise InputError(f"{env.SIMULATED_DEVICE.name}: {error}") from None
 
 
 def memory_is_given(device: _core.DeviceInfo) -> bool:
     """Return True if a limit or the simulated device's settings say how much memory a device has."""
-    return bool(device.memory.limit or (device.name == SIMULATED and _core.simulated_device()["memory_mb"]))
+    index = simulated_index(device.name)
+    return bool(device.memory.limit or (index is not None and _core.simulated_device(index)["memory_mb"]))

@@ -14,12 +14,12 @@ from spac.config.context import WHOLE_TYPES
 from spac.config.engine import AUTO_PARALLEL, DEFAULT_CONTEXT
 from spac.config.remote import MOST_DEVICES
 from spac.config.values import StreamBatch
-from spac.errors import InputError, SpacError
+from spac.errors import InputError, OutOfMemoryError, SpacError
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
-from spac.machine.device_memory import size
+from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
 from spac.model.c_api import MTP, Context, Model
-from spac.model.devices import SIMULATED, choose_device
+from spac.model.devices import current, devices_of
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
@@ -52,6 +52,10 @@ DRAFT_HEAD_ROWS = 16384
 class ModelPair:
     """Owns the models and contexts of an engine. The experts of target and draft are kept apart."""
 
+    devices: tuple[_core.DeviceInfo, ...] = ()
+    """The devices that share the target's layers; none on the CPU alone."""
+    device: _core.DeviceInfo | None = None
+    """The main device, which has the draft and the projector too; None on the CPU alone."""
     draft: Model | None = None
     """The draft model; None without a separate one."""
     draft_context: Context | None = None
@@ -162,7 +166,7 @@ class ModelPair:
             if draft.file_size > info.file_size:
                 names = f"the draft {draft.path.name} is larger than the target {info.path.name}"
                 self.notes.append(f"{names}: swap them if that is a mistake")
-        self.device = choose_device(config.device)
+        self.devices, self.device = devices_of(config)
         self._fit_to_cpu(info, draft)
         self._note_device()
         self._connect(info)
@@ -174,7 +178,12 @@ class ModelPair:
             self.copied.clear()
             del self.notes[n_notes:]
 
-        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+        try:
+            load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+        except OutOfMemoryError as error:
+            if len(self.devices) == 1 or not any(device.name in str(error) for device in self.devices):
+                raise
+            raise OutOfMemoryError(f"{error}; --tensor-split can give a device fewer layers") from None
 
     def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
         """Choose the kernels and the number of threads for both models, by measurement.
@@ -209,7 +218,7 @@ class ModelPair:
     def _handles(self) -> tuple[int, ...]:
         """The devices of the target, as addresses: those of RPC servers, then this machine's."""
         remote = () if self.remote is None else self.remote.handles
-        return remote if self.device is None else (*remote, _core.device_handle(self.device.name))
+        return (*remote, *(_core.device_handle(device.name) for device in self.devices))
 
     @property
     def layers_here(self) -> int:
@@ -262,13 +271,23 @@ class ModelPair:
         self._note_mtp()
         if self.experts is None:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
-            where = f"on {self.device.name}" if self.device is not None else "on the CPU"
+            where = f"on {self.device_names}" if self.device is not None else "on the CPU"
             if self.device is None or self.layers_on_device:
                 self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
 
     @property
+    def device_names(self) -> str:
+        """The devices' names, with commas between them; "cpu" without a device."""
+        return ",".join(device.name for device in self.devices) or "cpu"
+
+    def refresh_devices(self) -> None:
+        """Read the devices' memory anew."""
+        self.devices = tuple(current(device) for device in self.devices)
+        self.device = current(self.device) if self.device is not None else None
+
+    @property
     def layers_on_device(self) -> int:
-        """The number of the target's layers whose dense parts are on the device."""
+        """The number of the target's layers whose dense parts are on a device."""
         wanted = self._config.gpu_layers.count
         if self.device is None:
             return 0
@@ -279,6 +298,8 @@ class ModelPair:
     def setup(self) -> str:
         """A text of the settings that change the costs of these files; "" if there are none."""
         config, parts = self._config, []
+        if len(self.devices) > 1:
+            parts.append(f"layers of {self.device_names} as {config.tensor_split or 'their memory'}")
         if self.device is not None and self.layers_on_device != self.target.n_layer:
             parts.append(f"{self.layers_on_device} layers")
         if self.remote is not None:
@@ -306,11 +327,11 @@ class ModelPair:
             self.notes.append(self.remote.note(on_device))
         if self.device is None or on_device == n_layer:
             return
-        where = f"no layer is on {self.device.name}: everything is computed on the CPU"
+        where = f"no layer is on {self.device_names}: everything is computed on the CPU"
         if on_device:
             where = (
-                f"the last {on_device} of {n_layer} layers are on {self.device.name}; the others, with their "
-                "experts, are computed on the CPU"
+                f"the last {on_device} of {n_layer} layers are on {self.device_names}; the others, with "
+                "their experts, are computed on the CPU"
             )
         self.notes.append(f"--gpu-layers {self._config.gpu_layers}: {where}")
 
@@ -336,20 +357,12 @@ class ModelPair:
         by_default = self._config.device.lower() == "auto"
         if device is None and by_default and self._has_experts and not env.DEVICE.get():
             self.notes.append("no GPU found (see `spac doctor`): everything runs on the CPU")
-        if device is not None and device.name == SIMULATED:
-            if by_default:
-                self.notes.append(
-                    "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "
-                    "--device cpu is faster"
-                )
-            if settings := env.SIMULATED_DEVICE.get():
-                try:
-                    _core.set_simulated_device(**settings)
-                except InputError as error:
-                    raise InputError(f"{env.SIMULATED_DEVICE.name}: {error}") from None
-                self.device = choose_device(device.name)  # reads it anew: its memory has changed
-        if device is not None:
-            self._limit_memory()
+        if by_default and device is not None and simulated_index(device.name) is not None:
+            self.notes.append(
+                "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "
+                "--device cpu is faster"
+            )
+        self._limit_memory()
         self.notes += missing_features(_core.system_info())
         self._place_threads()
 
@@ -360,14 +373,15 @@ class ModelPair:
         self.notes += [line for line in advice if line is not None]
 
     def _limit_memory(self) -> None:
-        """Set this configuration's memory limit on the device, which replaces an earlier one."""
-        assert self.device is not None
-        limit, device = self._config.vram_limit, self.device
-        n_bytes = 0 if limit is None else limit.of(device.memory.total)
-        _core.set_memory_limit(device.name, n_bytes)
-        self.device = choose_device(device.name)
-        if n_bytes > device.memory.total:
-            self.notes.append(f"--vram-limit {size(n_bytes)}: {device.name} has {size(device.memory.total)}")
+        """Set this configuration's memory limit on each device, which replaces an earlier one."""
+        limit = self._config.vram_limit
+        for device in self.devices:
+            total = device.memory.total
+            n_bytes = 0 if limit is None else limit.of(total)
+            _core.set_memory_limit(device.name, n_bytes)
+            if n_bytes > total:
+                self.notes.append(f"--vram-limit {size(n_bytes)}: {device.name} has {size(total)}")
+        self.refresh_devices()
 
     @contextmanager
     def _room_for_prompts(self, experts: _core.Experts | None) -> Iterator[None]:
@@ -405,6 +419,8 @@ class ModelPair:
         devices = self._handles
         if is_draft:
             devices = () if self.device is None else (_core.device_handle(self.device.name),)
+        elif len(self.devices) > 1 and self._config.tensor_split is not None:
+            params = {"layer_split": list(self._config.tensor_split), **params}
         copying = self._copying(info, params, is_draft=is_draft)
         with copying.scope(paged=paged) as scope:
             model = self._keep(Model(path, devices, params, copying.loading))
@@ -612,7 +628,7 @@ class ModelPair:
 
     @property
     def _shares_cores(self) -> bool:
-        return self.device is not None and self.device.shares_host_cores
+        return any(device.shares_host_cores for device in self.devices)
 
     @property
     def _most_threads(self) -> int:

@@ -47,7 +47,8 @@ class Experts {
     const rank = this.ranks[layer].indexOf(expert) + 1;
     const share = this.looks ? this.resident[i] / this.looks : 0;
     const times = (n, thing) => `${n.toLocaleString("en")} ${thing}${n === 1 ? "" : "s"}`;
-    return `Layer ${layer}, expert ${expert}: resident in ${inUnit(share, "%")} of the steps, wanted ` +
+    const on = this.devices.length ? ` on ${this.devices[layer]}` : "";
+    return `Layer ${layer}${on}, expert ${expert}: resident in ${inUnit(share, "%")} of the steps, wanted ` +
       `${times(wanted, "time")} (rank ${rank} of ${this.counts[layer]}), came ${times(this.arrivals[i], "time")}`;
   }
 }
@@ -88,6 +89,7 @@ class HeatMap {
     const context = canvas.getContext("2d");
     this.#labels(context, dpr);
     this.#names(context, dpr);
+    this.#borders(context, dpr);
     const ramp = rampOf(this.ramp), gap = w >= 6 ? Math.max(1, Math.round(dpr)) : 0;
     const edge = (i, size, start) => Math.round((start + i * size) * dpr);
     for (let layer = 0; layer < L; layer += 1) {
@@ -99,6 +101,15 @@ class HeatMap {
         context.fillStyle = `rgb(${ramp(this.value(layer * N + expert)).join(",")})`;
         context.fillRect(x, y, edge(column + 1, w, left) - x - gap, tall);
       }
+    }
+  }
+
+  // A short line beside the layers' numbers stands where the next device begins.
+  #borders(context, dpr) {
+    const { experts } = this, { left, above, h } = this.box;
+    for (let layer = 1; layer < experts.devices.length; layer += 1) {
+      if (experts.devices[layer] === experts.devices[layer - 1]) continue;
+      context.fillRect(0, Math.round((above + layer * h) * dpr) - dpr, (left - 2) * dpr, dpr);
     }
   }
 

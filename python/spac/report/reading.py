@@ -165,11 +165,17 @@ class _Check:
         if not isinstance(layers, list) or not layers:
             self._fail("experts.layers")
         n_expert = self._whole(experts, "experts", "n_expert", 1)
+        devices = experts.setdefault("devices", [""])  # Older recordings are of one device.
+        if not isinstance(devices, list) or not all(isinstance(name, str) for name in devices):
+            self._fail("experts.devices")
         for layer in layers:
             if not isinstance(layer, dict) or not isinstance(layer.get("name"), str):
                 self._fail("experts.layers")
-            for name in ("n_used", "expert_bytes", "pool"):
+            layer.setdefault("device", 0)
+            for name in ("n_used", "expert_bytes", "pool", "device"):
                 self._whole(layer, "experts.layers", name)
+            if layer["device"] >= len(devices):
+                self._fail("experts.layers")
             if self._whole(layer, "experts.layers", "n_expert", 1) > n_expert:
                 self._fail("experts.layers")
         pool_slots = self._numbers(experts.get("pool_slots"), "experts.pool_slots")

@@ -44,10 +44,10 @@ def change_memory(llama: Any, request: Mapping[str, Any]) -> dict[str, Any]:
             engine.set_slots(_value(request, "slots"))
     except InputError as error:
         raise Refusal(400, str(error)) from None
-    device, slots = engine.device, engine.experts.slots
+    slots = engine.experts.slots
     return {
-        "limit": device.memory.limit or None,
-        "used": in_use(device.name),
+        "limit": sum(device.memory.limit for device in engine.devices) or None,
+        "used": in_use(",".join(device.name for device in engine.devices)),
         "slots": slots.n_slots,
         "slot_bytes": slots.bytes,
         "experts": engine.n_experts,

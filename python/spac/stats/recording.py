@@ -9,7 +9,8 @@ the prompt or the answer. A field that a run does not have (experts, a governor,
     stats           the figures and settings of the run, as in `RunStats.to_json`
     steps           per_row: steps in a row; columns: sums over the steps of each row, by name (`COLUMNS`)
     lengths         for each draft length asked for, 0 to the longest: steps, tokens, time_ns of such steps
-    experts         layers: name, n_expert, n_used, expert_bytes, pool of each; n_expert: N; host_memory;
+    experts         layers: name, n_expert, n_used, expert_bytes, pool of each, device; n_expert: N;
+                    devices: their names, by the layers' numbers; host_memory;
                     pool_slots: slots of every pool;
                     by_layer: sums over the run of `Step.layer_costs`, by name, each [L];
                     looks: the number of times the residency was read, every few steps with many experts;
@@ -337,8 +338,9 @@ class Recorder:
 
 
 def _described(experts: _core.Experts) -> dict[str, Any]:
-    names = ("name", "n_expert", "n_used", "expert_bytes", "pool")
+    names = ("name", "n_expert", "n_used", "expert_bytes", "pool", "device")
     return {
+        "devices": [device.name for device in experts.devices],
         "layers": [{name: getattr(layer, name) for name in names} for layer in experts.layers],
         "n_expert": experts.n_expert,
         "host_memory": experts.host_memory,

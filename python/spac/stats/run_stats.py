@@ -8,13 +8,16 @@ in bytes. A figure that a run cannot have (acceptance without a draft, a hit rat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from spac.governor import DraftLengthController
 from spac.stats.prediction import PredictionStats
 from spac.stats.table import rows
+
+if TYPE_CHECKING:
+    from spac import _core
 
 SCHEMA = 1
 
@@ -25,12 +28,25 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One device's part of a model whose layers are on several devices."""
+
+    name: str
+    layers: int  # MoE layers on it
+    experts: int  # experts of these layers
+    slots: int
+    slot_bytes: int
+    vram_bytes: int = 0  # bytes of this process's buffers on it
+    vram_limit: int | None = None
+
+
+@dataclass(frozen=True)
 class Setting:
     """The models, the device and the options of a run."""
 
     target: str
     draft: str | None
-    device: str  # name of the device, or "cpu" for plain llama.cpp
+    device: str  # names of the devices, with commas between them, or "cpu" for plain llama.cpp
     device_is_stand_in: bool
     scheduler: str
     draft_types: tuple[str, ...]
@@ -46,7 +62,8 @@ class Setting:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # options other than the defaults
     governor: str = "none"  # name of the governor
     expert_bytes: int = 0  # mean bytes of an expert
-    vram_bytes: int = 0  # bytes of this process's buffers on the device
+    devices: tuple[Part, ...] = ()  # the parts of several devices; empty for one device
+    vram_bytes: int = 0  # bytes of this process's buffers on the devices
     vram_limit: int | None = None  # limit for vram_bytes
     paged: bool = False  # True if the experts exceed the host memory
     pinned_bytes: int = 0  # bytes of experts in host memory that the device's driver has pinned
@@ -55,6 +72,11 @@ class Setting:
     lookahead: int = 0  # number of layers ahead for which experts are loaded while a step runs
     miss: str = "cpu"  # where misses are computed: "cpu", "load" or "auto"
     remote_layers: Mapping[str, int] = field(default_factory=dict)  # whole layers on RPC servers, by address
+
+    def with_memory(self, in_use: Callable[[str], int]) -> Setting:
+        """Return this setting with the memory in use that `in_use` gives for the names of devices."""
+        parts = tuple(replace(part, vram_bytes=in_use(part.name)) for part in self.devices)
+        return replace(self, vram_bytes=in_use(self.device), devices=parts)
 
 
 @dataclass
@@ -155,7 +177,7 @@ class RunStats:
     foreseen: int  # (token, expert) pairs that lookahead predicted
     foreseen_right: float | None  # share of `foreseen` that the routers chose
     slot_bytes: int
-    vram_bytes: int  # bytes of this process's buffers on the device: weights, contexts, slots and the rest
+    vram_bytes: int  # bytes of this process's buffers on the devices: weights, contexts, slots and the rest
     paged: bool  # True if the experts exceed the host memory and are read from the file on demand
     pinned_bytes: int  # bytes of experts in host memory that the device's driver has pinned
     pageable_bytes: int  # bytes of the others; their copies use a staging buffer or wait for the driver
@@ -168,6 +190,8 @@ class RunStats:
     target: str
     draft: str | None
     device: str
+    devices: Sequence[Mapping[str, Any]]
+    """The parts of several devices, as `Part`, with the uploads and the hit rate of each; empty for one."""
     device_is_stand_in: bool
     scheduler: str
     scheduler_options: Mapping[str, Any]
@@ -269,7 +293,7 @@ class RunStats:
             slots_resident=meter.resident,
             foreseen=counts("foreseen", 0),
             foreseen_right=ratio(counts("foreseen_right", 0), counts("foreseen", 0)),
-            **asdict(setting),
+            **{**asdict(setting), "devices": [_part(part, meter.experts) for part in setting.devices]},
         )
 
     def to_json(self) -> str:
@@ -279,6 +303,26 @@ class RunStats:
     def table(self) -> str:
         """Return the most important figures as lines of text."""
         return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
+
+
+def device_counts(experts: _core.Experts) -> dict[str, int]:
+    """Return counters of each device by its name, of experts on several devices; none for one device."""
+    devices = experts.devices
+    return {
+        f"{device.name}.{name}": getattr(device, name)
+        for device in (devices if len(devices) > 1 else [])
+        for name in _OF_DEVICES
+    }
+
+
+_OF_DEVICES = ("activations", "activations_hit", "uploads", "upload_bytes", "upload_failures", "evictions")
+
+
+def _part(part: Part, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the figures of one device."""
+    of = {name: counts.get(f"{part.name}.{name}", 0) for name in _OF_DEVICES}
+    rate = ratio(of["activations_hit"], of["activations"])
+    return {**asdict(part), **of, "hit_rate": rate}
 
 
 def _governed(controller: DraftLengthController | None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from spac.stats.words import counted, end, number, percent, seconds, size
 
@@ -42,6 +43,7 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     ]
     if stats.n_experts:
         rows += _expert_rows(stats)
+    rows += [(part["name"], _part(part)) for part in stats.devices]
     if stats.remote_layers:
         rows.append(("remote", _remote(stats)))
     return [*rows, ("device", f"{device}{_vram(stats)}, {counted(stats.threads, 'CPU thread')}")]
@@ -50,6 +52,17 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
 def _remote(stats: RunStats) -> str:
     places = (f"{counted(n, 'layer')} on {address}" for address, n in stats.remote_layers.items())
     return ", ".join(places) + "; the figures of experts leave them out"
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    """Return the figures of one of several devices."""
+    failed = f", {part['upload_failures']} failed" if part["upload_failures"] else ""
+    return (
+        f"{counted(part['layers'], 'layer')}, {part['slots']} slots for {part['experts']} experts "
+        f"({size(part['slot_bytes'])}), hit rate {percent(part['hit_rate'])}, "
+        f"{size(part['upload_bytes'])} in {part['uploads']} uploads{failed}, "
+        f"{size(part['vram_bytes'])} in use"
+    )
 
 
 def _vram(stats: RunStats) -> str:

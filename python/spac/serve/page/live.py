@@ -160,7 +160,11 @@ class LiveFeed:
     def _about(self) -> dict[str, Any]:
         engine = self._engine
         experts = engine.experts if engine is not None else None
+        names = [each.name for each in experts.devices] if experts is not None else []
         return {
+            "devices": [names[layer.device] for layer in experts.layers]
+            if experts is not None and len(names) > 1
+            else [],
             "experts": [layer.n_expert for layer in experts.layers] if experts is not None else [],
             "slots": experts.slots.n_slots if experts is not None else 0,
             "drafts": engine is not None and engine.governor is not None,

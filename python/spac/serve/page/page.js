@@ -349,6 +349,7 @@ class Live {
     this.counts = about.experts;
     this.n = Math.max(0, ...about.experts);
     this.slots = about.slots;
+    this.devices = about.devices;
     $("experts").hidden = !this.n;
     for (const name of ["drafted", "acceptance"]) $(name).closest("div").hidden = !about.drafts;
     $("hits").closest("div").hidden = !this.n;
@@ -371,7 +372,7 @@ class Live {
     if (!now.experts) return;
     this.flags = Uint8Array.from(atob(now.experts), (c) => c.charCodeAt(0));
     const all = this.counts.reduce((a, b) => a + b, 0);
-    $("resident").textContent = `${this.counts.length} layers of up to ${this.n} experts; ${now.resident} of ${all} are in the device's ${this.slots} slots.`;
+    $("resident").textContent = `${this.counts.length} layers of up to ${this.n} experts; ${now.resident} of ${all} are in ${this.devices.length ? "the devices'" : "the device's"} ${this.slots} slots.`;
     this.draw();
     this.mark(this.at);
   }
@@ -429,13 +430,18 @@ class Live {
     context.strokeRect(left + this.at.expert * w, top + this.at.layer * h, w, h);
   }
 
+  // With several devices, each layer's experts have slots on one of them.
+  where(layer) {
+    return `on ${this.devices.length ? this.devices[layer] : "the device"}`;
+  }
+
   mark(at) {
     const moved = at?.layer !== this.at?.layer || at?.expert !== this.at?.expert;
     this.at = at;
     if (moved) this.draw();
     const flags = at && this.flags[at.layer * this.n + at.expert];
     const text = !at ? "Point at an expert, or use the arrow keys."
-      : `Layer ${at.layer}, expert ${at.expert}: ${flags & RESIDENT ? "on the device" : "in host memory"}` +
+      : `Layer ${at.layer}, expert ${at.expert}: ${flags & RESIDENT ? this.where(at.layer) : "in host memory"}` +
         `${flags & USED ? ", used in the last step" : ""}${flags & MOVED ? ", just moved" : ""}.`;
     if ($("expert").textContent !== text) $("expert").textContent = text;
   }

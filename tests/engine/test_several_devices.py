@@ -1,0 +1,216 @@
+"""An engine on several devices, unequal ones: the text is that of the CPU, whatever moves meanwhile.
+
+tests/backend/test_several_devices.py compares every logit with the unpatched library.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError, OutOfMemoryError
+from spac.model.devices import devices_of
+from spac.stats.recording import Recorder
+
+PROMPT = "def double(values):\n    return"
+N_TOKENS = 16
+NAMES = "simulated,simulated1"
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two simulated devices of different size and speed."""
+    _core.set_simulated_device(memory_mb=256)
+    _core.set_simulated_device(memory_mb=64, upload_gb_s=0.5, latency_us=5, index=1)
+    yield
+    _core.set_simulated_device()
+    _core.set_simulated_device(index=1)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model):
+    return tiny_model("qwen3moe", n_layer=5, n_expert=6)
+
+
+@pytest.fixture(scope="module")
+def draft(tiny_model):
+    return tiny_model("qwen3", n_layer=1)
+
+
+@pytest.fixture(scope="module")
+def start(target):
+    def engine(**options):
+        sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
+        config = {
+            "target": target, "device": NAMES, "tensor_split": "1,1", "threads": 1, "ctx": 512,
+            "sampling": sampling, "slots": 12,
+        }  # fmt: skip
+        return Engine(EngineConfig(**{**config, **options}))
+
+    return engine
+
+
+def text_of(engine, prompt=PROMPT):
+    return "".join(engine.generate(prompt, N_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def expected(start):
+    with start(device="cpu") as engine:
+        return text_of(engine)
+
+
+OPTIONS = {
+    "no slots": {"slots": 0},
+    "all": {"slots": "100%"},
+    "what fits": {"slots": "auto"},
+    "lookahead": {"lookahead": 1},
+    "loaded misses": {"miss": "load"},
+    "divided misses": {"miss": "auto", "scheduler": "lru"},
+    "streamed prompts": {"stream_batch": 8},
+    "deterministic": {"deterministic": True},
+    "layers on the CPU": {"gpu_layers": 3},
+    "three to one by memory": {"tensor_split": None},
+    "none on the first": {"tensor_split": "0,1"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_text_is_that_of_the_cpu(start, expected, options):
+    with start(**options) as engine:
+        assert text_of(engine) == expected
+        assert text_of(engine, PROMPT) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"main_gpu": 1}, {"gpu_layers_draft": 0}, {"parallel": 2}], ids=str)
+def test_drafts_change_no_text(start, expected, draft, options):
+    """The draft is on the main GPU."""
+    with start(draft=draft, draft_max=4, **options) as engine:
+        assert text_of(engine) == expected
+        assert engine.device.name == NAMES.split(",")[options.get("main_gpu", 0)]
+        stats = engine.batch_stats if options.get("parallel") else engine._generation.stats
+        assert stats.drafted_tokens > 0
+
+
+def test_several_generations_at_once(start):
+    prompts = [PROMPT, "x = [1, 2, 3]\nfor", "import os\n\n\ndef main("]
+    with start(device="cpu") as engine:
+        wanted = [text_of(engine, prompt) for prompt in prompts]
+    with start(parallel=3) as engine:
+        texts = [""] * len(prompts)
+
+        def read(number):
+            texts[number] = text_of(engine, prompts[number])
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert texts == wanted
+
+
+def test_slots_move_and_change_while_it_generates(start, expected):
+    with start(slots=10) as engine:
+        for slots in (4, 30, 1, "auto"):
+            engine.set_slots(slots)
+            assert text_of(engine) == expected
+        assert engine.experts.slots.n_slots == 30
+        engine.set_vram_limit("20M")
+        assert all(device.memory.limit == 20 * MIB for device in engine.devices or ())
+        assert text_of(engine) == expected
+        engine.set_vram_limit(None)
+        with pytest.raises(InputError, match=r"vram_limit: .* of simulated is less than the .* give more"):
+            engine.set_vram_limit(1000)
+
+
+def test_a_copy_that_fails_on_one_device_leaves_its_expert_to_the_cpu(start, expected):
+    _core.set_simulated_device(memory_mb=64, fail_uploads=3, index=1)
+    with start(slots="100%") as engine:
+        assert text_of(engine) == expected
+        first, second = engine.experts.devices
+        assert first.upload_failures == 0
+        assert second.upload_failures >= 3  # all copies that were under way count
+
+
+def test_a_device_with_less_room_has_fewer_slots(start):
+    """The others get the rest. Slots that no device can hold are refused with the number that fits."""
+    with start() as engine:
+        first, second = engine.experts.devices
+        assert (first.n_experts, second.n_experts) == (18, 12)
+        assert (first.slots.n_slots, second.slots.n_slots) == (7, 5)
+        device, expert = engine.devices[1], second.slots.bytes // second.slots.n_slots
+        used = next(each.memory.used for each in _core.devices() if each.name == device.name)
+        _core.set_memory_limit(device.name, used - second.slots.bytes + 3 * expert + 4096)
+        engine.set_slots(20)
+        first, second = engine.experts.devices
+        assert 2 <= second.slots.n_slots <= 3
+        assert first.slots.n_slots + second.slots.n_slots == 20
+        with pytest.raises(InputError, match=r"slots: 30 do not fit into simulated,simulated1: 2[01] would"):
+            engine.set_slots(30)
+
+
+def test_a_device_that_is_too_small_is_named(start):
+    _core.set_simulated_device(memory_mb=1, index=1)
+    with pytest.raises(OutOfMemoryError, match="simulated1") as error:
+        start()
+    assert "\n" not in str(error.value)
+
+
+def test_statistics_and_recordings_have_each_device(start, tmp_path):
+    with start() as engine:
+        recorder = Recorder(tmp_path / "run.json")
+        generation = engine.generate(PROMPT, N_TOKENS, recorder=recorder)
+        "".join(generation)
+        stats = generation.stats
+        recorder.write(stats)
+    assert stats.device == NAMES
+    first, second = stats.devices
+    assert (first["name"], second["name"]) == ("simulated", "simulated1")
+    assert (first["layers"], second["layers"]) == (3, 2)
+    assert first["slots"] + second["slots"] == stats.slots
+    assert first["uploads"] + second["uploads"] == stats.uploads
+    assert first["activations"] + second["activations"] == stats.activations
+    assert first["vram_bytes"] + second["vram_bytes"] == stats.vram_bytes
+    assert "simulated1  2 layers" in stats.table()
+    with start(device="simulated", tensor_split=None) as engine:
+        text_of(engine)
+        assert engine._generation.stats.devices == []
+
+
+def test_what_needs_one_device_is_refused(start, draft):
+    with pytest.raises(InputError, match=r"self needs all experts on one device.*--split-mode none"):
+        start(draft_type="self")
+    with pytest.raises(InputError, match=r"scheduler 'sp-moe'"):
+        start(draft=draft, scheduler="sp-moe")
+
+
+BAD = {
+    "unknown device 'simulated9': choose one of auto": {"device": "simulated,simulated9"},
+    "simulated is named twice": {"device": "simulated,simulated"},
+    "cpu cannot be one of several": {"device": "simulated,cpu"},
+    r"main_gpu 2: there are 2 \(simulated, simulated1\): give 0 to 1": {"main_gpu": 2},
+    "tensor_split 1,2,3 has 3 parts": {"tensor_split": "1,2,3"},
+    "tensor_split: '1,x' is not a list": {"tensor_split": "1,x"},
+    "tensor_split: '-1' is not a list": {"tensor_split": "-1"},
+    "split_mode: 'row' divides each matrix": {"split_mode": "row"},
+    "split_mode: 'rows' is not one of none, layer": {"split_mode": "rows"},
+}
+
+
+@pytest.mark.parametrize(("line", "options"), BAD.items(), ids=BAD)
+def test_bad_input_is_one_line(line, options):
+    with pytest.raises(InputError, match=line) as error:
+        devices_of(EngineConfig(target="x.gguf", **{"device": NAMES, **options}))
+    assert "\n" not in str(error.value)
+
+
+def test_one_of_the_devices_alone(start, expected):
+    with start(split_mode="none", main_gpu=1, tensor_split=None) as engine:
+        assert [device.name for device in engine.devices] == ["simulated1"]
+        assert text_of(engine) == expected
