@@ -13,7 +13,9 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
-from spac.model.devices import devices_of
+from spac.model.device_room import device_room
+from spac.model.devices import choose_devices, devices_of
+from spac.report.reading import parse
 from spac.stats.recording import Recorder
 
 PROMPT = "def double(values):\n    return"
@@ -169,6 +171,9 @@ def test_statistics_and_recordings_have_each_device(start, tmp_path):
         "".join(generation)
         stats = generation.stats
         recorder.write(stats)
+    recording = parse((tmp_path / "run.json").read_bytes(), "run.json").content["experts"]
+    assert recording["devices"] == ["simulated", "simulated1"]
+    assert [layer["device"] for layer in recording["layers"]] == [0, 0, 0, 1, 1]
     assert stats.device == NAMES
     first, second = stats.devices
     assert (first["name"], second["name"]) == ("simulated", "simulated1")
@@ -208,6 +213,25 @@ def test_bad_input_is_one_line(line, options):
     with pytest.raises(InputError, match=line) as error:
         devices_of(EngineConfig(target="x.gguf", **{"device": NAMES, **options}))
     assert "\n" not in str(error.value)
+
+
+def test_the_room_of_several_devices_is_their_sum(monkeypatch):
+    alone = []
+    for name in ("simulated", "simulated1"):
+        monkeypatch.setenv("SPAC_DEVICE", name)
+        alone.append(device_room(None))
+    monkeypatch.setenv("SPAC_DEVICE", NAMES)
+    both = device_room(None)
+    assert both.names == "simulated and simulated1"
+    assert both.allowed == sum(room.allowed for room in alone) == 320 * MIB
+    assert both.free == sum(room.free for room in alone)
+
+
+def test_the_environment_makes_further_devices(monkeypatch):
+    monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=32;memory_mb=16,latency_us=2;")
+    found = choose_devices("simulated,simulated1,simulated2")
+    assert [device.memory.total for device in found[:2]] == [32 * MIB, 16 * MIB]
+    assert _core.simulated_device(1)["latency_us"] == 2
 
 
 def test_one_of_the_devices_alone(start, expected):

@@ -26,26 +26,26 @@ ggml_context_ptr no_alloc_context(size_t n_tensors) {
 
 } // namespace
 
-MoeWeights::MoeWeights(const MoeShape & s, unsigned seed, ggml_backend_buffer_type_t experts_in,
-                       ggml_backend_buffer_type_t rest_in)
-    : shape(s) {
+MoeWeights::MoeWeights(const MoeShape & s, unsigned seed, const std::vector<Place> & places) : shape(s) {
     const auto n_layer = static_cast<size_t>(s.n_layer);
-    expert_ctx_        = no_alloc_context(4 * n_layer);
-    rest_ctx_          = no_alloc_context(n_layer);
-    for (int il = 0; il < s.n_layer; ++il) {
-        Layer layer  = {};
-        layer.router = ggml_new_tensor_2d(rest_ctx_.get(), GGML_TYPE_F32, s.width, s.n_expert);
-        layer.up     = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.width, s.hidden, s.n_expert);
-        layer.gate   = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.width, s.hidden, s.n_expert);
-        layer.down   = ggml_new_tensor_3d(expert_ctx_.get(), s.type, s.hidden, s.width, s.n_expert);
-        layer.down_bias =
-            s.biases ? ggml_new_tensor_2d(expert_ctx_.get(), GGML_TYPE_F32, s.width, s.n_expert) : nullptr;
-        layers.push_back(layer);
+    for (size_t p = 0; p < places.size(); ++p) {
+        ggml_context * experts = contexts_.emplace_back(no_alloc_context(4 * n_layer)).get();
+        ggml_context * rest    = contexts_.emplace_back(no_alloc_context(n_layer)).get();
+        for (size_t il = p * n_layer / places.size(); il < (p + 1) * n_layer / places.size(); ++il) {
+            Layer layer     = {};
+            layer.router    = ggml_new_tensor_2d(rest, GGML_TYPE_F32, s.width, s.n_expert);
+            layer.up        = ggml_new_tensor_3d(experts, s.type, s.width, s.hidden, s.n_expert);
+            layer.gate      = ggml_new_tensor_3d(experts, s.type, s.width, s.hidden, s.n_expert);
+            layer.down      = ggml_new_tensor_3d(experts, s.type, s.hidden, s.width, s.n_expert);
+            layer.down_bias = s.biases ? ggml_new_tensor_2d(experts, GGML_TYPE_F32, s.width, s.n_expert) : nullptr;
+            layers.push_back(layer);
+        }
+        buffers_.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(experts, places[p].experts_in));
+        buffers_.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(rest, places[p].rest_in));
     }
-    experts_.reset(ggml_backend_alloc_ctx_tensors_from_buft(expert_ctx_.get(), experts_in));
-    rest_.reset(ggml_backend_alloc_ctx_tensors_from_buft(rest_ctx_.get(), rest_in));
-    ggml_backend_buffer_set_usage(experts_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    ggml_backend_buffer_set_usage(rest_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (const auto & buffer : buffers_) {
+        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    }
     std::mt19937 random(seed);
     for (const Layer & layer : layers) {
         for (ggml_tensor * t : {layer.router, layer.up, layer.gate, layer.down, layer.down_bias}) {
@@ -56,8 +56,8 @@ MoeWeights::MoeWeights(const MoeShape & s, unsigned seed, ggml_backend_buffer_ty
     }
 }
 
-MoeRunner::MoeRunner(const MoeWeights & weights, ggml_backend_dev_t device) : weights_(weights) {
-    if (device != nullptr) {
+MoeRunner::MoeRunner(const MoeWeights & weights, const std::vector<ggml_backend_dev_t> & devices) : weights_(weights) {
+    for (ggml_backend_dev_t device : devices) {
         backends_.emplace_back(ggml_backend_dev_init(device, nullptr));
     }
     backends_.emplace_back(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));

@@ -21,9 +21,12 @@ struct MoeShape {
 // The weights of one copy of the network.
 class MoeWeights {
   public:
-    // Expert weights go to `experts_in`, others to `rest_in`. Equal seeds give equal weights.
-    MoeWeights(const MoeShape & shape, unsigned seed, ggml_backend_buffer_type_t experts_in,
-               ggml_backend_buffer_type_t rest_in);
+    // The memory of some layers: of their experts, and of their other weights.
+    struct Place {
+        ggml_backend_buffer_type_t experts_in, rest_in;
+    };
+    // Each place gets as many layers as the next one, in order. Equal seeds give equal weights.
+    MoeWeights(const MoeShape & shape, unsigned seed, const std::vector<Place> & places);
 
     struct Layer {
         ggml_tensor * router;
@@ -36,16 +39,16 @@ class MoeWeights {
     std::vector<Layer> layers;
 
   private:
-    ggml_context_ptr        expert_ctx_, rest_ctx_;
-    ggml_backend_buffer_ptr experts_, rest_;
+    std::vector<ggml_context_ptr>        contexts_;
+    std::vector<ggml_backend_buffer_ptr> buffers_;
 };
 
 // Runs the network for one stream of calls, as a llama.cpp context does. It has backends, a scheduler, and graphs of
 // several sizes.
 class MoeRunner {
   public:
-    // If `device` is null, only the CPU backend computes.
-    MoeRunner(const MoeWeights & weights, ggml_backend_dev_t device);
+    // Without devices, only the CPU backend computes.
+    MoeRunner(const MoeWeights & weights, const std::vector<ggml_backend_dev_t> & devices);
 
     // Maps input[width * n_tokens] to an output of the same size. The output is empty if the backend failed.
     std::vector<float> run(const std::vector<float> & input);

@@ -1,7 +1,7 @@
-// Runs everything at once on the simulated device, under a sanitizer. Two streams use one model, and a second model
-// runs beside them. Plans change meanwhile, slots are attached anew, large batches are streamed, copies are late, and
-// copies fail. Every result must equal the CPU backend's, bit for bit, in any interleaving. usage: stress [rounds]
-// [seed]
+// Runs everything at once on simulated devices, under a sanitizer. Two streams use one model, whose layers are on two
+// devices or on one, and a second model runs beside them. Plans change meanwhile, slots are attached anew, large
+// batches are streamed, copies are late, and copies fail. Every result must equal the CPU backend's, bit for bit, in
+// any interleaving. usage: stress [rounds] [seed]
 #include "backend/device/settings.h"
 #include "backend/experts/experts.h"
 #include "backend/simulated_device/settings.h"
@@ -29,19 +29,28 @@ ggml_backend_buffer_type_t store_of(ggml_backend_dev_t device) {
 
 // One model: its weights on the device, and the same weights for reference.
 struct Model {
-    Model(const MoeShape & shape, unsigned seed, ggml_backend_dev_t device)
-        : ours(shape, seed, store_of(device), ggml_backend_dev_buffer_type(device)),
-          plain(shape, seed, ggml_backend_cpu_buffer_type(), ggml_backend_cpu_buffer_type()), experts(scope.experts()) {
+    Model(const MoeShape & shape, unsigned seed, std::vector<ggml_backend_dev_t> on)
+        : devices(std::move(on)), ours(shape, seed, places(devices)),
+          plain(shape, seed, {{ggml_backend_cpu_buffer_type(), ggml_backend_cpu_buffer_type()}}),
+          experts(scope.experts()) {}
+
+    static std::vector<MoeWeights::Place> places(const std::vector<ggml_backend_dev_t> & devices) {
+        std::vector<MoeWeights::Place> found;
+        for (ggml_backend_dev_t device : devices) {
+            found.push_back({store_of(device), ggml_backend_dev_buffer_type(device)});
+        }
+        return found;
     }
 
-    spac::LoadScope                scope; // the first member, because it must be open while the weights are made
-    MoeWeights                     ours, plain;
-    std::shared_ptr<spac::Experts> experts;
+    spac::LoadScope                 scope; // the first member, because it must be open while the weights are made
+    std::vector<ggml_backend_dev_t> devices;
+    MoeWeights                      ours, plain;
+    std::shared_ptr<spac::Experts>  experts;
 };
 
 // Runs a stream of calls of several sizes and checks every result.
-void use(const Model & model, ggml_backend_dev_t device, int rounds, unsigned seed) {
-    MoeRunner                       ours(model.ours, device), expected(model.plain, nullptr);
+void use(const Model & model, int rounds, unsigned seed) {
+    MoeRunner                       ours(model.ours, model.devices), expected(model.plain, {});
     std::mt19937                    random(seed);
     std::normal_distribution<float> normal;
     const int                       sizes[] = {1, 1, 5, 1, 9, 2, 40};
@@ -80,13 +89,13 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
         experts.residency(slots.data());
         switch (random() % 16) {
         case 0:
-            experts.attach_slots(static_cast<int>(random() % (n_layer * n_expert + 1)));
+            experts.attach_slots(static_cast<int>(random() % (n_layer * n_expert + 1)), {});
             break;
         case 1: {
             spac::SimulatedSettings faults;
             faults.delay_us     = 20;
             faults.fail_uploads = static_cast<int>(random() % 4);
-            spac::set_simulated_device(faults);
+            spac::set_simulated_device(faults, static_cast<int>(random() % 2));
             break;
         }
         case 2:
@@ -112,7 +121,7 @@ void disturb(spac::Experts & experts, const std::atomic<bool> & done, unsigned s
             break;
         case 8: {
             const spac::MissCosts each = {0, 1e4, 1e3, 0, 1e4, 1e3};
-            experts.set_miss_costs({each, each});
+            experts.set_miss_costs({each, each, each});
             experts.set_stream_divides(random() % 2 != 0);
             break;
         }
@@ -131,34 +140,35 @@ bool has_met_all(const spac::Experts & experts, bool masked) {
            n_spans > 0 && n_reported > 0;
 }
 
-void stress(int rounds, unsigned seed, bool masked) {
+void stress(int rounds, unsigned seed, bool masked, bool on_two) {
     spac::set_trust_device_masks(masked);
     auto *   device = static_cast<ggml_backend_dev_t>(spac::device_handle("simulated"));
+    auto *   second = static_cast<ggml_backend_dev_t>(spac::device_handle("simulated1"));
     MoeShape small, other;
     other.n_layer = 2, other.n_expert = 5, other.n_used = 3, other.biases = true, other.type = GGML_TYPE_F32;
-    Model a(small, seed, device);
-    Model b(other, seed + 1, device);
-    use(a, device, 1, seed); // this makes the layers known
-    use(b, device, 1, seed);
+    Model a(small, seed, on_two ? std::vector{device, second} : std::vector{device});
+    Model b(other, seed + 1, {second});
+    use(a, 1, seed); // this makes the layers known
+    use(b, 1, seed);
     a.experts->set_step_tokens(8); // larger batches are prompts
     b.experts->set_step_tokens(8);
     a.experts->set_lookahead(1);
-    a.experts->attach_slots(9);
-    b.experts->attach_slots(4);
+    a.experts->attach_slots(9, {});
+    b.experts->attach_slots(4, {});
 
     std::atomic<bool>        done{false};
     std::vector<std::thread> policies, streams;
     policies.emplace_back([&] { disturb(*a.experts, done, seed + 2); });
     policies.emplace_back([&] { disturb(*b.experts, done, seed + 3); });
-    streams.emplace_back([&] { use(a, device, rounds, seed + 4); });
-    streams.emplace_back([&] { use(a, device, rounds, seed + 5); });
-    streams.emplace_back([&] { use(b, device, rounds, seed + 6); });
+    streams.emplace_back([&] { use(a, rounds, seed + 4); });
+    streams.emplace_back([&] { use(a, rounds, seed + 5); });
+    streams.emplace_back([&] { use(b, rounds, seed + 6); });
     for (std::thread & thread : streams) {
         thread.join();
     }
     // The interleaving is random. On a slow machine, slots may have changed before any step read them.
     for (unsigned more = 0; !has_met_all(*a.experts, masked) && more < 50; ++more) {
-        use(a, device, rounds, seed + 7 + more);
+        use(a, rounds, seed + 7 + more);
     }
     done = true;
     for (std::thread & thread : policies) {
@@ -183,11 +193,12 @@ int main(int argc, char ** argv) {
     const unsigned seed   = argc > 2 ? static_cast<unsigned>(atoi(argv[2])) : 1;
     n_wrong += check_slot_limits();
     n_wrong += check_rpc();
+    spac::set_simulated_device({}, 1); // makes a second device
     spac::set_launch_ahead(true);
-    stress(rounds, seed, true);
+    stress(rounds, seed, true, true);
     spac::set_launch_ahead(false);
-    stress(rounds, seed + 50, true);
-    stress(rounds, seed + 100, false);
+    stress(rounds, seed + 50, true, false);
+    stress(rounds, seed + 100, false, true);
     printf("%d results, %d wrong\n", n_run.load(), n_wrong.load());
     return n_wrong == 0 ? 0 : 1;
 }

@@ -261,6 +261,19 @@ void ModelExperts::keep_shares(bool keeps) {
 
 void ModelExperts::take_layer_costs(LayerCost * costs) { demand.take_layer_costs(costs, n_layer()); }
 
+std::shared_ptr<void> ModelExperts::shared_among_streams(const std::function<std::shared_ptr<void>()> & make) {
+    const std::lock_guard lock(mutex_);
+    if (parts_.size() < 2) {
+        return make();
+    }
+    std::shared_ptr<void> known = shared_.lock();
+    if (known == nullptr) {
+        known   = make();
+        shared_ = known;
+    }
+    return known;
+}
+
 // A graph that begins behind the last layer of the last one, on another device, is of the same step.
 void ModelExperts::end_step(int first, int last) {
     const std::lock_guard lock(mutex_);

@@ -133,6 +133,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Notes that a graph that counted as demand has ended, with its first and last layer. A step that several devices
     // share has a graph for each.
     void end_step(int first, int last);
+    // Returns what the streams of contexts on several devices share, which the first call makes, and which lives as
+    // long as someone holds it. With one device, each stream gets its own.
+    std::shared_ptr<void> shared_among_streams(const std::function<std::shared_ptr<void>()> & make);
 
     // ---- looking ahead by layers, for the thread that decodes: see core/residency.h
     void foresee(int il, std::vector<int32_t> experts);
@@ -210,7 +213,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
 
     std::vector<std::shared_ptr<const Router>> routers_; // by layer
 
-    std::vector<std::unique_ptr<ExpertsPart>> parts_; // by device, in the order of layers_.devices()
+    std::weak_ptr<void>                       shared_; // among streams
+    std::vector<std::unique_ptr<ExpertsPart>> parts_;  // by device, in the order of layers_.devices()
 
     ggml_backend_dev_t                 device_ = nullptr;            // one of the devices
     HostMemory                         memory_ = HostMemory::pinned; // the worst among its buffers

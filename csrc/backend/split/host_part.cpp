@@ -19,25 +19,38 @@ int n_distinct(const SplitBlock & b, const Staging & s) {
     return static_cast<int>(end - std::lower_bound(ids.begin(), end, 0));
 }
 
-} // namespace
-
-HostPart::HostPart(bool share_cores) : share_cores_(share_cores), cpu_(ggml_backend_cpu_init()) {
-    if (!cpu_) {
+std::shared_ptr<HostThreads> new_threads() {
+    auto threads = std::make_shared<HostThreads>();
+    threads->cpu.reset(ggml_backend_cpu_init());
+    if (!threads->cpu) {
         throw DeviceError("the CPU backend could not be started");
     }
+    return threads;
 }
+
+} // namespace
 
 void HostPart::set_n_threads(int n_threads) { n_threads_ = std::max(1, n_threads); }
 
-void HostPart::start() {
-    if (pool_ == nullptr || n_threads_ > pool_->n_threads()) {
-        ggml_backend_cpu_set_threadpool(cpu_.get(), nullptr);
-        pool_.reset(); // before the new pool is made: the threads of both would need cores
-        // waiting threads spin for some microseconds between layers
-        pool_ = std::make_unique<ThreadPool>(n_threads_, share_cores_ ? 0 : 1);
-        ggml_backend_cpu_set_threadpool(cpu_.get(), pool_->get());
+std::unique_lock<std::mutex> HostPart::start(ModelExperts & experts) {
+    if (threads_ == nullptr) {
+        threads_ = std::static_pointer_cast<HostThreads>(experts.shared_among_streams(new_threads));
     }
-    ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);
+    std::unique_lock lock(threads_->in_use, std::try_to_lock);
+    if (!lock) { // another context of the model computes on another thread
+        threads_ = new_threads();
+        lock     = std::unique_lock(threads_->in_use);
+    }
+    auto & pool = threads_->pool;
+    if (pool == nullptr || n_threads_ > pool->n_threads()) {
+        ggml_backend_cpu_set_threadpool(threads_->cpu.get(), nullptr);
+        pool.reset(); // before the new pool is made: the threads of both would need cores
+        // waiting threads spin for some microseconds between layers
+        pool = std::make_unique<ThreadPool>(n_threads_, share_cores_ ? 0 : 1);
+        ggml_backend_cpu_set_threadpool(threads_->cpu.get(), pool->get());
+    }
+    ggml_backend_cpu_set_n_threads(threads_->cpu.get(), n_threads_);
+    return lock;
 }
 
 HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask, const Mask * resident,
@@ -56,7 +69,7 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
         scope.span.count    = served.n_rows;
         scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;
         const auto start    = Clock::now();
-        served.status       = ggml_backend_graph_compute(cpu_.get(), b.host_graph);
+        served.status       = ggml_backend_graph_compute(threads_->cpu.get(), b.host_graph);
         served.ns           = static_cast<int64_t>(ns_since(start));
         b.experts->counters.host_compute_ns += static_cast<uint64_t>(served.ns);
     }

@@ -114,8 +114,8 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     }
     SplitGraph & g = *found;
     const Timer  timer(g.blocks.front()->experts->counters.graph_ns);
-    host_.start();
-    Course course{&g, graph};
+    const auto   computing = host_.start(*g.blocks.front()->experts);
+    Course       course{&g, graph};
     divides_      = turns && g.turn_divides;
     course.turns  = turns && !divides_;
     loads_        = !turns && MissLoader::loads(g);

@@ -142,9 +142,6 @@ class Batch:
 
     def close(self) -> None:
         """End all sequences and the thread, and close the session. A second call does nothing."""
-        _open.discard(
-            self
-        )  # the interpreter's end may come before the object's, and the session is closed then
         with self.lock:
             self._closed = True
             self.work.notify()
