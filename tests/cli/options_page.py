@@ -7,7 +7,19 @@ import importlib
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
-PROGRAMS = ("run", "chat", "serve", "exec", "bench", "profile", "report", "models", "doctor", "rpc-server")
+PROGRAMS = (
+    "run",
+    "chat",
+    "serve",
+    "exec",
+    "bench",
+    "profile",
+    "report",
+    "trace",
+    "models",
+    "doctor",
+    "rpc-server",
+)
 
 
 def page() -> str:

@@ -19,7 +19,7 @@ MOST_ENTRIES = 28
 ROOMS = (
     "errors", "demo", "machine", "env", "_library", "costs", "scheduler", "governor", "config", "stats",
     "model", "engine", "cli", "run", "chat", "llama_cpp_python", "exec", "doctor", "models", "bench",
-    "profile", "report", "serve", "rpc_server",
+    "profile", "report", "trace", "serve", "rpc_server",
 )  # fmt: skip
 """The rooms, low to high. A room imports itself and lower ones, even in a function or for types alone.
 
@@ -30,7 +30,9 @@ FRONT = ("__main__", "__init__")
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """Imports against the order, each with the reason that it cannot be cut."""
 
-PROGRAMS = ("run", "chat", "serve", "exec", "doctor", "models", "bench", "profile", "report", "rpc_server")
+PROGRAMS = (
+    "run", "chat", "serve", "exec", "doctor", "models", "bench", "profile", "report", "trace", "rpc_server"
+)  # fmt: skip
 SURFACE = {
     "spac": "Llama enable disable __version__",
     "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH GOVERNORS LONGEST PROBABILITY "

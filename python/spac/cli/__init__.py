@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "measure speed, schedulers and settings",
     "profile": "measure what this machine's computing and copying cost",
     "report": "a run's figures as one HTML page",
+    "trace": "the experts of every token of a recording, as a trace",
     "models": "what was downloaded by name, and what of it would fit here",
     "doctor": "what was found on this machine, and what is off and why",
 }
