@@ -56,9 +56,9 @@ class Faulty(SelfTest):
         code = f"import sys, pathlib; from spac import demo; demo.TARGET = pathlib.Path({str(model)!r})"
         return ["-c", f"{code}; from spac.doctor.selftest import main; sys.exit(main())"]
 
-    def _environment(self, on: frozenset[str]) -> dict[str, str]:
+    def _environment(self, on: frozenset[str], limit_s: float) -> dict[str, str]:
         fault = self._fault if self._where in (*on, PLAIN) else ""
-        return super()._environment(on) | {env.SIMULATED_DEVICE.name: f"fault={fault}"}
+        return super()._environment(on, limit_s) | {env.SIMULATED_DEVICE.name: f"fault={fault}"}
 
 
 def results(test: SelfTest) -> dict[str, Result]:
@@ -99,6 +99,17 @@ def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(Faulty(AHEAD.name, 3.0, fault="no-signal"))[AHEAD.name]
     assert (found.verdict, found.found) == ("no answer", "no answer within 3 s")
     assert monotonic() - start < 40
+
+
+def test_the_first_process_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may compile its kernels in the first process."""
+    limits = []
+    monkeypatch.setattr(selftest, "run_limited", lambda *words: limits.append(words[-1]))
+    test = SelfTest(simulated_device(), 1.0, 5.0)
+    (first,) = test.run()
+    assert (first.verdict, first.found) == ("no answer", "no answer within 5 s")
+    assert test.together(frozenset()).found == "no answer within 1 s"
+    assert limits == [5.0, 1.0]
 
 
 def test_masks_that_are_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,9 +12,24 @@ from spac.config.values import VramLimit
 from spac.doctor.trial import Finding
 from spac.machine.device_memory import size
 
+NO_VULKAN_DEVICE = (
+    "no driver offers a Vulkan GPU; a software device counts only if GGML_VK_VISIBLE_DEVICES names it"
+)
+COMPACT_FORM = (
+    "its kernels read no masks of ids, so it waits for the CPU's list of resident experts in each layer; "
+    "nothing is launched ahead or handed over in place, and short prompts are not divided"
+)
+
+
+def with_vulkan() -> bool:
+    """Return True if the library has llama.cpp's Vulkan backend: then it is linked with libvulkan."""
+    from spac import _library
+
+    return hasattr(ctypes.CDLL(str(_library.library_path())), "vkGetInstanceProcAddr")
+
 
 def gpu() -> Iterator[Finding]:
-    """Yield the CUDA build, the driver, the GPUs and the pinning of memory."""
+    """Yield the builds, the driver, the GPUs, what they lack, and the pinning of memory."""
     from spac import _core, _library
     from spac.model import pinning
 
@@ -25,9 +40,14 @@ def gpu() -> Iterator[Finding]:
     why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
     yield Finding("driver", "ok" if driver else "off", driver or "none", why)
     devices = [device for device in _core.devices() if not device.shares_host_cores]
+    if with_vulkan():
+        why = "" if any(device.name.startswith("Vulkan") for device in devices) else NO_VULKAN_DEVICE
+        yield Finding("vulkan-build", "off" if why else "ok", "yes", why)
     for device in devices:
         free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
+        if not device.reads_masks:
+            yield Finding("split", "off", f"{device.name}: the compact form", COMPACT_FORM)
     if not devices:
         yield Finding("gpu", "off", "none", _why_no_gpu(built, driver))
     else:

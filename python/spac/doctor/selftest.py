@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 15.0
 """The time limit of one process in seconds."""
+FIRST_LIMIT_S = 90.0
+"""The same for the first process, because a driver may compile kernels at their first use, as Vulkan's do."""
 BOUND = 5e-3
 """The largest normalized mean square error of logits that passes.
 
@@ -70,9 +72,11 @@ class Result:
 class SelfTest:
     """Runs the processes that test one device."""
 
-    def __init__(self, device: _core.DeviceInfo, limit_s: float = LIMIT_S) -> None:
-        """Prepare the test. `limit_s` is the time limit of one process in seconds."""
-        self._device, self._limit_s = device, limit_s
+    def __init__(
+        self, device: _core.DeviceInfo, limit_s: float = LIMIT_S, first_limit_s: float = FIRST_LIMIT_S
+    ) -> None:
+        """Prepare the test. The limits are those of one process, and of the first one, in seconds."""
+        self._device, self._limit_s, self._first_limit_s = device, limit_s, first_limit_s
         self._plain: Logits | None = None
 
     def run(self) -> Iterator[Result]:
@@ -98,13 +102,14 @@ class SelfTest:
         return self._try(TOGETHER, names)
 
     def _try(self, name: str, on: frozenset[str], counter: str = "") -> Result:
+        limit_s = self._first_limit_s if name == PLAIN else self._limit_s
         with tempfile.TemporaryDirectory(prefix="spac-selftest-") as folder:
             file, log = Path(folder, "result.npz"), Path(folder, "log.txt")
             words = ["--device", self._device.name, "--on", ",".join(sorted(on)), "--result", str(file)]
             command = [sys.executable, *self._program(on), *words]
-            code = run_limited(command, self._environment(on), log, self._limit_s)
+            code = run_limited(command, self._environment(on, limit_s), log, limit_s)
             if code is None:
-                return Result(name, "no answer", f"no answer within {self._limit_s:g} s")
+                return Result(name, "no answer", f"no answer within {limit_s:g} s")
             if code != 0 or not file.is_file():
                 return Result(name, "crashed", f"crashed: {telling_line(log)}")
             with np.load(file) as kept:
@@ -125,10 +130,10 @@ class SelfTest:
         """Return Python's arguments that start the program of a process."""
         return ["-m", "spac.doctor.selftest"]
 
-    def _environment(self, on: frozenset[str]) -> dict[str, str]:
+    def _environment(self, on: frozenset[str], limit_s: float) -> dict[str, str]:
         more = settings_of(on) | {"GGML_NO_BACKTRACE": "1", "PYTHONFAULTHANDLER": "1"}
         if env.GATE_TIMEOUT.get() is None:  # leaves the library time to say where it waits
-            more[env.GATE_TIMEOUT.name] = f"{self._limit_s / 2:g}"
+            more[env.GATE_TIMEOUT.name] = f"{limit_s / 2:g}"
         return {**os.environ, **more}
 
 
