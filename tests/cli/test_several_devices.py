@@ -33,7 +33,6 @@ BAD = {
     "--main-gpu 1: there is one device (simulated): give 0": ("--device", "simulated", "--main-gpu", 1),
     "--tensor-split 1,1 has 2 parts": ("--device", "simulated", "-ts", "1,1"),
     "--split-mode/-sm: 'row' divides each matrix": ("--device", "simulated", "-sm", "row"),
-    "devices of other machines are not used": ("--device", "simulated", "--rpc", "host:1"),
 }
 
 
