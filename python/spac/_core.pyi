@@ -1467,10 +1467,10 @@ class ParallelSession:
     ) -> ParallelStep:
         """Advance the sequences that have a turn; a turn is an id and the most tokens to draft.
 
-        At most about `n_prompt` tokens of pending prompts are evaluated, the oldest sequence's first. The call
-        goes on with up to `n_most` steps that are sure to end within `seconds`, while nothing is drafted and
-        each step has a token of every turn, none of which ends a text. Raises
-        InputError for an unknown id, Cancelled, and what a listener raises.
+        At most about `n_prompt` tokens of pending prompts are evaluated, the oldest sequence's first. The
+        call goes on with up to `n_most` steps that are sure to end within `seconds`, while nothing is drafted
+        and each step has a token of every turn, none of which ends a text. Raises InputError for an unknown
+        id, Cancelled, and what a listener raises.
         """
     def on(self, event: str, callback: Callable[..., object] | None) -> None:
         """Set a callback as `Session.on` does. Only draft_end, verify_layer and verify_end are called."""

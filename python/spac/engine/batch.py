@@ -27,7 +27,6 @@ from spac.model.c_api import grammar_faults
 from spac.model.pair import ModelPair
 from spac.stats import Meter
 
-_WEIGHT = 0.3  # of a new time against the mean of those before
 IDLE_S = 60.0
 """Seconds without a read after which a generation ends if another one waits for its place."""
 
@@ -74,8 +73,7 @@ class Batch:
         self._waiting: deque[BatchedSequence] = deque()
         self._members: dict[int, BatchedSequence] = {}
         self._closed = False
-        self._credit_s = 0.0  # time that prompts may take beside the others
-        self._token_s = 0.0  # time of a prompt token in a piece, by the last ones
+        self._debt_s = 0.0  # time that decoding gets before prompts are read again
         self.meter = Meter()
         """The counts of all sequences together, without those of the experts."""
         self._observing = threading.Lock()
@@ -317,10 +315,7 @@ class Batch:
         if not pending:
             # A parked sequence may have lost its memory, if the host had none for it.
             return self._piece if any(each.n_pending for each in decoding) else 0
-        wanted = min(self._piece, pending)
-        if self._share < 1 and self._credit_s < self._token_s * wanted:
-            return 0
-        return wanted
+        return 0 if self._debt_s > 0 else min(self._piece, pending)
 
     def _run_of(self, members: list[BatchedSequence], decoding: list[BatchedSequence]) -> tuple[float, int]:
         """Return for how many seconds, and for how many steps, the next call of the session may go on."""
@@ -336,14 +331,13 @@ class Batch:
         if step.n_prompt:
             self.meter.prefill_s += prefill_s
             self.meter.prefilled_tokens += step.n_prompt
-            token_s = prefill_s / step.n_prompt
-            self._token_s += (token_s - self._token_s) * (_WEIGHT if self._token_s else 1.0)
+        # A piece is read at once, and decoding gets its share of the time afterwards. So a request that comes
+        # while others decode waits for its first token no longer than it has to.
         if not lengths:
-            self._credit_s = 0.0
+            self._debt_s = 0.0
         elif self._share < 1:
-            earned = (seconds - prefill_s) * self._share / (1 - self._share)
-            self._credit_s = min(self._credit_s + earned, self._token_s * self._piece + earned)
-            self._credit_s = max(0.0, self._credit_s - prefill_s)
+            paid_s = max(0.0, self._debt_s - (seconds - prefill_s))
+            self._debt_s = paid_s + prefill_s * (1 - self._share) / self._share
         if step.verified:
             self._count(step.batch, seconds - prefill_s)
             with self._observing:

@@ -45,7 +45,7 @@ SAMPLING = {
 """The sampling options that a request can give: their names in `SamplingConfig`, and in a request."""
 
 
-RUN_S = 0.01
+RUN_S = 0.02
 """The seconds for which steps go on before the threads of their answers are woken.
 
 Nobody sees so short a pause in a text, and waking the threads takes more time than a step of a small model.
