@@ -140,7 +140,7 @@ class BatchedSequence:
         """Return the next step's result, and wait for it. Raise Cancelled and other errors of the session."""
         with self.changed:
             if not self.steps and self.error is None:
-                self._asks = True
+                self._asks, self.full_since = True, None
                 self.batch.work.notify()
                 self.changed.wait_for(lambda: self.steps or self.error)
                 self._asks = False
@@ -148,7 +148,7 @@ class BatchedSequence:
                 assert self.error is not None
                 raise self.error
             step, self._probabilities = self.steps.popleft()
-            self.full_since = None
+            self.full_since = monotonic() if self._is_made else None
             self.batch.work.notify()
         self.own_counts.update(step.experts)
         return step
@@ -196,9 +196,14 @@ class BatchedSequence:
         """True if the next step should have a turn of this sequence."""
         if self.ended or self.left == 0:
             return False
-        if self._has_end or (self.expected is not None and self.n_made >= self.expected):
-            return self._asks and not self.steps  # The reader probably needs no more.
+        if self._is_made:
+            return self._asks and not self.steps
         return len(self.steps) < AHEAD
+
+    @property
+    def _is_made(self) -> bool:
+        """True if the reader probably needs no more than was made."""
+        return self._has_end or (self.expected is not None and self.n_made >= self.expected)
 
     @property
     def n_ahead(self) -> int:
@@ -212,7 +217,7 @@ class BatchedSequence:
         """Add a step for the reader."""
         self._has_end = step.reason == "stop"
         self.steps.append((step, probabilities))
-        if len(self.steps) == AHEAD:
+        if len(self.steps) == AHEAD or self._is_made:
             self.full_since = monotonic()
 
 

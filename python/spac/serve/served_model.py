@@ -162,6 +162,7 @@ class ServedModel:
             yield
         finally:
             context.running(None)
+            self._llama.on_run = None
             if self._feed is not None:
                 self._feed.end()
             stats = getattr(self._llama, "stats", None)
