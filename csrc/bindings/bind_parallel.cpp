@@ -64,14 +64,14 @@ class PyParallelSession : public SessionHolder<ParallelSession> {
         call->replace(place, all, bytes, n_bytes);
     }
 
-    ParallelStep step(const std::vector<std::pair<int, int>> & turns, int n_prompt) {
+    ParallelStep step(const std::vector<std::pair<int, int>> & turns, int n_prompt, double seconds, int n_most) {
         std::vector<spac::Turn> each;
         for (const auto & [id, draft_length] : turns) {
             each.push_back({id, draft_length});
         }
         const Call                   call(*this);
         const py::gil_scoped_release release;
-        return call->step(each, n_prompt);
+        return call->step(each, n_prompt, {seconds, n_most});
     }
 };
 
@@ -128,6 +128,7 @@ void bind_parallel(py::module_ & m) {
         .def_readonly("n_accepted", &SequenceStep::n_accepted)
         .def_readonly("n_past", &SequenceStep::n_past)
         .def_readonly("n_pending", &SequenceStep::n_pending)
+        .def_readonly("n_steps", &SequenceStep::n_steps)
         .def_readonly("waits", &SequenceStep::waits)
         .def_property_readonly("reason", [](const SequenceStep & self) { return to_string(self.reason); })
         .def_property_readonly("probabilities", &probabilities)
@@ -151,7 +152,9 @@ void bind_parallel(py::module_ & m) {
         .def("join", &PyParallelSession::join, py::arg("tokens"), py::kw_only(), py::arg("n_unseen") = 0,
              py::arg("n_top") = -1)
         .def("leave", &PyParallelSession::leave, py::arg("id"))
-        .def("step", &PyParallelSession::step, py::arg("turns"), py::arg("n_prompt"))
+        .def("step", &PyParallelSession::step, py::arg("turns"), py::arg("n_prompt"), py::kw_only(),
+             py::arg("seconds") = 0.0, py::arg("n_most") = 1)
+        .def("hand_over", [](const PyParallelSession & self) { self.get().hand_over(); })
         .def("replace", &PyParallelSession::replace, py::arg("place"), py::arg("tokens"), py::arg("state"))
         .def("held",
              [](const PyParallelSession & self) {

@@ -61,61 +61,6 @@ ParallelSession::Impl::~Impl() {
     interrupt.detach(ctx);
 }
 
-// Returns the places of this step, the oldest first.
-PlaceList ParallelSession::Impl::begin_step(const std::vector<Turn> & turns) {
-    PlaceList taking;
-    for (const auto & turn : turns) {
-        auto & place = places.of(turn.id);
-        if (std::find(taking.begin(), taking.end(), &place) != taking.end()) {
-            throw InputError("sequence " + std::to_string(turn.id) + " has two turns in a step");
-        }
-        if (turn.draft_length < 0 || turn.draft_length > draft_max) {
-            throw InputError("the draft length is " + std::to_string(turn.draft_length) +
-                             ", expected a value from 0 to draft_max, " + std::to_string(draft_max));
-        }
-        if (!place.sequence.has_prompt()) {
-            throw InputError("sequence " + std::to_string(turn.id) + " has failed: it can only leave");
-        }
-        place.draft_length = turn.draft_length;
-        taking.push_back(&place);
-    }
-    std::sort(taking.begin(), taking.end(), is_older);
-    for (auto * const place : taking) {
-        place->waits  = false;
-        place->error  = nullptr;
-        place->reason = StopReason::none;
-        place->drafted.clear();
-        place->accepted.clear();
-        place->n_drafted = 0;
-        place->experts   = {};
-        place->probabilities.reset();
-    }
-    for (auto * const place : taking) {
-        if (place->parked) {
-            places.come_back(*place);
-        }
-    }
-    return taking;
-}
-
-void ParallelSession::Impl::report(const PlaceList & taking) {
-    for (auto * const place : taking) {
-        SequenceStep step;
-        step.id            = place->id;
-        step.tokens        = place->accepted;
-        step.n_drafted     = place->n_drafted;
-        step.n_accepted    = std::max(0, static_cast<int>(place->accepted.size()) - 1);
-        step.n_past        = place->target.n_past();
-        step.n_pending     = place->parked ? 0 : place->sequence.n_pending();
-        step.reason        = place->reason;
-        step.waits         = place->waits;
-        step.error         = place->error;
-        step.probabilities = std::move(place->probabilities);
-        step.experts       = place->experts;
-        result.sequences.push_back(std::move(step));
-    }
-}
-
 ParallelSession::ParallelSession(const SessionConfig & config, bool separate)
     : impl_(std::make_unique<Impl>(config, separate)) {}
 
@@ -166,44 +111,7 @@ void ParallelSession::leave(int id) {
     place.sequence.begin_from_memory();
 }
 
-const ParallelStep & ParallelSession::step(const std::vector<Turn> & turns, int n_prompt) {
-    auto &                impl = *impl_;
-    const Interrupt::Call call(impl.interrupt);
-    impl.interrupt.raise_if_stopped();
-    impl.result       = ParallelStep{};
-    const auto taking = impl.begin_step(turns);
-    impl.evaluate_prompts(taking, n_prompt);
-
-    PlaceList ready;
-    for (auto * const place : taking) {
-        if (place->is_ready() && !place->parked && place->sequence.n_pending() == 0) {
-            if (place->sequence.is_full()) {
-                place->reason = StopReason::length;
-            } else {
-                ready.push_back(place);
-            }
-        }
-    }
-    if (!ready.empty()) {
-        impl.draft(ready);
-        impl.interrupt.raise_if_stopped();
-        const auto members = impl.find_room(ready);
-        if (impl.separate) {
-            for (auto * const place : members) {
-                impl.verify({place});
-            }
-        } else if (!members.empty()) {
-            impl.verify(members);
-        }
-        impl.demand.take(impl.result.batch);
-        impl.result.verified = impl.result.batch.n_verified > 0;
-    }
-    impl.report(taking);
-    if (impl.result.verified && impl.listeners.verify_end) {
-        impl.listeners.verify_end(impl.result.batch);
-    }
-    return impl.result;
-}
+void ParallelSession::hand_over() noexcept { impl_->hands_over.store(true); }
 
 void ParallelSession::drop_drafts() {
     auto &                impl = *impl_;

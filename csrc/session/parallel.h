@@ -27,6 +27,7 @@ struct SequenceStep {
     int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_past     = 0; // tokens of the sequence in the target's memory
     int                  n_pending  = 0; // tokens that have to be evaluated before the next window
+    int                  n_steps    = 0; // steps of the call that verified for it
     StopReason           reason     = StopReason::none;
     bool                 waits      = false; // true: the memory had no place for it, and others that are older use it
     std::exception_ptr   error;              // what failed for this sequence; it is as it was, and may be tried again
@@ -34,6 +35,7 @@ struct SequenceStep {
     ExpertCounts                      experts;       // of the sequence's tokens in this verification
 };
 
+// The result of one step, or of all steps of a call.
 struct ParallelStep {
     Step                      batch; // the counts, times and the demand of all sequences together
     std::vector<SequenceStep> sequences;
@@ -81,8 +83,12 @@ class ParallelSession {
 
     // Evaluates at most about `n_prompt` tokens of the prompts that are pending, the oldest first. Then drafts and
     // verifies for the other sequences. Only those that have a turn take part. The reference is valid until the next
-    // step. Throws InputError for an unknown id, Cancelled, and what a listener throws.
-    const ParallelStep & step(const std::vector<Turn> & turns, int n_prompt);
+    // step. Throws InputError for an unknown id, Cancelled, and what a listener throws. A call of several steps goes on
+    // while each step verifies for all of them, and calls verify_end after each step.
+    const ParallelStep & step(const std::vector<Turn> & turns, int n_prompt, const StepRun & run = {});
+
+    // Lets the call of step() that runs, or the next one, return after the step that it makes. Any thread may call it.
+    void hand_over() noexcept;
 
     // Replaces what the memory holds of a free place. `state` is of llama_state_seq_get_data and holds the `tokens`;
     // with none of both, the place is empty afterwards. Throws InputError if the place is not free, or if the memory

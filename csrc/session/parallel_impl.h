@@ -1,5 +1,5 @@
-// The parts of a ParallelSession: parallel.cpp has its calls, parallel_prompts.cpp reads prompts, parallel_verify.cpp
-// drafts, verifies and samples.
+// The parts of a ParallelSession: parallel.cpp has its calls, parallel_step.cpp the steps, parallel_prompts.cpp reads
+// prompts, parallel_verify.cpp drafts, verifies and samples.
 #pragma once
 
 #include "session/clock.h"
@@ -12,6 +12,7 @@
 #include "session/prompt_cache.h"
 #include "session/prompt_graph.h"
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct ParallelSession::Impl {
     void              verify(const PlaceList & members);
     void              sample(Place & place, int first_row);
     void              report(const PlaceList & places);
+    PlaceList         advance(const std::vector<Turn> & turns, int n_prompt);
+    bool              goes_on(const PlaceList & taking) const;
 
     std::shared_ptr<Trace>          trace;
     Interrupt                       interrupt; // declared before the contexts, so that it outlives their use of it
@@ -53,6 +56,7 @@ struct ParallelSession::Impl {
     Listeners                       listeners;
     ParallelStep                    result;
     DraftConfig                     draft_config;
+    std::atomic<bool>               hands_over{false}; // true: the call of step() returns after this step
     bool                            dropped   = false; // true after drop_drafts()
     int                             draft_max = 0;
     int                             next_id   = 0;

@@ -9,6 +9,7 @@
 #include "session/prompt_cache.h"
 #include "session/sequence.h"
 #include "session/speculator.h"
+#include "session/step_run.h"
 #include "session/verifier.h"
 
 #include <algorithm>
@@ -68,6 +69,7 @@ struct Session::Impl {
     llama_tokens verify();
     llama_tokens sample();
     void         commit(const llama_tokens & accepted);
+    void         advance();
 
     std::shared_ptr<Trace>             trace;
     std::shared_ptr<Experts>           experts;
@@ -346,6 +348,25 @@ void Session::Impl::commit(const llama_tokens & accepted) {
     result.reason     = sequence.append(accepted);
 }
 
+// Makes one step.
+void Session::Impl::advance() {
+    evaluate_prompt();
+    result = Step{};
+    if (sequence.is_full()) {
+        result.reason = StopReason::length;
+        return;
+    }
+    draft();
+    commit(verify());
+    result.n_steps = 1;
+    if (!drafted.empty()) {
+        speculator->accept(result.n_accepted, sequence.history());
+    }
+    if (listeners.verify_end) {
+        listeners.verify_end(result);
+    }
+}
+
 Session::Session(const SessionConfig & config) : impl_(std::make_unique<Impl>(config)) {}
 
 Session::~Session() = default;
@@ -407,27 +428,20 @@ void Session::set_sampling(const SamplingConfig & sampling) {
     impl.verifier.set_sampling(sampling);
 }
 
-const Step & Session::step() {
+const Step & Session::step(const StepRun & run) {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
     if (!impl.sequence.has_prompt()) {
         throw InputError("the session has no prompt: call prefill() first");
     }
-    impl.evaluate_prompt();
-    if (impl.sequence.is_full()) {
-        impl.result        = Step{};
-        impl.result.reason = StopReason::length;
-        return impl.result;
-    }
-    impl.result = Step{};
-    impl.draft();
-    impl.commit(impl.verify());
-    if (!impl.drafted.empty()) {
-        impl.speculator->accept(impl.result.n_accepted, impl.sequence.history());
-    }
-    if (impl.listeners.verify_end) {
-        impl.listeners.verify_end(impl.result);
-    }
+    StepTimer timer(run);
+    Step      sum;
+    do {
+        impl.advance();
+        add(sum, impl.result);
+    } while (timer.goes_on() && impl.next_draft_length() == 0 && impl.result.n_drafted == 0 &&
+             impl.result.reason == StopReason::none);
+    impl.result = std::move(sum);
     return impl.result;
 }
 

@@ -108,12 +108,21 @@ enum class StopReason {
 
 const char * to_string(StopReason reason); // "", "stop", "length"
 
-// The result of one step.
+// How long a call of step() goes on. It makes further steps while these are sure to end in time, so that the caller is
+// woken once for several tokens. It returns after a step that drafted, after a token that ends a generation, and where
+// the caller has to look: at a full context, an error, or a sequence that waits.
+struct StepRun {
+    double seconds = 0; // for all steps of the call
+    int    n_most  = 1; // steps at most
+};
+
+// The result of one step, or of all steps of a call.
 struct Step {
     std::vector<int32_t> tokens;         // accepted draft tokens, then the target's own
     int                  n_drafted  = 0; // draft tokens that were verified
     int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
+    int                  n_steps    = 0; // steps of the call; 0 if there was no place for one
     // The draft model's probabilities of the drafted tokens, and of the one before which a draft stopped. Empty unless
     // DraftConfig::confidences is set and drafts are made token by token.
     std::vector<float> confidences;
@@ -206,7 +215,8 @@ class Session {
     // Drafts, verifies and accepts. The result has at least one token, unless its reason is `length`. An exception
     // before verification (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end
     // listener comes after the tokens were committed: last_step() has them. The reference is valid until the next step.
-    const Step & step();
+    // A call of several steps calls verify_end after each of them.
+    const Step & step(const StepRun & run = {});
     const Step & last_step() const;
 
     // Returns how probable the target held the last step's tokens, each where it came, and the `n_top` most probable

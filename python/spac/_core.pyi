@@ -927,6 +927,9 @@ class Step:
     def n_verified(self) -> int:
         """The number of tokens in the verification batch: n_drafted + 1."""
     @property
+    def n_steps(self) -> int:
+        """The number of steps of the call, whose counts, times and tokens these are; 0 if none fits."""
+    @property
     def demand(self) -> Int32Array:
         """The activations of every expert in this verification, int32[L, N]; [0, 0] without experts.
 
@@ -1247,9 +1250,11 @@ class Session:
 
         Raise InputError for invalid parameters, and change nothing then.
         """
-    def step(self) -> Step:
+    def step(self, *, seconds: float = 0.0, n_most: int = 1) -> Step:
         """Draft, verify and accept tokens: at least one, unless the context is full.
 
+        While nothing is drafted, the call goes on with up to `n_most` steps that are sure to end within
+        `seconds`, up to a token that ends the text.
         An exception before the end of the verification (Cancelled, or one of a callback) does not change the
         sequence. An exception of the "verify_end" callback comes after the tokens became part of the
         sequence. They are in `last_step`.
@@ -1373,6 +1378,9 @@ class SequenceStep:
     def n_pending(self) -> int:
         """The number of tokens that have to be evaluated before the next window."""
     @property
+    def n_steps(self) -> int:
+        """The number of steps of the call that verified for the sequence."""
+    @property
     def waits(self) -> bool:
         """True if older sequences use the cells of the memory that this one needs."""
     @property
@@ -1449,11 +1457,20 @@ class ParallelSession:
         With no tokens, the place is empty afterwards. Raise InputError if the place is not free, or if the
         memory does not take the state; then it holds what it held.
         """
-    def step(self, turns: Sequence[tuple[int, int]], n_prompt: int) -> ParallelStep:
+    def hand_over(self) -> None:
+        """Let the call of `step` that runs, or the next one, return after the step that it makes.
+
+        Any thread may call this.
+        """
+    def step(
+        self, turns: Sequence[tuple[int, int]], n_prompt: int, *, seconds: float = 0.0, n_most: int = 1
+    ) -> ParallelStep:
         """Advance the sequences that have a turn; a turn is an id and the most tokens to draft.
 
-        At most about `n_prompt` tokens of pending prompts are evaluated, the oldest sequence's first. Raises
-        InputError for an unknown id, Cancelled, and what a listener raises.
+        At most about `n_prompt` tokens of pending prompts are evaluated, the oldest sequence's first. The
+        call goes on with up to `n_most` steps that are sure to end within `seconds`, while nothing is drafted
+        and each step has a token of every turn, none of which ends a text. Raises InputError for an unknown
+        id, Cancelled, and what a listener raises.
         """
     def on(self, event: str, callback: Callable[..., object] | None) -> None:
         """Set a callback as `Session.on` does. Only draft_end, verify_layer and verify_end are called."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Generator, Iterable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spac.llama_cpp_python.generation import TokenRun
 from spac.serve.request_context import RequestContext
 from spac.serve.stream_thread import AHEAD, StreamThread
 
@@ -83,3 +87,27 @@ def test_a_stream_waits_for_its_reader_and_ends_with_its_request() -> None:
     asyncio.run(run())
     assert len(made) == AHEAD + 1
     assert closed == ["spac-stream"]
+
+
+def test_items_that_are_at_hand_come_together() -> None:
+    """The event loop is woken for the last of them."""
+    run = SimpleNamespace(n_fresh=0)
+    seen: list[list[int]] = []
+
+    def groups() -> Generator[int, None, None]:
+        for size in (1, 5, 3):
+            for left in reversed(range(size)):
+                run.n_fresh = left
+                yield size
+            while sum(map(len, seen)) < {1: 1, 5: 6, 3: 9}[size]:
+                time.sleep(0.001)
+
+    async def take() -> None:
+        context = RequestContext({})
+        context.run = cast(TokenRun, run)
+        async for items in StreamThread(groups(), context).items():
+            seen.append(items)
+        await asyncio.to_thread(context.finish)
+
+    asyncio.run(asyncio.wait_for(take(), 60))
+    assert seen == [[1], [5] * 5, [3] * 3]

@@ -210,7 +210,7 @@ class EngineConfig(ContextConfig):
         "-cb", off=("--no-cont-batching", "-nocb"), group=CONTEXT_GROUP,
     )  # fmt: skip
     prefill_share: float = option(
-        0.5, "with --parallel, share of the time that prompts take while other generations decode; they are "
+        0.8, "with --parallel, share of the time that prompts take while other generations decode; they are "
         "read in pieces of a small graph", "--prefill-share", range=Range(0.01, 1), group=CONTEXT_GROUP,
     )  # fmt: skip
     stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(

@@ -16,7 +16,7 @@ from typing import Any
 
 from spac import _core
 from spac.config import EngineConfig
-from spac.engine.batched_sequence import AHEAD, BatchedSequence, MemberStep, SequenceText
+from spac.engine.batched_sequence import BatchedSequence, MemberStep, SequenceText
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
@@ -27,7 +27,6 @@ from spac.model.c_api import grammar_faults
 from spac.model.pair import ModelPair
 from spac.stats import Meter
 
-_WEIGHT = 0.3  # of a new time against the mean of those before
 IDLE_S = 60.0
 """Seconds without a read after which a generation ends if another one waits for its place."""
 
@@ -74,8 +73,7 @@ class Batch:
         self._waiting: deque[BatchedSequence] = deque()
         self._members: dict[int, BatchedSequence] = {}
         self._closed = False
-        self._credit_s = 0.0  # time that prompts may take beside the others
-        self._token_s = 0.0  # time of a prompt token in a piece, by the last ones
+        self._debt_s = 0.0  # time that decoding gets before prompts are read again
         self.meter = Meter()
         """The counts of all sequences together, without those of the experts."""
         self._observing = threading.Lock()
@@ -138,7 +136,13 @@ class Batch:
             if self._closed:
                 raise InputError("the engine is closed")
             self._waiting.append(member)
-            self.work.notify()
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the thread look at its sequences, after the step that it makes. Call this with the lock."""
+        self.work.notify()
+        if not self._closed:
+            self.session.hand_over()
 
     def close(self) -> None:
         """End all sequences and the thread, and close the session. A second call does nothing."""
@@ -216,7 +220,9 @@ class Batch:
         turns = [(each.id, lengths.get(each.id, 0)) for each in members]
         started = perf_counter()
         try:
-            step = self.session.step(turns, self._prompt_tokens(members, decoding))
+            n_prompt = self._prompt_tokens(members, decoding)
+            seconds, n_most = (0.0, 1) if n_prompt else self._run_of(members, decoding)
+            step = self.session.step(turns, n_prompt, seconds=seconds, n_most=n_most)
         except Exception as error:  # It belongs to those that have a turn. Others may go on.
             for each in members:
                 self._fail(each, error)
@@ -289,17 +295,15 @@ class Batch:
                 if each.left is not None:
                     each.left = max(0, each.left - n)
                 each.ended = each.ended or result.reason == "length" or each.left == 0
-                each.steps.append((self._member_step(result, batch), result.probabilities))
-                if len(each.steps) == AHEAD:
-                    each.full_since = monotonic()
+                each.take(self._member_step(result, batch), result.probabilities)
                 if result.reason == "length":
                     each.error = each.error or InputError("the context is full")
             each.changed.notify_all()
 
     def _member_step(self, result: _core.SequenceStep, batch: _core.Step) -> MemberStep:
-        n_verified = result.n_drafted + 1 if len(result.tokens) else 0
+        n_verified = result.n_drafted + result.n_steps
         return MemberStep(
-            result.tokens, result.n_drafted, result.n_accepted, n_verified,
+            result.tokens, result.n_drafted, result.n_accepted, n_verified, result.n_steps,
             batch.draft_ns, batch.verify_ns, batch.sample_ns, result.reason, result.experts,
         )  # fmt: skip
 
@@ -311,24 +315,29 @@ class Batch:
         if not pending:
             # A parked sequence may have lost its memory, if the host had none for it.
             return self._piece if any(each.n_pending for each in decoding) else 0
-        wanted = min(self._piece, pending)
-        if self._share < 1 and self._credit_s < self._token_s * wanted:
-            return 0
-        return wanted
+        return 0 if self._debt_s > 0 else min(self._piece, pending)
+
+    def _run_of(self, members: list[BatchedSequence], decoding: list[BatchedSequence]) -> tuple[float, int]:
+        """Return for how many seconds, and for how many steps, the next call of the session may go on."""
+        if len(decoding) < len(members) or self.session.draft_max or self._observer is not None:
+            return 0.0, 1
+        with self.lock:
+            if self._may_join:
+                return 0.0, 1
+            return min(each.run_s for each in members), min(each.n_ahead for each in members)
 
     def _learn(self, step: _core.ParallelStep, lengths: dict[int, int], seconds: float) -> None:
         prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
         if step.n_prompt:
             self.meter.prefill_s += prefill_s
             self.meter.prefilled_tokens += step.n_prompt
-            token_s = prefill_s / step.n_prompt
-            self._token_s += (token_s - self._token_s) * (_WEIGHT if self._token_s else 1.0)
+        # A piece is read at once, and decoding gets its share of the time afterwards. So a request that comes
+        # while others decode waits for its first token no longer than it has to.
         if not lengths:
-            self._credit_s = 0.0
+            self._debt_s = 0.0
         elif self._share < 1:
-            earned = (seconds - prefill_s) * self._share / (1 - self._share)
-            self._credit_s = min(self._credit_s + earned, self._token_s * self._piece + earned)
-            self._credit_s = max(0.0, self._credit_s - prefill_s)
+            paid_s = max(0.0, self._debt_s - (seconds - prefill_s))
+            self._debt_s = paid_s + prefill_s * (1 - self._share) / self._share
         if step.verified:
             self._count(step.batch, seconds - prefill_s)
             with self._observing:
@@ -339,7 +348,7 @@ class Batch:
 
     def _count(self, step: _core.Step, seconds: float) -> None:
         meter = self.meter
-        meter.steps += 1
+        meter.steps += step.n_steps
         meter.step_tokens += len(step.tokens)
         meter.generated_tokens += len(step.tokens)
         meter.decode_s += seconds

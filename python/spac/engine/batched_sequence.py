@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from spac import _core
@@ -18,7 +19,7 @@ from spac.model.c_api import TokenArray
 if TYPE_CHECKING:
     from spac.engine.batch import Batch
 
-_NO_END = 1 << 30
+NO_END = 1 << 30
 _OWN = (
     "activations", "activations_hit", "activations_loaded", "distinct", "distinct_hit", "misses_cpu",
     "misses_loaded",
@@ -38,6 +39,7 @@ class MemberStep:
     n_drafted: int
     n_accepted: int
     n_verified: int
+    n_steps: int
     draft_ns: int
     verify_ns: int
     sample_ns: int
@@ -72,6 +74,10 @@ class BatchedSequence:
         self.batch, self.sampling, self.n_top = batch, sampling, n_top
         self.left = limit
         """The number of tokens that are still wanted; None for no limit."""
+        self.run_s = 0.0
+        """The seconds for which a call of the session may make further steps before the reader is woken."""
+        self.expected: int | None = None
+        """The number of tokens after which nothing is made ahead of the reader; None for no such number."""
         self.id = -1
         """The sequence's number in the session; -1 while it waits and after it has left."""
         self.tokens: TokenArray | None = None
@@ -93,6 +99,8 @@ class BatchedSequence:
         self.n_made = self.n_drafted = self.n_accepted = 0
         """The numbers of tokens that were made, of those that were drafted, and of drafted ones accepted."""
         self.steps: deque[tuple[MemberStep, Any]] = deque()
+        self._asks = False  # True while the reader waits for a step
+        self._has_end = False  # True once a token ended the text
         self.own_counts = Counter(dict.fromkeys(_OWN, 0))
         """The counts of its own tokens' experts, in the steps that its reader has taken."""
         self.changed = threading.Condition(batch.lock)
@@ -131,12 +139,16 @@ class BatchedSequence:
     def step(self) -> MemberStep:
         """Return the next step's result, and wait for it. Raise Cancelled and other errors of the session."""
         with self.changed:
-            self.changed.wait_for(lambda: self.steps or self.error)
+            if not self.steps and self.error is None:
+                self._asks, self.full_since = True, None
+                self.batch.work.notify()
+                self.changed.wait_for(lambda: self.steps or self.error)
+                self._asks = False
             if not self.steps:
                 assert self.error is not None
                 raise self.error
             step, self._probabilities = self.steps.popleft()
-            self.full_since = None
+            self.full_since = monotonic() if self._is_made else None
             self.batch.work.notify()
         self.own_counts.update(step.experts)
         return step
@@ -163,7 +175,7 @@ class BatchedSequence:
             self.error = self.error or Cancelled("cancelled")
             self.ended = True
             self.changed.notify_all()
-            self.batch.work.notify()
+            self.batch.interrupt()
 
     def leave(self) -> None:
         """End the sequence, because its reader needs no more."""
@@ -177,12 +189,36 @@ class BatchedSequence:
     @property
     def room(self) -> int:
         """The longest draft that is of use, beside the target's own token."""
-        return _NO_END if self.left is None else self.left - 1
+        return NO_END if self.left is None else self.left - 1
 
     @property
     def wants_step(self) -> bool:
         """True if the next step should have a turn of this sequence."""
-        return not self.ended and self.left != 0 and len(self.steps) < AHEAD
+        if self.ended or self.left == 0:
+            return False
+        if self._is_made:
+            return self._asks and not self.steps
+        return len(self.steps) < AHEAD
+
+    @property
+    def _is_made(self) -> bool:
+        """True if the reader probably needs no more than was made."""
+        return self._has_end or (self.expected is not None and self.n_made >= self.expected)
+
+    @property
+    def n_ahead(self) -> int:
+        """The most steps that the next call of the session may make for this sequence."""
+        if not self.n_made:
+            return 1  # A reader gets the first token at once.
+        left = NO_END if self.left is None else self.left
+        return max(1, left if self.expected is None else min(left, self.expected - self.n_made))
+
+    def take(self, step: MemberStep, probabilities: Any) -> None:
+        """Add a step for the reader."""
+        self._has_end = step.reason == "stop"
+        self.steps.append((step, probabilities))
+        if len(self.steps) == AHEAD or self._is_made:
+            self.full_since = monotonic()
 
 
 class BatchedGeneration(Generation):

@@ -227,13 +227,13 @@ class Generation(Iterator[str]):
         meter = self._meter
         started = time.perf_counter()
         with self._call():
-            step = self._session.step() if self._controller is None else self._controller.step(self._room)
+            step = self._make_step() if self._controller is None else self._controller.step(self._room)
         text = "".join(self._accept(int(token)) for token in step.tokens)
         elapsed = time.perf_counter() - started
         meter.decode_s += elapsed
         if not meter.steps:
             meter.first_token_s = meter.prefill_s + meter.decode_s
-        meter.steps += 1
+        meter.steps += step.n_steps
         meter.step_tokens += len(step.tokens)
         meter.drafted += step.n_drafted
         meter.accepted += step.n_accepted
@@ -241,10 +241,13 @@ class Generation(Iterator[str]):
         meter.verify_s += step.verify_ns / 1e9
         meter.sample_s += step.sample_ns / 1e9
         meter.reason = meter.reason or step.reason
-        self._count()
+        self._count(step.n_steps)
         if self._recorder is not None:
             self._recorder.step(step, int(elapsed * 1e9), self._counts, self._session.draft_length)
         return text
+
+    def _make_step(self) -> Any:
+        return self._session.step()
 
     @property
     def _room(self) -> int | None:
@@ -275,15 +278,15 @@ class Generation(Iterator[str]):
         own = getattr(self._session, "own_counts", {})
         return {**self._experts.stats, **device_counts(self._experts), **own}
 
-    def _count(self) -> None:
+    def _count(self, n_steps: int) -> None:
         if self._experts is None:
             return
         now, before = self._read_counts(), self._counts
         activations = now["activations"] - before["activations"]
         if activations:
             hits = now["activations_hit"] - before["activations_hit"]
-            self._meter.step_hit_rates += hits / activations
-            self._meter.counted_steps += 1
+            self._meter.step_hit_rates += n_steps * hits / activations
+            self._meter.counted_steps += n_steps
         self._counts = now
         self._meter.experts = {name: value - self._counts_before[name] for name, value in now.items()}
         self._meter.resident = self._experts.slots.n_resident

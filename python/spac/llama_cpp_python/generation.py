@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spac.engine.batched_sequence import BatchedSequence
+from spac.engine.batched_sequence import NO_END, BatchedSequence
 from spac.engine.generation import Generation
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
@@ -66,8 +66,24 @@ class TokenRun(Generation):
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()
+        self._run_s = 0.0
+        self._expected: int | None = None
         if logprobs is not None:
             logprobs.begin()
+
+    @property
+    def n_fresh(self) -> int:
+        """The number of tokens that are made and not handed out yet."""
+        return len(self._fresh)
+
+    def run_on(self, seconds: float, expected: int | None) -> None:
+        """Let steps go on for `seconds` before their tokens are handed out, from the second step on.
+
+        Nothing is made ahead after `expected` tokens, unless this is None.
+        """
+        self._run_s, self._expected = seconds, expected
+        if isinstance(self._session, BatchedSequence):
+            self._session.run_s, self._session.expected = seconds, expected
 
     def each(self) -> Iterator[int]:
         """Yield the tokens one by one, including those that would end a text."""
@@ -80,6 +96,13 @@ class TokenRun(Generation):
                 yield self._deliver(self._fresh.popleft())
             if reason == "length":
                 meter.reason = reason
+
+    def _make_step(self) -> Any:
+        meter = self._meter
+        if isinstance(self._session, BatchedSequence) or not meter.steps or self._logprobs is not None:
+            return self._session.step()  # A batch has made it already. Probabilities are of one step.
+        n_most = NO_END if self._expected is None else self._expected - meter.step_tokens
+        return self._session.step(seconds=self._run_s, n_most=max(1, n_most))
 
     def _step(self) -> str:
         text = super()._step()

@@ -106,6 +106,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _detokenizer = PerThread()
     on_run = PerThread()
     """A function that each run of `generate` is passed to, or None; with `parallel`, one for each thread."""
+    run_s = 0.0
+    """The seconds for which steps go on before their tokens are handed out; 0 for one step."""
+    _expected = PerThread()  # The number of tokens that the completion in progress asks for, or None.
     _threads: threading.local | None = None
     _placement: Placement | None = None
     _pool: SharedPool | None = None
@@ -153,7 +156,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         more = self._open_embedder if _POOLING in self._own else None
         splits = info.is_moe and config.device.lower() != "cpu"
         alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
-        if alone and not config.rpc:
+        if alone and not exact and not config.rpc:
             threads = (config.threads, config.threads_batch or config.threads)
             self._placement = placed(config, threads, {}, {}, exact=exact)
             self._load_target(config, options)
@@ -381,6 +384,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._run = run = TokenRun(
                     engine, session, setting, prompt, n_unseen, sampling.logprobs, images
                 )
+                self._begin_run(run)
                 for token in run.each():
                     self._note(sequence)
                     if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
@@ -398,6 +402,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         finally:
             if turn == self._turn:
                 self._settle()
+
+    def _begin_run(self, run: TokenRun) -> None:
+        run.run_on(self.run_s, self._expected)
+        if self.on_run is not None:
+            self.on_run(run)
 
     def _setting(self, sampling: Sampling) -> Setting:
         """Return the setting that runs, for the statistics."""
@@ -448,7 +457,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         made = super()._create_completion(
             logit_bias=logit_bias, logits_processor=logits_processor, logprobs=logprobs, **keywords
         )
-        return made if recorded is None else with_logprobs(self, made, recorded, keywords)
+        if recorded is not None:
+            made = with_logprobs(self, made, recorded, keywords)
+        return self._expecting(made, keywords.get("max_tokens"))
+
+    def _expecting(self, made: Generator[Any, None, None], n_tokens: int | None) -> Iterator[Any]:
+        """Yield the parts of a completion of `n_tokens` tokens at most; None or 0 for no limit."""
+        self._expected = n_tokens if n_tokens is not None and n_tokens > 0 else None
+        try:
+            yield from made
+        finally:
+            self._expected = None
 
     # Text
 

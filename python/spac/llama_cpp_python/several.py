@@ -62,8 +62,7 @@ def generate_beside(
     held[: prompt.size] = prompt
     n_held = prompt.size
     llama._run = run = TokenRun(engine, sequence, setting, prompt, prompt.size, sampling.logprobs)
-    if llama.on_run is not None:
-        llama.on_run(run)
+    llama._begin_run(run)
     try:
         for token in run.each():
             if criteria and criteria(held[:n_held], llama._scores[0, :]):

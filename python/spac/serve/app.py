@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -42,6 +43,13 @@ SAMPLING = {
     "mirostat_ent": "mirostat_tau",
 }
 """The sampling options that a request can give: their names in `SamplingConfig`, and in a request."""
+
+
+RUN_S = 0.02
+"""The seconds for which steps go on before the threads of their answers are woken.
+
+Nobody sees so short a pause in a text, and waking the threads takes more time than a step of a small model.
+"""
 
 
 def make_parser() -> Parser:
@@ -132,6 +140,8 @@ def serve(options: argparse.Namespace) -> int:
         talk.note("serving until Ctrl-C; the address goes to stdout")
         if options.page:
             talk.note(f"a page to chat is at http://{address(bound)}")
+        gc.collect()
+        gc.freeze()  # Collections leave out the program's own objects, which stay to its end.
         print(f"http://{address(bound)}/v1", file=out, flush=True)
         server.run(sockets=[bound])
     return 0
@@ -196,7 +206,9 @@ def load(config: EngineConfig, pooling: str | None = None) -> Any:
     """Return the model as llama-cpp-python's `Llama` with the split; with `pooling`, it has an embedder."""
     from spac.llama_cpp_python.llama import Llama
 
-    return Llama.from_config(config, pooling=pooling, verbose=False)
+    llama = Llama.from_config(config, pooling=pooling, verbose=False)
+    llama.run_s = RUN_S
+    return llama
 
 
 def _pooling(options: argparse.Namespace, target: Path) -> str | None:

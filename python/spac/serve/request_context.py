@@ -28,7 +28,7 @@ class RequestContext:
         self.preserved: Collection[int] = ()
         """The control tokens that are text in the answer (`Llama.preserve_tokens`)."""
         self.run: TokenRun | None = None
-        """The last generation, of several that may run at once."""
+        """The last generation, unless llama_cpp's own loop makes it."""
         self.waits = True
         """True until the request's turn comes."""
         self.on_one_thread = False
@@ -49,6 +49,11 @@ class RequestContext:
     def ends(self) -> bool:
         """True once the generation has to end; any thread may read it."""
         return self._cancelled or self.concluded
+
+    @property
+    def has_more(self) -> bool:
+        """True if the next token of the answer is made already; its thread may read this."""
+        return self.run is not None and self.run.n_fresh > 0
 
     def cancel(self) -> None:
         """Stop the request's work, because its answer is not needed; call this in the event loop's thread."""

@@ -147,12 +147,13 @@ class ServedModel:
 
         def follow(run: TokenRun) -> None:
             context.run = run
-            context.running(run.cancel)
+            if self._several:
+                context.running(run.cancel)
 
         before = getattr(self._llama, "stats", None)
+        context.run, self._llama.on_run = None, follow
         if self._several:
             self._llama.preserve_tokens(context.preserved)
-            self._llama.on_run = follow
         else:
             context.running(stop)
         if self._feed is not None:
@@ -161,6 +162,7 @@ class ServedModel:
             yield
         finally:
             context.running(None)
+            self._llama.on_run = None
             if self._feed is not None:
                 self._feed.end()
             stats = getattr(self._llama, "stats", None)

@@ -21,7 +21,8 @@ class StreamThread(Generic[T]):
     """Runs a stream on one thread from its beginning to its end.
 
     The event loop takes all items at once that have come since it last looked. So a step of the model waits
-    for no client, and a busy event loop sends several items together.
+    for no client, and a busy event loop sends several items together. It is woken when no further token is at
+    hand.
     """
 
     def __init__(self, stream: Generator[T, None, None], context: RequestContext) -> None:
@@ -29,7 +30,7 @@ class StreamThread(Generic[T]):
         self._stream, self._context, self._loop = stream, context, asyncio.get_running_loop()
         self._items: list[T] = []
         self._error: BaseException | None = None
-        self._over = self._closed = False
+        self._over = self._closed = self._told = False
         self._changed = threading.Condition()
         self._ready = asyncio.Event()
         context.on_one_thread = True
@@ -45,7 +46,7 @@ class StreamThread(Generic[T]):
             await self._ready.wait()
             self._ready.clear()
             with self._changed:
-                items, self._items = self._items, []
+                items, self._items, self._told = self._items, [], False
                 over = self._over
                 self._changed.notify()
             if items:
@@ -73,12 +74,15 @@ class StreamThread(Generic[T]):
         """Add an item as soon as there is room. Return False if nobody takes items any more."""
         with self._changed:
             while len(self._items) >= AHEAD and not self._closed:
+                if not self._told:
+                    self._tell()
                 self._changed.wait()
             if self._closed:
                 return False
             self._items.append(item)
-            is_first = len(self._items) == 1
-        if is_first:
+            tells = not self._told and not self._context.has_more
+            self._told = self._told or tells
+        if tells:
             self._tell()
         return True
 
