@@ -12,7 +12,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,10 @@ class Program:
 
     def run(self) -> int:
         """Listen and serve until a signal comes, and return the exit code."""
+        with self._errors_shown():
+            return self._wait_for_clients()
+
+    def _wait_for_clients(self) -> int:
         bound = listen(self._options.host, self._options.port)
         self._wake, woken = socket.socketpair()
         with bound, self._wake, woken:
@@ -105,17 +110,29 @@ class Program:
             raise self._fault
         return self._code or 0
 
-    def _server(self) -> _core.RpcServer:
-        from spac import _core
+    @contextmanager
+    def _errors_shown(self) -> Iterator[None]:
+        """Show what ggml says of messages that it cannot use, unless all of its log is shown."""
         from spac.model import c_api
 
         c_api.listen()
-        if not self._options.verbose:
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("spac: %(message)s"))
-            handler.setLevel(logging.ERROR)  # what ggml says of messages that it cannot use
-            c_api.log.addHandler(handler)
-            c_api.log.propagate = False
+        if self._options.verbose:
+            yield
+            return
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("spac: %(message)s"))
+        handler.setLevel(logging.ERROR)
+        before, c_api.log.propagate = c_api.log.propagate, False
+        c_api.log.addHandler(handler)
+        try:
+            yield
+        finally:
+            c_api.log.removeHandler(handler)
+            c_api.log.propagate = before
+
+    def _server(self) -> _core.RpcServer:
+        from spac import _core
+
         names = [name.strip() for name in (self._options.device or "").split(",") if name.strip()]
         if not names:
             names = [each.name for each in _core.devices() if not each.shares_host_cores] or ["cpu"]
