@@ -2,8 +2,11 @@
 
 #include "session/draft_types.h"
 #include "session/interrupt.h"
+#include "session/places.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -29,6 +32,8 @@ ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Con
     params_.draft.ctx_tgt = targets_.front()->get();
     params_.draft.ctx_dft = draft_ctx;
     llama_memory_clear(llama_get_memory(draft_ctx), false);
+    const auto n_cells = static_cast<int>(llama_n_ctx(draft_ctx));
+    capacity_          = shares_cells(draft_ctx) ? n_cells : std::numeric_limits<int>::max();
     for (int i = 0; i < n_seq; ++i) {
         drafts_.emplace_back(draft_ctx, "draft", static_cast<llama_seq_id>(i));
     }
@@ -75,8 +80,46 @@ void ParallelDrafts::read(size_t index, const llama_tokens & prompt, int n) {
         }
         return;
     }
+    if (n_used() - drafts_[index].n_past() + n > capacity_) {
+        return; // draft() makes room
+    }
     const llama_tokens known(prompt.begin(), prompt.begin() + n);
     feed({{index, &known, LLAMA_TOKEN_NULL, 0, nullptr}});
+}
+
+// Returns the tokens in the draft model's memory.
+int ParallelDrafts::n_used() const {
+    return std::accumulate(drafts_.begin(), drafts_.end(), 0,
+                           [](int n, const auto & each) { return n + each.n_past(); });
+}
+
+// Makes room in the draft model's memory for the requests, and returns those that fit. Sequences of the target share
+// cells with a common beginning, and those of the draft model do not, so its memory may be too small for all. First
+// those lose their tokens that draft nothing now, then the youngest.
+std::vector<ParallelDrafts::Request> ParallelDrafts::that_fit(const std::vector<Request> & requests) {
+    std::vector<Request> fitting;
+    int                  n_planned = 0;
+    std::vector<char>    drafts(drafts_.size(), 0);
+    for (const auto & each : requests) {
+        const int size = static_cast<int>(each.tokens->size()), n = size + each.n_max + 1;
+        drafts_[each.index].keep_prefix(*each.tokens, size);
+        if (n_planned + n <= capacity_) {
+            n_planned += n;
+            drafts[each.index] = 1;
+            fitting.push_back(each);
+        }
+    }
+    int n_other = 0;
+    for (size_t i = 0; i < drafts_.size(); ++i) {
+        n_other += drafts[i] ? 0 : drafts_[i].n_past();
+    }
+    for (size_t i = 0; i < drafts_.size() && n_planned + n_other > capacity_; ++i) {
+        if (!drafts[i]) {
+            n_other -= drafts_[i].n_past();
+            drafts_[i].clear();
+        }
+    }
+    return fitting;
 }
 
 // Evaluates what the draft model's memory lacks of the sequences, in one batch if it is large enough.
@@ -125,11 +168,14 @@ void ParallelDrafts::draft(const std::vector<Request> & requests) {
         }
         return;
     }
-    feed(requests);
-    std::for_each(requests.begin(), requests.end(), [this](const auto & each) { note(each); });
-    bool drafts = false;
     for (const auto & each : requests) {
         each.draft->clear();
+    }
+    const auto fitting = that_fit(requests);
+    feed(fitting);
+    std::for_each(fitting.begin(), fitting.end(), [this](const auto & each) { note(each); });
+    bool drafts = false;
+    for (const auto & each : fitting) {
         if (each.last < drafts_[each.index].n_vocab()) {
             const auto pos   = static_cast<llama_pos>(each.tokens->size());
             auto &     asked = common_speculative_get_draft_params(spec_.get(), static_cast<llama_seq_id>(each.index));
@@ -140,7 +186,7 @@ void ParallelDrafts::draft(const std::vector<Request> & requests) {
     if (drafts) {
         common_speculative_draft(spec_.get());
     }
-    for (const auto & each : requests) {
+    for (const auto & each : fitting) {
         auto & asked = common_speculative_get_draft_params(spec_.get(), static_cast<llama_seq_id>(each.index));
         asked.prompt = nullptr;
         asked.result = nullptr;

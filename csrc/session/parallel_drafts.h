@@ -34,19 +34,23 @@ class ParallelDrafts {
     void begin(size_t index, const llama_tokens & prompt, int n);
     // Follows the target, which has evaluated the first `n` tokens of a prompt; all of them if `n` is its size.
     void read(size_t index, const llama_tokens & prompt, int n);
+    // The oldest sequence comes first. Sequences for which the draft's memory has no room get no draft.
     void draft(const std::vector<Request> & requests);
     // Notes that `n` tokens of the sequence's last draft were accepted. Must not be called for an empty draft.
     void accept(size_t index, int n, const llama_tokens & tokens);
 
   private:
-    void feed(const std::vector<Request> & requests);
-    void note(const Request & request);
+    std::vector<Request> that_fit(const std::vector<Request> & requests);
+    int                  n_used() const;
+    void                 feed(const std::vector<Request> & requests);
+    void                 note(const Request & request);
 
     DraftConfig                              config_;
     std::vector<Context *>                   targets_;
     Interrupt &                              interrupt_;
-    std::vector<std::unique_ptr<Speculator>> lookups_; // n-grams; empty with a draft model
-    std::vector<Context>                     drafts_;  // the draft model's sequences; empty without one
+    std::vector<std::unique_ptr<Speculator>> lookups_;      // n-grams; empty with a draft model
+    std::vector<Context>                     drafts_;       // the draft model's sequences; empty without one
+    int                                      capacity_ = 0; // tokens that all of these hold together
     std::shared_ptr<ShortHead>               head_;
     std::vector<size_t>                      n_noted_; // tokens of each sequence that the head was shown
     common_params_speculative                params_;

@@ -18,9 +18,9 @@ constexpr int parked_margin = 64;
 
 } // namespace
 
-Places::Places(llama_context * ctx)
-    : unified_(ctx->get_cparams().kv_unified || llama_n_seq_max(ctx) == 1),
-      capacity_(static_cast<int>(llama_n_ctx(ctx))) {
+bool shares_cells(llama_context * ctx) { return ctx->get_cparams().kv_unified || llama_n_seq_max(ctx) == 1; }
+
+Places::Places(llama_context * ctx) : unified_(shares_cells(ctx)), capacity_(static_cast<int>(llama_n_ctx(ctx))) {
     for (size_t i = 0; i < llama_n_seq_max(ctx); ++i) {
         places_.push_back(std::make_unique<Place>(ctx, i));
     }

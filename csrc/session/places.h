@@ -48,6 +48,9 @@ using PlaceList = std::vector<Place *>;
 
 inline bool is_older(const Place * a, const Place * b) { return a->since < b->since; }
 
+// Returns true if the sequences of a context share the cells of its memory.
+bool shares_cells(llama_context * ctx);
+
 // With a unified memory, sequences share its cells. If they do not suffice, places that are free lose theirs first.
 // Then the youngest sequence is copied to host memory.
 class Places {

@@ -325,6 +325,22 @@ def test_whoever_joins_and_leaves_each_says_what_it_says_alone(
     compare(lab, target, said)
 
 
+def test_a_draft_without_room_drafts_for_the_oldest(lab: Lab, target: Path, other: Path) -> None:
+    """The target shares a common beginning, so its memory of 256 tokens holds two texts of 150, and more.
+
+    The draft's memory shares nothing, and holds one of them.
+    """
+    with session(lab, target, draft=other, size={**CONTEXT, "n_ctx": 256}, draft_max=2) as several:
+        said = follow(several, [("join", 4), *[("step", 2)] * 6, ("join", 4), *[("step", 2)] * 6], 2, {})
+        ids = [0, 1]
+        step = several.step([(each, 2) for each in ids], 30)
+        drafted = {each.id: each.n_drafted for each in step.sequences}
+        assert (drafted[0] > 0, drafted[1]) == (True, 0)
+        several.leave(0)
+        assert several.step([(1, 2)], 30).sequences[0].n_drafted > 0, "there is room now"
+    compare(lab, target, said)
+
+
 def faults(lab: Lab, moe: Path, actions: Actions, separate: bool) -> int:
     """Follow actions among which slots move and copies fail. Return the number of copies that failed."""
     lab.context(moe)
