@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +112,25 @@ def test_lora_path_is_llama_cpp_s(
         Llama(str(config.target), lora_path=str(adapter), lora=adapter, **keywords)
 
 
+@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("family", ["qwen3moe", "qwen3"])
-def test_plain_llama_cpp_has_them_too(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
-    """Settings work where nothing is split: on the CPU, and in models without experts."""
+def test_plain_llama_cpp_has_them_too(
+    tiny_model: TinyModel, tmp_path: Path, family: str, exact: bool
+) -> None:
+    """Settings work where nothing is split: on the CPU, and in models without experts.
+
+    `from_config` uses the native session there too, and the class itself uses llama_cpp's loop.
+    """
     path = tiny_model(family)
     lora = write_adapter(tmp_path / "adapter.gguf", path, r"attn_q\.weight")
     base = {**BASE, "device": "cpu"} if family == "qwen3moe" else BASE
 
     def text(**options: Any) -> list[int]:
         config = EngineConfig(path, **{**base, **options})
-        with closing(Llama.from_config(config, verbose=False)) as llm:
-            assert llm.engine is None
+        keywords = {**llama_keywords(config), "device": config.device, "verbose": False}
+        plainly = partial(Llama, str(path), lora=options.get("lora", ()), **keywords)
+        with closing(Llama.from_config(config, verbose=False) if exact else plainly()) as llm:
+            assert (llm.engine is not None) == exact
             tokens = llm.generate([5, 6, 7], temp=0.0)
             return [next(tokens) for _ in range(12)]
 

@@ -158,15 +158,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
         if alone and not exact and not config.rpc:
             threads = (config.threads, config.threads_batch or config.threads)
-            self._placement = placed(config, threads, {}, {}, exact=exact)
+            self._placement = placed(config, threads, {}, {}, exact=False)
             self._load_target(config, options)
             self._pool = with_pool(self.ctx)
-            model, context = self.target, LentContext(self.ctx)
-            adapt(config, model, context)
-            if more is not None:
-                further = more(model, context)
-                self._stack.callback(further.close)
-                self._pool.attach(further)
+            adapt(config, self.target, LentContext(self.ctx))
             return
 
         def load(placement: Placement) -> tuple[Any, Any]:
