@@ -6,6 +6,7 @@ ggml=${1:?usage: run.sh PATCHED_GGML_DIR [BUILD_DIR]}
 build=${2:-$(mktemp -d)}
 mkdir -p "$build"
 export ASAN_OPTIONS="detect_leaks=1" TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+export LSAN_OPTIONS="suppressions=$here/leaks.txt:print_suppressions=0"
 export UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
 for sanitize in address,undefined thread; do
     dir=$build/${sanitize%%,*}
