@@ -94,8 +94,8 @@ int ParallelDrafts::n_used() const {
 }
 
 // Makes room in the draft model's memory for the requests, and returns those that fit. Sequences of the target share
-// cells with a common beginning, and those of the draft model do not, so its memory may be too small for all. First
-// those lose their tokens that draft nothing now, then the youngest.
+// cells with a common beginning, and those of the draft model do not, so its memory may be too small for all. The
+// oldest fit first. The other sequences lose their tokens as far as these need room.
 std::vector<ParallelDrafts::Request> ParallelDrafts::that_fit(const std::vector<Request> & requests) {
     std::vector<Request> fitting;
     int                  n_planned = 0;

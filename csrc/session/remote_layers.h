@@ -1,4 +1,4 @@
-// What sessions and loading need for layers on RPC servers.
+// Layers on RPC servers, as sessions and the loading of models need them.
 #pragma once
 
 #include <cstdint>

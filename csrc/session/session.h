@@ -108,7 +108,7 @@ enum class StopReason {
 
 const char * to_string(StopReason reason); // "", "stop", "length"
 
-// How long a call of step() goes on. It makes further steps while these are sure to end in time, so that the caller is
+// The limits of a call of step(). It makes further steps while these are sure to end in time, so that the caller is
 // woken once for several tokens. It returns after a step that drafted, after a token that ends a generation, and where
 // the caller has to look: at a full context, an error, or a sequence that waits.
 struct StepRun {

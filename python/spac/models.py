@@ -78,7 +78,7 @@ class Row:
     tokens_per_second: float | None
     """The expected speed without a draft; None if nothing was measured."""
     speed_from: str
-    """What the speed comes from, as `spac.model.expected_speed` names it; "" without one."""
+    """The source of the speed, as `spac.model.expected_speed` names it; "" without one."""
     drafts: tuple[str, ...]
     """Ways to draft for it, as sentences."""
     fault: str = ""

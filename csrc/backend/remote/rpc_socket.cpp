@@ -109,7 +109,7 @@ struct socket_t::impl {
     void lose(const std::string & why);
     void check_version(const void * answer) const;
 
-    // What comes next. ggml's client makes one call for each.
+    // The part of a message that comes next. ggml's client makes one call for each.
     enum class Next { command, length, request, answer_length, answer };
 
     int         fd;

@@ -1,4 +1,5 @@
-// What spac's sockets and ggml's RPC code tell each other. ggml's own transport.h declares the socket's class.
+// The functions by which spac's sockets and ggml's RPC code tell each other of messages and losses. ggml's own
+// transport.h declares the socket's class.
 #pragma once
 
 #include <cstddef>

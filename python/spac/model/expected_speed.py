@@ -23,7 +23,7 @@ SOURCES = {
     WEIGHTS: "the model has not run here; computed from the measured time of products with such weights, "
     "without attention, so a run is slower",
 }
-"""What a speed comes from, and its meaning for readers."""
+"""The sources of a speed, and the meaning of each for readers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// What every part of the page does with its elements.
+// Functions for elements that every part of the page uses.
 
 export const $ = (id) => document.getElementById(id);
 export const pause = (ms) => new Promise((done) => setTimeout(done, ms));
