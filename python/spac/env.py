@@ -54,15 +54,11 @@ class Pairs:
     former: str = ""
     """The variable's former name, which is read if the variable is not set."""
 
-    def get(self) -> dict[str, Any]:
-        """Return the pairs of the first list; none if the variable is not set.
+    def lists(self) -> list[dict[str, Any]]:
+        """Return the pairs of each list, where semicolons separate lists; none if the variable is not set.
 
         Raise InputError for an unknown name, and for a number that is not finite or less than 0.
         """
-        return next(iter(self.lists()), {})
-
-    def lists(self) -> list[dict[str, Any]]:
-        """Return the pairs of each list, where semicolons separate lists. Raise InputError as `get` does."""
         text = os.environ.get(self.name) or os.environ.get(self.former, "")
         return [self._pairs(part) for part in text.split(";")] if text else []
 

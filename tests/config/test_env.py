@@ -11,15 +11,15 @@ from spac.errors import InputError
 @pytest.mark.parametrize("name", ["SPAC_SIMULATED_DEVICE", "SPAC_STAND_IN"])
 def test_the_simulated_devices_settings(monkeypatch, name):
     monkeypatch.setenv(name, "memory_mb=64, upload_gb_s=0.5, fault=no-signal")
-    assert env.SIMULATED_DEVICE.get() == {"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}
+    assert env.SIMULATED_DEVICE.lists() == [{"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}]
     monkeypatch.delenv(name)
-    assert env.SIMULATED_DEVICE.get() == {}
+    assert env.SIMULATED_DEVICE.lists() == []
 
 
 def test_the_former_name_gives_way(monkeypatch):
     monkeypatch.setenv("SPAC_STAND_IN", "memory_mb=1")
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=2")
-    assert env.SIMULATED_DEVICE.get() == {"memory_mb": 2}
+    assert env.SIMULATED_DEVICE.lists() == [{"memory_mb": 2}]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_former_name_gives_way(monkeypatch):
 def test_settings_that_cannot_be_are_refused(monkeypatch, text):
     monkeypatch.setenv(env.SIMULATED_DEVICE.name, text)
     with pytest.raises(InputError, match="upload_gb_s"):
-        env.SIMULATED_DEVICE.get()
+        env.SIMULATED_DEVICE.lists()
 
 
 def test_a_number_or_nothing(monkeypatch):

@@ -134,6 +134,17 @@ def test_host_memory_needs_no_room_for_layers_there(server):
         assert rest.expert_bytes < rest.file_size < info.file_size
 
 
+def test_one_of_several_devices_here(server, monkeypatch):
+    monkeypatch.setenv(env.SIMULATED_DEVICE.name, "memory_mb=64;memory_mb=64")
+    monkeypatch.setenv(env.DEVICE.name, "simulated,simulated1")
+    pair = ModelPair(config("auto", draft=False, rpc=server.address, rpc_layers=1), None)
+    try:
+        assert "--rpc: of this machine's devices, simulated alone is used" in pair.notes
+    finally:
+        pair.close()
+        _core.set_simulated_device()
+
+
 def test_more_layers_than_the_model_has(server):
     with pytest.raises(InputError, match=f"rpc_layers: 6 layers, and the model has {N_LAYER}"):
         Engine(config("cpu", rpc=server.address, rpc_layers=6))

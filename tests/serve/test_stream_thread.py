@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Generator, Iterable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spac import demo
 from spac.llama_cpp_python.generation import TokenRun
+from spac.llama_cpp_python.llama import Llama
 from spac.serve.request_context import RequestContext
 from spac.serve.stream_thread import AHEAD, StreamThread
 
@@ -87,6 +90,46 @@ def test_a_stream_waits_for_its_reader_and_ends_with_its_request() -> None:
     asyncio.run(run())
     assert len(made) == AHEAD + 1
     assert closed == ["spac-stream"]
+
+
+def test_an_item_is_sent_before_the_next_step() -> None:
+    """A token at hand may be no item, because it ends in the middle of a character."""
+    sent = threading.Event()
+
+    async def take() -> None:
+        context = RequestContext({})
+        context.run = cast(TokenRun, SimpleNamespace(n_fresh=1))
+
+        def stream() -> Generator[int, None, None]:
+            yield 1
+            assert context.wake is not None
+            context.wake()
+            assert sent.wait(60)
+
+        async for items in StreamThread(stream(), context).items():
+            assert items == [1]
+            sent.set()
+        await asyncio.to_thread(context.finish)
+
+    asyncio.run(take())
+    assert sent.is_set()
+
+
+def test_a_run_calls_back_before_each_step() -> None:
+    calls: list[int] = []
+
+    def follow(run: TokenRun) -> None:
+        run.before_step = lambda: calls.append(run.n_fresh)
+
+    options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "deterministic": True}
+    with closing(
+        Llama(str(demo.TARGET), draft=demo.DRAFT, draft_length=4, device="simulated", **options)
+    ) as llm:
+        llm.on_run = follow
+        llm("def fibonacci(n):", max_tokens=12, temperature=0.0)
+        steps = llm.stats.steps
+    assert len(calls) == steps
+    assert not any(calls), "no token was at hand"
 
 
 def test_items_that_are_at_hand_come_together() -> None:

@@ -276,7 +276,8 @@ class Generation(Iterator[str]):
         if self._experts is None:
             return {}
         own = getattr(self._session, "own_counts", {})
-        return {**self._experts.stats, **device_counts(self._experts), **own}
+        of_devices = device_counts(self._experts) if self._setting.devices else {}
+        return {**self._experts.stats, **of_devices, **own}
 
     def _count(self, n_steps: int) -> None:
         if self._experts is None:

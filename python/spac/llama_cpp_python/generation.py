@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spac.engine.batched_sequence import NO_END, BatchedSequence
@@ -68,6 +68,9 @@ class TokenRun(Generation):
         self._fresh: deque[int] = deque()
         self._run_s = 0.0
         self._expected: int | None = None
+        self.before_step: Callable[[], object] | None = None
+        """A callback before the thread waits for a further step, or None."""
+
         if logprobs is not None:
             logprobs.begin()
 
@@ -105,6 +108,8 @@ class TokenRun(Generation):
         return self._session.step(seconds=self._run_s, n_most=max(1, n_most))
 
     def _step(self) -> str:
+        if self.before_step is not None:
+            self.before_step()
         text = super()._step()
         if self._logprobs is not None and self._fresh:
             self._logprobs.note(self._session)  # The next evaluation overwrites the logits.

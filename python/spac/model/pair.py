@@ -19,7 +19,7 @@ from spac.machine.cpu import default_threads, missing_features, physical_cores, 
 from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
 from spac.model.c_api import MTP, Context, Model
-from spac.model.devices import current, devices_of
+from spac.model.devices import choose_devices, current, devices_of
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
@@ -199,6 +199,8 @@ class ModelPair:
         """Connect to the RPC servers, and decide which layers they have."""
         if self._config.rpc:
             self.remote = RemoteLayers(self._config, info, self.device)
+            if self._config.split_mode != "none" and len(choose_devices(self._config.device)) > 1:
+                self.notes.append(f"--rpc: of this machine's devices, {self.device_names} alone is used")
 
     def _rest(self, info: ModelInfo) -> ModelInfo:
         """Return the facts of the part of the target that stays on this machine."""

@@ -132,14 +132,14 @@ class Program:
 
     def _server(self) -> _core.RpcServer:
         from spac import _core
+        from spac.model.devices import set_up_simulated
 
+        set_up_simulated()
         names = [name.strip() for name in (self._options.device or "").split(",") if name.strip()]
         if not names:
             names = [each.name for each in _core.devices() if not each.shares_host_cores] or ["cpu"]
         if len({name.lower() for name in names}) < len(names):
             raise InputError(f"--device {self._options.device}: a device stands twice: name each once")
-        if settings := env.SIMULATED_DEVICE.get():
-            _core.set_simulated_device(**settings)
         cache = ""
         if self._options.cache:
             folder = env.cache_folder() / "rpc"

@@ -29,6 +29,8 @@ class RequestContext:
         """The control tokens that are text in the answer (`Llama.preserve_tokens`)."""
         self.run: TokenRun | None = None
         """The last generation, unless llama_cpp's own loop makes it."""
+        self.wake: Callable[[], None] | None = None
+        """A function that wakes the event loop for items of the answer that it does not know of, or None."""
         self.waits = True
         """True until the request's turn comes."""
         self.on_one_thread = False

@@ -145,8 +145,11 @@ class ServedModel:
             if engine is not None and engine.session is not None:
                 engine.session.cancel()
 
+        runs: list[TokenRun] = []
+
         def follow(run: TokenRun) -> None:
-            context.run = run
+            context.run, run.before_step = run, context.wake
+            runs.append(run)
             if self._several:
                 context.running(run.cancel)
 
@@ -163,6 +166,8 @@ class ServedModel:
         finally:
             context.running(None)
             self._llama.on_run = None
+            for run in runs:
+                run.before_step = None
             if self._feed is not None:
                 self._feed.end()
             stats = getattr(self._llama, "stats", None)

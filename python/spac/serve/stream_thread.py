@@ -22,7 +22,7 @@ class StreamThread(Generic[T]):
 
     The event loop takes all items at once that have come since it last looked. So a step of the model waits
     for no client, and a busy event loop sends several items together. It is woken when no further token is at
-    hand.
+    hand, and at the latest before the thread waits for a step.
     """
 
     def __init__(self, stream: Generator[T, None, None], context: RequestContext) -> None:
@@ -30,10 +30,10 @@ class StreamThread(Generic[T]):
         self._stream, self._context, self._loop = stream, context, asyncio.get_running_loop()
         self._items: list[T] = []
         self._error: BaseException | None = None
-        self._over = self._closed = self._told = False
+        self._over = self._closed = self._woken = False
         self._changed = threading.Condition()
         self._ready = asyncio.Event()
-        context.on_one_thread = True
+        context.on_one_thread, context.wake = True, self._wake
         context.at_end(self._close)
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="spac-stream", daemon=True)
@@ -46,7 +46,7 @@ class StreamThread(Generic[T]):
             await self._ready.wait()
             self._ready.clear()
             with self._changed:
-                items, self._items, self._told = self._items, [], False
+                items, self._items, self._woken = self._items, [], False
                 over = self._over
                 self._changed.notify()
             if items:
@@ -68,25 +68,31 @@ class StreamThread(Generic[T]):
             self._error = error
         with self._changed:
             self._over = True
-        self._tell()
+        self._signal()
 
     def _put(self, item: T) -> bool:
         """Add an item as soon as there is room. Return False if nobody takes items any more."""
         with self._changed:
             while len(self._items) >= AHEAD and not self._closed:
-                if not self._told:
-                    self._tell()
+                if not self._woken:
+                    self._signal()
                 self._changed.wait()
             if self._closed:
                 return False
             self._items.append(item)
-            tells = not self._told and not self._context.has_more
-            self._told = self._told or tells
-        if tells:
-            self._tell()
+        if not self._context.has_more:
+            self._wake()
         return True
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
+        """Wake the event loop if there are items for which it was not woken."""
+        with self._changed:
+            wakes = bool(self._items) and not self._woken
+            self._woken = self._woken or wakes
+        if wakes:
+            self._signal()
+
+    def _signal(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ready.set)
 
