@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.provenance import where
-from bench.schedulers.replays import _Between, pool_slots_of
+from bench.schedulers.replays import between, pool_slots_of
 from spac import scheduler
 from spac.machine.arrays import Float64Array
 from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
@@ -100,7 +100,7 @@ def hits_of(demand: Demand, start: Start, slots: str, n_copies: int) -> Float64A
     pool_slots = pool_slots_of(demand, slots)
     filled = filling(demand, sum(pool_slots), n_copies)
     started = _Started(scheduler.make("logistic"), *start)
-    found = replay(started, filled, pool_slots, max_uploads=n_copies, costs=_Between(demand))
+    found = replay(started, filled, pool_slots, max_uploads=n_copies, costs=between(demand))
     hit = np.where(found.resident, filled.counts, 0).sum(axis=(1, 2))
     n = len(demand.counts)
     return np.stack([hit[-n:], demand.counts.sum(axis=(1, 2))], axis=1).astype(np.float64)
@@ -110,7 +110,7 @@ def learn(demand: Demand, slots: str, n_copies: int) -> tuple[StateArrays, Plan,
     """Return what a scheduler learned from the demand, its last plan, and a plan of the usual experts."""
     started = _Started(scheduler.make("logistic"), None, None)
     pool_slots = pool_slots_of(demand, slots)
-    replay(started, demand, pool_slots, max_uploads=n_copies, costs=_Between(demand))
+    replay(started, demand, pool_slots, max_uploads=n_copies, costs=between(demand))
     share = (demand.counts > 0).mean(axis=0)
     priority = np.rint(share * (1 << 20)).astype(np.int32)
     least = np.sort(priority.ravel())[-sum(pool_slots)]

@@ -26,7 +26,7 @@ CALLS_PER_PROCESS = 500  # a fresh process now and then: effects of one case mus
 def budget(n: int) -> settings:
     """Return settings for about `n` examples. They are the same in every run. With SPAC_FUZZ they are others,
     and more of them."""
-    asked = env.FUZZ.get()
+    asked = dict(pair for pairs in env.FUZZ.lists() for pair in pairs.items())
     return settings(
         max_examples=int(n * asked.get("factor", 1)),
         derandomize=not asked,
