@@ -181,7 +181,7 @@ def time_twins(start: View, steps: list[View], cold: bool) -> None:
     rng, others = np.random.default_rng(1), np.zeros(OTHER_BYTES // 8)
     policies = [Policy(start, name) for name in TWINS.values() for _ in range(2)]
     for policy in policies[1::2]:
-        policy.driver.scheduler._fast = None
+        vars(policy.driver.scheduler)["_fast"] = None
     times: list[list[float]] = [[] for _ in policies]
     for view in [*steps[:WARM_UP], *steps]:
         step = session_step(view, rng)

@@ -9,9 +9,9 @@ import pytest
 
 from spac.chat.commands import run_command
 from spac.chat.conversation import Conversation, Exchange
-from spac.chat.dialogue import DEFAULTS, Dialogue
+from spac.chat.dialogue import Dialogue
 from spac.chat.format import ChatFormat
-from spac.chat.options import ChatOptions
+from spac.chat.options import DEFAULTS, ChatOptions
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError

@@ -13,11 +13,12 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import VramLimit
 from spac.costs import cache
 from spac.engine import Engine
-from spac.machine.cpu import default_threads, physical_cores
+from spac.machine.cpu import cpu_description, default_threads, physical_cores
 from spac.model import expected_speed, kernels
 from spac.model.device_room import device_room
 from spac.model.gguf.check import check_model
 from spac.model.hub.names import Name
+from spac.model.kept_times import Key
 from spac.model.repacking import read_bytes
 from spac.model.threads import candidates
 from tests.cli.conftest import environment
@@ -150,7 +151,7 @@ def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("SPAC_DEVICE", "simulated")
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
-    cpu, library = cache.cpu_description(), cache._library()
+    cpu, library = cpu_description(), cache._library()
     key = cache.Key(cpu, 7, "simulated, 1 MiB, paged", cache.fingerprint(target), "none", library)
     cache.store(key, costs())
     (tmp_path / "spac" / "costs" / "other.json").write_text("{}")
@@ -198,7 +199,7 @@ def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
     assert expected_speed.expected_speed(info, "cpu") is None
     threads = candidates(default_threads(physical_cores()))
     for count in threads:
-        kernels.KEPT._store(kernels.Key.of(count), {kind: {"ggml": [count / 8] * 8}})
+        kernels.KEPT._store(Key.of(count), {kind: {"ggml": [count / 8] * 8}})
     speed = expected_speed.expected_speed(info, "cpu")
     n_bytes = sum(sum(each) for each in read_bytes(info).values())
     a_thread = 8 * _core.cpu_kernels_trial_bytes(kind)  # bytes a second; more threads are slower by design

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ def parsed(program, *words):
     """Return the options and the notes of a command line. Raise RefusedError if the parser refuses it."""
     if program not in PARSERS:
         PARSERS[program] = parser_of(program)
-    parser = PARSERS[program]
+    parser: Any = PARSERS[program]
     parser.exit, parser.notes = refused, []
     return parser.parse_args(list(words)), parser.notes
 

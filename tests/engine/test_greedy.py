@@ -13,6 +13,7 @@ import pytest
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.scheduler import make
+from spac.stats import RunStats
 from tests.engine.replay import Recording, replay
 from tools.compare import Settings
 from tools.models import Shape
@@ -47,7 +48,7 @@ def config(target: Path, draft: Path | None = None, **options) -> EngineConfig:
     )
 
 
-def record(settings: EngineConfig, n_tokens: int = N_TOKENS) -> tuple[list[int], Recording, Engine]:
+def record(settings: EngineConfig, n_tokens: int = N_TOKENS) -> tuple[list[int], Recording, RunStats]:
     """Return the tokens that the engine generates, the drafts that it verified, and the statistics."""
     drafts: list[list[int]] = []
     with Engine(settings) as engine:

@@ -11,6 +11,7 @@ from spac import _core, demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine, host_weights
 from spac.errors import InputError
+from spac.machine import host_memory
 from spac.model import huge_pages
 
 
@@ -49,7 +50,7 @@ def test_weights_that_the_device_holds_leave_a_short_memory(kind, short, monkeyp
     monkeypatch.setattr(huge_pages, "missing", lambda: "")
     monkeypatch.setattr(host_weights, "LOOK_S", 0.0)
     free = [1 << 40]
-    monkeypatch.setattr(host_weights.host_memory, "available", lambda: free[0])
+    monkeypatch.setattr(host_memory, "available", lambda: free[0])
     config = EngineConfig(
         target=demo.TARGET, device="simulated", threads=1, ctx=256, slots=1.0, state="off",
         huge_pages="off" if kind == "pinned mapping" else "on", stream_batch=32,

@@ -50,6 +50,7 @@ class Machine:
 
 class Streams(SimpleNamespace):
     is_fixed, share = False, 0.5
+    streams = divides = False
 
     def use(self, *, streams, divides):
         self.streams, self.divides = streams, divides
@@ -59,6 +60,8 @@ class Streams(SimpleNamespace):
 
 
 class Graphs(PromptGraphs):
+    _streams: Streams
+
     def __init__(self, machine):
         context = SimpleNamespace(graph_tokens=SMALL, batch_tokens=8192)
         device = SimpleNamespace(name="GPU0", shares_host_cores=False)

@@ -16,6 +16,7 @@ from spac.doctor import host
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import pair, repacking
+from spac.model.c_api import Model
 from spac.model.gguf.check import check_model
 from spac.model.kept_times import Key
 
@@ -140,7 +141,7 @@ def test_times_that_cannot_be_used_are_left_out(times: object, cache: Path) -> N
 @pytest.mark.parametrize("pays", [False, True])
 def test_a_model_runs_either_way(tiny_model, monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
     target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
-    seen, load = [], pair.Model
+    seen, load = [], Model
 
     def opened(path, devices, params, *others):
         seen.append(params.get("use_extra_bufts", True))

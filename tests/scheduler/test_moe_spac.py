@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def steps(subject: MoeSpacScheduler, demand: Demand, n_slots: int) -> Iterator[t
 @given(models(), st.data(), st.sampled_from(ABLATIONS))
 def test_every_variant_plans_for_every_model(model, data, options):
     n_experts, pools, slots = model
-    subject = scheduler.make("moe-spac", **options)
+    subject: Any = scheduler.make("moe-spac", **options)
     start = make_view(n_experts, slots, pools)
     plan = subject.on(Event.START, start)
     assert plan.priority.shape == start.slot_of.shape
@@ -142,7 +143,8 @@ def test_after_use_zero_makes_used_residents_the_first_victims():
 
 def test_the_paper_s_preset_is_the_printed_system_and_nothing_else():
     costs = UnitCosts(cpu_pair=1e-4, gpu_expert=1e-5, upload=1e-4)
-    subject, demand = scheduler.make("moe-spac:paper", costs=costs), local_demand()
+    subject: Any = scheduler.make("moe-spac:paper", costs=costs)
+    demand = local_demand()
     exists, pools = np.ones((3, 16), np.bool_), Pools(np.zeros(3, np.int32), np.array([8], np.int32))
     estimator = UtilityEstimator(exists, UtilityOptions(4, 0.1, "literal", 8, True, "fixed"))
     averages, thresholds = Averages(3, 4), set()

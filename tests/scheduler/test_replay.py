@@ -130,18 +130,18 @@ def test_routes_are_recorded_saved_and_replayed(tmp_path):
         demand = np.bincount(routes.ravel(), minlength=4)[None].astype(np.int32)
         step = replace(view, demand=demand, n_verified=routes.shape[1], routes=routes)
         recorder.on(Event.VERIFY_END, step)
-    demand = recorder.demand
-    demand.save(tmp_path / "demand.npz")
-    for each in (demand, Demand.load(tmp_path / "demand.npz")):
+    recorded = recorder.demand
+    recorded.save(tmp_path / "demand.npz")
+    for each in (recorded, Demand.load(tmp_path / "demand.npz")):
         subject = Routed()
         replay(subject, each, 2)
         for shown, routes in zip(subject.seen, given, strict=True):
             np.testing.assert_array_equal(shown, routes)
     subject = Routed()
-    replay(subject, demand.part(slice(1, None)), 2)
+    replay(subject, recorded.part(slice(1, None)), 2)
     np.testing.assert_array_equal(subject.seen, given[1:])
     with pytest.raises(InputError, match="routes must have the shape"):
-        replace(demand, routes=given[0])
+        replace(recorded, routes=given[0])
 
 
 def test_recordings_made_before_routes_were_kept_load(tmp_path):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
@@ -157,9 +158,9 @@ class Long:
         self.stream.response.close()
 
 
-def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
     """Start `call` in a thread. Its result, or the exception that it raised, is appended to the list."""
-    results: list[object] = []
+    results: list[Any] = []
 
     def work() -> None:
         try:

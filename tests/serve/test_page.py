@@ -22,6 +22,7 @@ from spac.engine import Engine
 from spac.serve.page import FILES, live
 from spac.serve.page.live import LiveFeed
 from spac.serve.page.markdown import html_of
+from spac.stats import RunStats
 from tests.serve.conftest import KEY, Server, in_thread
 
 
@@ -148,7 +149,7 @@ def test_a_watcher_sees_consistent_numbers(engine):
     feed, listeners = LiveFeed(SimpleNamespace(engine=engine)), list(engine.events.after_step)
     shown: list[dict] = []
 
-    async def watch() -> object:
+    async def watch() -> RunStats:
         results: list = []
         thread = threading.Thread(target=lambda: results.append(generated(engine, feed, 120)))
         async with aclosing(feed.watch()) as events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ class Page:
             "  return original(path, { ...options, body: JSON.stringify(body) }); }, 1"
         )
 
-    def value(self, expression: str) -> object:
+    def value(self, expression: str) -> Any:
         return self.browser.value(expression)
 
     def text(self, selector: str) -> str:

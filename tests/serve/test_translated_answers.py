@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
@@ -37,7 +38,8 @@ def cut(text, at):
 @st.composite
 def chats(draw):
     """Draw a chat completion, and the deltas that make it up."""
-    message, deltas = {"role": "assistant", "content": ""}, [{"role": "assistant", "content": ""}]
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    deltas = [{"role": "assistant", "content": ""}]
     cuts = st.lists(st.integers(0, 30), max_size=3)
     for kind in KINDS:
         if draw(st.booleans()):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Result:
     """Logits by (case, run) and step, in the script's order, and the observations of the runs."""
 
     logits: dict[tuple[str, str], dict[str, Logits]]
-    meta: dict[str, dict[str, object]]
+    meta: dict[str, dict[str, Any]]
 
 
 def reference_library() -> Path | None:

@@ -53,7 +53,8 @@ def write(args: argparse.Namespace) -> None:
     elif args.vocab:
         model = replace(model, shape=replace(shape, n_vocab=args.vocab))
     if args.drift:
-        drift = Drift(*args.drift, args.skew)
+        share, persistence = args.drift
+        drift = Drift(share, persistence, args.skew)
     elif args.locality:
         if not shape.n_expert:
             raise ValueError(f"--locality: {args.name} has no experts")
