@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,76 @@ def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
         assert step.stats["host_waits"] == step.stats["blocks"] == n
         waits = ("write_value", "wait_value") if ahead else ("event_record", "event_synchronize")
         assert [step[kind] for kind in waits] == [n, n]
+
+
+TWO_CARDS = {"device": "CUDA0,CUDA1", "slots": "25%", "stream_batch": 32}
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({}, {}),
+        ({}, {"ahead": False}),
+        ({}, {"masked": False}),
+        ({"scheduler": "lru", "miss": "load"}, {}),
+        ({"scheduler": "lru"}, {"changing_slots": True}),
+        ({"main_gpu": 1, "split_mode": "none"}, {}),
+        ({"tensor_split": (1.0, 3.0)}, {"card": {"CARDS": 2, "IMPLICIT": 1}}),
+        (
+            {"tensor_split": (1.0, 1.0, 1.0), "device": "CUDA0,CUDA1,CUDA2"},
+            {"card": {"CARDS": 3, "READ_ONLY": 0}},
+        ),
+    ],
+    ids=["as it is", "not ahead", "in pairs", "misses loaded", "slots change", "main", "waiting", "three"],
+)
+def test_several_cards(package: Path, options: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Each stream and kernel reaches the memory of its own card only, and the card is the current one."""
+    job = Job(options=TWO_CARDS | options, draft_length=4, sentences=20, tokens=40, card={"CARDS": 2})
+    result = run_clean(replace(job, **changes), package)
+    assert list(result.hits) == (
+        ["CUDA1"] if "main_gpu" in options else str(job.options["device"]).split(",")
+    )
+    assert all(hits > 0 for hits in result.hits.values())
+
+
+WRONG_CARD = """
+import ctypes, json, sys
+runtime = ctypes.CDLL(sys.argv[1])
+def call(name, *given):
+    return getattr(runtime, name)(*given)
+memory, stream, event = ([ctypes.c_void_p() for _ in range(2)] for _ in range(3))
+for card in (0, 1):
+    assert call("cudaSetDevice", card) == 0
+    assert call("cudaMalloc", ctypes.byref(memory[card]), ctypes.c_size_t(64)) == 0
+    assert call("cudaStreamCreateWithFlags", ctypes.byref(stream[card]), 1) == 0
+    assert call("cudaEventCreateWithFlags", ctypes.byref(event[card]), 2) == 0
+assert call("cudaSetDevice", 2) != 0
+size, to_device, on_device = ctypes.c_size_t(64), 1, 3
+done = [
+    call("cudaMemcpyAsync", memory[0], bytes(64), size, to_device, stream[0]),
+    call("cudaMemcpyAsync", memory[1], bytes(64), size, to_device, stream[0]),
+    call("cudaMemsetAsync", memory[0], 0, size, stream[1]),
+    call("cudaMemcpyAsync", memory[1], memory[0], size, on_device, stream[1]),
+    call("cudaMemcpyPeerAsync", memory[1], 1, memory[0], 0, size, stream[0]),
+    call("cudaMemcpyPeerAsync", memory[1], 0, memory[0], 1, size, stream[0]),
+    call("cudaEventRecord", event[0], stream[0]),
+    call("cudaEventRecord", event[0], stream[1]),
+    call("cudaStreamWaitEvent", stream[1], event[0], 0),
+]
+report = runtime.pretend_cuda_report
+report.restype = ctypes.c_char_p
+print(json.dumps([[code == 0 for code in done], sum(json.loads(report())["misuse"].values())]))
+"""
+
+
+def test_a_stream_reaches_its_own_card(package: Path) -> None:
+    library = package.parent / "libcuda.so.1"
+    environment = os.environ | {"PRETEND_CUDA_CARDS": "2"}
+    command = [sys.executable, "-c", WRONG_CARD, str(library)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    right, misuses = json.loads(done.stdout)
+    assert right == [True, False, False, False, True, False, True, False, True]
+    assert misuses == 5
 
 
 @pytest.mark.parametrize("answers", [True, False])

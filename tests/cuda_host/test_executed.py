@@ -249,6 +249,30 @@ def test_nothing_is_read_that_nobody_wrote(card: Card, tiny_model: TinyModel, ou
         assert_same(name, run.name, result.logits[name, run.name], outcome(name).runs[run.name])
 
 
+TWO_CARDS = {"qwen3moe Q4_K M": (1, 1), "gpt-oss": (2, 1), "deepseek2 groups": (1, 2)}
+"""The parts of the layers that two cards get."""
+
+
+@pytest.mark.parametrize("name", TWO_CARDS)
+def test_two_cards(card: Card, tiny_model: TinyModel, name: str) -> None:
+    """Every logit equals that of the unpatched CUDA library, whose layers are on the same two cards."""
+    runs = (*ALL_FORMS, *PARTS)
+    case = replace(case_of(name, tiny_model, runs), tensor_split=TWO_CARDS[name])
+    expected = card.reference(Job((case,)), CARDS=2).logits[name, "reference"]
+    ours = card.spac(Job((case,)), CARDS=2, POISON=1)
+    for run in ALL_FORMS:
+        assert_same(name, run.name, ours.logits[name, run.name], expected)
+    for run in PARTS:
+        assert strays(ours.logits[name, run.name], expected) <= 0.1, run.name
+        devices = ours.meta[f"{name}|{run.name}"]["devices"]
+        assert [each["name"] for each in devices] == ["CUDA0", "CUDA1"]
+        assert all((each["uploads"] > 0) == run.moving for each in devices), run.name
+    streamed = ours.logits[name, STREAMED.name]
+    assert_same(name, "streamed", of_batches(streamed, 17, 1000), of_batches(expected, 17, 1000))
+    one = card.spac(Job((replace(case, runs=(HALF,)),))).logits[name, HALF.name]
+    assert strays(one, ours.logits[name, HALF.name]) <= 0.1
+
+
 def test_rows_that_are_summed_in_parts(card: Card, tiny_model: TinyModel) -> None:
     """llama.cpp itself limits the equality. Above 8 tokens its kernels (stream-k) cut long rows into parts
     where tiles do not fill the multiprocessors evenly. The places of the cuts depend on how many experts a

@@ -41,6 +41,7 @@ class Model:
         self._split = (ctypes.c_float * ll.llama_max_devices())(*case.tensor_split)
         if devices:
             params.devices = ctypes.cast(self._devices, ctypes.c_void_p).value
+        if case.tensor_split:
             params.tensor_split = self._split
         if case.overrides:
             params.kv_overrides = self._overrides = _overrides(case.overrides)

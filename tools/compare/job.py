@@ -82,9 +82,9 @@ class Job:
     `together`, spac's worker runs all cases at the same time, each in a thread. Then all runs must be masked,
     and no uploads may fail, because that setting holds for the process.
 
-    `device` is the one that spac's device wraps. The reference runs on the CPU if that is the simulated
-    device, else on the same device. `further_devices` has the settings of more simulated devices, which share
-    the layers with the first one; uploads fail on the last one alone.
+    `device` is the one that spac's device wraps, or several with commas between. The reference runs on the
+    CPU if that is the simulated device, else on all devices that it finds. `further_devices` has the settings
+    of more simulated devices, which share the layers with the first one; uploads fail on the last one alone.
     """
 
     cases: tuple[Case, ...]

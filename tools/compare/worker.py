@@ -81,12 +81,12 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
 
     ll = importlib.import_module("llama_cpp")
     decoder = importlib.import_module("tools.compare.decoder")
-    _core.set_default_device(job.device)
+    _core.set_default_device(job.device.partition(",")[0])
     settings = [job.simulated_device, *job.further_devices]
     for index, each in enumerate(settings):
         _core.set_simulated_device(**each, index=index)
-    names = ["simulated", *(f"simulated{index}" for index in range(1, len(settings)))]
-    devices = [_core.device_handle(name) for name in names] if job.further_devices else []
+    names = job.device.split(",") + [f"simulated{index}" for index in range(1, len(settings))]
+    devices = [_core.device_handle(name) for name in names] if len(names) > 1 else []
     _core.set_pinning(**job.pinning)
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     _log = _quiet_log()

@@ -43,17 +43,18 @@ JOBS = {
 }
 
 
-def marks(calls: dict[str, int]) -> tuple[int, int]:
-    """Return the key that orders streams. The target's stream signals the host most, or copies most where
-    nothing signals the host."""
-    return calls.get("write_value", 0) + calls.get("event_record", 0), calls.get("copy_to_host", 0)
+def marks(calls: dict[str, int]) -> tuple[bool, int, int]:
+    """Return the key that orders streams. Of those that compute, the target's signals the host most, or
+    copies most where nothing signals the host."""
+    computes = calls.get("graph_launch", 0) + calls.get("kernel", 0) > 0
+    return computes, calls.get("write_value", 0) + calls.get("event_record", 0), calls.get("copy_to_host", 0)
 
 
 def rows(result: Result, steps: int = 8) -> list[str]:
     """Return the columns' figures: calls per MoE layer of the last steps, on the stream that runs the
     layers."""
     last = result.steps[-steps:]
-    stream = max(last[-1].streams, key=lambda s: marks(last[-1].streams[s]) if int(s) > 1 else (-1, 0))
+    stream = max(last[-1].streams, key=lambda s: marks(last[-1].streams[s]) if int(s) > 1 else (False, -1, 0))
     n = len(last) * result.n_layers
     found = []
     for kinds in COLUMNS.values():

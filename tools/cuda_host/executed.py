@@ -15,7 +15,6 @@ from tools.compare.driver import Result
 from tools.compare.script import Logits
 
 CAPABILITY = 89  # mmvq up to 8 tokens, mmq above
-DEVICE = "CUDA0"
 Steps = dict[str, Logits]
 
 
@@ -38,12 +37,12 @@ class Card:
 
     def spac(self, job: Job, **settings: int) -> Result:
         """Run the job on spac's library. `settings` are the card's: PRETEND_CUDA_…, without the prefix."""
-        return self._run("spac", replace(job, device=DEVICE), settings)
+        return self._run("spac", replace(job, device=devices(settings)), settings)
 
     def reference(self, job: Job, **settings: int) -> Result:
         """Run the job's cases on the unpatched library, all layers on the card."""
         cases = tuple(replace(case, runs=(Run(),)) for case in job.cases)
-        return self._run("reference", replace(job, cases=cases, device=DEVICE), settings)
+        return self._run("reference", replace(job, cases=cases, device=devices(settings)), settings)
 
     def _run(self, library: str, job: Job, settings: dict[str, int]) -> Result:
         report = self.folder / f"{library}.report"
@@ -63,6 +62,11 @@ class Card:
         if said["misuse"] or not said["kernels"]:
             raise CardError(f"{library}: misuse {said['misuse']}, {len(said['kernels'])} kernels")
         return result
+
+
+def devices(settings: dict[str, int]) -> str:
+    """Return the names of the cards: one, or as many as CARDS says."""
+    return ",".join(f"CUDA{index}" for index in range(settings.get("CARDS", 1)))
 
 
 def kernels_folder(build: Path) -> Path:

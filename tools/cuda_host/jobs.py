@@ -67,6 +67,7 @@ class Result:
     steps: list[Step]  # from the second on
     misuse: dict[str, int]
     notes: list[str]
+    hits: dict[str, int]  # activations that each device computed
 
 
 def run(job: Job, package: Path, timeout_s: float = 120) -> Result:

@@ -58,8 +58,9 @@ def run(job: Job) -> Result:
         sampling = SamplingConfig(temp=0, ignore_eos=True)
         text = "".join(engine.generate(SENTENCE * job.sentences, job.tokens, sampling=sampling))
         memory, n_layers, notes = experts.host_memory, len(experts.layers), engine.notes
+        hits = {device.name: device.activations_hit for device in experts.devices}
     steps = [step_between(a, b) for a, b in itertools.pairwise(moments)]
-    return Result(text, n_layers, memory, steps, report()["misuse"], notes)
+    return Result(text, n_layers, memory, steps, report()["misuse"], notes, hits)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ CUresult device_attribute(int * value, CUdevice_attribute attribute, CUdevice) {
 
 CUresult device_get(CUdevice * device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    return is_card(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult init(unsigned) { return CUDA_SUCCESS; }
@@ -180,14 +180,18 @@ PRETEND_API CUresult(cuStreamWaitValue32_v2)(CUstream stream, CUdeviceptr at, cu
     return wait_value(stream, at, value, flags);
 }
 
-// All threads have the same context.
+// A card has one context. Its address tells which card it is.
+static std::array<char, max_cards> contexts;
+
 PRETEND_API CUresult cuCtxGetCurrent(CUcontext * context) {
-    static char one;
-    *context = reinterpret_cast<CUcontext>(&one);
+    *context = reinterpret_cast<CUcontext>(&contexts.at(static_cast<size_t>(current_card())));
     return CUDA_SUCCESS;
 }
 
-PRETEND_API CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+PRETEND_API CUresult cuCtxSetCurrent(CUcontext context) {
+    set_current_card(static_cast<int>(reinterpret_cast<char *>(context) - contexts.data()));
+    return CUDA_SUCCESS;
+}
 
 PRETEND_API CUresult cuStreamQuery(CUstream stream) { return query(stream); }
 

@@ -3,7 +3,9 @@
 
 #include "counts.h"
 #include "memory.h"
+#include "settings.h"
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,10 +15,12 @@
 namespace pretend {
 
 struct Kernel {
-    std::string      mangled, name; // `name` is the name without its parameters
-    std::vector<int> pointers;      // indices of the parameters that are pointers
-    size_t           shared_limit = size_t{48} << 10;
-    KernelCount *    counter      = nullptr;
+    std::string                   mangled, name; // `name` is the name without its parameters
+    std::vector<int>              pointers;      // indices of the parameters that are pointers
+    KernelCount *                 counter = nullptr;
+    std::array<size_t, max_cards> shared_limit; // by card
+
+    Kernel() { shared_limit.fill(size_t{48} << 10); }
 };
 
 // Makes a kernel from its name.

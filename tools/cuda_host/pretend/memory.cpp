@@ -3,6 +3,7 @@
 #include "counts.h"
 #include "settings.h"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -16,10 +17,11 @@ namespace pretend {
 namespace {
 
 struct Books {
-    std::shared_mutex          mutex;
-    std::map<char *, RangePtr> ranges; // by base; ranges do not overlap
-    size_t                     device = 0, pinned = 0;
-    size_t                     mapped = 0; // bytes of the window: addresses are never reused
+    std::shared_mutex             mutex;
+    std::map<char *, RangePtr>    ranges; // by base; ranges do not overlap
+    std::array<size_t, max_cards> device = {};
+    size_t                        pinned = 0;
+    size_t                        mapped = 0; // bytes of the window: addresses are never reused
 };
 
 Books & books() {
@@ -104,17 +106,19 @@ bool runs_into_range(const void * p, size_t bytes) {
     return next != b.ranges.end() && next->first < begin + bytes;
 }
 
-void * device_alloc(size_t bytes) {
+void * device_alloc(int card, size_t bytes) {
     Books &               b = books();
     const std::lock_guard lock(b.mutex);
     constexpr size_t      grain = size_t{512}; // a card rounds up more where it must
     const size_t          size  = (bytes + grain - 1) / grain * grain;
     char *                base = nullptr, *backing = nullptr;
-    if (size == 0 || size > settings().memory - b.device || !map_device(b, size, base, backing)) {
+    if (size == 0 || size > settings().memory - b.device.at(card) || !map_device(b, size, base, backing)) {
         return nullptr;
     }
-    b.device += size;
-    b.ranges[base] = make(Range::Where::device, base, size, backing);
+    b.device.at(card) += size;
+    RangePtr & range = b.ranges[base];
+    range            = make(Range::Where::device, base, size, backing);
+    range->card      = card;
     return base;
 }
 
@@ -159,7 +163,7 @@ RangePtr take(void * p, Range::Where where) {
     }
     RangePtr range = found->second;
     range->gone    = true;
-    (where == Range::Where::device ? b.device : b.pinned) -= range->size;
+    (where == Range::Where::device ? b.device.at(range->card) : b.pinned) -= range->size;
     b.ranges.erase(found);
     return range;
 }
@@ -173,10 +177,10 @@ void release(const RangePtr & range) {
     }
 }
 
-size_t device_free_bytes() {
+size_t device_free_bytes(int card) {
     Books &                b = books();
     const std::shared_lock lock(b.mutex);
-    return settings().memory - b.device;
+    return settings().memory - b.device.at(card);
 }
 
 } // namespace pretend

@@ -16,7 +16,8 @@ struct Range {
     Where             where;
     char *            base;
     size_t            size;
-    char *            backing; // the address where the bytes can be touched
+    char *            backing;       // the address where the bytes can be touched
+    int               card      = 0; // of device memory
     bool              read_only = false;
     std::atomic<int>  in_use{0}; // operations under way that touch the range
     std::atomic<bool> gone{false};
@@ -39,8 +40,8 @@ struct Window {
 };
 const Window & device_window();
 
-// Allocates device memory, zeroed, or full of NaNs where POISON is set. Returns null when none is left.
-void * device_alloc(size_t bytes);
+// Allocates memory of a card, zeroed, or full of NaNs where POISON is set. Returns null when none is left.
+void * device_alloc(int card, size_t bytes);
 // Allocates pinned host memory. Returns null when no more may be pinned.
 void * pinned_alloc(size_t bytes);
 // Returns null when the memory is registered already, in part or wholly.
@@ -50,6 +51,6 @@ RangePtr add_registered(void * p, size_t bytes, bool read_only, bool & refused);
 RangePtr take(void * p, Range::Where where);
 void     release(const RangePtr & range); // for device and pinned memory
 
-size_t device_free_bytes();
+size_t device_free_bytes(int card);
 
 } // namespace pretend

@@ -15,8 +15,11 @@ namespace pretend {
 // Sets the thread's last error. Every call that fails does so.
 cudaError_t fail(cudaError_t error);
 
-// Waits for all streams. `why` goes to the trace.
-void synchronize_all(const char * why);
+// Waits for the streams of a card, or for those of all cards.
+constexpr int all_cards = -1;
+void          synchronize_card(int card);
+
+bool is_card(int device);
 
 // Returns true while a capture on a stream of this thread forbids calls. The caller reports the misuse.
 bool under_capture();

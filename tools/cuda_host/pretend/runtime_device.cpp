@@ -13,11 +13,15 @@ thread_local cudaError_t last_error = cudaSuccess;
 thread_local int         captures   = 0;
 } // namespace
 
+bool is_card(int device) { return device >= 0 && device < settings().cards; }
+
 cudaError_t fail(cudaError_t error) { return last_error = error; }
 
-void synchronize_all(const char *) {
+void synchronize_card(int card) {
     for (const StreamPtr & stream : all_streams()) {
-        stream->synchronize();
+        if (card == all_cards || stream->card == card) {
+            stream->synchronize();
+        }
     }
 }
 
@@ -43,21 +47,27 @@ PRETEND_API const char * cudaGetErrorString(cudaError_t error) {
 }
 
 PRETEND_API cudaError_t cudaGetDeviceCount(int * n) {
-    *n = 1;
+    *n = settings().cards;
     return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaGetDevice(int * device) {
-    *device = 0;
+    *device = current_card();
     return cudaSuccess;
 }
 
-PRETEND_API cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : fail(cudaErrorInvalidDevice); }
+PRETEND_API cudaError_t cudaSetDevice(int device) {
+    if (!is_card(device)) {
+        return fail(cudaErrorInvalidDevice);
+    }
+    set_current_card(device);
+    return cudaSuccess;
+}
 
 PRETEND_API cudaError_t cudaSetDeviceFlags(unsigned int) { return cudaSuccess; }
 
 PRETEND_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp * prop, int device) {
-    if (device != 0) {
+    if (!is_card(device)) {
         return fail(cudaErrorInvalidDevice);
     }
     *prop = {};
@@ -127,8 +137,8 @@ PRETEND_API cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attri
     return cudaSuccess;
 }
 
-PRETEND_API cudaError_t cudaDeviceGetPCIBusId(char * text, int size, int) {
-    std::snprintf(text, static_cast<size_t>(size), "0000:01:00.0");
+PRETEND_API cudaError_t cudaDeviceGetPCIBusId(char * text, int size, int device) {
+    std::snprintf(text, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
     return cudaSuccess;
 }
 
@@ -145,13 +155,13 @@ PRETEND_API cudaError_t cudaDeviceSynchronize() {
         return fail(cudaErrorStreamCaptureUnsupported);
     }
     const int64_t start = now_ns();
-    synchronize_all("cudaDeviceSynchronize");
+    synchronize_card(current_card());
     count(Kind::device_synchronize, legacy_stream, 0, now_ns() - start);
     return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaMemGetInfo(size_t * free, size_t * total) {
-    *free  = device_free_bytes();
+    *free  = device_free_bytes(current_card());
     *total = settings().memory;
     return cudaSuccess;
 }

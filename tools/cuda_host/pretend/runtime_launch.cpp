@@ -15,11 +15,11 @@ using namespace pretend;
 namespace {
 
 struct Entry {
-    const char *      mangled = nullptr;
-    const void *      fatbin  = nullptr;
-    std::once_flag    once;
-    std::atomic<bool> loaded{false};
-    Kernel            kernel; // described at the first request, because there are thousands
+    const char *     mangled = nullptr;
+    const void *     fatbin  = nullptr;
+    std::once_flag   once;
+    std::atomic<int> loaded{0}; // a bit for each card
+    Kernel           kernel;    // described at the first request, because there are thousands
 };
 
 struct Entries {
@@ -50,7 +50,7 @@ struct Configuration {
 };
 thread_local std::deque<Configuration> configurations;
 
-bool valid(const Kernel & kernel, dim3 grid, dim3 block, size_t shared) {
+bool valid(const Kernel & kernel, dim3 grid, dim3 block, size_t shared, size_t card) {
     const size_t threads = size_t{block.x} * block.y * block.z;
     if (threads == 0 || threads > 1024 || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
         grid.x > 2147483647U) {
@@ -58,16 +58,16 @@ bool valid(const Kernel & kernel, dim3 grid, dim3 block, size_t shared) {
                grid.y, grid.z, block.x, block.y, block.z);
         return false;
     }
-    if (shared > kernel.shared_limit) {
+    if (shared > kernel.shared_limit.at(card)) {
         misuse("%s: launched with %zu bytes of shared memory, %zu are allowed", kernel.name.c_str(), shared,
-               kernel.shared_limit);
+               kernel.shared_limit.at(card));
         return false;
     }
     return true;
 }
 
-// Checks that the kernel's pointers point to memory that a card can reach.
-std::vector<RangePtr> touched(const Kernel & kernel, void ** arguments) {
+// Checks that the kernel's pointers point to memory that its card can reach.
+std::vector<RangePtr> touched(const Kernel & kernel, void ** arguments, int card) {
     std::vector<RangePtr> ranges;
     for (const int i : kernel.pointers) {
         const auto * p = *static_cast<const void * const *>(arguments[i]);
@@ -75,6 +75,10 @@ std::vector<RangePtr> touched(const Kernel & kernel, void ** arguments) {
             continue;
         }
         if (RangePtr range = find(p)) {
+            if (range->where == Range::Where::device && range->card != card) {
+                misuse("%s: its parameter %d points to memory of card %d, and it runs on card %d", kernel.name.c_str(),
+                       i, range->card, card);
+            }
             if (ranges.empty() || ranges.back() != range) {
                 ranges.push_back(std::move(range));
             }
@@ -92,10 +96,16 @@ cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size
         return fail(cudaErrorInvalidDeviceFunction);
     }
     const Kernel & kernel = kernel_of(*entry);
-    wait_implicitly(!entry->loaded.exchange(true));
+    const int      card   = stream->card;
+    if (card != current_card()) {
+        misuse("%s: launched on a stream of card %d, and card %d is the current one", kernel.name.c_str(), card,
+               current_card());
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    wait_implicitly((entry->loaded.fetch_or(1 << card) >> card & 1) == 0);
     count(Kind::kernel, stream->number, 0, 0, 1, kernel.name.c_str());
     add_launch(kernel.counter);
-    if (!valid(kernel, grid, block, shared)) {
+    if (!valid(kernel, grid, block, shared, static_cast<size_t>(card))) {
         return fail(cudaErrorInvalidConfiguration);
     }
     Operation op;
@@ -104,7 +114,7 @@ cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size
     op.run     = settings().execute.empty() ? work_of(kernel, arguments, grid)
                                             : execution(entry->fatbin, kernel.mangled, arguments, grid, block, shared);
     if (settings().check) {
-        op.touches = touched(kernel, arguments);
+        op.touches = touched(kernel, arguments, card);
     }
     stream->push(std::move(op));
     return cudaSuccess;
@@ -180,7 +190,7 @@ PRETEND_API cudaError_t cudaFuncSetAttribute(const void * function, cudaFuncAttr
             misuse("%s: %d bytes of shared memory are asked for", kernel_of(*entry).name.c_str(), value);
             return fail(cudaErrorInvalidValue);
         }
-        kernel_of(*entry).shared_limit = static_cast<size_t>(value);
+        kernel_of(*entry).shared_limit.at(static_cast<size_t>(current_card())) = static_cast<size_t>(value);
     }
     return cudaSuccess;
 }

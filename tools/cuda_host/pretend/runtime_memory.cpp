@@ -13,10 +13,11 @@ using namespace pretend;
 
 namespace {
 
-// A card waits for all queued work before it frees memory.
-void settle(Kind kind, size_t bytes) {
+// A card waits for all work that it has queued before it frees memory. Pinned memory is every card's.
+void settle(Kind kind, const RangePtr & range) {
     const int64_t start = now_ns();
-    synchronize_all("free");
+    const size_t  bytes = range ? range->size : 0;
+    synchronize_card(range && range->where == Range::Where::device ? range->card : all_cards);
     count(kind, legacy_stream, bytes, now_ns() - start);
 }
 
@@ -28,7 +29,7 @@ cudaError_t free_range(void * p, Range::Where where, Kind kind) {
         misuse("memory is freed while a stream is under capture");
     }
     const RangePtr known = find(p);
-    settle(kind, known ? known->size : 0);
+    settle(kind, known);
     const RangePtr range = take(p, where);
     if (range == nullptr) {
         misuse("freed: memory that was not allocated so, or not any more");
@@ -76,6 +77,15 @@ bool resolve(const void * p, size_t n, bool on_device, const char * role, Side &
     return true;
 }
 
+// A stream reaches the memory of its own card, and host memory.
+bool reaches(const Stream & stream, const RangePtr & range) {
+    if (range == nullptr || range->where != Range::Where::device || range->card == stream.card) {
+        return true;
+    }
+    misuse("a stream of card %d copies or fills memory of card %d", stream.card, range->card);
+    return false;
+}
+
 int64_t copy_ns(size_t bytes, bool over_link) {
     const double ns = settings().gb_s > 0 && over_link ? static_cast<double>(bytes) / settings().gb_s : 0;
     return static_cast<int64_t>(ns + settings().copy_us * 1000);
@@ -102,7 +112,8 @@ struct Rows {
 
 size_t span(size_t pitch, const Rows & r) { return r.height == 0 ? 0 : (r.height - 1) * pitch + r.width; }
 
-cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind kind, cudaStream_t handle, bool waits) {
+cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind kind, cudaStream_t handle, bool waits,
+                 bool between_cards = false) {
     const StreamPtr stream = stream_of(handle);
     if (stream == nullptr) {
         return fail(cudaErrorInvalidResourceHandle);
@@ -115,6 +126,9 @@ cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind ki
     }
     if (!resolve(to, span(r.to_pitch, r), to_device, "target", target) ||
         !resolve(from, span(r.from_pitch, r), from_device, "source", source)) {
+        return fail(cudaErrorInvalidValue);
+    }
+    if (!between_cards && (!reaches(*stream, target.range) || !reaches(*stream, source.range))) {
         return fail(cudaErrorInvalidValue);
     }
     if (target.range != nullptr && target.range->read_only) {
@@ -165,7 +179,7 @@ cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind ki
 cudaError_t fill(void * to, int value, size_t bytes, cudaStream_t handle, bool waits) {
     const StreamPtr stream = stream_of(handle);
     Side            target;
-    if (stream == nullptr || !resolve(to, bytes, true, "target", target)) {
+    if (stream == nullptr || !resolve(to, bytes, true, "target", target) || !reaches(*stream, target.range)) {
         return fail(cudaErrorInvalidValue);
     }
     count(Kind::fill, stream->number, bytes);
@@ -185,7 +199,7 @@ cudaError_t fill(void * to, int value, size_t bytes, cudaStream_t handle, bool w
 PRETEND_API cudaError_t cudaMalloc(void ** p, size_t bytes) {
     wait_implicitly(true);
     count(Kind::device_alloc, legacy_stream, bytes);
-    *p = device_alloc(bytes);
+    *p = device_alloc(current_card(), bytes);
     return *p != nullptr || bytes == 0 ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
@@ -228,7 +242,7 @@ PRETEND_API cudaError_t cudaHostUnregister(void * p) {
     if (known != nullptr && known->in_use > 0) {
         misuse("host memory is unregistered while %d queued operations use it", known->in_use.load());
     }
-    synchronize_all("cudaHostUnregister");
+    synchronize_card(all_cards);
     const RangePtr range = take(p, Range::Where::registered);
     if (range == nullptr) {
         return fail(cudaErrorHostMemoryNotRegistered);
@@ -255,8 +269,14 @@ PRETEND_API cudaError_t cudaMemcpy2DAsync(void * to, size_t to_pitch, const void
     return copy(to, from, {width, height, to_pitch, from_pitch}, kind, stream, false);
 }
 
-PRETEND_API cudaError_t cudaMemcpyPeerAsync(void * to, int, const void * from, int, size_t bytes, cudaStream_t stream) {
-    return copy(to, from, {bytes, 1, bytes, bytes}, cudaMemcpyDeviceToDevice, stream, false);
+PRETEND_API cudaError_t cudaMemcpyPeerAsync(void * to, int to_card, const void * from, int from_card, size_t bytes,
+                                            cudaStream_t stream) {
+    const RangePtr target = find(to), source = find(from);
+    if ((target != nullptr && target->card != to_card) || (source != nullptr && source->card != from_card)) {
+        misuse("a copy from card %d to card %d names memory of another one", from_card, to_card);
+        return fail(cudaErrorInvalidValue);
+    }
+    return copy(to, from, {bytes, 1, bytes, bytes}, cudaMemcpyDeviceToDevice, stream, false, true);
 }
 
 PRETEND_API cudaError_t cudaMemsetAsync(void * to, int value, size_t bytes, cudaStream_t stream) {

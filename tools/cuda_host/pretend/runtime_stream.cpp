@@ -108,6 +108,10 @@ PRETEND_API cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t h
     if (stream == nullptr || event == nullptr) {
         return fail(cudaErrorInvalidResourceHandle);
     }
+    if (event->card != stream->card) {
+        misuse("a stream of card %d records an event of card %d", stream->card, event->card);
+        return fail(cudaErrorInvalidResourceHandle);
+    }
     count(Kind::event_record, stream->number);
     event->capture = stream->capture;
     if (event->capture == nullptr) {

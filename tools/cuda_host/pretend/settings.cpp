@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace pretend {
@@ -24,6 +25,7 @@ const Settings & settings() {
     static const auto * all = new Settings{
         /* .cc         = */ static_cast<int>(number("CC", 90)),
         /* .n_sm       = */ static_cast<int>(number("SM", 132)),
+        /* .cards      = */ std::clamp(static_cast<int>(number("CARDS", 1)), 1, max_cards),
         /* .memory     = */ mebibytes("MEMORY_MB", 8192),
         /* .pinned     = */ mebibytes("PINNED_MB", 1 << 20),
         /* .registers  = */ number("REGISTER", 1) != 0,

@@ -7,10 +7,13 @@
 
 namespace pretend {
 
+constexpr int max_cards = 8;
+
 struct Settings {
     int         cc;            // CC: compute capability times ten; the objects are compiled for it
     int         n_sm;          // SM: multiprocessors
-    size_t      memory;        // MEMORY_MB: device memory, in bytes
+    int         cards;         // CARDS: number of cards, at most max_cards; all are alike
+    size_t      memory;        // MEMORY_MB: device memory of each card, in bytes
     size_t      pinned;        // PINNED_MB: host memory that may be pinned, in bytes
     bool        registers;     // REGISTER=0: host memory cannot be registered
     bool        read_only;     // READ_ONLY=0: host memory cannot be registered as read-only

@@ -3,6 +3,7 @@
 #include "settings.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <shared_mutex>
@@ -162,13 +163,28 @@ std::mutex & driver_mutex() {
     return *one;
 }
 
-StreamPtr make_stream(int number) {
-    auto stream  = std::make_shared<Stream>(number);
+StreamPtr make_stream(int number, int card) {
+    auto stream  = std::make_shared<Stream>(number, card);
     stream->self = stream;
     return stream;
 }
 
+// Returns a default stream, which is made at the first request.
+StreamPtr default_stream(StreamPtr & stream, int number, size_t card) {
+    const std::lock_guard lock(handles().mutex);
+    if (stream == nullptr) {
+        stream                          = make_stream(number, static_cast<int>(card));
+        handles().streams[stream.get()] = stream;
+    }
+    return stream;
+}
+
+thread_local int card_of_thread = 0;
+
 } // namespace
+
+int  current_card() { return card_of_thread; }
+void set_current_card(int card) { card_of_thread = card; }
 
 void wait_implicitly(bool surely) {
     static std::atomic<int> n_calls{0};
@@ -184,23 +200,14 @@ StreamPtr stream_of(cudaStream_t handle) {
     if (settings().implicit > 0) {
         const std::lock_guard lock(driver_mutex()); // after the call that waits
     }
+    const auto card = static_cast<size_t>(current_card());
     if (handle == cudaStreamPerThread) {
-        thread_local const StreamPtr mine = [] {
-            StreamPtr             made = make_stream(per_thread_stream);
-            const std::lock_guard lock(handles().mutex);
-            handles().streams[made.get()] = made;
-            return made;
-        }();
-        return mine;
+        thread_local std::array<StreamPtr, max_cards> mine;
+        return default_stream(mine.at(card), per_thread_stream, card);
     }
     if (handle == nullptr || handle == cudaStreamLegacy) {
-        static const auto * legacy = [] {
-            auto *                made = new StreamPtr(make_stream(legacy_stream));
-            const std::lock_guard lock(handles().mutex);
-            handles().streams[made->get()] = *made;
-            return made;
-        }();
-        return *legacy;
+        static auto * legacy = new std::array<StreamPtr, max_cards>;
+        return default_stream(legacy->at(card), legacy_stream, card);
     }
     const std::shared_lock lock(handles().mutex);
     const auto             found = handles().streams.find(handle);
@@ -214,7 +221,7 @@ StreamPtr stream_of(cudaStream_t handle) {
 cudaStream_t add_stream() {
     const std::lock_guard lock(handles().mutex);
     const int             number    = std::min(handles().n_streams++, max_streams - 1);
-    const StreamPtr       stream    = make_stream(number);
+    const StreamPtr       stream    = make_stream(number, current_card());
     handles().streams[stream.get()] = stream;
     return reinterpret_cast<cudaStream_t>(stream.get());
 }
@@ -251,7 +258,7 @@ EventPtr event_of(cudaEvent_t handle) {
 
 cudaEvent_t add_event() {
     const std::lock_guard lock(handles().mutex);
-    const auto            event   = std::make_shared<Event>();
+    const auto            event   = std::make_shared<Event>(current_card());
     handles().events[event.get()] = event;
     return reinterpret_cast<cudaEvent_t>(event.get());
 }

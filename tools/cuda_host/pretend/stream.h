@@ -37,7 +37,7 @@ struct Capture {
 
 class Stream {
   public:
-    explicit Stream(int stream_number) : number(stream_number) {}
+    Stream(int stream_number, int its_card) : number(stream_number), card(its_card) {}
 
     // Queues the operation, or notes it while the stream is under capture.
     void push(Operation operation);
@@ -45,7 +45,7 @@ class Stream {
     bool idle() { return done_ == pushed_; }
     void stop(); // the worker ends when the queue is empty
 
-    const int                number;
+    const int                number, card;
     std::shared_ptr<Capture> capture;          // only the capturing thread uses it
     bool                     captures = false; // the capture began at this stream
 
@@ -66,6 +66,8 @@ using StreamPtr = std::shared_ptr<Stream>;
 
 class Event {
   public:
+    explicit Event(int its_card) : card(its_card) {}
+
     // Returns the function to run when the stream gets there.
     std::function<void()> record();
     // Returns a function that tells if the stream has passed the record that is now the last one. It may be called
@@ -73,6 +75,7 @@ class Event {
     std::function<bool()> passed() const;
     void                  synchronize();
 
+    const int                card;
     std::shared_ptr<Capture> capture; // the last record belongs to it
 
   private:
@@ -86,7 +89,12 @@ class Event {
 };
 using EventPtr = std::shared_ptr<Event>;
 
-// Handles. The default streams are made at the first request. An unknown handle gives null, and is a misuse.
+// The card of the calling thread, which cudaSetDevice or a context chooses.
+int  current_card();
+void set_current_card(int card);
+
+// Handles. Each card has default streams, which are made at the first request. New streams and events belong to the
+// current card. An unknown handle gives null, and is a misuse.
 StreamPtr              stream_of(cudaStream_t handle);
 cudaStream_t           add_stream();
 bool                   remove_stream(cudaStream_t handle);
