@@ -249,8 +249,8 @@ def test_nothing_is_read_that_nobody_wrote(card: Card, tiny_model: TinyModel, ou
         assert_same(name, run.name, result.logits[name, run.name], outcome(name).runs[run.name])
 
 
-TWO_CARDS = {"qwen3moe Q4_K M": (1, 1), "gpt-oss": (2, 1), "deepseek2 groups": (1, 2)}
-"""The parts of the layers that two cards get."""
+TWO_CARDS = {"qwen3moe Q4_K M": (1, 2), "gpt-oss": (1, 1), "deepseek2 groups": (1, 2)}
+"""The parts of the layers that two cards get. Both have MoE layers."""
 
 
 @pytest.mark.parametrize("name", TWO_CARDS)
@@ -266,7 +266,7 @@ def test_two_cards(card: Card, tiny_model: TinyModel, name: str) -> None:
         assert strays(ours.logits[name, run.name], expected) <= 0.1, run.name
         devices = ours.meta[f"{name}|{run.name}"]["devices"]
         assert [each["name"] for each in devices] == ["CUDA0", "CUDA1"]
-        assert all((each["uploads"] > 0) == run.moving for each in devices), run.name
+        assert all(0 < each["activations_hit"] < each["activations"] for each in devices), run.name
     streamed = ours.logits[name, STREAMED.name]
     assert_same(name, "streamed", of_batches(streamed, 17, 1000), of_batches(expected, 17, 1000))
     one = card.spac(Job((replace(case, runs=(HALF,)),))).logits[name, HALF.name]
