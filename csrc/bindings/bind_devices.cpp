@@ -5,6 +5,7 @@
 #include "backend/simulated_device/settings.h"
 #include "backend/wrapper/device.h"
 #include "bindings/bindings.h"
+#include "session/slot_layers.h"
 
 #include <pybind11/stl.h>
 
@@ -64,6 +65,12 @@ void bind_devices(py::module_ & m) {
         "device_handle",
         [](const std::string & name) { return reinterpret_cast<std::uintptr_t>(spac::device_handle(name)); },
         py::arg("name"), "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
+    py::class_<spac::SlotLayers>(m, "SlotLayers",
+                                 "llama_model_params.tensor_buft_overrides that give experts of some layers slots on "
+                                 "other devices.")
+        .def(py::init<>())
+        .def("add", &spac::SlotLayers::add, py::arg("device"), py::arg("layers"))
+        .def_property_readonly("address", &spac::SlotLayers::address);
     m.def("set_memory_limit", py::overload_cast<const std::string &, size_t>(&spac::set_memory_limit), py::arg("name"),
           py::arg("bytes"));
     m.def("take_memory_refusal", []() -> py::object {

@@ -315,6 +315,20 @@ def device_handle(name: str) -> int:
     Raise InputError, which names the known devices, for an unknown one.
     """
 
+class SlotLayers:
+    """llama_model_params.tensor_buft_overrides that give experts of some layers slots on other devices.
+
+    Keep it until the model is loaded.
+    """
+
+    def __init__(self) -> None: ...
+    def add(self, device: str, layers: Sequence[int]) -> None:
+        """Give the experts of these layers to a device. Raise InputError for an unknown one."""
+
+    @property
+    def address(self) -> int:
+        """The address of the entries. `add` changes it."""
+
 class RemoteDevice:
     """A device of an RPC server. Memory is in bytes, as of when the server was opened."""
 

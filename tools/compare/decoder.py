@@ -30,8 +30,13 @@ def _overrides(values: dict[str, int | float | bool]) -> Any:
 class Model:
     """A loaded model. It is on a spac device if `device` is one, else on the CPU alone."""
 
-    def __init__(self, case: Case, *, on_device: bool, devices: Sequence[int] = ()) -> None:
-        """Load the model on these devices, by their addresses, or on those that the library chooses."""
+    def __init__(
+        self, case: Case, *, on_device: bool, devices: Sequence[int] = (), placement: int | None = None
+    ) -> None:
+        """Load the model on these devices, by their addresses, or on those that the library chooses.
+
+        `placement` is the address of llama_model_params.tensor_buft_overrides.
+        """
         params = ll.llama_model_default_params()
         if not hasattr(params, "use_extra_bufts"):
             raise RuntimeError("this llama_cpp does not know use_extra_bufts")
@@ -43,6 +48,9 @@ class Model:
             params.devices = ctypes.cast(self._devices, ctypes.c_void_p).value
         if case.tensor_split:
             params.tensor_split = self._split
+        if placement is not None:
+            kind = dict(field[:2] for field in ll.llama_model_params._fields_)["tensor_buft_overrides"]
+            params.tensor_buft_overrides = ctypes.cast(placement, kind)
         if case.overrides:
             params.kv_overrides = self._overrides = _overrides(case.overrides)
         # spac's expert store is an extra buffer type, so spac needs the default.

@@ -274,12 +274,16 @@ std::shared_ptr<void> ModelExperts::shared_among_streams(const std::function<std
     return known;
 }
 
-// A graph that begins behind the last layer of the last one, on another device, is of the same step.
-void ModelExperts::end_step(int first, int last) {
+// A graph that begins behind the last layer of the last one is of the same step if it is on another device, or on the
+// same stream. The same device's stream of another context may have layers that draft, which follow the target's.
+void ModelExperts::end_step(const void * stream, int first, int last) {
     const std::lock_guard lock(mutex_);
-    const bool            same_step = last_counted_ >= 0 && first == last_counted_ + 1 &&
-                           layers_[first].info.device != layers_[last_counted_].info.device;
+    const bool            follows = last_counted_ >= 0 && first == last_counted_ + 1;
+    const bool            same_step =
+        follows &&
+        (stream == last_stream_ || layers_[first].info.device != layers_[last_counted_].info.device);
     last_counted_ = last;
+    last_stream_  = stream;
     if (!same_step) {
         demand.end_step();
     }

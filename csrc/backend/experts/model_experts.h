@@ -130,9 +130,9 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     int  staged_tokens() const { return staged_tokens_; }
     // Counts a device's memory of a context's weight stream as long as the stream keeps the returned handle.
     std::shared_ptr<void> hold_stream(ggml_backend_dev_t device, size_t bytes);
-    // Notes that a graph that counted as demand has ended, with its first and last layer. A step that several devices
-    // share has a graph for each.
-    void end_step(int first, int last);
+    // Notes that a graph of a stream that counted as demand has ended, with its first and last layer. A step that
+    // several devices share has one or more graphs for each.
+    void end_step(const void * stream, int first, int last);
     // Returns what the streams of contexts on several devices share, which the first call makes, and which lives as
     // long as someone holds it. With one device, each stream gets its own.
     std::shared_ptr<void> shared_among_streams(const std::function<std::shared_ptr<void>()> & make);
@@ -229,6 +229,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::vector<MissCosts>             miss_costs_; // by pool
     std::atomic<int>                   cursor_{0};
     int                                last_counted_ = -1; // the last layer of the last graph that counted
+    const void *                       last_stream_  = nullptr; // the stream of that graph
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<bool>                  stream_divides_{false};
     std::atomic<bool>                  tail_stays_{false};

@@ -148,7 +148,8 @@ class Finder {
             }
             const ggml_tensor * const root = by->view_src != nullptr ? by->view_src : by;
             ggml_tensor ** const      last = graph_->nodes + block.first;
-            return std::find(graph_->nodes, last, root) != last ? by : nullptr;
+            // a copy from another device is there before the graph begins
+            return root->op == GGML_OP_NONE || std::find(graph_->nodes, last, root) != last ? by : nullptr;
         }
         return nullptr;
     }

@@ -132,7 +132,7 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
         divider_.await(); // the times of the last block count too
     }
     if (course.counted >= 0 && course.status == GGML_STATUS_SUCCESS) {
-        g.blocks.front()->experts->end_step(course.counted, course.last);
+        g.blocks.front()->experts->end_step(this, course.counted, course.last);
     }
     return course.status;
 }

@@ -8,12 +8,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace spac {
 namespace {
 
-// Most graphs in the cache: enough for a context's prompt and step shapes, with several draft lengths.
-constexpr size_t max_graphs = 16;
+// Most shapes in the cache: enough for a context's prompt and step shapes, with several draft lengths.
+constexpr size_t max_shapes = 16;
 
 // Returns the distance to look ahead for these blocks.
 int distance_of(const SplitGraph & g) { return g.blocks.empty() ? 0 : g.blocks.front()->experts->lookahead.distance(); }
@@ -34,12 +35,16 @@ bool GraphCache::is_current(const SplitGraph & g) const {
 }
 
 void GraphCache::reserve(std::vector<Block> & blocks) {
+    ++n_planned_;
     choose_staging(blocks);
     reserve(staging_size(blocks));
 }
 
 SplitGraph & GraphCache::get(const ggml_cgraph * graph, bool is_staged) {
     ++n_asked_;
+    if (n_planned_ > 0) {
+        graphs_of_shape_ = std::exchange(n_planned_, 0);
+    }
     SplitGraph * known = graph->uid != 0 ? find(graph) : nullptr;
     if (known != nullptr && (known->is_staged || !is_staged)) {
         known->uid  = graph->uid;
@@ -57,11 +62,12 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph, bool is_staged) {
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
     // graphs without a uid cannot be recognized again
     const auto outdated = [&](auto & g) { return g->uid == 0 || !is_current(*g) || g.get() == known; };
+    const size_t max_graphs = max_shapes * graphs_of_shape_;
     if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
         stream_.synchronize(); // launches under way read the tensors of graphs that are dropped
     }
     graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), outdated), graphs_.end());
-    if (graphs_.size() >= max_graphs) {
+    while (graphs_.size() >= max_graphs) {
         graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), stale));
     }
     void *    host     = host_buffer_ ? ggml_backend_buffer_get_base(host_buffer_.get()) : nullptr;

@@ -22,7 +22,7 @@ class GraphCache {
     SplitGraph & get(const ggml_cgraph * graph) { return get(graph, false); }
     // Returns the same with staging for all blocks, also for those of large graphs that were expected to stream.
     SplitGraph & get_staged(const ggml_cgraph * graph) { return get(graph, true); }
-    // Makes staging for graphs with these blocks now, as get() does later for other graphs. Throws as get() does.
+    // Makes staging for a graph with these blocks, which comes later. Throws as get() does.
     void reserve(std::vector<Block> & blocks);
     // Returns the staging on the device.
     ggml_backend_buffer_t scratch() const { return device_buffer_.get(); }
@@ -44,6 +44,9 @@ class GraphCache {
     StagingSize             reserved_;
     std::vector<std::unique_ptr<SplitGraph>> graphs_;
     uint64_t                                 n_asked_ = 0;
+    // The graphs of this stream that llama.cpp cut from its last graph, and those that were planned since. A device that
+    // has slots alone gets a graph for each layer.
+    size_t graphs_of_shape_ = 1, n_planned_ = 0;
 };
 
 } // namespace spac

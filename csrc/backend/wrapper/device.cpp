@@ -228,6 +228,10 @@ void * device_handle(const std::string & name) {
     return other_wrappers().back().handle();
 }
 
+ggml_backend_buffer_type * expert_memory(const std::string & name) {
+    return device_of(static_cast<ggml_backend_dev_t>(device_handle(name))).store().buffer_type();
+}
+
 void set_memory_limit(const std::string & name, size_t bytes) { set_memory_limit(inner_device(name), bytes); }
 
 void set_default_device(const std::string & name) {
