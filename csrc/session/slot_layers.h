@@ -29,7 +29,7 @@ class SlotLayers {
     void put(const std::string & ending, const std::string & experts, ggml_backend_buffer_type * memory);
 
     std::list<std::string>                        patterns_; // whose addresses the entries have
-    std::vector<llama_model_tensor_buft_override> entries_; // with an empty one at the end
+    std::vector<llama_model_tensor_buft_override> entries_;  // with an empty one at the end
 };
 
 } // namespace spac

@@ -1,4 +1,4 @@
-"""Layers whose experts have slots on another device than their dense weights compute every logit as the CPU does.
+"""Layers whose experts have slots on another device than their dense weights compute the CPU's logits.
 
 The devices are simulated ones. ggml's scheduler copies a block's input to the device of the slots, and its
 output back. tests/engine/test_slot_devices.py has the option.
@@ -11,24 +11,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.test_several_devices import BRIEF, FAST, MIXED, MODELS, RUNS, SLOW
+from tests.backend.test_several_devices import BRIEF, FAST, MODELS, RUNS, SLOW
 from tests.conftest import TinyModel
 from tools.compare import Case, Job, Run, Settings, compare, run_worker
 from tools.compare.driver import Result
+
+CHOSEN = tuple(
+    run
+    for run in RUNS
+    if run.name in {
+        "all", "moving", "uploads fail", "prompts streamed", "prompts divided", "looking ahead, moving",
+        "misses loaded, moving",
+    }
+)  # fmt: skip
+LAYERS = ((), (2, 3, 4))
+"""The layers whose experts each device has, beside those of its own."""
 
 
 @pytest.fixture(scope="module")
 def cases(tiny_model: TinyModel) -> dict[str, Case]:
     made = {
-        name: Case(
-            name, str(tiny_model(family, shape)), runs=BRIEF, tensor_split=(1, 0), slot_layers=((), (2, 3, 4))
-        )
-        for name, (family, shape) in MODELS.items()
+        name: Case(name, str(tiny_model(*MODELS[name])), runs=runs, tensor_split=(1, 0), slot_layers=LAYERS)
+        for name, runs in {"qwen3moe mixed": CHOSEN, "deepseek2": BRIEF[2:], "gpt-oss": BRIEF[1:]}.items()
     }
-    first = made["qwen3moe mixed"] = replace(made["qwen3moe mixed"], runs=RUNS)
-    made["all"] = replace(first, name="all", slot_layers=((), (0, 1, 2, 3, 4)), runs=BRIEF)
     small = Settings(n_batch=128, n_ubatch=24, flash_attn=True)
-    made["small ubatch"] = replace(first, name="small ubatch", settings=small, runs=BRIEF[1:])
+    everything = ((), (0, 1, 2, 3, 4))
+    made["all, small ubatch"] = replace(
+        made["qwen3moe mixed"],
+        name="all, small ubatch",
+        settings=small,
+        slot_layers=everything,
+        runs=BRIEF[2:],
+    )
     return made
 
 
@@ -36,10 +50,10 @@ def cases(tiny_model: TinyModel) -> dict[str, Case]:
 def reference(
     cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Result:
-    job = Job(
-        tuple(replace(case, runs=(Run(),), tensor_split=(), slot_layers=()) for case in cases.values())
+    plain = [replace(case, runs=(Run(),), tensor_split=(), slot_layers=()) for case in cases.values()]
+    return run_worker(
+        "reference", Job(tuple(plain)), tmp_path_factory.mktemp("reference"), lib_path=reference_lib
     )
-    return run_worker("reference", job, tmp_path_factory.mktemp("reference"), lib_path=reference_lib)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +62,40 @@ def two(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Res
     return run_worker("spac", job, tmp_path_factory.mktemp("two"))
 
 
-def test_two_devices_change_no_logit(cases, two, reference):
+def test_slots_on_a_second_device_change_no_logit(cases, two, reference):
     assert [str(found) for case in cases.values() for found in compare(case, two, reference)] == []
-    import json
-    for k, v in two.meta.items():
-        print(k, json.dumps(v["devices"]), {a: v["stats"][a] for a in ("steps", "blocks","blocks_host","blocks_device","graphs_prepared","blocks_streamed","blocks_divided","misses_loaded","foreseen") if a in v["stats"]})
-    print(list(v["stats"]))
+
+
+def test_slots_on_two_further_devices_change_no_logit(cases, reference, tmp_path_factory):
+    case = replace(cases["gpt-oss"], tensor_split=(1, 0, 0), slot_layers=((), (1,), (2, 3)))
+    job = Job((case,), simulated_device=SLOW, further_devices=(FAST, {**SLOW, "upload_gb_s": 0.1}))
+    result = run_worker("spac", job, tmp_path_factory.mktemp("three"))
+    assert [str(found) for found in compare(case, result, reference)] == []
+    devices = result.meta["gpt-oss|moving"]["devices"]
+    assert [each["n_layer"] for each in devices] == [1, 1, 2]
+    assert all(each["uploads"] > 0 for each in devices)
+
+
+def test_each_device_did_its_part(two):
+    """The equality above would also hold if the main device or the CPU did all of the work."""
+    meta = two.meta["qwen3moe mixed|moving"]
+    assert [each["n_layer"] for each in meta["devices"]] == [2, 3]
+    for each in meta["devices"]:
+        assert 0 < each["activations_hit"] < each["activations"]
+        assert each["uploads"] > each["n_slots"] > 0
+    [alone] = two.meta["all, small ubatch|prompts streamed"]["devices"]
+    assert (alone["name"], alone["n_layer"]) == ("simulated1", 5)
+    everything = two.meta["qwen3moe mixed|all"]["stats"]
+    assert everything["blocks_device"] == everything["blocks"] > 0
+    failures = [each["upload_failures"] for each in two.meta["qwen3moe mixed|uploads fail"]["devices"]]
+    assert failures[0] == 0 < failures[1]
+    assert two.meta["qwen3moe mixed|prompts streamed"]["stats"]["blocks_streamed"] > 0
+    assert two.meta["qwen3moe mixed|prompts divided"]["stats"]["blocks_divided"] > 0
+    assert two.meta["qwen3moe mixed|misses loaded, moving"]["stats"]["misses_loaded"] > 0
+    assert two.meta["qwen3moe mixed|looking ahead, moving"]["stats"]["foreseen"] > 0
+
+
+def test_graphs_of_layers_are_kept(two):
+    """The second device has a graph for each layer and shape. Those of a first run serve the next ones."""
+    assert two.meta["qwen3moe mixed|all"]["stats"]["graphs_prepared"] > 0
+    assert two.meta["qwen3moe mixed|moving"]["stats"]["graphs_prepared"] == 0

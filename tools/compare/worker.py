@@ -101,7 +101,10 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
         with (
             _core.LoadScope(case.settings.paged) as scope,
             decoder.Model(
-                case, on_device=True, devices=devices, placement=slot_layers.address if case.slot_layers else None
+                case,
+                on_device=True,
+                devices=devices,
+                placement=slot_layers.address if case.slot_layers else None,
             ) as model,
         ):
             experts: Any = scope.experts

@@ -280,8 +280,7 @@ void ModelExperts::end_step(const void * stream, int first, int last) {
     const std::lock_guard lock(mutex_);
     const bool            follows = last_counted_ >= 0 && first == last_counted_ + 1;
     const bool            same_step =
-        follows &&
-        (stream == last_stream_ || layers_[first].info.device != layers_[last_counted_].info.device);
+        follows && (stream == last_stream_ || layers_[first].info.device != layers_[last_counted_].info.device);
     last_counted_ = last;
     last_stream_  = stream;
     if (!same_step) {

@@ -228,7 +228,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     bool                               most_recent_ = false;
     std::vector<MissCosts>             miss_costs_; // by pool
     std::atomic<int>                   cursor_{0};
-    int                                last_counted_ = -1; // the last layer of the last graph that counted
+    int                                last_counted_ = -1;      // the last layer of the last graph that counted
     const void *                       last_stream_  = nullptr; // the stream of that graph
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<bool>                  stream_divides_{false};

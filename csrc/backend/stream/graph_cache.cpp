@@ -61,7 +61,7 @@ SplitGraph & GraphCache::get(const ggml_cgraph * graph, bool is_staged) {
     reserve(staging_size(blocks));
     const auto stale = [](auto & a, auto & b) { return a->used < b->used; };
     // graphs without a uid cannot be recognized again
-    const auto outdated = [&](auto & g) { return g->uid == 0 || !is_current(*g) || g.get() == known; };
+    const auto   outdated   = [&](auto & g) { return g->uid == 0 || !is_current(*g) || g.get() == known; };
     const size_t max_graphs = max_shapes * graphs_of_shape_;
     if (graphs_.size() >= max_graphs || std::any_of(graphs_.begin(), graphs_.end(), outdated)) {
         stream_.synchronize(); // launches under way read the tensors of graphs that are dropped

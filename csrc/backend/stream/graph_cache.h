@@ -44,8 +44,8 @@ class GraphCache {
     StagingSize             reserved_;
     std::vector<std::unique_ptr<SplitGraph>> graphs_;
     uint64_t                                 n_asked_ = 0;
-    // The graphs of this stream that llama.cpp cut from its last graph, and those that were planned since. A device that
-    // has slots alone gets a graph for each layer.
+    // The graphs of this stream that llama.cpp cut from its last graph, and those that were planned since. A device
+    // that has slots alone gets a graph for each layer.
     size_t graphs_of_shape_ = 1, n_planned_ = 0;
 };
 

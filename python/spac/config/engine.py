@@ -15,6 +15,8 @@ from spac.config.context import CONTEXT_GROUP, ContextConfig
 from spac.config.fields import Parsed, Range, names_in, option
 from spac.config.remote import addresses, check, layer_counts
 from spac.config.sampling import SamplingConfig
+from spac.config.slot_devices import check as check_slots
+from spac.config.slot_devices import slot_devices, slot_layers
 from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit, draft_p_min
 from spac.errors import InputError
 from spac.scheduler.choice import SchedulerChoice
@@ -180,6 +182,17 @@ class EngineConfig(ContextConfig):
         "share of both machines' memory if the whole model fits into them)",
         "--rpc-layers", metavar="N[,…]", parse=layer_counts,
     )  # fmt: skip
+    slot_devices: Parsed[tuple[str, ...] | None, Sequence[str] | str | None] = option(
+        None, "further devices that hold slots alone, for the experts of some layers, whose dense parts stay "
+        "on the device of --device; each such layer's input is copied there, and its output back",
+        "--slot-devices", metavar="NAME[,…]", parse=slot_devices,
+    )  # fmt: skip
+    slot_layers: Parsed[tuple[int, ...] | None, Sequence[int] | str | int | None] = option(
+        None, "the number of layers whose experts have slots on each device of --slot-devices, the last ones "
+        "of the model (default: so many that slots fill the devices' memory alike; with memory for all "
+        "experts, those that the main device cannot hold)",
+        "--slot-layers", metavar="N[,…]", parse=slot_layers,
+    )  # fmt: skip
     threads: int = option(
         0, "CPU threads; 0 measures how many compute a token fastest: one per physical core at most, "
         "beside a GPU two fewer", "--threads", "-t", range=Range(0, 512), group=CONTEXT_GROUP,
@@ -276,6 +289,7 @@ class EngineConfig(ContextConfig):
             )
         self._check_draft()
         check(self.rpc, self.rpc_layers)
+        check_slots(self.slot_devices, self.slot_layers, self.draft_types)
         least, most = self.image_min_tokens, self.image_max_tokens
         if least is not None and most is not None and least > most:
             raise InputError(f"image_min_tokens {least} is more than image_max_tokens {most}")

@@ -15,7 +15,6 @@ from spac.config.overrides import Value
 from spac.errors import InputError
 from spac.model.c_api import Context, Model
 from spac.model.c_api import _Owned as Owned
-from spac.model.devices import devices_of
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
 from spac.model.lora import apply_adapters, load_adapters
@@ -153,18 +152,22 @@ class LentPair(ModelPair):
             draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
         self._has_experts = self.info.is_moe
-        self.devices, self.device = devices_of(config) if self._has_experts else ((), None)
+        self.devices, self.device = self._choose_devices() if self._has_experts else ((), None)
         self._fit_to_cpu(self.info, draft)
         self._note_device()
         self._connect(self.info)
+        self._place_slots(self.info, draft)
         self.paged = is_paged(config, self._rest(self.info), self.device)
         handles = self._handles
         devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}
+        slot_entries = None
         if self.device is not None:
-            split = (ctypes.c_float * api.llama_max_devices())(*(config.tensor_split or ()))
+            slot_fields, parts, slot_entries = self._slot_fields()
+            split = (ctypes.c_float * api.llama_max_devices())(*(parts or config.tensor_split or ()))
             model_params |= {"split_mode": api.LLAMA_SPLIT_MODE_LAYER, "main_gpu": 0, "tensor_split": split}
-        model_params |= self._remote_pointers()
+            model_params |= _as_pointers(slot_fields)
+        model_params |= _as_pointers(self._remote_fields())
         if handles:
             model_params["devices"] = ctypes.cast(devices, ctypes.c_void_p).value
         if self.paged:
@@ -179,6 +182,7 @@ class LentPair(ModelPair):
         copying = self._copying(self.info, placement.model_params)
         with copying.scope(paged=self.paged) as scope, self._room_for_prompts(scope.experts):
             model, context = self._lend(placement)
+        del slot_entries  # The library has read them.
         self.target = self._keep(LentModel(Path(config.target), model))
         self._note_copy(self.target, copying)
         self.n_sequences = self._sequences()
@@ -204,10 +208,10 @@ class LentPair(ModelPair):
                 if self.pool is not None:
                     self.pool.attach(further)
 
-    def _remote_pointers(self) -> dict[str, Any]:
-        """Return the fields for layers on RPC servers as ctypes takes them."""
-        fields = self._remote_fields()
-        if (entries := fields.get("tensor_buft_overrides")) is not None:
-            kind = dict(field[:2] for field in api.llama_model_params._fields_)["tensor_buft_overrides"]
-            fields["tensor_buft_overrides"] = ctypes.cast(entries, kind)
-        return fields
+
+def _as_pointers(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of llama_model_params with places of tensors as ctypes takes them."""
+    if (entries := fields.get("tensor_buft_overrides")) is not None:
+        kind = dict(field[:2] for field in api.llama_model_params._fields_)["tensor_buft_overrides"]
+        fields["tensor_buft_overrides"] = ctypes.cast(entries, kind)
+    return fields

@@ -75,4 +75,4 @@ def fit(info: ModelInfo, room: DeviceRoom, more_bytes: int = 0) -> Fit:
     """Return the part of a model that fits beside `more_bytes`, such as a projector's."""
     dense = info.file_size - info.expert_bytes + more_bytes
     share = min(1.0, (room.free - dense) / info.expert_bytes) if info.is_moe else 0.0
-    return Fit(dense, info.n_expert * info.n_expert_layers, share)
+    return Fit(dense, info.n_experts, share)

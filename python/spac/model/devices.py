@@ -60,11 +60,14 @@ def _driver(name: str) -> str:
 
 
 def devices_of(config: EngineConfig) -> tuple[tuple[_core.DeviceInfo, ...], _core.DeviceInfo | None]:
-    """Return the devices that share the layers, and the main one; none and None for the CPU alone.
+    """Return the devices in use, and the main one; none and None for the CPU alone.
 
-    Raises InputError if the main GPU or a part of the layers is given for a device that does not exist.
+    Devices that share the layers come first, then those with slots alone. Raises InputError if the main GPU
+    or a part of the layers is given for a device that does not exist, and for devices that do not go
+    together.
     """
-    devices = choose_devices(config.device)
+    slots = _slot_devices(config)
+    devices = _layer_devices(config, slots)
     if not devices:
         return (), None
     names = ", ".join(device.name for device in devices)
@@ -75,8 +78,15 @@ def devices_of(config: EngineConfig) -> tuple[tuple[_core.DeviceInfo, ...], _cor
     main = devices[config.main_gpu]
     if config.rpc and len(devices) > 1 and config.split_mode != "none" and config.device.lower() != "auto":
         raise InputError(f"rpc goes with one device here, and {there}: name one, or give --split-mode none")
+    if slots:
+        if len(devices) > 1 and config.split_mode != "none" and config.device.lower() != "auto":
+            raise InputError(
+                f"slot_devices goes with one device for the layers, and {there}: name one with --device, or "
+                "give --split-mode none"
+            )
+        devices = (main,)
     if config.split_mode == "none" or config.rpc:
-        return (main,), main
+        return (main, *slots), main
     if (parts := config.tensor_split) is not None:
         if len(parts) > len(devices):
             text = ",".join(f"{part:g}" for part in parts)
@@ -86,7 +96,50 @@ def devices_of(config: EngineConfig) -> tuple[tuple[_core.DeviceInfo, ...], _cor
             )
         if not any(parts[: len(devices)]):
             raise InputError("tensor_split gives no device a part of the layers: give one a number above 0")
-    return devices, main
+    return (*devices, *slots), main
+
+
+def _slot_devices(config: EngineConfig) -> tuple[_core.DeviceInfo, ...]:
+    """Return the devices with slots alone. Raises InputError for an unknown one, and together with RPC."""
+    if not config.slot_devices:
+        return ()
+    if config.rpc:
+        raise InputError("slot_devices does not go with rpc: leave one of them out")
+    if any(simulated_index(name) is not None for name in config.slot_devices):
+        set_up_simulated()
+    known = {device.name.lower(): device for device in _core.devices()}
+    for name in config.slot_devices:
+        if name.lower() not in known:
+            listed = ", ".join(device.name for device in known.values())
+            raise InputError(
+                f"slot_devices: unknown device '{name}': choose one of {listed} (see `spac doctor`)"
+            )
+    return tuple(known[name.lower()] for name in config.slot_devices)
+
+
+def _layer_devices(config: EngineConfig, slots: tuple[_core.DeviceInfo, ...]) -> tuple[_core.DeviceInfo, ...]:
+    """Return the devices that can have layers. Raises InputError if one has slots alone, or if none is left.
+
+    A choice of "auto" leaves devices with slots alone out.
+    """
+    devices, names = choose_devices(config.device), {device.name for device in slots}
+    if not slots:
+        return devices
+    left = tuple(device for device in devices if device.name not in names)
+    if not devices:
+        raise InputError(
+            "slot_devices: the layers would be on the CPU: name a device for them with --device, or leave "
+            "it out"
+        )
+    if not left:
+        raise InputError(
+            f"slot_devices: {', '.join(sorted(names))} would hold the layers too: name another device with "
+            "--device, or leave it out"
+        )
+    if len(left) < len(devices) and config.device.lower() != "auto":
+        both = next(device.name for device in devices if device.name in names)
+        raise InputError(f"slot_devices: {both} is a device of the layers (--device) too: name it once")
+    return left
 
 
 def current(device: _core.DeviceInfo) -> _core.DeviceInfo:

@@ -38,6 +38,7 @@ from spac.model.params import (
 from spac.model.pinning import pinning_note, set_pinning
 from spac.model.remote import RemoteLayers
 from spac.model.repacking import repacking_pays
+from spac.model.slot_layers import SlotLayers
 from spac.model.thread_pool import SharedPool, place
 from spac.model.threads import fit_to_cpu
 
@@ -79,6 +80,9 @@ class ModelPair:
 
     remote: RemoteLayers | None = None
     """The layers on RPC servers; None without `--rpc`."""
+
+    slot_layers: SlotLayers | None = None
+    """The layers whose experts have slots on other devices than the main one; None without such devices."""
 
     owns_draft: bool = True
     """True if no other pair uses the draft model."""
@@ -166,7 +170,7 @@ class ModelPair:
             if draft.file_size > info.file_size:
                 names = f"the draft {draft.path.name} is larger than the target {info.path.name}"
                 self.notes.append(f"{names}: swap them if that is a mistake")
-        self.devices, self.device = devices_of(config)
+        self.devices, self.device = self._choose_devices()
         self._fit_to_cpu(info, draft)
         self._note_device()
         self._connect(info)
@@ -183,7 +187,27 @@ class ModelPair:
         except OutOfMemoryError as error:
             if len(self.devices) == 1 or not any(device.name in str(error) for device in self.devices):
                 raise
-            raise OutOfMemoryError(f"{error}; --tensor-split can give a device fewer layers") from None
+            option = "--tensor-split" if self.slot_layers is None else "--slot-layers"
+            raise OutOfMemoryError(f"{error}; {option} can give a device fewer layers") from None
+
+    def _choose_devices(self) -> tuple[tuple[_core.DeviceInfo, ...], _core.DeviceInfo | None]:
+        """Return the devices in use, and the main one; none and None for the CPU alone."""
+        devices, main = devices_of(self._config)
+        if main is None or not self._config.slot_devices:
+            return devices, main
+        if self._has_experts:
+            self._note_unused_devices(main, "--slot-devices")
+            return devices, main
+        self.notes.append(f"--slot-devices: not used, for {Path(self._config.target).name} has no experts")
+        return (main,), main
+
+    def _note_unused_devices(self, main: _core.DeviceInfo, option: str) -> None:
+        """Add a note if an option lets the layers be on one device, and "auto" would have taken several."""
+        slots = {name.lower() for name in self._config.slot_devices or ()}
+        found = [each for each in choose_devices(self._config.device) if each.name.lower() not in slots]
+        if self._config.split_mode != "none" and len(found) > 1:
+            use = "is used for layers" if slots else "is used"
+            self.notes.append(f"{option}: of this machine's devices, {main.name} alone {use}")
 
     def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
         """Choose the kernels and the number of threads for both models, by measurement.
@@ -199,8 +223,28 @@ class ModelPair:
         """Connect to the RPC servers, and decide which layers they have."""
         if self._config.rpc:
             self.remote = RemoteLayers(self._config, info, self.device)
-            if self._config.split_mode != "none" and len(choose_devices(self._config.device)) > 1:
-                self.notes.append(f"--rpc: of this machine's devices, {self.device_names} alone is used")
+            if self.device is not None:
+                self._note_unused_devices(self.device, "--rpc")
+
+    def _place_slots(self, info: ModelInfo, draft: ModelInfo | None) -> None:
+        """Decide which layers' experts have slots on the devices with slots alone, if there are any."""
+        self.slot_layers = None
+        if self.device is not None and self._config.slot_devices and self._has_experts:
+            others = [device for device in self.devices if device.name != self.device.name]
+            there = None if self.draft_on_cpu else draft
+            self.slot_layers = SlotLayers(self._config, info, self.device, others, there)
+
+    def _slot_fields(self) -> tuple[dict[str, int], list[float], _core.SlotLayers | None]:
+        """Return fields of llama_model_params, parts of the layers, and an object that loading needs.
+
+        They give the devices with slots alone the experts of some layers, and nothing else. All three are
+        empty without such devices.
+        """
+        if self.slot_layers is None:
+            return {}, [], None
+        entries = self.slot_layers.entries()
+        parts = [1.0, *(0.0 for _ in self.devices[1:])]
+        return {"tensor_buft_overrides": entries.address}, parts, entries
 
     def _rest(self, info: ModelInfo) -> ModelInfo:
         """Return the facts of the part of the target that stays on this machine."""
@@ -254,6 +298,7 @@ class ModelPair:
     def _open_all(self, config: EngineConfig, info: ModelInfo, draft: ModelInfo | None) -> None:
         self._config, types, target = config, config.draft_types, Path(config.target)
         self.info = info
+        self._place_slots(info, draft)
         self.target_states = _states_of(info)
         self._cpu_draft_states = (0, 0) if draft is None else _states_of(draft)
         self.target, experts = self._open(info, load_mtp="draft-mtp" in types and draft is None)
@@ -300,7 +345,9 @@ class ModelPair:
     def setup(self) -> str:
         """A text of the settings that change the costs of these files; "" if there are none."""
         config, parts = self._config, []
-        if len(self.devices) > 1:
+        if self.slot_layers is not None:
+            parts.append(f"slots alone on {self.device_names}: {self.slot_layers.counts}")
+        elif len(self.devices) > 1:
             parts.append(f"layers of {self.device_names} as {config.tensor_split or 'their memory'}")
         if self.device is not None and self.layers_on_device != self.target.n_layer:
             parts.append(f"{self.layers_on_device} layers")
@@ -325,14 +372,17 @@ class ModelPair:
 
     def _note_layers(self) -> None:
         on_device, n_layer = self.layers_on_device, self.layers_here
+        if self.slot_layers is not None:
+            self.notes.append(self.slot_layers.note)
         if self.remote is not None:
             self.notes.append(self.remote.note(on_device))
         if self.device is None or on_device == n_layer:
             return
         where = f"no layer is on {self.device_names}: everything is computed on the CPU"
         if on_device:
+            names = self.device_names if self.slot_layers is None else self.device.name
             where = (
-                f"the last {on_device} of {n_layer} layers are on {self.device_names}; the others, with "
+                f"the last {on_device} of {n_layer} layers are on {names}; the others, with "
                 "their experts, are computed on the CPU"
             )
         self.notes.append(f"--gpu-layers {self._config.gpu_layers}: {where}")
@@ -418,14 +468,18 @@ class ModelPair:
         if (split := values.get("tensor_split")) is not None:  # The library copies it while it loads.
             values["tensor_split"] = ctypes.addressof(split)
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
-        devices = self._handles
+        devices, slot_entries = self._handles, None
         if is_draft:
             devices = () if self.device is None else (_core.device_handle(self.device.name),)
+        elif self.slot_layers is not None:
+            fields, parts, slot_entries = self._slot_fields()
+            params = {"layer_split": parts, **fields, **params}
         elif len(self.devices) > 1 and self._config.tensor_split is not None:
             params = {"layer_split": list(self._config.tensor_split), **params}
         copying = self._copying(info, params, is_draft=is_draft)
         with copying.scope(paged=paged) as scope:
             model = self._keep(Model(path, devices, params, copying.loading))
+        del slot_entries  # The library has read them.
         self._note_copy(model, copying)
         return model, None if self.device is None else scope.experts
 

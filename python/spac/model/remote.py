@@ -17,7 +17,7 @@ from spac.model.gguf.info import ModelInfo
 
 TIMEOUT_S = 60.0
 """Seconds for which a server may be silent, unless SPAC_RPC_TIMEOUT says otherwise."""
-_CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
+CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
 """The bytes of a number in the cache by its type. Other types have at most 1.1."""
 
 
@@ -123,7 +123,7 @@ class RemoteLayers:
         self, config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None
     ) -> tuple[int, ...]:
         n_ctx = min(DEFAULT_CONTEXT, info.n_ctx_train) if config.ctx is None else config.ctx
-        widest = max(_CACHE_BYTES.get(each, 1.1) for each in (config.cache_type_k, config.cache_type_v))
+        widest = max(CACHE_BYTES.get(each, 1.1) for each in (config.cache_type_k, config.cache_type_v))
         cost = info.layer_bytes + int((n_ctx or info.n_ctx_train) * info.cache_width * widest)
         if config.rpc_layers is not None:
             return self._given(config.rpc_layers)

@@ -11,6 +11,7 @@ from spac.model.gguf.header import TOKENS, Array, Header, HeaderError, Scalar, T
 
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 """The pattern of names of tensors that hold one slice per expert."""
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 _STATES = ("ssm", "wkv", "shortconv", "kda")
 """The groups of metadata that describe layers with a state."""
@@ -27,7 +28,8 @@ class ModelInfo:
     n_expert: int
     """The number of experts of a layer; 0 for a dense model."""
     n_expert_used: int
-    n_expert_layers: int
+    expert_layers: tuple[int, ...]
+    """The indices of the layers with experts."""
     n_mtp_layers: int
     """The number of the model's own layers that draft for it (`draft-mtp`)."""
     n_ctx_train: int
@@ -51,6 +53,21 @@ class ModelInfo:
     """The numbers that a layer keeps of a token, at most: its keys and values."""
     has_states: bool
     """True if the metadata tell of layers that keep a state in place of the past. Some models omit it."""
+
+    @property
+    def n_expert_layers(self) -> int:
+        """The number of layers with experts."""
+        return len(self.expert_layers)
+
+    @property
+    def n_experts(self) -> int:
+        """The number of experts of all layers."""
+        return self.n_expert * self.n_expert_layers
+
+    @property
+    def mean_expert_layer(self) -> int:
+        """The mean bytes of a layer's experts."""
+        return self.expert_bytes // max(1, self.n_expert_layers)
 
     @property
     def is_moe(self) -> bool:
@@ -79,7 +96,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         n_layer=size("block_count"),
         n_expert=size("expert_count"),
         n_expert_used=_largest(meta.get(f"{architecture}.expert_used_count", 0)),
-        n_expert_layers=len({t.name.split(".")[1] for t in experts}),
+        expert_layers=tuple(sorted({int(found[1]) for t in experts if (found := _LAYER.match(t.name))})),
         n_mtp_layers=size("nextn_predict_layers"),
         n_ctx_train=size("context_length"),
         n_embd=size("embedding_length"),

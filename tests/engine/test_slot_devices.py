@@ -1,0 +1,217 @@
+"""An engine with devices that hold slots alone (`--slot-devices`): the text is that of the CPU.
+
+tests/backend/test_slot_devices.py compares every logit with the unpatched library.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from spac import _core, run
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.model.devices import devices_of
+from spac.model.gguf.check import check_model
+from spac.model.slot_layers import SlotLayers
+
+PROMPT = "def double(values):\n    return"
+N_TOKENS = 16
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Three simulated devices of different size and speed."""
+    _core.set_simulated_device(memory_mb=256)
+    _core.set_simulated_device(memory_mb=64, upload_gb_s=0.5, latency_us=5, index=1)
+    _core.set_simulated_device(memory_mb=32, index=2)
+    yield
+    for index in range(3):
+        _core.set_simulated_device(index=index)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model):
+    return tiny_model("qwen3moe", n_layer=5, n_expert=6)
+
+
+@pytest.fixture(scope="module")
+def draft(tiny_model):
+    return tiny_model("qwen3", n_layer=1)
+
+
+@pytest.fixture(scope="module")
+def start(target):
+    def engine(**options):
+        sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
+        config = {
+            "target": target, "device": "simulated", "slot_devices": "simulated1", "slot_layers": 3,
+            "threads": 1, "ctx": 512, "sampling": sampling, "slots": 12, "state": "off",
+        }  # fmt: skip
+        return Engine(EngineConfig(**{**config, **options}))
+
+    return engine
+
+
+def text_of(engine, prompt=PROMPT):
+    return "".join(engine.generate(prompt, N_TOKENS))
+
+
+def layers_of(engine):
+    return {each.name: each.n_layer for each in engine.experts.devices}
+
+
+@pytest.fixture(scope="module")
+def expected(start):
+    with start(device="cpu", slot_devices=None, slot_layers=None) as engine:
+        return text_of(engine)
+
+
+TWO = {"simulated": 2, "simulated1": 3}
+OPTIONS = {
+    "what fits": ({"slots": "auto"}, TWO),
+    "lookahead": ({"lookahead": 1}, TWO),
+    "loaded misses": ({"miss": "load"}, TWO),
+    "streamed prompts": ({"stream_batch": 8}, TWO),
+    "deterministic": ({"deterministic": True}, TWO),
+    "several at once": ({"parallel": 2}, TWO),
+    "layers on the CPU": ({"gpu_layers": 3, "slot_layers": 1}, {"simulated": 1, "simulated1": 1}),
+    "all layers": ({"slot_layers": 5}, {"simulated1": 5}),
+    "one of the main devices": ({"device": "simulated,simulated2", "split_mode": "none"}, TWO),
+    "two further ones": (
+        {"slot_devices": "simulated2,simulated1", "slot_layers": "1,2"},
+        {"simulated": 2, "simulated2": 1, "simulated1": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "layers"), OPTIONS.values(), ids=OPTIONS)
+def test_the_text_is_that_of_the_cpu(start, expected, options, layers):
+    with start(**options) as engine:
+        assert text_of(engine) == expected
+        assert text_of(engine) == expected
+        assert layers_of(engine) == layers
+        assert sum(each.activations_hit for each in engine.experts.devices) > 0
+
+
+def test_drafts_and_changing_slots_change_no_text(start, expected, draft):
+    """The draft is on the main device."""
+    with start(draft=draft, draft_length=3) as engine:
+        for slots in (12, 30, 1):
+            engine.set_slots(slots)
+            assert text_of(engine) == expected
+        assert engine._generation.stats.drafted_tokens > 0
+        assert [device.name for device in engine.devices] == ["simulated", "simulated1"]
+        engine.set_vram_limit("20M")
+        assert all(device.memory.limit == 20 << 20 for device in engine.devices)
+        assert text_of(engine) == expected
+
+
+def test_a_copy_that_fails_leaves_its_expert_to_the_cpu(start, expected):
+    _core.set_simulated_device(memory_mb=64, fail_uploads=3, index=1)
+    with start(slots="100%") as engine:
+        assert text_of(engine) == expected
+        first, second = engine.experts.devices
+        assert first.upload_failures == 0
+        assert second.upload_failures >= 3
+
+
+def test_a_step_is_counted_once(start):
+    """The second device has a graph for each layer."""
+    with start(deterministic=True) as engine:
+        generation = engine.generate(PROMPT, N_TOKENS)
+        "".join(generation)
+        stats = generation.stats
+        n_used = engine.experts.layers[0].n_used
+        assert stats.activations == stats.steps * 5 * n_used
+        assert "simulated1  3 layers" in stats.table()
+
+
+def test_notes_tell_where_experts_are(start):
+    with start() as engine:
+        notes = [note for note in engine._notes if note.startswith("--slot-devices")]
+        assert notes == ["--slot-devices: layers whose experts have slots: 2 on simulated, 3 on simulated1"]
+
+
+def test_a_model_without_experts_has_no_use_for_them(start, draft):
+    with start(target=draft, slots="auto") as engine:
+        assert f"--slot-devices: not used, for {draft.name} has no experts" in engine._notes
+        assert [device.name for device in engine.devices] == ["simulated"]
+
+
+def counts(target, *, main, other, **options):
+    """Return how many of five layers a second device gets, by the memory of both in MiB."""
+    _core.set_simulated_device(memory_mb=main)
+    _core.set_simulated_device(memory_mb=other, index=1)
+    config = EngineConfig(
+        target=target, device="simulated", slot_devices="simulated1", ctx=256, batch=64, ubatch=64, **options
+    )
+    (first, *others), _ = devices_of(config)
+    return SlotLayers(config, check_model(target, "target"), first, others, None).counts
+
+
+def test_layers_are_divided_by_memory():
+    """The main device needs memory for dense weights and the cache, and gets all layers that fit there."""
+    from spac.demo import TARGET
+
+    assert counts(TARGET, main=256, other=64) == (0,)
+    assert counts(TARGET, main=16, other=256)[0] in (2, 3, 4)
+    assert counts(TARGET, main=1, other=256) == (5,)
+    less = counts(TARGET, main=14, other=8)[0]
+    assert 0 < less < counts(TARGET, main=10, other=10)[0] <= 5
+    assert counts(TARGET, main=256, other=256, slot_layers=4) == (4,)
+
+
+BAD = {
+    "slot_devices: unknown device 'simulated9': choose one of .*simulated": {"slot_devices": "simulated9"},
+    "slot_devices: simulated1 is named twice": {"slot_devices": "simulated1,Simulated1"},
+    "slot_devices: 'cpu' is no device that can hold slots": {"slot_devices": "cpu"},
+    "slot_devices: '' is no device": {"slot_devices": ","},
+    "slot_devices: simulated would hold the layers too": {"slot_devices": "simulated"},
+    "slot_devices: simulated1 is a device of the layers": {"device": "simulated,simulated1"},
+    r"slot_devices goes with one device for the layers, and there are 2": {"device": "simulated,simulated2"},
+    "slot_devices: the layers would be on the CPU": {"device": "cpu"},
+    "slot_devices does not go with rpc": {"rpc": "127.0.0.1:50052"},
+    "main_gpu 1: there is one device": {"main_gpu": 1},
+    "tensor_split 1,1 has 2 parts, and there is one device": {"tensor_split": "1,1"},
+    "slot_layers has 2 numbers for 1 devices": {"slot_layers": "1,2"},
+    "slot_layers: 'x' is not a number of layers": {"slot_layers": "x"},
+    "slot_layers needs devices for the slots": {"slot_devices": None, "slot_layers": 1},
+    "draft-type self needs all experts on the main device": {"draft_type": "self"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "options"), BAD.items(), ids=BAD)
+def test_bad_input_is_one_line(line, options):
+    with pytest.raises(InputError, match=line) as error:
+        devices_of(
+            EngineConfig(
+                **{"target": "x.gguf", "device": "simulated", "slot_devices": "simulated1", **options}
+            )
+        )
+    assert "\n" not in str(error.value)
+
+
+def test_what_does_not_fit_the_model_is_one_line(start, draft):
+    with pytest.raises(InputError, match="slot_layers: 6 layers, and simulated has 5 with experts"):
+        start(slot_layers=6)
+    with pytest.raises(InputError, match=r"scheduler 'sp-moe'"):
+        start(draft=draft, scheduler="sp-moe")
+    _core.set_simulated_device(memory_mb=1, index=1)
+    with pytest.raises(InputError, match="slot_devices: simulated1 has no memory for an expert of"):
+        start(slot_layers=None)
+
+
+@pytest.mark.parametrize(("option", "line"), [
+    ("--slot-devices=simulated", "--slot-devices: simulated would hold the layers too"),
+    ("--slot-devices=simulated1,simulated1", "--slot-devices: simulated1 is named twice"),
+    ("--slot-devices=GPU7", "--slot-devices: unknown device 'GPU7'"),
+])  # fmt: skip
+def test_programs_end_with_one_line(target, option, line, capsys):
+    try:
+        code = run.main(["--target", str(target), "--device", "simulated", option, "--prompt", "x"])
+    except SystemExit as end:  # The parser itself refuses what is wrong by itself.
+        code = end.code
+    assert code == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert line in said
