@@ -217,7 +217,7 @@ void bind_session(py::module_ & m) {
             return spac::graph_bytes(ctx, n_tokens);
         },
         py::arg("context"), py::arg("n_tokens"),
-        "Return the device's bytes that compute buffers for graphs of this size take.");
+        "Return the bytes that compute buffers for graphs of this size take of each device, by its name.");
     m.def(
         "set_graph_tokens",
         [](const py::object & context, int n_tokens) {

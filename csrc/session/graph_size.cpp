@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string>
 #include <vector>
 
 namespace spac {
@@ -52,31 +51,33 @@ uint32_t within_batch(const llama_context & ctx, int n_tokens) {
     return std::min(static_cast<uint32_t>(std::max(n_tokens, 1)), ctx.n_batch());
 }
 
-// Returns the device's bytes of the largest graph that was planned without allocating.
-size_t planned_bytes(llama_context & ctx) {
+// Returns the bytes of each device of the largest graph that was planned without allocating.
+std::map<std::string, size_t> planned_bytes(llama_context & ctx) {
     const auto           past    = ctx.get_memory()->init_full();
     const auto &         cparams = ctx.get_cparams();
     const uint32_t       n       = std::min(cparams.n_ctx, cparams.n_ubatch);
     ggml_backend_sched_t sched   = ctx.get_sched();
     std::vector<size_t>  sizes(ggml_backend_sched_get_n_backends(sched));
     ctx.graph_reserve(n, cparams.n_seq_max, std::min(n, cparams.n_outputs_max), past.get(), true, sizes.data());
-    size_t bytes = 0;
+    std::map<std::string, size_t> bytes;
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         auto * const type = ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, i));
-        bytes += ggml_backend_buft_is_host(type) ? 0 : sizes[i];
+        if (auto * const device = ggml_backend_buft_get_device(type); device && !ggml_backend_buft_is_host(type)) {
+            bytes[ggml_backend_dev_name(device)] += sizes[i];
+        }
     }
     return bytes;
 }
 
 } // namespace
 
-size_t graph_bytes(llama_context * ctx, int n_tokens) {
+std::map<std::string, size_t> graph_bytes(llama_context * ctx, int n_tokens) {
     const uint32_t before = ctx->n_ubatch();
     {
         const Measuring measuring(*ctx);
         plan(*ctx, within_batch(*ctx, n_tokens));
     }
-    const size_t bytes = planned_bytes(*ctx);
+    auto bytes = planned_bytes(*ctx);
     plan_again(*ctx, before);
     return bytes;
 }

@@ -1538,8 +1538,8 @@ def set_sequence_state(context: int, sequence: int, state: npt.NDArray[np.uint8]
     Return False if the library refuses the state. Then it is unknown what the memory holds.
     """
 
-def graph_bytes(context: int, n_tokens: int) -> int:
-    """Return the device's bytes that compute buffers for graphs of `n_tokens` take.
+def graph_bytes(context: int, n_tokens: int) -> dict[str, int]:
+    """Return the bytes that compute buffers for graphs of `n_tokens` take of each device, by its name.
 
     `context` is the address of a llama_context, whose memory and buffers stay as they are. Raise
     OutOfMemoryError if its buffers cannot be allocated again.

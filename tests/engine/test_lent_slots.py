@@ -36,7 +36,7 @@ def lending(target):
     engine.graphs.measure()
     _core.set_memory_limit("simulated", memory().used + FREE)
     changes, resize = [], engine.graphs._slots._resize
-    engine.graphs._slots._resize = lambda n: (changes.append(n), resize(n))
+    engine.graphs._slots._resize = lambda n, free: (changes.append(n), resize(n, free))
     return engine, changes
 
 
@@ -72,7 +72,7 @@ def test_slots_lend_nothing_where_it_costs_more_than_it_saves(target):
 def test_lent_memory_that_does_not_suffice_loses_nothing(target, monkeypatch):
     with Engine(config(target, ubatch=SMALL, slots=N_SLOTS, context_params={})) as engine:
         tokens, _, _ = run(engine)
-    monkeypatch.setattr(LentSlots, "left", lambda self, n_bytes: N_SLOTS - 1)  # it is misled
+    monkeypatch.setattr(LentSlots, "left", lambda self, memory, n_tokens: N_SLOTS - 1)  # it is misled
     engine, changes = lending(target)
     with engine:
         assert run(engine)[0] == tokens

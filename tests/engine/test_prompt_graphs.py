@@ -9,7 +9,7 @@ import pytest
 
 from spac import _core
 from spac.config import EngineConfig, GraphTokens, SamplingConfig
-from spac.engine import Engine, prompt_graphs
+from spac.engine import Engine, graph_memory
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_times import Way
 from spac.errors import InputError
@@ -157,12 +157,12 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
     (tokens, probabilities, _), _ = in_small_graphs
     with Engine(config(target, **({"stream_batch": 0} if where == "staging" else {}))) as engine:
         session = engine.session_with(temp=0.0, ignore_eos=True)
-        graphs = PromptGraphs(engine._pair.target_context, engine.device, Streams(tokens=64), engine.notes)
+        graphs = PromptGraphs(engine._pair.target_context, engine.devices, Streams(tokens=64), engine.notes)
         expect_copies(graphs)
         graphs.measure()
         graphs._that_fits = lambda: graphs._most  # it has been misled about what is free
         session.on("prompt_graph", graphs.choose)
-        n_bytes = graphs._bytes(WHOLE) if where == "staging" else 0
+        n_bytes = graphs.memory.more("simulated", WHOLE) if where == "staging" else 0
         if where == "staging":  # no memory is left for the weight stream, nor for the rows of a split graph
             engine.experts.set_stream_tokens(64)
         _core.set_memory_limit("simulated", memory().used + n_bytes + (8 << 10))
@@ -176,7 +176,7 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
 
 def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):
     """The slots of `auto` take less, and the prompt's buffers fit beside them."""
-    monkeypatch.setattr(prompt_graphs, "ROOM_SHARE", 0.5)  # the model is small beside its buffers
+    monkeypatch.setattr(graph_memory, "ROOM_SHARE", 0.5)  # the model is small beside its buffers
     target = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
 
     def found(**options):
@@ -202,7 +202,7 @@ class Graphs(PromptGraphs):
         context = SimpleNamespace(graph_tokens=SMALL, batch_tokens=8192)
         self.fits, self.notes = fits, list[str]()
         device = SimpleNamespace(name="GPU0", shares_host_cores=False)
-        super().__init__(context, device, Streams(tokens=least), self.notes)
+        super().__init__(context, [device], Streams(tokens=least), self.notes)
 
     def _that_fits(self) -> int:
         return min(self.fits, self._most)

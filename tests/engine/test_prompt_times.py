@@ -68,7 +68,7 @@ class Graphs(PromptGraphs):
         streams = Streams(
             tokens=ceil(machine.guess / machine.split_s), graph_s=machine.guess, token_s=machine.split_s
         )
-        super().__init__(context, device, streams, [])
+        super().__init__(context, [device], streams, [])
         self.machine = machine
 
         self.pieces = []

@@ -5,6 +5,7 @@ It has the slots, the scheduler that fills them, the costs that the scheduler us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from spac.engine.lent_slots import LentSlots
 from spac.engine.misses import Misses
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
-from spac.engine.slots import attach_at_most, attach_slots
+from spac.engine.slots import attach_at_most, attach_slots, beside_graphs, spares
 from spac.engine.target_routes import TargetRoutes, watch_draft
 from spac.model.pair import ModelPair
 from spac.scheduler import Event, Scheduler, SchedulerChoice, make
@@ -118,15 +119,14 @@ class ExpertCache:
         context, config = self._pair.target_context, self._config
         forgets = self._pair.target.has_window and not config.swa_full
         is_auto = config.ubatch.tokens is None and not config.deterministic
-        # The memory of larger graphs is measured for one device.
-        chosen = is_auto and len(self._pair.devices) == 1 and may_grow(context, forgets=forgets)
+        chosen = is_auto and may_grow(context, forgets=forgets)
         largest = largest_graph(context) if chosen else context.graph_tokens
         self._experts.set_staged_tokens(context.graph_tokens)
         self._streams = PromptStreams(self._experts, wanted, largest)
         self._streams.update(self._costs_of_prompts)
         if chosen:
             slots = LentSlots(self._experts, context, self.resize)
-            self.graphs = PromptGraphs(context, self._device, self._streams, self._notes, slots)
+            self.graphs = PromptGraphs(context, self._pair.devices, self._streams, self._notes, slots)
 
     def update_streams(self) -> None:
         """Update prefill streaming before a prompt with the costs learned since the last prompt."""
@@ -197,14 +197,17 @@ class ExpertCache:
             routes.listen(self.driver.layer_drafted)
         return self.driver
 
-    def resize(self, n_slots: int) -> None:
-        """Replace the slots by `n_slots` slots, or fewer if the device refuses so many.
+    def resize(self, n_slots: int, free: Sequence[int] | None = None) -> None:
+        """Replace the slots by `n_slots` slots, or fewer if a device refuses so many.
 
-        The slots are empty at first, and the reconciler copies the experts of the plan. Call this between
-        the steps of a session.
+        They leave `free` bytes of each device as far as possible, and its margin by default. The slots are
+        empty at first, and the reconciler copies the experts of the plan. Call this between the steps of a
+        session.
         """
         assert self._experts is not None
-        attach_at_most(self._experts, n_slots)
+        if free is None and self._config.slots.is_auto:
+            free = beside_graphs(self._experts, self.graphs, spares(self._experts))
+        attach_at_most(self._experts, n_slots, free)
         self._experts.set_lookahead(self.lookahead)
         if self.driver is not None:
             self.driver.resized()

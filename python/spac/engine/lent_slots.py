@@ -13,14 +13,18 @@ copies run in the background, the most wanted experts first, while tokens are ge
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Protocol
 
 from spac import _core
+from spac.engine.graph_memory import GraphMemory
 
 _LEAST = 0.25
 """The least share of the slots that remains."""
+
+
+Resize = Callable[[int, Sequence[int] | None], None]
 
 
 class _Context(Protocol):
@@ -28,12 +32,19 @@ class _Context(Protocol):
     def pointer(self) -> int:
         """The address of the llama_context."""
 
+    @property
+    def graph_tokens(self) -> int:
+        """The tokens of the largest graph that its buffers hold."""
+
 
 class LentSlots:
     """Lends memory of slots to one context's graphs, and takes it back."""
 
-    def __init__(self, experts: _core.Experts, context: _Context, resize: Callable[[int], None]) -> None:
-        """Store the parts; `resize` replaces the slots by so many, or fewer if the device refuses them."""
+    def __init__(self, experts: _core.Experts, context: _Context, resize: Resize) -> None:
+        """Store the parts; `resize` replaces the slots by so many, or fewer if a device refuses them.
+
+        It gets the bytes of each device that slots leave free.
+        """
         self._experts, self._context, self._resize = experts, context, resize
         self._before = self._left = 0  # the slots, while some are lent
 
@@ -42,21 +53,36 @@ class LentSlots:
         """True until the memory is taken back."""
         return self._before > 0
 
-    def left(self, n_bytes: int) -> int:
-        """Return the slots that remain if `n_bytes` of the device's memory are to be free; 0 for too few."""
-        n_slots = self._experts.slots.n_slots
-        fit = min(n_slots, self._experts.slots_that_fit(n_bytes))
+    def left(self, memory: GraphMemory, n_tokens: int) -> int:
+        """Return the slots that remain beside graphs of `n_tokens`; 0 for too few."""
+        n_slots, devices = self._experts.slots.n_slots, self._experts.devices
+        if memory.fits(1, without=[each.name for each in devices]) < n_tokens:
+            return 0  # A device without slots has no memory to lend.
+        beside = self._beside(memory, n_tokens)
+        if any(
+            memory.free(each.name) + each.slots.bytes < n for each, n in zip(devices, beside, strict=True)
+        ):
+            return 0  # All slots of a device would not suffice.
+        fit = min(n_slots, self._experts.slots_that_fit(beside))
         return fit if fit >= max(1, _LEAST * n_slots) else 0
+
+    def _beside(self, memory: GraphMemory, n_tokens: int) -> list[int]:
+        """Return the bytes of each device that slots have to leave free for graphs of `n_tokens`."""
+        now = self._context.graph_tokens
+        return [
+            memory.spare(each.name) + memory.more(each.name, n_tokens) - memory.more(each.name, now)
+            for each in self._experts.devices
+        ]
 
     def copies(self, left: int, n_pending: int, size: int) -> int:
         """Return the copies of experts that lending costs a prompt of `n_pending` tokens."""
         n_slots = self._experts.slots.n_slots
         return left + ceil(n_pending / size) * (n_slots - left) + n_slots
 
-    def lend(self, left: int) -> int:
-        """Shrink the slots to `left`, and return the number that they have lost."""
+    def lend(self, left: int, memory: GraphMemory, n_tokens: int) -> int:
+        """Shrink the slots to `left` for graphs of `n_tokens`, and return the number that they have lost."""
         self._before = self._experts.slots.n_slots
-        self._resize(left)
+        self._resize(left, self._beside(memory, n_tokens))
         self._left = self._experts.slots.n_slots
         return self._before - self._left
 
@@ -69,4 +95,4 @@ class LentSlots:
         if before:
             _core.set_graph_tokens(self._context.pointer, small)
             if self._experts.slots.n_slots == self._left:
-                self._resize(before)
+                self._resize(before, None)

@@ -9,7 +9,7 @@ from time import monotonic
 from spac import _core
 from spac.config import EngineConfig, Slots, VramLimit
 from spac.engine.expert_cache import ExpertCache
-from spac.engine.slots import holders, slots_that_fit, spare, spares, wanted_slots
+from spac.engine.slots import beside_graphs, holders, spare, spares, wanted_slots
 from spac.errors import InputError
 from spac.machine.device_memory import size
 from spac.model.devices import current, memory_is_given
@@ -192,7 +192,8 @@ class MemoryBudget:
         With `auto`, they also leave memory to the graphs of prompts.
         """
         graphs = self._cache.graphs if any(free) and self._slots.is_auto else None
-        return slots_that_fit(self._experts("slots"), graphs, free)
+        experts = self._experts("slots")
+        return experts.slots_that_fit(beside_graphs(experts, graphs, free))
 
     def _refit(self) -> None:
         """Attach the slots that the user wants, or as many as fit."""

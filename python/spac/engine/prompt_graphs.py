@@ -14,27 +14,26 @@ measured once. After that, a way that was slower is measured again now and then,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spac import _core
 from spac.config.values import GraphTokens, StreamBatch
+from spac.engine.graph_memory import GraphMemory
 from spac.engine.prompt_habits import Habit
 from spac.engine.prompt_times import PromptTimes, Way
-from spac.machine.device_memory import margin
 from spac.scheduler.base import StateArrays
 
 if TYPE_CHECKING:
+    from spac import _core
     from spac.engine.lent_slots import LentSlots
     from spac.engine.prefill_streaming import PromptStreams
     from spac.model.c_api import Context
 
 _STEP = 256  # tokens; a session plans buffers for multiples of it
-ROOM_SHARE = 1 / 16
-"""The largest share of the free memory that slots of `--slots auto` leave to larger graphs."""
 _GROWTH = 4
 """The largest ratio of a graph's size to the largest that was measured."""
 _LENT_GAIN = 0.9
@@ -51,21 +50,23 @@ class PromptGraphs:
     def __init__(
         self,
         context: Context,
-        device: _core.DeviceInfo,
+        devices: Sequence[_core.DeviceInfo],
         streams: PromptStreams,
         notes: list[str],
         slots: LentSlots | None = None,
     ) -> None:
         """Store what the choice depends on. Notes for the user are appended to `notes`.
 
-        `slots` may lend memory to graphs, until `take_back`.
+        `devices` are those of the context. `slots` may lend memory to graphs, until `take_back`.
         """
-        self._context, self._device, self._streams, self._notes = context, device, streams, notes
+        self._context, self._streams, self._notes = context, streams, notes
+        self._shares_cores = any(device.shares_host_cores for device in devices)
         self._slots = slots
         self.small = context.graph_tokens
         """The tokens of the graphs that the context was made for."""
         self._most = largest_graph(context)
-        self._base_bytes, self._token_bytes = 0, 0.0  # the buffers of the small graph, and each token more
+        self.memory = GraphMemory(context, devices, self._most)
+        """What graphs take of the devices' memory."""
         self.times = PromptTimes()
         """The measured times of pieces."""
         self._way = Way(False, self.small)  # of the piece that is evaluated
@@ -86,26 +87,9 @@ class PromptGraphs:
         self._share = float(share)
 
     def measure(self) -> None:
-        """Measure what graphs take of the device's memory, once. Do not call it while the session runs.
-
-        Buffers are maxima over a graph, so a line through both ends is an upper bound between them.
-        """
-        if self._token_bytes or not self._streams.tokens:
-            return
-        address = self._context.pointer
-        self._base_bytes = _core.graph_bytes(address, self.small)
-        more = _core.graph_bytes(address, self._most) - self._base_bytes
-        self._token_bytes = max(1.0, more / (self._most - self.small))
-
-    def room(self, free: int) -> int:
-        """Return the bytes of `free` that slots leave to larger graphs; 0 if nothing was measured.
-
-        The buffers that the context has already are not part of `free`.
-        """
-        if not self._token_bytes:
-            return 0
-        taken = self._bytes(self._context.graph_tokens)
-        return max(0, min(self._bytes(self._most), int((free + taken) * ROOM_SHARE)) - taken)
+        """Measure what graphs take of the devices' memory, once. Do not call it while the session runs."""
+        if self._streams.tokens:
+            self.memory.measure()
 
     def choose(self, n_pending: int, n_failed: int) -> int:
         """Return the tokens of the next graph of a prompt with `n_pending` tokens to evaluate.
@@ -116,7 +100,7 @@ class PromptGraphs:
         if n_failed:
             self._most = max(self.small, n_failed // 2 // _STEP * _STEP)
             self._notes.append(
-                f"prompts: {self._device.name} has no memory for graphs of {n_failed} tokens; from now on "
+                f"prompts: {self.memory.names} has no memory for graphs of {n_failed} tokens; from now on "
                 f"they have {self._most} at most"
             )
         are_lent = self._slots is not None and self._slots.are_lent
@@ -159,14 +143,13 @@ class PromptGraphs:
         """
         slots, streams = self._slots, self._streams
         fits = self._that_fits()
-        if slots is None or slots.are_lent or not self._token_bytes or not streams.tokens:
+        if slots is None or slots.are_lent or not self.memory.known or not streams.tokens:
             return None
         found: dict[Way, tuple[float, int]] = {}
         for size in {ceil(n_pending / (1 << i)) for i in range(n_pending.bit_length())}:
             if not fits < size <= self._allowed():
                 continue
-            more = self._bytes(ceil(size / _STEP) * _STEP) - self._bytes(self._context.graph_tokens)
-            if left := slots.left(self._spare + more):
+            if left := slots.left(self.memory, ceil(size / _STEP) * _STEP):
                 way = Way(True, size)
                 copies_s = streams.upload_s(slots.copies(left, n_pending, size))
                 found[way] = n_pending * self._time(way, n_pending) + copies_s, left
@@ -176,7 +159,7 @@ class PromptGraphs:
         seconds, left = found[way]
         if seconds >= _LENT_GAIN * n_pending * best_s:
             return None
-        n_lent = slots.lend(left)
+        n_lent = slots.lend(left, self.memory, ceil(way.size / _STEP) * _STEP)
         note = f"prompts: slots lend memory to long prompts, first {n_lent} of them to {way.size} tokens"
         if not self._has_lent:
             self._notes.append(note)
@@ -228,8 +211,7 @@ class PromptGraphs:
         if way.divides:
             sides = [self._guess(Way(streams, way.size)) for streams in (False, True)]
             return sides[0] * sides[1] / sum(sides) if all(sides) else 0.0
-        shares = self._device.shares_host_cores
-        computes = self._streams.split_s(self.small, 0.0) / self.small if shares else 0.0
+        computes = self._streams.split_s(self.small, 0.0) / self.small if self._shares_cores else 0.0
         return self._streams.graph_s / way.size + computes
 
     @property
@@ -237,30 +219,15 @@ class PromptGraphs:
         """The least seconds of a large graph: those in which its experts come to the device."""
         return self._streams.graph_s
 
-    def _bytes(self, n_tokens: int) -> int:
-        """Return the bytes that graphs of `n_tokens` take beyond those of the small graphs."""
-        return ceil((n_tokens - self.small) * self._token_bytes)
-
     def _allowed(self) -> int:
         """Return the tokens of the largest graph that may be tried, whatever the memory."""
         return (
             min(self._most, _GROWTH * max(self.small, self.times.largest)) if self.times.known else self._most
         )
 
-    @property
-    def _spare(self) -> int:
-        """The bytes that graphs leave to the driver's libraries."""
-        memory = next(each.memory for each in _core.devices() if each.name == self._device.name)
-        return margin(memory.size, shares_host_memory=self._device.shares_host_memory)
-
     def _that_fits(self) -> int:
-        """Return the tokens of the largest graph for which the device has memory now."""
-        if not self._token_bytes:
-            return self.small
-        memory = next(each.memory for each in _core.devices() if each.name == self._device.name)
-        free = memory.free - self._spare + self._bytes(self._context.graph_tokens)
-        fits = (self.small + int(max(0, free) / self._token_bytes)) // _STEP * _STEP
-        return max(self.small, min(self._most, fits))
+        """Return the tokens of the largest graph for which the devices have memory now."""
+        return max(self.small, min(self._most, self.memory.fits(_STEP)))
 
 
 def largest_graph(context: Context) -> int:

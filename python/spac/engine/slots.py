@@ -110,21 +110,26 @@ def wanted_slots(devices: Sequence[_core.DeviceInfo], slots: Slots, n_experts: i
     return n_experts
 
 
-def slots_that_fit(experts: _core.Experts, graphs: PromptGraphs | None, free: Sequence[int]) -> int:
-    """Return the number of slots that leave `free` bytes of each device, and memory to the graphs of prompts.
+def beside_graphs(experts: _core.Experts, graphs: PromptGraphs | None, free: Sequence[int]) -> list[int]:
+    """Return the bytes that slots leave of each device: the `free` ones, and memory for graphs of prompts.
 
-    If all experts fit, prompts do not stream and need no large graphs. Graphs are for one device alone.
+    If all experts fit, prompts do not stream and need no large graphs.
     """
-    fit = experts.slots_that_fit(free)
-    if graphs is None or fit >= sum(layer.n_expert for layer in experts.layers):
-        return fit
-    [device] = holders(experts)
-    return experts.slots_that_fit(free[0] + graphs.room(device.memory.free + experts.slots.bytes))
+    if graphs is None or experts.slots_that_fit(free) >= sum(layer.n_expert for layer in experts.layers):
+        return list(free)
+    taken = [each.slots.bytes for each in experts.devices]
+    return [
+        spare + graphs.memory.room(device.name, device.memory.free + slots)
+        for device, spare, slots in zip(holders(experts), free, taken, strict=True)
+    ]
 
 
-def attach_at_most(experts: _core.Experts, n_slots: int) -> int:
-    """Attach `n_slots` slots, or fewer if a device refuses so many, and return their number."""
-    free = spares(experts)
+def attach_at_most(experts: _core.Experts, n_slots: int, free: Sequence[int] | None = None) -> int:
+    """Attach `n_slots` slots, or fewer if a device refuses so many, and return their number.
+
+    They leave `free` bytes of each device as far as possible, and its margin by default.
+    """
+    free = spares(experts) if free is None else free
     while n_slots:
         try:
             experts.attach_slots(n_slots, free)
@@ -141,7 +146,8 @@ def _what_fits(experts: _core.Experts, n_experts: int, graphs: PromptGraphs | No
     wanted = wanted_slots(devices, Slots(), n_experts)
     if graphs is not None and experts.slots_that_fit(free) < n_experts:
         graphs.measure()
-    n_slots = attach_at_most(experts, min(wanted, slots_that_fit(experts, graphs, free)))
+    beside = beside_graphs(experts, graphs, free)
+    n_slots = attach_at_most(experts, min(wanted, experts.slots_that_fit(beside)), beside)
     if n_slots == wanted:
         return []
     room = f"{_rooms(devices)}, {size(sum(free))} of it left to the driver's libraries"
