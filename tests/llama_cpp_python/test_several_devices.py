@@ -1,0 +1,147 @@
+"""`spac.Llama` and `spac.enable()` on several devices, with llama_cpp's own names for how they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+import spac
+from spac import _core
+from spac.errors import InputError
+from spac.llama_cpp_python.llama import Llama
+from tests.conftest import TinyModel
+from tests.llama_cpp_python.conftest import SMALL, Open
+
+NONE, LAYER, ROW = (
+    llama_cpp.LLAMA_SPLIT_MODE_NONE, llama_cpp.LLAMA_SPLIT_MODE_LAYER, llama_cpp.LLAMA_SPLIT_MODE_ROW,
+)  # fmt: skip
+BOTH: dict[str, Any] = {"device": "simulated,simulated1", "slots": 12}
+
+
+@pytest.fixture(autouse=True)
+def devices() -> Iterator[None]:
+    """Two simulated devices of different size and speed."""
+    _core.set_simulated_device(memory_mb=256)
+    _core.set_simulated_device(memory_mb=64, upload_gb_s=0.5, index=1)
+    yield
+    spac.disable()
+    _core.set_simulated_device()
+    _core.set_simulated_device(index=1)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3moe", n_layer=5, n_expert=6)
+
+
+@pytest.fixture(scope="module")
+def draft(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3", n_layer=1)
+
+
+def text_of(llm: Any) -> str:
+    return str(llm("def double(values):", max_tokens=8, temperature=0)["choices"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def expected(target: Path) -> str:
+    llm = Llama(str(target), device="cpu", **SMALL)
+    text = text_of(llm)
+    llm.close()
+    return text
+
+
+def layers_of(llm: Llama) -> dict[str, int]:
+    assert llm.engine is not None
+    assert llm.engine.experts is not None
+    return {each.name: each.n_layer for each in llm.engine.experts.devices}
+
+
+PLACES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "parts": ({"tensor_split": [2, 1]}, {"simulated": 4, "simulated1": 1}),
+    "parts, by layers": ({"tensor_split": [0, 1], "split_mode": LAYER}, {"simulated1": 5}),
+    "one": ({"split_mode": NONE}, {"simulated": 5}),
+    "the other": ({"split_mode": NONE, "main_gpu": 1}, {"simulated1": 5}),
+    "zeros, which mean nothing": ({"tensor_split": [0.0, 0.0], "split_mode": NONE}, {"simulated": 5}),
+    "slots alone": (
+        {"device": "simulated", "slot_devices": "simulated1", "slot_layers": 2},
+        {"simulated": 3, "simulated1": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "layers"), PLACES.values(), ids=PLACES)
+def test_llama_cpps_names_place_the_layers(
+    target: Path, opened: Open, expected: str, options: dict[str, Any], layers: dict[str, int]
+) -> None:
+    llm = opened(target, **{**BOTH, **options})
+    assert text_of(llm) == expected
+    assert layers_of(llm) == layers
+
+
+@pytest.mark.parametrize("main", [0, 1])
+def test_the_main_device_has_the_draft(
+    target: Path, draft: Path, opened: Open, expected: str, main: int
+) -> None:
+    llm = opened(target, draft=draft, draft_length=3, main_gpu=main, tensor_split=[1, 1], **BOTH)
+    assert text_of(llm) == expected
+    assert llm.engine is not None
+    assert llm.engine.device is not None
+    assert llm.engine.device.name == BOTH["device"].split(",")[main]
+    assert llm.stats.drafted_tokens > 0
+    assert [each["name"] for each in llm.stats.devices] == BOTH["device"].split(",")
+
+
+def test_enabled_programs_run_on_several_devices(target: Path, expected: str) -> None:
+    """The program gives its own arguments; the device's names come from `enable`."""
+    spac.enable(**BOTH)
+    llm = llama_cpp.Llama(str(target), tensor_split=[1, 1], main_gpu=1, **SMALL)
+    alone = llama_cpp.Llama(str(target), split_mode=NONE, **SMALL)
+    spac.enable(device="simulated", slot_devices=["simulated1"], slot_layers=[2])
+    slots = llama_cpp.Llama(str(target), **SMALL)
+    for each, layers in (
+        (llm, {"simulated": 3, "simulated1": 2}), (alone, {"simulated": 5}),
+        (slots, {"simulated": 3, "simulated1": 2}),
+    ):  # fmt: skip
+        assert isinstance(each, Llama)
+        assert text_of(each) == expected
+        assert layers_of(each) == layers
+        each.close()
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "split_mode: 'row' divides each matrix": {"split_mode": ROW},
+    "split_mode: '7' is not one of none, layer": {"split_mode": 7},
+    "main_gpu 2: there are 2": {"main_gpu": 2},
+    "main_gpu must be .*, not -1": {"main_gpu": -1},
+    "tensor_split 1,1,1 has 3 parts, and there are 2": {"tensor_split": [1, 1, 1]},
+    r"tensor_split: \[1, -1\] is not a list of parts": {"tensor_split": [1, -1]},
+    "tensor_split: 'a' is not a list of parts": {"tensor_split": "a"},
+    "unknown device 'simulated9'": {"device": "simulated,simulated9"},
+    "simulated is named twice": {"device": "simulated,simulated"},
+    "slot_devices: simulated1 is a device of the layers": {"slot_devices": "simulated1"},
+    "slot_layers: 9 layers, and simulated has 5": {
+        "device": "simulated", "slot_devices": "simulated1", "slot_layers": 9,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "options"), BAD.items(), ids=BAD)
+def test_bad_values_are_one_line(target: Path, line: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=line) as error:
+        Llama(str(target), **{**BOTH, **SMALL, **options})
+    assert "\n" not in str(error.value)
+
+
+def test_bad_devices_are_one_line_for_enabled_programs(target: Path) -> None:
+    with pytest.raises(InputError, match="slot_layers needs devices for the slots"):
+        spac.enable(slot_layers=2)
+    with pytest.raises(InputError, match=r"enable\(\) has no 'tensor_split'"):
+        spac.enable(tensor_split=[1, 1])
+    spac.enable(device="simulated,simulated9")
+    with pytest.raises(InputError, match="unknown device 'simulated9'"):
+        llama_cpp.Llama(str(target), **SMALL)
