@@ -10,7 +10,7 @@ import pytest
 from spac import _core, run
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.errors import InputError
+from spac.errors import InputError, OutOfMemoryError
 from spac.model.devices import devices_of
 from spac.model.gguf.check import check_model
 from spac.model.slot_layers import SlotLayers
@@ -118,12 +118,21 @@ def test_a_copy_that_fails_leaves_its_expert_to_the_cpu(start, expected):
 
 def test_a_step_is_counted_once(start):
     """The second device has a graph for each layer."""
-    with start(deterministic=True) as engine:
-        generation = engine.generate(PROMPT, N_TOKENS)
-        "".join(generation)
-        stats = generation.stats
-        n_used = engine.experts.layers[0].n_used
-        assert stats.activations == stats.steps * 5 * n_used
+    with start() as engine:
+        context = engine._pair.target_context.pointer
+        for position in range(3):
+            assert _core.decode(context, [5], position, True) == 0
+            _core.logits(context, 1)
+            demand, n_graphs = engine.experts.take_demand()
+            assert n_graphs == 1
+            assert demand.sum() == 5 * engine.experts.layers[0].n_used
+
+
+def test_statistics_have_each_device(start):
+    with start() as engine:
+        text_of(engine)
+        stats = engine._generation.stats
+        assert [(each["name"], each["layers"]) for each in stats.devices] == list(TWO.items())
         assert "simulated1  3 layers" in stats.table()
 
 
@@ -200,6 +209,9 @@ def test_what_does_not_fit_the_model_is_one_line(start, draft):
     _core.set_simulated_device(memory_mb=1, index=1)
     with pytest.raises(InputError, match="slot_devices: simulated1 has no memory for an expert of"):
         start(slot_layers=None)
+    with pytest.raises(OutOfMemoryError, match="; leave simulated1 out of --slot-devices, or") as error:
+        start(slot_layers=2)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("option", "line"), [

@@ -57,6 +57,8 @@ class Candidate:
 
     def config(self, base: EngineConfig) -> EngineConfig:
         """Return `base` with these settings; raise InputError for options that exclude each other."""
+        if self.device == "cpu":  # The CPU has no slots.
+            base = replace(base, slot_devices=None, slot_layers=None)
         config = replace(
             base, device=self.device, scheduler=self.scheduler or NOTHING, slots=self.slots, state="off"
         )

@@ -31,7 +31,7 @@ class SharedPair(ModelPair):
         self.notes = []
         self.devices, self.device = owner.devices, owner.device
         self.experts, self.target = owner.experts, owner.target
-        self.info = owner.info
+        self.info, self.slot_layers = owner.info, owner.slot_layers
         self.paged, self.copied, self.threads = owner.paged, owner.copied, owner.threads
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -185,10 +186,16 @@ class ModelPair:
         try:
             load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
         except OutOfMemoryError as error:
-            if len(self.devices) == 1 or not any(device.name in str(error) for device in self.devices):
+            known = [device.name for device in self.devices]
+            named = [name for name in known if re.search(rf"\b{re.escape(name)}\b", str(error))]
+            if len(self.devices) == 1 or not named:
                 raise
-            option = "--tensor-split" if self.slot_layers is None else "--slot-layers"
-            raise OutOfMemoryError(f"{error}; {option} can give a device fewer layers") from None
+            if self.slot_layers is None:
+                raise OutOfMemoryError(f"{error}; --tensor-split can give a device fewer layers") from None
+            if named == known[:1]:
+                raise
+            remedy = f"leave {named[-1]} out of --slot-devices, or give a smaller --ubatch"
+            raise OutOfMemoryError(f"{error}; {remedy}") from None
 
     def _choose_devices(self) -> tuple[tuple[_core.DeviceInfo, ...], _core.DeviceInfo | None]:
         """Return the devices in use, and the main one; none and None for the CPU alone."""
