@@ -273,6 +273,29 @@ def test_two_cards(card: Card, tiny_model: TinyModel, name: str) -> None:
     assert strays(one, ours.logits[name, HALF.name]) <= 0.1
 
 
+SLOTS_ALONE = {"qwen3moe Q4_K M": (1,), "gpt-oss": (1, 2)}
+"""The layers whose experts have slots on a second card, which has no dense weights."""
+
+
+@pytest.mark.parametrize("name", SLOTS_ALONE)
+def test_slots_on_a_second_card(card: Card, tiny_model: TinyModel, name: str) -> None:
+    """Every logit equals that of the unpatched CUDA library on one card."""
+    case = case_of(name, tiny_model, (*ALL_FORMS, *PARTS))
+    expected = card.reference(Job((case,))).logits[name, "reference"]
+    split = replace(case, tensor_split=(1, 0), slot_layers=((), SLOTS_ALONE[name]))
+    ours = card.spac(Job((split,)), CARDS=2, POISON=1)
+    for run in ALL_FORMS:
+        assert_same(name, run.name, ours.logits[name, run.name], expected)
+    for run in PARTS:
+        assert strays(ours.logits[name, run.name], expected) <= 0.1, run.name
+        devices = ours.meta[f"{name}|{run.name}"]["devices"]
+        assert [each["name"] for each in devices] == ["CUDA0", "CUDA1"]
+        assert devices[1]["n_layer"] == len(SLOTS_ALONE[name])
+        assert all(0 < each["activations_hit"] < each["activations"] for each in devices), run.name
+    streamed = ours.logits[name, STREAMED.name]
+    assert_same(name, "streamed", of_batches(streamed, 17, 1000), of_batches(expected, 17, 1000))
+
+
 def test_rows_that_are_summed_in_parts(card: Card, tiny_model: TinyModel) -> None:
     """llama.cpp itself limits the equality. Above 8 tokens its kernels (stream-k) cut long rows into parts
     where tiles do not fill the multiprocessors evenly. The places of the cuts depend on how many experts a

@@ -72,9 +72,7 @@ class Case:
     n_gpu_layers: int = -1  # number of layers on the device, where there is one
     use_mmap: bool = True
     tensor_split: tuple[float, ...] = ()  # each device's part of the layers; empty: as their free memory
-    slot_layers: tuple[
-        tuple[int, ...], ...
-    ] = ()  # the layers whose experts each device has; empty: as loaded
+    slot_layers: tuple[tuple[int, ...], ...] = ()  # layers whose experts a device has; empty: as loaded
 
 
 @dataclass(frozen=True)

@@ -98,14 +98,10 @@ def run_spac(job: Job) -> tuple[Arrays, dict[str, Any]]:
         slot_layers = _core.SlotLayers()
         for name, layers in zip(names, case.slot_layers, strict=False):
             slot_layers.add(name, layers)
+        placement = slot_layers.address if case.slot_layers else None
         with (
             _core.LoadScope(case.settings.paged) as scope,
-            decoder.Model(
-                case,
-                on_device=True,
-                devices=devices,
-                placement=slot_layers.address if case.slot_layers else None,
-            ) as model,
+            decoder.Model(case, on_device=True, devices=devices, placement=placement) as model,
         ):
             experts: Any = scope.experts
             for masked, runs in groupby(case.runs, key=lambda run: run.masked):
