@@ -20,8 +20,7 @@ CHOSEN = tuple(
     run
     for run in RUNS
     if run.name in {
-        "all", "moving", "uploads fail", "prompts streamed", "prompts divided", "looking ahead, moving",
-        "misses loaded, moving",
+        "all", "moving", "prompts streamed", "prompts divided", "misses loaded, moving",
     }
 )  # fmt: skip
 LAYERS = ((), (2, 3, 4))
@@ -87,12 +86,11 @@ def test_each_device_did_its_part(two):
     assert (alone["name"], alone["n_layer"]) == ("simulated1", 5)
     everything = two.meta["qwen3moe mixed|all"]["stats"]
     assert everything["blocks_device"] == everything["blocks"] > 0
-    failures = [each["upload_failures"] for each in two.meta["qwen3moe mixed|uploads fail"]["devices"]]
-    assert failures[0] == 0 < failures[1]
     assert two.meta["qwen3moe mixed|prompts streamed"]["stats"]["blocks_streamed"] > 0
     assert two.meta["qwen3moe mixed|prompts divided"]["stats"]["blocks_divided"] > 0
-    assert two.meta["qwen3moe mixed|misses loaded, moving"]["stats"]["misses_loaded"] > 0
-    assert two.meta["qwen3moe mixed|looking ahead, moving"]["stats"]["foreseen"] > 0
+    loaded = two.meta["qwen3moe mixed|misses loaded, moving"]["stats"]
+    assert loaded["misses_loaded"] > 0
+    assert loaded["foreseen"] > 0
 
 
 def test_graphs_of_layers_are_kept(two):

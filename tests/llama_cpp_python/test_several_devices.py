@@ -11,7 +11,7 @@ import pytest
 
 import spac
 from spac import _core
-from spac.errors import InputError
+from spac.errors import InputError, OutOfMemoryError
 from spac.llama_cpp_python.llama import Llama
 from tests.conftest import TinyModel
 from tests.llama_cpp_python.conftest import SMALL, Open
@@ -124,7 +124,7 @@ BAD: dict[str, dict[str, Any]] = {
     "unknown device 'simulated9'": {"device": "simulated,simulated9"},
     "simulated is named twice": {"device": "simulated,simulated"},
     "slot_devices: simulated1 is a device of the layers": {"slot_devices": "simulated1"},
-    "slot_layers: 9 layers, and simulated has 5": {
+    "slot_layers: 9 layers, and .*gguf has 5": {
         "device": "simulated", "slot_devices": "simulated1", "slot_layers": 9,
     },
 }  # fmt: skip
@@ -135,6 +135,20 @@ def test_bad_values_are_one_line(target: Path, line: str, options: dict[str, Any
     with pytest.raises(InputError, match=line) as error:
         Llama(str(target), **{**BOTH, **SMALL, **options})
     assert "\n" not in str(error.value)
+
+
+def test_a_device_without_memory_is_named_with_the_remedy(target: Path) -> None:
+    _core.set_simulated_device(memory_mb=1, index=1)
+    for options, remedy in (
+        ({"tensor_split": [1, 1]}, "--tensor-split can give a device fewer layers"),
+        (
+            {"device": "simulated", "slot_devices": "simulated1", "slot_layers": 2},
+            "leave simulated1 out of --slot-devices",
+        ),
+    ):
+        with pytest.raises(OutOfMemoryError, match=remedy) as error:
+            Llama(str(target), **{**BOTH, **SMALL, **options})
+        assert "\n" not in str(error.value)
 
 
 def test_bad_devices_are_one_line_for_enabled_programs(target: Path) -> None:

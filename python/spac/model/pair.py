@@ -116,7 +116,7 @@ class ModelPair:
         try:
             self._load()
         except SpacError as error:
-            cause = error if self.remote is None else self.remote.failure(error)
+            cause = self._explained(error)
             self.close()
             if cause is error:
                 raise
@@ -183,19 +183,23 @@ class ModelPair:
             self.copied.clear()
             del self.notes[n_notes:]
 
-        try:
-            load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
-        except OutOfMemoryError as error:
-            known = [device.name for device in self.devices]
-            named = [name for name in known if re.search(rf"\b{re.escape(name)}\b", str(error))]
-            if len(self.devices) == 1 or not named:
-                raise
-            if self.slot_layers is None:
-                raise OutOfMemoryError(f"{error}; --tensor-split can give a device fewer layers") from None
-            if named == known[:1]:
-                raise
-            remedy = f"leave {named[-1]} out of --slot-devices, or give a smaller --ubatch"
-            raise OutOfMemoryError(f"{error}; {remedy}") from None
+        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+
+    def _explained(self, error: SpacError) -> SpacError:
+        """Return the error to raise for a failed load, with the remedy that several devices offer."""
+        if self.remote is not None:
+            return self.remote.failure(error)
+        known = [device.name for device in self.devices]
+        named = [name for name in known if re.search(rf"\b{re.escape(name)}\b", str(error))]
+        if not isinstance(error, OutOfMemoryError) or len(known) == 1 or not named:
+            return error
+        if self.slot_layers is None:
+            return OutOfMemoryError(f"{error}; --tensor-split can give a device fewer layers")
+        if named == known[:1]:
+            return error
+        return OutOfMemoryError(
+            f"{error}; leave {named[-1]} out of --slot-devices, or give a smaller --ubatch"
+        )
 
     def _choose_devices(self) -> tuple[tuple[_core.DeviceInfo, ...], _core.DeviceInfo | None]:
         """Return the devices in use, and the main one; none and None for the CPU alone."""
