@@ -147,6 +147,7 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
     beside = {
         "dense.cpp",
+        "masked_cells.cpp",
         "operators.cpp",
         "repack_times.cpp",
         "scale_rows.cpp",

@@ -48,6 +48,8 @@ ggml_tensor *  ggml_mul(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_mul_inplace(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_mul_mat(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_mul_mat_id(ggml_context *, ggml_tensor * as, ggml_tensor * b, ggml_tensor * ids);
+ggml_tensor *  ggml_flash_attn_ext(ggml_context *, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                                   ggml_tensor * mask, float scale, float max_bias, float logit_softcap);
 ggml_tensor *  ggml_add_id(ggml_context *, ggml_tensor * a, ggml_tensor * b, ggml_tensor * ids);
 ggml_tensor *  ggml_swiglu_split(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_swiglu_oai(ggml_context *, ggml_tensor * a, ggml_tensor * b, float alpha, float limit);
