@@ -64,6 +64,16 @@ float confidence(const float * logits, int n, float best) {
 
 } // namespace
 
+int32_t only_largest(const float * logits, int n) {
+    const int32_t at         = largest(logits, n);
+    const float   best       = logits[at];
+    int           n_as_large = 0;
+    for (int i = 0; i < n; ++i) {
+        n_as_large += logits[i] < best ? 0 : 1; // the condition has this form so that NaN counts
+    }
+    return n_as_large == 1 ? at : -1;
+}
+
 int32_t GreedyChoice::next(const float * logits, int n) {
     const int32_t best = largest(logits, n);
     if (p_min_ <= 0 && !measures_) {

@@ -7,6 +7,9 @@
 
 namespace spac {
 
+// Returns the place of the largest value. Returns -1 if several are as large, or if one is not a number; n > 0.
+int32_t only_largest(const float * logits, int n);
+
 // Chooses a draft's tokens one after the other. A token's confidence is its share of the ten most probable ones'
 // probability, as in llama.cpp's drafts.
 class GreedyChoice {

@@ -1,17 +1,19 @@
 #include "session/token_sampler.h"
 
+#include "session/greedy.h"
 #include "session/image_table.h"
 #include "session/sampler.h"
 
-#include <numeric>
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
-#include <vector>
 
 namespace spac {
 
 TokenSampler::TokenSampler(const SamplingConfig & config, const llama_model * model, int n_ctx)
     : model_(model), n_ctx_(n_ctx), params_(sampling_params(config, model, n_ctx)),
-      mirostat_penalizes_(config.mirostat_penalizes), sampler_(make()) {}
+      mirostat_penalizes_(config.mirostat_penalizes), sampler_(make()), greedy_(is_greedy()) {}
 
 // Returns a sampler at its start. common's chain for Mirostat has no penalties.
 common_sampler_ptr TokenSampler::make() const {
@@ -41,6 +43,7 @@ void TokenSampler::set(const SamplingConfig & config) {
 void TokenSampler::begin(const int32_t * prompt, size_t n_tokens) {
     // A sampler cannot be reset as a whole: its grammar would stay where it is.
     sampler_ = make();
+    greedy_  = is_greedy();
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!is_placeholder(prompt[i])) {
             common_sampler_accept(sampler_.get(), prompt[i], false);
@@ -48,10 +51,57 @@ void TokenSampler::begin(const int32_t * prompt, size_t n_tokens) {
     }
 }
 
+// Returns true if the sampler can choose nothing but the largest logit: one candidate is left, and no member of the
+// chain changes the order of the logits or drops the largest one.
+bool TokenSampler::is_greedy() const {
+    // Members that leave everything as it is have names with "?" in front.
+    constexpr std::array<std::string_view, 4> keeps_the_largest = {"top-n-sigma", "top-p", "min-p", "dist"};
+    if (!common_grammar_value(params_.grammar).empty() || !params_.reasoning_budget_start.empty()) {
+        return false;
+    }
+    auto * const chain    = common_sampler_get(sampler_.get());
+    bool         one_left = false;
+    for (int i = 0; i < llama_sampler_chain_n(chain); ++i) {
+        const std::string_view name = llama_sampler_name(llama_sampler_chain_get(chain, i));
+        if (name == "top-k") {
+            one_left = one_left || params_.top_k == 1;
+        } else if (name == "temp-ext") {
+            one_left = one_left || (params_.temp <= 0 && params_.dynatemp_range <= 0);
+        } else if (name.front() != '?' &&
+                   std::find(keeps_the_largest.begin(), keeps_the_largest.end(), name) == keeps_the_largest.end()) {
+            return false;
+        }
+    }
+    return one_left;
+}
+
+// Returns the token for a row of logits. The chain would copy and sort all logits, which takes longer than a small
+// model's attention. It decides between logits that are equally large.
+llama_token TokenSampler::choose(llama_context * ctx, int row) {
+    if (greedy_) {
+        const float * const logits = llama_get_logits_ith(ctx, row);
+        const int           n      = llama_vocab_n_tokens(llama_model_get_vocab(model_));
+        const llama_token   token  = logits != nullptr ? only_largest(logits, n) : -1;
+        if (token >= 0) {
+            return token;
+        }
+    }
+    return common_sampler_sample(sampler_.get(), ctx, row);
+}
+
 llama_tokens TokenSampler::sample(llama_context * ctx, const llama_tokens & draft, int first_row) {
-    std::vector<int> rows(draft.size() + 1);
-    std::iota(rows.begin(), rows.end(), first_row);
-    return common_sampler_sample_and_accept_n(sampler_.get(), ctx, rows, draft);
+    const auto * const vocab = llama_model_get_vocab(model_);
+    llama_tokens       tokens;
+    for (size_t i = 0; i <= draft.size(); ++i) {
+        const llama_token token = choose(ctx, first_row + static_cast<int>(i));
+        common_sampler_accept(sampler_.get(), token, true);
+        tokens.push_back(token);
+        // Nothing follows an end inside of the draft, as in common_sampler_sample_and_accept_n.
+        if (i == draft.size() || draft[i] != token || (i + 1 < draft.size() && llama_vocab_is_eog(vocab, token))) {
+            break;
+        }
+    }
+    return tokens;
 }
 
 } // namespace spac

@@ -27,12 +27,15 @@ class TokenSampler {
 
   private:
     common_sampler_ptr make() const;
+    bool               is_greedy() const;
+    llama_token        choose(llama_context * ctx, int row);
 
     const llama_model *    model_;
     int                    n_ctx_;
     common_params_sampling params_;
     bool                   mirostat_penalizes_;
     common_sampler_ptr     sampler_;
+    bool                   greedy_; // every token is the one with the largest logit
 };
 
 } // namespace spac

@@ -19,6 +19,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.config.sampling import SAMPLERS, sampler_names, sampler_sequence
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.model.gguf.header import read_header
 from spac.run import unescaped
 
 PROMPT = "def add(a, b):\n"
@@ -90,6 +91,31 @@ def test_a_bias_decides(engine: Engine) -> None:
     word = int(engine.tokenize(" list")[-1])
     assert " list " in text(engine, 40, temp=0.0)
     assert " list " not in text(engine, 40, temp=0.0, logit_bias={word: -math.inf})
+
+
+@pytest.mark.parametrize("ways", [{"temp": 0.0}, {"temp": 1.0, "top_k": 1}, {"temp": 0.0, "top_p": 0.5}])
+def test_a_greedy_choice_is_that_of_the_chain(engine: Engine, ways: dict[str, Any]) -> None:
+    chain = {"logit_bias": {0: 0.0}}  # A bias changes nothing here, but has a member in the chain.
+    assert text(engine, 40, **ways) == text(engine, 40, **ways, **chain)
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 40])
+def test_the_chain_chooses_between_equal_logits(tmp_path: Path, top_k: int) -> None:
+    path = tmp_path / "flat.gguf"
+    header = read_header(demo.TARGET)
+    [output] = [each for each in header.tensors if each.name == "output.weight"]
+    content = bytearray(demo.TARGET.read_bytes())
+    begin = header.data_offset + output.offset
+    content[begin : begin + output.n_bytes] = bytes(output.n_bytes)
+    path.write_bytes(content)
+    found = []
+    with Engine(EngineConfig(path, device="cpu", threads=1, ctx=128)) as flat:
+        for chain in ({}, {"logit_bias": {5: 0.0}}):
+            sampling = SamplingConfig(temp=0.0, top_k=top_k, seed=1, **chain)
+            generation = flat.generate(PROMPT, 4, sampling=sampling)
+            "".join(generation)
+            found.append((generation.tokens, generation.reason))
+    assert found[0] == found[1]
 
 
 @given(names=st.lists(st.sampled_from(sorted(SAMPLERS)), max_size=9))
