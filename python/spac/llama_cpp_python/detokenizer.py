@@ -19,7 +19,9 @@ class Detokenizer:
 
         `piece(token, special)` returns a token's bytes. `begin` is the beginning token, or -1.
         """
-        self._piece, self._begin = piece, begin
+        self._piece = piece
+        self.begin = begin
+        """The beginning token, or -1."""
         self._preserved: frozenset[int] = frozenset()
         self._pieces: dict[int, bytes] = {}
         self._known: list[int] = []
@@ -42,8 +44,13 @@ class Detokenizer:
             self._text += self._join(tokens[known:])
             self._known = list(tokens)
             text = self._text
-        begins = len(tokens) > 0 and tokens[0] == self._begin
+        begins = len(tokens) > 0 and tokens[0] == self.begin
         return text[1:] if begins and text[:1] == b" " else text
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of one token, with a space at the beginning if it has one."""
+        found = self._pieces.get(token)
+        return self._join([token]) if found is None else found
 
     def _join(self, tokens: Sequence[int]) -> bytes:
         pieces = self._pieces

@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +35,7 @@ from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.llama_cpp_python.chat_handler import ChatHandler
+from spac.llama_cpp_python.completion import GenerationAsked, parts
 from spac.llama_cpp_python.detokenizer import Detokenizer
 from spac.llama_cpp_python.embedder import Embedder
 from spac.llama_cpp_python.generation import LoopRun, TokenRun, plain_setting
@@ -106,6 +107,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _detokenizer = PerThread()
     on_run = PerThread()
     """A function that each run of `generate` is passed to, or None; with `parallel`, one for each thread."""
+    captures = PerThread(False)
+    """True while `generate` raises GenerationAsked in place of a generation."""
     run_s = 0.0
     """The seconds for which steps go on before their tokens are handed out; 0 for one step."""
     _expected = PerThread()  # The number of tokens that the completion in progress asks for, or None.
@@ -291,6 +294,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
         """Yield tokens as llama_cpp's `generate` does, from the native session where it can."""
         given = _GENERATE.bind(self, *args, **keywords).arguments
+        if self.captures:
+            raise GenerationAsked(given)
         sampling = Sampling(**{name: given.get(name, default) for name, default in _CHOICE.items()})
         self._check_open()
         has_images = min(given["tokens"], default=0) < 0
@@ -454,7 +459,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         )
         if recorded is not None:
             made = with_logprobs(self, made, recorded, keywords)
+        elif logprobs is None and self._has_own_loop(keywords):
+            made = parts(self, made, keywords)
         return self._expecting(made, keywords.get("max_tokens"))
+
+    def _has_own_loop(self, asked: Mapping[str, Any]) -> bool:
+        """Return True if `completion.parts` makes the parts of a completion as llama_cpp's loop would."""
+        text_alone = asked.get("stream") or not (asked.get("echo") or asked.get("suffix"))
+        ours = all(
+            getattr(type(self), name) is getattr(Llama, name) and name not in self.__dict__
+            for name in ("generate", "detokenize")
+        )
+        return bool(text_alone and ours and not self.verbose and self.cache is None and self._is_text_ours)
+
+    @property
+    def _is_text_ours(self) -> bool:
+        return type(self.tokenizer_) is LlamaTokenizer
 
     def _expecting(self, made: Generator[Any, None, None], n_tokens: int | None) -> Iterator[Any]:
         """Yield the parts of a completion of `n_tokens` tokens at most; None or 0 for no limit."""
@@ -487,7 +507,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
     ) -> bytes:
         """Return the bytes of `tokens` as llama_cpp does, with the control tokens of `preserve_tokens`."""
-        if special or type(self.tokenizer_) is not LlamaTokenizer:
+        if special or not self._is_text_ours:
             return bytes(super().detokenize(tokens, prev_tokens=prev_tokens, special=special))
         self._check_open()
         return self._text.text(tokens)
