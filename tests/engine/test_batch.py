@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.batch import Batch
+from spac.engine.batched_sequence import AHEAD, BatchedSequence, MemberStep
 from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
 from tests.session.recurrent import write_lfm2
@@ -339,3 +342,18 @@ def test_an_answer_has_its_own_figures_of_experts() -> None:
         rates = [each.stats.hit_rate for each in made]
         assert all(rate is not None and 0 < rate < 1 for rate in rates)
         assert engine.experts.stats["activations"] == 3 * 30 * n_used
+
+
+def test_a_pause_for_the_reader_is_no_time_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's time begins at the step before, or with its call if the reader was behind."""
+    now = iter([10.0, 10.5, 30.0])
+    monkeypatch.setattr("spac.engine.batched_sequence.perf_counter", lambda: next(now))
+    sequence = BatchedSequence(cast(Batch, SimpleNamespace(lock=threading.RLock())), {})
+    step = cast(MemberStep, SimpleNamespace(reason="", tokens=[1]))
+    found = []
+    for _ in range(3):
+        found.append(sequence.seconds_of(0.25))
+        sequence.take(step, None)
+    assert AHEAD == 2
+    assert found == [0.25, 0.5, 0.25]
+    assert sequence.decode_s == sum(found)

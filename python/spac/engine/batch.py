@@ -286,7 +286,6 @@ class Batch:
                 each.changed.notify_all()
                 return
             n = len(result.tokens)
-            each.decode_s += seconds if n else 0.0
             each.n_made += n
             each.n_drafted += result.n_drafted
             each.n_accepted += result.n_accepted
@@ -295,16 +294,17 @@ class Batch:
                 if each.left is not None:
                     each.left = max(0, each.left - n)
                 each.ended = each.ended or result.reason == "length" or each.left == 0
-                each.take(self._member_step(result, batch), result.probabilities)
+                took = each.seconds_of(seconds)
+                each.take(self._member_step(result, batch, took), result.probabilities)
                 if result.reason == "length":
                     each.error = each.error or InputError("the context is full")
             each.changed.notify_all()
 
-    def _member_step(self, result: _core.SequenceStep, batch: _core.Step) -> MemberStep:
+    def _member_step(self, result: _core.SequenceStep, batch: _core.Step, seconds: float) -> MemberStep:
         n_verified = result.n_drafted + result.n_steps
         return MemberStep(
             result.tokens, result.n_drafted, result.n_accepted, n_verified, result.n_steps,
-            batch.draft_ns, batch.verify_ns, batch.sample_ns, result.reason, result.experts,
+            batch.draft_ns, batch.verify_ns, batch.sample_ns, result.reason, result.experts, seconds,
         )  # fmt: skip
 
     def _prompt_tokens(self, members: list[BatchedSequence], decoding: list[BatchedSequence]) -> int:

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from spac import _core
@@ -46,6 +46,8 @@ class MemberStep:
     reason: str
     experts: dict[str, int]
     """The counts of the sequence's own tokens, by the names of `Experts.stats`."""
+    seconds: float
+    """The seconds since the sequence's step before, without a pause for its reader."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,10 @@ class BatchedSequence:
         """The time of the monotonic clock since which the reader is behind; None if it is not."""
         self.error: BaseException | None = None
         self.decode_s = 0.0
-        """The seconds of the steps that made the tokens."""
+        """The seconds in which the tokens were made, without pauses for the reader."""
+        self._made_at: float | None = (
+            None  # time of the last step; None before it or while the reader is behind
+        )
         self.n_made = self.n_drafted = self.n_accepted = 0
         """The numbers of tokens that were made, of those that were drafted, and of drafted ones accepted."""
         self.steps: deque[tuple[MemberStep, Any]] = deque()
@@ -213,12 +218,23 @@ class BatchedSequence:
         left = NO_END if self.left is None else self.left
         return max(1, left if self.expected is None else min(left, self.expected - self.n_made))
 
+    def seconds_of(self, step_s: float) -> float:
+        """Return the seconds that a step took which ends now, of which the session's call took `step_s`.
+
+        They begin at the sequence's last step, or with the call if it waited for its reader meanwhile.
+        """
+        now, before = perf_counter(), self._made_at
+        self._made_at = now
+        took = step_s if before is None else now - before
+        self.decode_s += took
+        return took
+
     def take(self, step: MemberStep, probabilities: Any) -> None:
         """Add a step for the reader."""
         self._has_end = step.reason == "stop"
         self.steps.append((step, probabilities))
         if len(self.steps) == AHEAD or self._is_made:
-            self.full_since = monotonic()
+            self.full_since, self._made_at = monotonic(), None
 
 
 class BatchedGeneration(Generation):

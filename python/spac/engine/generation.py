@@ -230,9 +230,9 @@ class Generation(Iterator[str]):
             step = self._make_step() if self._controller is None else self._controller.step(self._room)
         text = "".join(self._accept(int(token)) for token in step.tokens)
         elapsed = time.perf_counter() - started
-        meter.decode_s += elapsed
         if not meter.steps:
-            meter.first_token_s = meter.prefill_s + meter.decode_s
+            meter.first_token_s = meter.prefill_s + elapsed
+        meter.decode_s += self._seconds_of(step, elapsed)
         meter.steps += step.n_steps
         meter.step_tokens += len(step.tokens)
         meter.drafted += step.n_drafted
@@ -248,6 +248,11 @@ class Generation(Iterator[str]):
 
     def _make_step(self) -> Any:
         return self._session.step()
+
+    def _seconds_of(self, step: Any, elapsed: float) -> float:
+        """Return the seconds that a step took. A batch knows them, because a step may wait for its reader."""
+        seconds: float = getattr(step, "seconds", elapsed)
+        return seconds
 
     @property
     def _room(self) -> int | None:
