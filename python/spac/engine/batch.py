@@ -229,8 +229,12 @@ class Batch:
             return
         seconds = perf_counter() - started
         self._learn(step, lengths, seconds)
-        for result in step.sequences:
-            self._deliver(self._members[result.id], result, step.batch, seconds)
+        with self.lock:
+            for result in step.sequences:
+                self._deliver(self._members[result.id], result, step.batch, seconds)
+            # The readers are woken together: one that runs would take the interpreter from this thread.
+            for result in step.sequences:
+                self._members[result.id].changed.notify_all()
 
     def _joining(self) -> list[BatchedSequence]:
         """Return the sequences whose turn to join has come, in their order."""
@@ -274,31 +278,29 @@ class Batch:
     def _deliver(
         self, each: BatchedSequence, result: _core.SequenceStep, batch: _core.Step, seconds: float
     ) -> None:
+        """Give a sequence its result of a step, which took so many seconds. Call this with the lock."""
         try:
             result.check()
         except Exception as error:
             self._fail(each, error)
             return
-        with self.lock:
-            each.n_pending = result.n_pending
-            each.n_past = result.n_past if not each.reads or each.n_pending else each.n_prompt
-            if result.waits or each.n_pending:
-                each.changed.notify_all()
-                return
-            n = len(result.tokens)
-            each.n_made += n
-            each.n_drafted += result.n_drafted
-            each.n_accepted += result.n_accepted
-            if n or result.reason:
-                each.reads = False
-                if each.left is not None:
-                    each.left = max(0, each.left - n)
-                each.ended = each.ended or result.reason == "length" or each.left == 0
-                took = each.seconds_of(seconds)
-                each.take(self._member_step(result, batch, took), result.probabilities)
-                if result.reason == "length":
-                    each.error = each.error or InputError("the context is full")
-            each.changed.notify_all()
+        each.n_pending = result.n_pending
+        each.n_past = result.n_past if not each.reads or each.n_pending else each.n_prompt
+        if result.waits or each.n_pending:
+            return
+        n = len(result.tokens)
+        each.n_made += n
+        each.n_drafted += result.n_drafted
+        each.n_accepted += result.n_accepted
+        if n or result.reason:
+            each.reads = False
+            if each.left is not None:
+                each.left = max(0, each.left - n)
+            each.ended = each.ended or result.reason == "length" or each.left == 0
+            took = each.seconds_of(seconds)
+            each.take(self._member_step(result, batch, took), result.probabilities)
+            if result.reason == "length":
+                each.error = each.error or InputError("the context is full")
 
     def _member_step(self, result: _core.SequenceStep, batch: _core.Step, seconds: float) -> MemberStep:
         n_verified = result.n_drafted + result.n_steps

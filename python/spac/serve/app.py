@@ -50,6 +50,12 @@ RUN_S = 0.02
 
 Nobody sees so short a pause in a text, and waking the threads takes more time than a step of a small model.
 """
+SWITCH_S = 0.0005
+"""The seconds after which a thread of Python lets another one run that waits.
+
+After a step, the thread that computes waits so long for the interpreter. Python's default, 5 ms, is longer
+than a step of a small model.
+"""
 
 
 def make_parser() -> Parser:
@@ -143,6 +149,8 @@ def serve(options: argparse.Namespace) -> int:
         gc.collect()
         gc.freeze()  # Collections leave out the program's own objects, which stay to its end.
         print(f"http://{address(bound)}/v1", file=out, flush=True)
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_S)
         server.run(sockets=[bound])
     return 0
 
