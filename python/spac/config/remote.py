@@ -31,13 +31,16 @@ def addresses(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def layer_counts(value: Any) -> tuple[int, ...]:
-    """Return the numbers of layers in a text, a number or a sequence. Raises InputError."""
+def layer_counts(value: Any, name: str = "rpc_layers") -> tuple[int, ...]:
+    """Return the numbers of layers in a text, a number or a sequence.
+
+    Raises InputError, with `name` as the option's.
+    """
     found = []
     for each in names_in(value):
         text = str(each).strip()
         if not text.isdecimal() or int(text) > MOST_LAYERS:
-            raise InputError(f"rpc_layers: {each!r} is not a number of layers from 0 to {MOST_LAYERS}")
+            raise InputError(f"{name}: {each!r} is not a number of layers from 0 to {MOST_LAYERS}")
         found.append(int(text))
     return tuple(found)
 

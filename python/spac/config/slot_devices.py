@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spac.config.fields import names_in
-from spac.config.remote import MOST_DEVICES, MOST_LAYERS
+from spac.config.remote import MOST_DEVICES, layer_counts
 from spac.errors import InputError
 
 
@@ -24,13 +24,7 @@ def slot_devices(value: Any) -> tuple[str, ...]:
 
 def slot_layers(value: Any) -> tuple[int, ...]:
     """Return the numbers of layers in a text, a number or a sequence. Raises InputError."""
-    found = []
-    for each in names_in(value):
-        text = str(each).strip()
-        if not text.isdecimal() or int(text) > MOST_LAYERS:
-            raise InputError(f"slot_layers: {each!r} is not a number of layers from 0 to {MOST_LAYERS}")
-        found.append(int(text))
-    return tuple(found)
+    return layer_counts(value, "slot_layers")
 
 
 def check(

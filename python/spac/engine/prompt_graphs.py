@@ -66,7 +66,7 @@ class PromptGraphs:
         """The tokens of the graphs that the context was made for."""
         self._most = largest_graph(context)
         self.memory = GraphMemory(context, devices, self._most)
-        """What graphs take of the devices' memory."""
+        """The memory that graphs take of each device."""
         self.times = PromptTimes()
         """The measured times of pieces."""
         self._way = Way(False, self.small)  # of the piece that is evaluated

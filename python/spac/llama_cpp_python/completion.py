@@ -138,7 +138,7 @@ class AnswerText:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a completion asks for, as llama_cpp's `create_completion` names it."""
+    """Holds the settings of a completion, by the names of llama_cpp's `create_completion`."""
 
     max_tokens: int
     stops: Sequence[bytes]
