@@ -97,6 +97,8 @@ FORMS = (
     Form("split, 25 %, in place", "25%", settings=(("SPAC_IN_PLACE", "1"),)),
     Form("split, 25 %, masks, ahead, not pinned", "25%", masks=True, ahead=True,
          settings=(("SPAC_PIN", "0"),)),
+    Form("split, 25 %, masks, prompt streamed by threads", "25%", masks=True, stream_batch=32,
+         settings=(("SPAC_PIN", "0"), ("SPAC_UPLOAD_THREADS", "2")), uses="stream_ring_bytes"),
     Form("split, 25 %, masks, ahead, loaded eagerly", "25%", masks=True, ahead=True,
          settings=(("CUDA_MODULE_LOADING", "EAGER"),)),
 )  # fmt: skip

@@ -124,6 +124,10 @@ void bind_devices(py::module_ & m) {
     m.def("set_trust_device_masks", &spac::set_trust_device_masks, py::arg("on"),
           "Choose if devices read ids masks with their own kernels, for contexts made from now on. None: those whose "
           "kernels have been tried.");
+    m.def(
+        "set_upload_threads", &spac::set_upload_threads, py::arg("n"),
+        "Set the threads that bring streamed experts from pageable to pinned memory, for weight streams made from now "
+        "on. 0: the driver does it; -1: measured; None: measured on real devices, 0 on the simulated device.");
     const spac::Pinning usual;
     m.def(
         "set_pinning",

@@ -44,6 +44,7 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(blocks_divided);
     SPAC_STAT(stream_bytes);
     SPAC_STAT(stream_slot_bytes);
+    SPAC_STAT(stream_ring_bytes);
     SPAC_STAT(tail_experts);
     SPAC_STAT(foreseen);
     SPAC_STAT(foreseen_right);

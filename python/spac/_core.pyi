@@ -455,6 +455,13 @@ def set_trust_device_masks(on: bool | None) -> None:
     Without, the device compacts (token, expert) pairs. None means: devices whose kernels have been tried.
     """
 
+def set_upload_threads(n: int | None) -> None:
+    """Set how many threads bring a streamed prompt's experts from pageable to pinned memory, for uploads.
+
+    This applies to prompts of sessions opened from now on. 0 leaves it to the driver, and -1 measures which
+    number is best. None means: measured on GPUs, and 0 on the simulated device.
+    """
+
 def set_pinning(*, on: bool = True, limit: int | None = None, slice: int = 1 << 30) -> None:
     """Set how the mappings of experts are registered with the device's driver, for models loaded from now on.
 

@@ -245,6 +245,12 @@ PIN_LIMIT = Size(
     "Experts beyond it are treated as with SPAC_PIN=0. If it is not set, all are pinned. Under WSL2, which "
     "pins no more, half of the memory is.",
 )
+UPLOAD_THREADS = Number(
+    "SPAC_UPLOAD_THREADS",
+    "The number of threads that bring experts of long prompts to pinned memory, where they are not pinned. 0 "
+    "leaves this to the GPU's driver. If it is not set, the best number is measured at the first such copy, "
+    "and the simulated device has none.",
+)
 CPU_KERNELS = Choice(
     "SPAC_CPU_KERNELS",
     ("0", "1", "256", "512"),

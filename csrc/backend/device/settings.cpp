@@ -11,6 +11,9 @@ std::atomic<int> trust_masks_now{-1};
 std::atomic<int> in_place_now{-1};
 std::mutex       pinning_mutex;
 Pinning          pinning_now;
+std::mutex       upload_mutex;
+
+std::optional<int> upload_threads_now;
 
 // The driver compiles some kernels at their first launch, which takes seconds without being a failure.
 constexpr double    default_timeout = 20;
@@ -41,6 +44,16 @@ void set_pinning(const Pinning & how) {
 Pinning pinning() {
     const std::lock_guard lock(pinning_mutex);
     return pinning_now;
+}
+
+void set_upload_threads(std::optional<int> n) {
+    const std::lock_guard lock(upload_mutex);
+    upload_threads_now = n;
+}
+
+std::optional<int> upload_threads() {
+    const std::lock_guard lock(upload_mutex);
+    return upload_threads_now;
 }
 
 } // namespace spac

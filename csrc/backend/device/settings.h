@@ -1,5 +1,5 @@
 // Settings of the whole process: launching ahead and its deadline, the hand-off in place, trust in a device's masked
-// kernels, pinning.
+// kernels, pinning, threads for uploads.
 #pragma once
 
 #include <cstddef>
@@ -41,5 +41,12 @@ struct Pinning {
 };
 void    set_pinning(const Pinning & how);
 Pinning pinning();
+
+// Sets the number of threads that bring the experts of streamed prompts from pageable to pinned memory for uploads. 0
+// leaves this to the driver, and a negative number measures which number is best, 0 included. The setting holds for
+// weight streams that are made from now on. Without a choice it is measured on real devices, and 0 on the simulated
+// device, whose copies take the CPU's cores themselves.
+void               set_upload_threads(std::optional<int> n);
+std::optional<int> upload_threads();
 
 } // namespace spac

@@ -56,6 +56,7 @@ struct ExpertStats {
     uint64_t blocks_divided;     // blocks of large batches whose missing experts were divided between link and CPU
     uint64_t stream_bytes;       // bytes of the experts of both kinds of blocks that were copied over the link
     uint64_t stream_slot_bytes;  // bytes of these experts that were copied from slots
+    uint64_t stream_ring_bytes;  // of stream_bytes, those that threads brought to pinned memory (set_upload_threads)
     uint64_t tail_experts;       // experts that stayed in slots as they streamed past
     uint64_t join_bytes;         // rows of blocks in which the host took part, host to device: all rows of them
     uint64_t graphs_prepared;    // graphs with MoE blocks that were met for the first time (graph_cache.h)

@@ -2,6 +2,7 @@
 
 #include "backend/device/capabilities.h"
 #include "backend/device/device_memory.h"
+#include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
 #include "backend/stream/compute_stream.h"
 #include "core/copy_runs.h"
@@ -12,6 +13,9 @@
 
 namespace spac {
 namespace {
+
+// Bytes with which the ways of uploads from pageable memory are compared. Fewer than the least say nothing.
+constexpr size_t most_trial_bytes = size_t{32} << 20, least_trial_bytes = size_t{4} << 20;
 
 // Returns the bytes that the link moves in the fixed time of one copy, which even the smallest copy takes.
 size_t copy_bytes(ggml_backend_t stream) {
@@ -123,34 +127,64 @@ void WeightStream::fill(const WeightTurn & turn, ModelExperts & experts, int lay
             copy_weight(*turn.weights[i], *turn.staged[i], slots, turn.first + static_cast<int>(i), experts.pinned);
         sum.uploaded += moved.uploaded;
         sum.copied += moved.copied;
+        sum.staged += moved.staged;
         clear_padding(*turn.staged[i]);
     }
     end_span(recorded, sum);
     ggml_backend_event_record(region.filled.get(), stream_.get());
     experts.counters.stream_bytes += sum.uploaded;
     experts.counters.stream_slot_bytes += sum.copied;
+    experts.counters.stream_ring_bytes += sum.staged;
+}
+
+// Queues the copy of pageable bytes over the link. Returns the number of those that pass our pinned ring. The first
+// copy that is large enough is made in several ways, to choose one.
+size_t WeightStream::upload(ggml_tensor & staged, const char * from, size_t offset, size_t bytes) {
+    const bool is_set = upload_threads().value_or(-1) >= 0;
+    if (!way_chosen_ && (is_set || bytes >= least_trial_bytes)) {
+        way_chosen_ = true;
+        pageable_   = best_uploads(stream_.get(), [&](PageableUploads * way) {
+            const size_t n = std::min(bytes, most_trial_bytes);
+            way != nullptr ? way->upload(staged, from, offset, n)
+                             : ggml_backend_tensor_set_async(stream_.get(), &staged, from, offset, n);
+            ggml_backend_synchronize(stream_.get());
+        });
+    }
+    if (pageable_ == nullptr) {
+        ggml_backend_tensor_set_async(stream_.get(), &staged, from, offset, bytes);
+        return 0;
+    }
+    pageable_->upload(staged, from, offset, bytes);
+    return bytes;
 }
 
 // Queues the copies of weight `w` of a layer: first those over the link, then those from slots.
 WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots,
                                               int w, const PinnedRanges & pinned) {
     ggml_tensor * resident = slots.storage != nullptr ? slots.storage->tensor(slots.pool, w) : nullptr;
-    const auto    upload   = [&](size_t offset, size_t bytes) {
+    Moved         moved;
+    const auto    over_link = [&](size_t offset, size_t bytes) {
         const char * data = static_cast<const char *>(weight.data) + offset;
-        for (const auto & piece : pinned.pieces(data, bytes)) { // the driver stages pageable pieces itself
-            ggml_backend_tensor_set_async(stream_.get(), &staged, data + piece.offset, offset + piece.offset,
-                                               piece.bytes);
+        for (const auto & piece : pinned.pieces(data, bytes)) {
+            const char * from = data + piece.offset;
+            if (piece.pinned) {
+                ggml_backend_tensor_set_async(stream_.get(), &staged, from, offset + piece.offset, piece.bytes);
+            } else {
+                moved.staged += upload(staged, from, offset + piece.offset, piece.bytes);
+            }
         }
-        return bytes;
+        moved.uploaded += bytes;
     };
     if (slots.slot_of.empty()) {
-        return {upload(0, ggml_nbytes(&staged)), 0};
+        over_link(0, ggml_nbytes(&staged));
+        return moved;
     }
     const size_t bytes = ggml_nbytes(&staged) / slots.slot_of.size(); // bytes of an expert
     const auto   runs  = copy_runs(slots.slot_of, bytes, copy_bytes(stream_.get()));
-    Moved        moved;
     for (const CopyRun & run : runs) {
-        moved.uploaded += run.slot < 0 ? upload(run.first * bytes, run.count * bytes) : 0;
+        if (run.slot < 0) {
+            over_link(run.first * bytes, run.count * bytes);
+        }
     }
     for (const CopyRun & run : runs) {
         if (run.slot < 0) {
@@ -159,7 +193,7 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
         if (copy_inside(*resident, run.slot * bytes, staged, run.first * bytes, run.count * bytes)) {
             moved.copied += run.count * bytes;
         } else { // the device has no such copy
-            moved.uploaded += upload(run.first * bytes, run.count * bytes);
+            over_link(run.first * bytes, run.count * bytes);
         }
     }
     return moved;

@@ -14,6 +14,7 @@
 
 #include "backend/experts/model_experts.h"
 #include "backend/experts/weight_turns.h"
+#include "backend/prefill/pageable_uploads.h"
 #include "core/mask.h"
 #include "core/trace.h"
 
@@ -67,22 +68,26 @@ class WeightStream {
     };
     struct Moved {
         size_t uploaded = 0, copied = 0; // bytes over the link, and on the device
+        size_t staged = 0;               // of the former, those that passed our pinned ring
     };
     struct Slots; // the slots that a fill reads, by the mask
     using Recorded = std::pair<std::shared_ptr<Trace>, Span>;
 
-    Moved copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots, int w,
-                      const PinnedRanges & pinned);
-    bool  copy_inside(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte, size_t bytes);
-    void  need_zeros(size_t bytes);
-    void  clear_padding(ggml_tensor & staged);
+    Moved  copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots, int w,
+                       const PinnedRanges & pinned);
+    size_t upload(ggml_tensor & staged, const char * from, size_t offset, size_t bytes);
+    bool   copy_inside(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte, size_t bytes);
+    void   need_zeros(size_t bytes);
+    void   clear_padding(ggml_tensor & staged);
 
     std::shared_ptr<Recorded> begin_span(const ModelExperts & experts, int layer);
     void                      end_span(const std::shared_ptr<Recorded> & recorded, const Moved & moved);
 
     const ComputeStream &                     compute_;
     size_t                                    region_bytes_;
-    bool                                      filled_ = false; // true if there was a fill since the last end()
+    bool                                      filled_     = false; // true if there was a fill since the last end()
+    bool                                      way_chosen_ = false;
+    std::unique_ptr<PageableUploads>          pageable_; // null: the driver stages copies from pageable memory
     ggml_backend_buffer_ptr                   buffer_;
     ggml_backend_buffer_ptr                   zeros_; // for the padding behind a weight
     std::array<Region, WeightTurn::n_regions> regions_;

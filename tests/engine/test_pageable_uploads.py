@@ -1,0 +1,99 @@
+"""Experts of streamed prompts that are not pinned pass a ring that threads fill, and the text is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spac import _core, env
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.model import pinning
+from tools.models import Shape, write_model
+
+PROMPT = "def double(values):\n    return [2 * value for value in values]\n\n" * 3
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose matrices of all experts have 8 MiB, two chunks of the ring."""
+    shape = Shape(n_layer=3, n_embd=256, n_ff_exp=512, n_expert=32, n_used=4, types={"*_exps": "F16"})
+    return write_model(tmp_path_factory.mktemp("uploads") / "model.gguf", "qwen3moe", shape)
+
+
+@pytest.fixture(autouse=True)
+def defaults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in (env.UPLOAD_THREADS.name, env.PIN.name, env.PIN_LIMIT.name):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    _core.set_simulated_device()
+    _core.set_upload_threads(None)
+
+
+def read(target: Path, measured: bool = False, slots: str | int = "40%") -> tuple[str, dict[str, int]]:
+    """Return a text and the counters of its prompt."""
+    config = EngineConfig(
+        target=target, device="simulated", threads=1, ctx=512, stream_batch=16, scheduler="static",
+        slots=slots, governor="fixed", state="off", sampling=SamplingConfig(temp=0.0, ignore_eos=True),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        assert engine.experts is not None
+        assert engine.experts.settle(10)
+        if measured:
+            _core.set_upload_threads(-1)
+        return "".join(engine.generate(PROMPT, 16)), engine.experts.stats
+
+
+@pytest.fixture(scope="module")
+def expected(target: Path) -> str:
+    text, stats = read(target)
+    assert stats["stream_bytes"] > 0
+    assert stats["stream_ring_bytes"] == 0  # the simulated device's own way
+    return text
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+@pytest.mark.parametrize("slots", [0, "40%"])
+def test_all_uploads_pass_the_ring(
+    target: Path, expected: str, n_threads: int, slots: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is slow and its copies are late, so a chunk that were filled too early would be noticed."""
+    monkeypatch.setenv(env.UPLOAD_THREADS.name, str(n_threads))
+    monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "upload_gb_s=2,delay_us=200")
+    text, stats = read(target, slots=slots)
+    assert text == expected
+    assert stats["stream_ring_bytes"] == stats["stream_bytes"] > 0
+
+
+def test_pinned_experts_need_no_ring(target: Path, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "SLICE", 1 << 20)
+    monkeypatch.setenv(env.UPLOAD_THREADS.name, "2")
+    monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "pin_limit_mb=30")
+    text, stats = read(target)
+    assert text == expected
+    assert 0 < stats["stream_ring_bytes"] < stats["stream_bytes"]
+
+
+def test_the_measured_way(target: Path, expected: str) -> None:
+    """The trial copies real experts, so that a wrong copy would change the text whichever way wins."""
+    text, stats = read(target, measured=True)
+    assert text == expected
+    assert stats["stream_ring_bytes"] in (0, stats["stream_bytes"])
+
+
+def test_no_threads_leave_it_to_the_driver(
+    target: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(env.UPLOAD_THREADS.name, "0")
+    text, stats = read(target)
+    assert text == expected
+    assert stats["stream_ring_bytes"] == 0
+
+
+def test_a_number_is_checked(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.UPLOAD_THREADS.name, "many")
+    with pytest.raises(InputError, match="SPAC_UPLOAD_THREADS: 'many' is not a number from 0 on"):
+        read(target)
