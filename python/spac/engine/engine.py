@@ -9,11 +9,10 @@ Example:
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -27,24 +26,26 @@ from spac.engine.batch_recording import BatchRecording
 from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_head import DraftHead
+from spac.engine.draft_lengths import DraftLengths
 from spac.engine.draft_moves import DraftMoves
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
 from spac.engine.host_weights import HostWeights
 from spac.engine.memory_budget import MemoryBudget
-from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
-from spac.engine.prompt_progress import PIECE, PromptProgress
+from spac.engine.prompt_progress import PromptProgress
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
+from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
+from spac.engine.single_session import SingleSession, parameters_of, seeded
 from spac.errors import InputError
-from spac.governor import BatchLengths, DraftLengthController, FixedGovernor, Governor, RooflineGovernor
-from spac.model.c_api import Model, TokenArray, grammar_faults, take_notices
+from spac.governor import DraftLengthController, Governor, RooflineGovernor
+from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
-from spac.stats import Part, RunStats, Setting, device_counts
+from spac.stats import RunStats, Setting, device_counts
 from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
@@ -67,14 +68,8 @@ class Engine:
         self.config = config
         self._last: Callable[[], Generation | None] = lambda: None
         self._advised = self._noted_images = False
-        self.session: _core.Session | None = None
-        """The session, to which callers may add hooks (`session.on`).
-
-        It is None before the first generation, and with several generations at once.
-        """
         self.batch: Batch | None = None
         """The thread that runs several generations at once; None with one at a time."""
-        self._sampling: SamplingConfig | None = None
         try:
             self._files = RunFiles(config)
         except BaseException:
@@ -90,7 +85,8 @@ class Engine:
         self.events = Events(None)
         """The handler of the session's events; callers may add their own listeners."""
         self._expert_cache: ExpertCache | None = None
-        self._governor: Governor | None = None
+        self._lengths: DraftLengths | None = None
+        self._single: SingleSession | None = None
         self.between = BetweenSteps(self._after_call)
         """The queue of work that runs between the calls of the session."""
         self.on_note: Callable[[str], object] = lambda _note: None
@@ -102,7 +98,7 @@ class Engine:
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
             self.events.after_step.append(self._learn_costs)
-            self._governor = self._own_governor = self._choose_governor(expert_cache)
+            self._lengths = DraftLengths(config, self._pair, expert_cache, self.events)
             if config.unused_options:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
@@ -128,6 +124,9 @@ class Engine:
                 self.graphs, expert_cache.costs.setting if expert_cache.costs is not None else "",
             )  # fmt: skip
             self.events.timeline = self._files.timeline
+            self._single = SingleSession(
+                config, self._pair, expert_cache, self._trace, self.reading, self.events.subscribe
+            )
             if self._pair.n_sequences > 1:
                 self.batch = self._open_batch()
         except BaseException:
@@ -163,15 +162,15 @@ class Engine:
             generation.retire()
         if self.batch is not None:
             self.batch.close()
-        if self.session is not None:
-            self.session.close()
+        if self._single is not None:
+            self._single.close()
         self.events.end()
         if self._expert_cache is not None:
             self._expert_cache.close()
         if self._moves is not None:
             self._moves.close()
         self._last = lambda: None
-        self.session = self.batch = self.experts = None
+        self.batch = self.experts = None
         self.events = Events(None)
         self._pair.close()
 
@@ -185,6 +184,14 @@ class Engine:
             with suppress(InputError):
                 self.save()
         self.close()
+
+    @property
+    def session(self) -> _core.Session | None:
+        """The session, to which callers may add hooks (`session.on`).
+
+        It is None before the first generation, and with several generations at once.
+        """
+        return self._single.session if self._single is not None else None
 
     @property
     def device(self) -> _core.DeviceInfo | None:
@@ -213,7 +220,7 @@ class Engine:
     def _advice(self) -> str:
         """Return advice after the last generation; "" for none. On a device of CPU cores, drafts get none."""
         draft, device, generation = self._pair.draft, self.device, self._generation
-        governor, budget = self._own_governor, self.config.latency_budget
+        governor, budget = self._draft_lengths.configured, self.config.latency_budget
         if generation is None:
             return ""
         if budget is not None and isinstance(governor, RooflineGovernor):
@@ -224,12 +231,18 @@ class Engine:
             return ""
         slots = self.experts.slots
         lengths = generation.stats.draft_lengths
-        return unused_draft(lengths, draft.n_bytes, self._mean_expert_bytes, slots.n_slots, self.n_experts)
+        n_bytes = mean_expert_bytes(self.experts)
+        return unused_draft(lengths, draft.n_bytes, n_bytes, slots.n_slots, self.n_experts)
 
     @property
     def _at_home(self) -> ExpertCache:
         assert self._expert_cache is not None  # It exists once the engine is loaded.
         return self._expert_cache
+
+    @property
+    def _draft_lengths(self) -> DraftLengths:
+        assert self._lengths is not None  # It exists once the engine is loaded.
+        return self._lengths
 
     @property
     def costs(self) -> CostEstimator | None:
@@ -242,66 +255,21 @@ class Engine:
         if step.n_verified == step.n_drafted + 1:
             self._at_home.observe(step, step.n_drafted if session is None else session.draft_length)
 
-    def _choose_governor(self, expert_cache: ExpertCache) -> Governor | None:
-        """Return a governor as the configuration asks for it, or None without speculation."""
-        config = self.config
-        if not config.draft_types:
-            return None
-        if not config.is_governed:
-            return FixedGovernor(config.longest_draft)
-        experts, costs = self.experts, expert_cache.costs
-        return RooflineGovernor(
-            config.longest_draft,
-            shortest=config.draft_min,
-            budget_s=None if config.latency_budget is None else config.latency_budget / 1e3,
-            costs=costs.estimator.costs if costs is not None and costs.measured else None,
-            draft_time=costs.estimator.draft_time if costs is not None else None,
-            resident=None if experts is None or costs is None else lambda: experts.residency() >= 0,
-            foreseen=lambda: driver.scheduler.window_misses if (driver := self.events.driver) else None,
-            chooses_p_min=config.chooses_p_min,
-        )
-
-    @property
-    def _draft_types(self) -> tuple[str, ...]:
-        """The ways to draft; empty while the draft has given its memory to the slots."""
-        gone = self._pair.draft is None and self.config.draft_types == ("draft-simple",)
-        return () if gone else self.config.draft_types
-
     @property
     def governor(self) -> Governor | None:
         """The governor, which chooses the draft length; None without speculation."""
-        return self._governor
+        return self._lengths.governor if self._lengths is not None else None
 
     def fix_draft_length(self, n: int | None) -> None:
         """Draft n tokens a step from the next generation on; None restores the configuration's governor.
 
         Raise InputError unless n is from 0 to the longest draft that the engine was made for.
         """
-        longest = self.config.longest_draft if self._draft_types else 0
-        if n is None:
-            self._governor = self._own_governor
-        elif 0 <= n <= longest:
-            self._governor = FixedGovernor(n) if longest else None
-        else:
-            more = "; start with --draft-max for more" if longest else ", for there is no draft"
-            raise InputError(f"draft length {n}: 0 to {longest} here{more}")
-
-    def _batch_lengths(self) -> BatchLengths:
-        """Return what chooses the draft lengths of several sequences; `_choose_governor` has that of one."""
-        config, experts = self.config, self.experts
-        return BatchLengths(
-            config.longest_draft, self._pair.n_sequences, shortest=config.draft_min,
-            budget_s=None if config.latency_budget is None else config.latency_budget / 1e3,
-            resident=None if experts is None else lambda: experts.residency() >= 0,
-        )  # fmt: skip
+        self._draft_lengths.fix(n)
 
     def controller(self, session: _core.Session) -> DraftLengthController | None:
         """Return a draft-length controller for one generation by `session`, or None without speculation."""
-        return (
-            DraftLengthController(self._governor, session, self.events.timeline)
-            if self._governor is not None
-            else None
-        )
+        return self._draft_lengths.controller(session)
 
     def set_scheduler(self, scheduler: str | SchedulerChoice | Scheduler) -> None:
         """Use another scheduler from the next step on.
@@ -358,7 +326,7 @@ class Engine:
         if self.batch is not None:
             self._moves.observe(step, self.batch.governor)
         elif self.session is not None and not self.session.has_images:  # Nothing is drafted with images.
-            self._moves.observe(step, self._governor)
+            self._moves.observe(step, self.governor)
 
     def _choose_head(self, step: _core.Step) -> None:
         if self._head is not None:
@@ -366,15 +334,15 @@ class Engine:
 
     def _move_draft(self, memory: MemoryBudget, moves: DraftMoves) -> None:
         """Give the draft's memory to the slots if the governor has not used it for long, or take it back."""
-        using = self.session or self.batch
-        if using is None or self._governor is not self._own_governor:
+        using, lengths = self.session or self.batch, self._draft_lengths
+        if using is None or lengths.governor is not lengths.configured:
             return
         driver = self.events.driver
         scheduler = driver.scheduler if driver is not None else None
-        note = moves.move(using, memory, self._own_governor, scheduler)
+        note = moves.move(using, memory, lengths.configured, scheduler)
         if not note:
             return
-        self._governor = self._own_governor = moves.governor
+        lengths.follow(moves.governor)
         head = self._pair.draft_head
         self._head = DraftHead(head) if head is not None else None
         if self.session is not None and (generation := self._generation) is not None:
@@ -391,12 +359,7 @@ class Engine:
     @property
     def n_experts(self) -> int:
         """The number of the target's experts in all layers."""
-        return sum(layer.n_expert for layer in self.experts.layers) if self.experts is not None else 0
-
-    @property
-    def _mean_expert_bytes(self) -> int:
-        layers = self.experts.layers if self.experts is not None else []
-        return sum(layer.n_expert * layer.expert_bytes for layer in layers) // max(1, self.n_experts)
+        return n_experts(self.experts)
 
     # Generating
 
@@ -484,7 +447,8 @@ class Engine:
         if self._head is not None:
             self._head.begin()
         self.prepare_prompt()
-        session, sampling = self._session_for(sampling or self.config.sampling, chat, reasoning_budget)
+        assert self._single is not None
+        session, sampling = self._single.sampling(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
         images = prompt if isinstance(prompt, _core.ImagePrompt) and prompt.n_images else None
         if images is not None:
@@ -515,10 +479,9 @@ class Engine:
         reasoning_budget: int,
     ) -> Generation:
         """Return a generation that runs beside others; its statistics of experts are those of all."""
-        sampling = _seeded(sampling or self.config.sampling)
-        named = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
+        sampling = seeded(sampling or self.config.sampling)
         sequence = batch.sequence(
-            {**named, "chat": chat, "reasoning_budget": reasoning_budget}, limit=max_tokens
+            {**parameters_of(sampling), "chat": chat, "reasoning_budget": reasoning_budget}, limit=max_tokens
         )
         generation = BatchedGeneration(
             self._pair.target, sequence, self.experts, self.setting(sampling), tokens, max_tokens, stop,
@@ -580,8 +543,7 @@ class Engine:
             )
         return open_batch(
             self.config, self._pair, self.experts, self._trace, self.events, self.between,
-            self._prepare_join, lambda: self._governor, self._batch_lengths,
-            self.graphs,
+            self._prepare_join, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
         )  # fmt: skip
 
     def note_images(self) -> None:
@@ -589,21 +551,6 @@ class Engine:
         if self.config.draft_types and not self._noted_images:
             self._notes.append("nothing is drafted while a conversation has images: a draft cannot see them")
         self._noted_images = True
-
-    def _session_for(
-        self, sampling: SamplingConfig, chat: _core.ChatPrompt | None, reasoning_budget: int
-    ) -> tuple[_core.Session, SamplingConfig]:
-        """Return the session, set to this sampling, and the sampling with its seed.
-
-        If the session samples like this already, it is returned unchanged.
-        """
-        sampling = _seeded(sampling)
-        if self.session is not None and sampling == self._sampling and chat is None:
-            return self.session, sampling
-        named = {item.name: getattr(sampling, item.name) for item in fields(sampling)}
-        session = self.session_with(**named, chat=chat, reasoning_budget=reasoning_budget)
-        self._sampling = sampling if chat is None else None
-        return session, sampling
 
     def session_with(self, **sampling: Any) -> _core.Session:
         """Return the session, which uses this sampling from its next prefill on.
@@ -613,99 +560,9 @@ class Engine:
         """
         if self.batch is not None:
             raise InputError("this needs the context for one generation: leave out --parallel")
-        with grammar_faults() if sampling.get("grammar") else nullcontext():
-            return self._session_with(sampling)
-
-    def _session_with(self, sampling: Mapping[str, Any]) -> _core.Session:
-        self._sampling = None
-        self._at_home.update_streams()
-        if self.session is not None:
-            self.session.set_sampling(**sampling)
-            return self.session
-        pair = self._pair
-        session = _core.Session(
-            pair.target_context.pointer,
-            pair.draft_context.pointer if pair.draft_context is not None else None,
-            self.experts,
-            draft_types=list(self.config.draft_types),
-            draft_max=self.config.longest_draft,
-            draft_min=self.config.draft_min,
-            p_min=self.config.fixed_p_min,
-            draft_confidences=self.config.chooses_p_min,
-            trace=self._trace,
-            draft_experts=self._pair.draft_experts,
-            draft_head=self._pair.draft_head,
-            projector=self._pair.projector,
-            **cache_parameters(self.config, pair),
-            **sampling,
-        )
-        self.events.subscribe(session)
-        session.on("prompt_graph", self._choose_graph)
-        if (graphs := self.graphs) is not None:
-            session.on("prompt_piece", graphs.observe)
-        self.session = session
-        return session
-
-    def _choose_graph(self, n_pending: int, n_failed: int) -> int:
-        """Return the tokens of the prompt's next graph; 0 for the context's own."""
-        graphs = self.graphs
-        size = graphs.choose(n_pending, n_failed) if graphs is not None else 0
-        if graphs is not None and size > graphs.small:
-            self.reading.expect(n_pending, size, graphs.graph_s)
-        else:
-            self.reading.expect(n_pending, PIECE)
-        return size
-
-    @property
-    def _parts(self) -> tuple[Part, ...]:
-        """The parts of the devices that share the layers with experts; none for one device."""
-        parts = self.experts.devices if self.experts is not None else []
-        limits = {device.name: device.memory.limit or None for device in self.devices}
-        return tuple(
-            Part(
-                each.name, each.n_layer, each.n_experts, each.slots.n_slots, each.slots.bytes,
-                vram_limit=limits[each.name],
-            )
-            for each in (parts if len(parts) > 1 else [])
-        )  # fmt: skip
+        assert self._single is not None
+        return self._single.with_parameters(sampling)
 
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""
-        config, slots = self.config, self.experts.slots if self.experts is not None else None
-        expert_cache = self._at_home
-        return Setting(
-            target=str(config.target),
-            draft=str(config.draft) if self._pair.draft is not None else None,
-            device=expert_cache.device_name,
-            device_is_stand_in=self.device is not None and self.device.shares_host_cores,
-            scheduler=expert_cache.scheduler_name,
-            draft_types=self._draft_types,
-            draft_length=config.longest_draft if self._draft_types else 0,
-            governor=self._governor.name if self._governor is not None else "none",
-            expert_bytes=self._mean_expert_bytes,
-            paged=self._pair.paged,
-            pinned_bytes=self.experts.host_bytes.pinned if self.experts is not None else 0,
-            pageable_bytes=self.experts.host_bytes.pageable if self.experts is not None else 0,
-            stream_batch=expert_cache.stream_batch,
-            lookahead=expert_cache.lookahead,
-            miss=config.miss,
-            remote_layers=self._pair.remote.by_server if self._pair.remote is not None else {},
-            threads=self._pair.threads,
-            context=self._pair.sequence_context,
-            seed=sampling.seed or 0,
-            temp=sampling.temp,
-            n_experts=self.n_experts,
-            slots=slots.n_slots if slots is not None else 0,
-            slot_bytes=slots.bytes if slots is not None else 0,
-            devices=self._parts,
-            vram_limit=sum(device.memory.limit for device in self.devices) or None,
-            scheduler_options=expert_cache.scheduler_options,
-            load_s=self._load_s,
-        )
-
-
-def _seeded(sampling: SamplingConfig) -> SamplingConfig:
-    """Return the sampling with a seed, which is random if there is none."""
-    if sampling.seed not in (None, -1):
-        return sampling
-    return replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
+        return setting_of(self.config, self._pair, self._at_home, self._draft_lengths, sampling, self._load_s)

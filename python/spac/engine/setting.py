@@ -1,0 +1,76 @@
+"""What the statistics of a generation say about its engine."""
+
+from __future__ import annotations
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine.draft_lengths import DraftLengths
+from spac.engine.expert_cache import ExpertCache
+from spac.model.pair import ModelPair
+from spac.stats import Part, Setting
+
+
+def n_experts(experts: _core.Experts | None) -> int:
+    """Return the number of experts in all layers; 0 without the split."""
+    return sum(layer.n_expert for layer in experts.layers) if experts is not None else 0
+
+
+def mean_expert_bytes(experts: _core.Experts | None) -> int:
+    """Return the mean size of an expert in bytes; 0 without the split."""
+    layers = experts.layers if experts is not None else []
+    return sum(layer.n_expert * layer.expert_bytes for layer in layers) // max(1, n_experts(experts))
+
+
+def _parts(pair: ModelPair) -> tuple[Part, ...]:
+    """Return the parts of the devices that share the layers with experts; none for one device."""
+    parts = pair.experts.devices if pair.experts is not None else []
+    limits = {device.name: device.memory.limit or None for device in pair.devices}
+    return tuple(
+        Part(
+            each.name, each.n_layer, each.n_experts, each.slots.n_slots, each.slots.bytes,
+            vram_limit=limits[each.name],
+        )
+        for each in (parts if len(parts) > 1 else [])
+    )  # fmt: skip
+
+
+def setting_of(
+    config: EngineConfig,
+    pair: ModelPair,
+    expert_cache: ExpertCache,
+    lengths: DraftLengths,
+    sampling: SamplingConfig,
+    load_s: float,
+) -> Setting:
+    """Return the setting of a generation with this sampling. `load_s` is the time of loading in seconds."""
+    experts, device = pair.experts, pair.device
+    slots = experts.slots if experts is not None else None
+    return Setting(
+        target=str(config.target),
+        draft=str(config.draft) if pair.draft is not None else None,
+        device=expert_cache.device_name,
+        device_is_stand_in=device is not None and device.shares_host_cores,
+        scheduler=expert_cache.scheduler_name,
+        draft_types=lengths.draft_types,
+        draft_length=config.longest_draft if lengths.draft_types else 0,
+        governor=lengths.governor.name if lengths.governor is not None else "none",
+        expert_bytes=mean_expert_bytes(experts),
+        paged=pair.paged,
+        pinned_bytes=experts.host_bytes.pinned if experts is not None else 0,
+        pageable_bytes=experts.host_bytes.pageable if experts is not None else 0,
+        stream_batch=expert_cache.stream_batch,
+        lookahead=expert_cache.lookahead,
+        miss=config.miss,
+        remote_layers=pair.remote.by_server if pair.remote is not None else {},
+        threads=pair.threads,
+        context=pair.sequence_context,
+        seed=sampling.seed or 0,
+        temp=sampling.temp,
+        n_experts=n_experts(experts),
+        slots=slots.n_slots if slots is not None else 0,
+        slot_bytes=slots.bytes if slots is not None else 0,
+        devices=_parts(pair),
+        vram_limit=sum(each.memory.limit for each in pair.devices) or None,
+        scheduler_options=expert_cache.scheduler_options,
+        load_s=load_s,
+    )
