@@ -1,0 +1,166 @@
+#include "session/clock.h"
+#include "session/graph_size.h"
+#include "session/session_impl.h"
+
+#include <algorithm>
+
+namespace spac {
+
+namespace {
+
+// A checkpoint is kept so many tokens before a prompt's end. What the prompt has of the coming answer (its opening tag,
+// say) is often not there any more when the conversation goes on.
+constexpr int tail_tokens = 8;
+// The smallest distance between two checkpoints: a nearer one saves nothing.
+constexpr int checkpoint_gap = 64;
+// The tokens of a piece of several small graphs. Between pieces, a call can be stopped, and its progress is reported.
+constexpr int piece_tokens = 2048;
+// Large graphs are planned for multiples of so many tokens, so that prompts of similar length share the buffers.
+constexpr int graph_step = 256;
+// Tokens at a prompt's end whose routes are shown to the listener: enough for a scheduler to see what comes now.
+constexpr int route_tokens = 32;
+
+} // namespace
+
+// Evaluates the part of the history that the target's memory lacks, in pieces that both contexts can take.
+void Session::Impl::evaluate_prompt(const Progress & progress) {
+    failed_graph = 0;
+    has_tail     = false;
+    while (sequence.n_pending() > 0) {
+        interrupt.raise_if_stopped();
+        evaluate_piece();
+        target.checkpoint(sequence.n_pending() == tail_tokens ? checkpoint_gap : checkpoint_step);
+        if (progress) {
+            progress(target.n_past(), sequence.n_history());
+        }
+    }
+    if (drafting() != nullptr && !has_begun) {
+        speculator->begin(sequence.history(), draft_length.load() > 0);
+    }
+    has_begun = true;
+    if (has_tail) {
+        listeners.prompt_tail();
+    }
+    interrupt.raise_if_stopped();
+}
+
+// Evaluates the next image, or text up to the next one.
+void Session::Impl::evaluate_piece() {
+    const int pos = target.n_past();
+    if (const auto image = sequence.pending_image()) {
+        SpanScope          scope(*trace, Activity::prefill);
+        const auto * const piece = images != nullptr ? images->piece(*image) : nullptr;
+        SPAC_CHECK(piece != nullptr, *image);
+        target.decode(*piece, *image, interrupt);
+        scope.span.count = target.n_past() - pos;
+        return;
+    }
+    choose_graph(0);
+    while (true) {
+        try {
+            evaluate_text();
+            break;
+        } catch (const MemoryError &) {
+            if (!takes_smaller_graphs()) {
+                throw;
+            }
+        }
+    }
+    observe(batch, pos);
+}
+
+// Evaluates the next piece of text on the target.
+void Session::Impl::evaluate_text() {
+    const int pos = target.n_past();
+    if (drafting() != nullptr) {
+        speculator->follow(pos);
+    }
+    batch.clear();
+    sequence.add_pending(batch, next_piece());
+    has_tail         = experts && listeners.prompt_tail && sequence.n_pending() == batch.size();
+    const auto start = Clock::now();
+    if (has_tail) {
+        experts->set_tail_tokens(route_tokens);
+    }
+    try {
+        SpanScope scope(*trace, Activity::prefill);
+        scope.span.count = batch.size();
+        target.decode(batch, interrupt);
+    } catch (...) {
+        end_tail();
+        throw;
+    }
+    end_tail();
+    if (listeners.prompt_piece) {
+        listeners.prompt_piece(batch.size(), pos, since(start));
+    }
+}
+
+void Session::Impl::end_tail() {
+    if (has_tail) {
+        experts->set_tail_tokens(0);
+    }
+}
+
+// Chooses the size of the graphs of the next piece. Larger buffers than they need stay.
+void Session::Impl::choose_graph(int n_failed) {
+    graph = small_graph;
+    while (listeners.prompt_graph) {
+        const int wanted = std::min(listeners.prompt_graph(sequence.n_pending(), n_failed), target.n_batch());
+        failed_graph     = n_failed > 0 ? n_failed : failed_graph;
+        if (wanted <= small_graph || (failed_graph > 0 && wanted >= failed_graph)) {
+            break;
+        }
+        try {
+            if (n_failed > 0 || wanted > target.n_ubatch()) {
+                set_graph_tokens(target.get(), (wanted + graph_step - 1) / graph_step * graph_step);
+            }
+            graph = wanted;
+            return;
+        } catch (const MemoryError &) {
+            n_failed = wanted;
+        }
+    }
+    if (n_failed > 0) {
+        set_graph_tokens(target.get(), small_graph);
+    }
+}
+
+// Returns true if memory did not suffice for the graphs, and smaller ones were chosen.
+bool Session::Impl::takes_smaller_graphs() {
+    const int failed = graph;
+    if (failed <= small_graph) {
+        return false;
+    }
+    choose_graph(failed);
+    return true;
+}
+
+// Returns how many tokens are evaluated at once now, at most.
+int Session::Impl::next_piece() const {
+    // llama.cpp cuts a batch into graphs of n_ubatch, which is small at first
+    const int n_small  = target.n_ubatch() > small_graph ? small_graph : std::max(small_graph, piece_tokens);
+    const int n_wanted = graph > small_graph ? graph : n_small;
+    const int n_batch  = std::min(n_wanted, drafting() != nullptr ? speculator->n_batch() : target.n_batch());
+    const int tail     = sequence.n_history() - tail_tokens;
+    const int n_most   = tail - target.n_past();
+    return n_most > 0 && target.wants_checkpoint(tail, checkpoint_gap) ? std::min(n_batch, n_most) : n_batch;
+}
+
+// Shows the speculator what the target has decoded at `pos`. If that fails, both forget it: otherwise they would be one
+// step apart, and stay so.
+void Session::Impl::observe(const common_batch & decoded, int pos) {
+    if (drafting() == nullptr) {
+        return;
+    }
+    try {
+        SpanScope scope(*trace, Activity::observe);
+        scope.span.count = decoded.size();
+        speculator->observe(decoded);
+    } catch (...) {
+        target.keep_prefix(target.tokens(), pos);
+        throw;
+    }
+}
+
+} // namespace spac
