@@ -5,7 +5,8 @@ A random model, or the given one, runs on the simulated device, with links of se
 every way of `--miss` in turns, in an order drawn anew for each repeat, so all ways have the same steps. `cpu`
 runs twice: the second one, `cpu again`, shows the noise. A figure is the mean time of a text's later
 verifications, and `auto` includes its trials. Ratios are to `cpu` in the same repeat, as medians over the
-repeats with a 95 % bootstrap interval.
+repeats with a 95 % bootstrap interval. The last row has them over the repeats of all rows, since a row's
+noise is larger than what may be lost.
 """
 
 from __future__ import annotations
@@ -77,9 +78,18 @@ def compare(
         ratio, low, high = interval(seconds / base)
         row[way] = {
             "step_ms": 1e3 * median(seconds), "to_cpu": ratio, "low": low, "high": high,
-            "loaded": float(loaded.mean()),
+            "loaded": float(loaded.mean()), "ratios": (seconds / base).tolist(),
         }  # fmt: skip
     return row
+
+
+def together(rows: Sequence[dict[str, Any]], ways: Sequence[str]) -> dict[str, Any]:
+    """Return the ratios over the repeats of all rows."""
+    found: dict[str, Any] = {}
+    for way in ways:
+        ratio, low, high = interval(np.concatenate([row[way]["ratios"] for row in rows]))
+        found[way] = {"to_cpu": ratio, "low": low, "high": high}
+    return found
 
 
 def setting(engine: Engine, way: str) -> Misses:
@@ -128,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if CPU not in given.ways:
         parser.error(f"--ways: ratios are to {CPU}, so name it too")
-    rows = []
+    rows: list[dict[str, Any]] = []
     print(where())
     print(f"scheduler  window  link GB/s   cpu ms  {'ratios to cpu [95 %]':>20}")
     with tempfile.TemporaryDirectory() as folder:
@@ -137,22 +147,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for window in given.windows:
                 for link in given.links:
                     rows.append(compare(model, scheduler, window, link, given))
-                    print(line(rows[-1], given.ways), flush=True)
-    figures = {**about("bench.misses", arguments), "slots": SLOTS}
-    if given.out is not None:
-        given.out.write_text(json.dumps({**figures, "rows": rows}, indent=1) + "\n")
+                    row = rows[-1]
+                    case = f"{scheduler:9}  {window:6d}  {link:9g}  {row[CPU]['step_ms']:7.3f}"
+                    print(f"{case}  {ratios(row, given.ways)}", flush=True)
+                    found = {"slots": SLOTS, "rows": rows, "all": together(rows, given.ways)}
+                    if given.out is not None:
+                        about_it = about("bench.misses", arguments)
+                        given.out.write_text(json.dumps({**about_it, **found}, indent=1) + "\n")
+    print(f"{'all':9}  {'':6}  {'':9}  {'':7}  {ratios(together(rows, given.ways), given.ways)}")
 
 
-def line(row: dict[str, Any], ways: Sequence[str]) -> str:
-    """Return the line of one case."""
-    ratios = "  ".join(
-        f"{way} {row[way]['to_cpu']:.3f} [{row[way]['low']:.3f}-{row[way]['high']:.3f}], "
-        f"{row[way]['loaded']:.0%} loaded"
+def ratios(row: dict[str, Any], ways: Sequence[str]) -> str:
+    """Return the text of a row's ratios to `cpu`."""
+    return "  ".join(
+        f"{way} {row[way]['to_cpu']:.3f} [{row[way]['low']:.3f}-{row[way]['high']:.3f}]"
+        + (f", {row[way]['loaded']:.0%} loaded" if "loaded" in row[way] else "")
         for way in ways
         if way != CPU
     )
-    case = f"{row['scheduler']:9}  {row['window']:6d}  {row['link_gb_s']:9g}  {row[CPU]['step_ms']:7.3f}"
-    return f"{case}  {ratios}"
 
 
 if __name__ == "__main__":

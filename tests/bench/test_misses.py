@@ -22,4 +22,9 @@ def test_the_ways_take_turns_and_are_compared(tmp_path, capsys, monkeypatch):
     for way in ("cpu again", "load"):
         assert 0 < row[way]["low"] <= row[way]["to_cpu"] <= row[way]["high"]
         assert row[way]["low"] < row[way]["high"]  # the ways were measured apart
-    assert "load " in capsys.readouterr().out
+        assert len(row[way]["ratios"]) == 2
+        assert figures["all"][way]["to_cpu"] == row[way]["to_cpu"]  # there is one row
+    lines = capsys.readouterr().out.splitlines()
+    assert "load " in lines[-2]
+    assert lines[-1].startswith("all ")
+    assert "load " in lines[-1]
