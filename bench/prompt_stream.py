@@ -5,7 +5,8 @@ limited memory. Each prompt is evaluated in three ways: split between device and
 streamed in graphs of 512 tokens, and as the engine chooses (`--ubatch auto --stream-batch auto`). One engine
 evaluates all prompts of a link. It reads each of them by its own choice a few times and learns. Then the
 ways run by turns. The better of the old ways runs twice in each turn, which shows the noise: the ratio of a
-way to itself. Times are medians, and ratios are those of the medians.
+way to itself. "same way" is the share of the repeats in which the engine chose the better old way for every
+piece, so that it did the same. Times are medians, and ratios are those of the medians.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Prompts:
         self._session = engine.session_with(temp=0.0)
         self._way: Way | None = None
         self._graph_tokens: list[int] = []
+        self.chosen: list[Way] = []
+        """The ways of the last prompt's pieces."""
         self._session.on("prompt_graph", self._choose)
         self._session.on("prompt_piece", self._observe)
 
@@ -68,7 +71,7 @@ class Prompts:
         """
         self._session.reset()
         self._engine.prepare_prompt()
-        self._way, self._graph_tokens = way, []
+        self._way, self._graph_tokens, self.chosen = way, [], []
         before, started = self._experts.stats["stream_bytes"], perf_counter()
         self._session.prefill((np.arange(n_tokens + 1) * 7 % 253).astype(np.int32))
         seconds = perf_counter() - started
@@ -86,6 +89,7 @@ class Prompts:
         way = self._way
         if way is None:
             size = self._graphs.choose(n_pending, n_failed)
+            self.chosen.append(self._graphs.way)
         else:
             self._experts.set_stream_tokens(StreamBatch.LEAST if way.streams else 0)
             self._experts.set_stream_divides(way.divides)
@@ -101,17 +105,25 @@ class Prompts:
 def compare(prompts: Prompts, n_tokens: int, link: float, seconds: float, first_s: float) -> dict[str, Any]:
     """Compare the ways at one length, for about `seconds`. `first_s` is the time of the first prompt."""
     runs: list[dict[str, dict[str, float]]] = []
+    choices: list[list[Way]] = []
     itself: list[tuple[float, float]] = []
     started = perf_counter()
     while len(runs) < 3 or (perf_counter() - started < seconds and len(runs) < 15):
         order = list(WAYS) if len(runs) % 2 else list(WAYS)[::-1]
-        runs.append({name: prompts.read(n_tokens, WAYS[name]) for name in order})
+        runs.append({})
+        for name in order:
+            runs[-1][name] = prompts.read(n_tokens, WAYS[name])
+            if WAYS[name] is None:
+                choices.append(prompts.chosen)
         better = min(("split", "512"), key=lambda name: median(run[name]["prompt_s"] for run in runs))
         again = prompts.read(n_tokens, WAYS[better])["prompt_s"]
         itself.append((runs[-1][better]["prompt_s"], again))
     found = {way: {name: median(run[way][name] for run in runs) for name in runs[0][way]} for way in WAYS}
     chosen, times = found["chosen"], [run["chosen"]["prompt_s"] for run in runs]
-    better_s = min(found["split"]["prompt_s"], found["512"]["prompt_s"])
+    better = min(("split", "512"), key=lambda name: found[name]["prompt_s"])
+    better_s, old = found[better]["prompt_s"], WAYS[better]
+    assert old is not None
+    same = [all(way.kind == old.kind and way.size <= old.size for way in ways) for ways in choices]
     return {
         "n_tokens": n_tokens,
         "link_gb_s": link,
@@ -124,6 +136,7 @@ def compare(prompts: Prompts, n_tokens: int, link: float, seconds: float, first_
         "time_ratio_range": [min(times) / better_s, max(times) / better_s],
         "better_to_itself": median(again for _, again in itself) / median(first for first, _ in itself),
         "first_prompt_ratio_to_better": first_s / better_s,
+        "same_way": sum(same) / len(same),
         "ways": found,
     }
 
@@ -161,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     rows = []
     print(
-        "link GB/s  tokens  graphs of  repeats  time to split  to 512  to the better  to itself  first prompt"
+        "link GB/s  tokens  graphs of  repeats  time to split  to 512  to the better  to itself  "
+        "first prompt  same way"
     )
     with tempfile.TemporaryDirectory() as folder:
         model = model_of(Path(folder))
@@ -172,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{link:9g}  {row['n_tokens']:6d}  {row['graph_tokens']:9.0f}  {row['repeats']:7d}  "
                     f"{row['time_ratio_to_split']:13.3f}  {row['time_ratio_to_512']:6.3f}  "
                     f"{row['time_ratio_to_better']:13.3f}  {row['better_to_itself']:9.3f}  "
-                    f"{row['first_prompt_ratio_to_better']:12.3f}",
+                    f"{row['first_prompt_ratio_to_better']:12.3f}  {row['same_way']:8.2f}",
                     flush=True,
                 )
     figures = {**about("bench.prompt_stream", arguments), "memory_limit": LIMIT, "slots": SLOTS}

@@ -84,7 +84,7 @@ class Graphs(PromptGraphs):
             piece = min(n_tokens - n_past, size if size > SMALL else 2048)
             streams, divides = self._streams.streams, self._streams.divides
             seconds = self.machine.piece_s(streams, size, piece, n_past, divides) * disturbed
-            self.pieces.append((self._way.kind, size, piece))
+            self.pieces.append((self.way.kind, size, piece))
             self._context.graph_tokens = max(self._context.graph_tokens, size)
             self.observe(piece, n_past, int(seconds * 1e9))
             n_past, total = n_past + piece, total + seconds

@@ -69,7 +69,8 @@ class PromptGraphs:
         """The memory that graphs take of each device."""
         self.times = PromptTimes()
         """The measured times of pieces."""
-        self._way = Way(False, self.small)  # of the piece that is evaluated
+        self.way = Way(False, self.small)
+        """The way of the piece that is evaluated."""
         self._share = -1.0  # of the experts in slots when times were measured
         self._has_lent = False
         self._planned = 0  # tokens of the buffers at the last measurement
@@ -109,10 +110,10 @@ class PromptGraphs:
             self.times.forget()
             self._habits.clear()
         self._habit = self._habits.setdefault(n_pending.bit_length(), Habit())
-        self._way = self._fastest(n_pending)
-        self._habit.note(self._way)
-        self._streams.use(streams=self._way.streams, divides=self._way.divides)
-        return self._way.size
+        self.way = self._fastest(n_pending)
+        self._habit.note(self.way)
+        self._streams.use(streams=self.way.streams, divides=self.way.divides)
+        return self.way.size
 
     def observe(self, n_tokens: int, n_past: int, ns: int) -> None:
         """Learn from a piece that was evaluated as `choose` said: its tokens, those before it, its time."""
@@ -121,7 +122,7 @@ class PromptGraphs:
             planned = self._planned
         # Short pieces say little. New buffers are touched for the first time.
         if n_tokens >= StreamBatch.LEAST and planned == self._planned:
-            way = replace(self._way, size=min(self._way.size, n_tokens))
+            way = replace(self.way, size=min(self.way.size, n_tokens))
             self.times.observe(way, n_tokens, n_past, ns * 1e-9)
         self._habit.observe(ns * 1e-9)
 
