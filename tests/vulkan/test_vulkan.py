@@ -1,8 +1,7 @@
 """A Vulkan device gets the compact form of the split, which is right within the rounding of its kernels.
 
 These tests need a build with -DSPAC_VULKAN=on and a driver. Mesa's software device (lavapipe) is enough, and
-.ci/run has both. Flash attention is off, because Mesa 22.3's software device crashes in llama.cpp's kernel
-for it, with the unpatched library too.
+.ci/run has both. keep_buffers.cpp, which they preload, tells of a fault of this device in Mesa 22.3.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import numpy as np
 import pytest
 
 from spac import demo
-from spac.doctor.devices import with_vulkan
-from tools.compare import Case, Job, Run, run_worker
+from tools.compare import Case, Job, Run, Settings, run_worker
 from tools.compare.driver import Result
 from tools.models import exchange_experts
 
@@ -38,26 +36,12 @@ RUNS = tuple(
 )
 LONGEST_S = 900.0
 """The seconds of one process. The first one compiles the kernels."""
-ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": os.environ.get("GGML_VK_VISIBLE_DEVICES", "0")}
-"""The variable lets llama.cpp take a software device, which it leaves out otherwise."""
 
 
-@pytest.fixture(scope="module")
-def device() -> str:
-    """Return the name of the first Vulkan device."""
-    if not with_vulkan():
-        pytest.skip("built without Vulkan: build with -DSPAC_VULKAN=on")
-    code = "from spac import _core; print(*[d.name for d in _core.devices() if d.name.startswith('Vulkan')])"
-    found = run(sys.executable, "-c", code).stdout.split()
-    if not found:
-        pytest.skip("no Vulkan device: Debian's mesa-vulkan-drivers has one in software")
-    return found[0]
-
-
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that sees the software device, and return what it said."""
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with these further variables, and return what it said."""
     done = subprocess.run(
-        words, env={**os.environ, **ENVIRONMENT, **environment}, capture_output=True, text=True, check=False,
+        words, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
         timeout=LONGEST_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -73,25 +57,30 @@ def error(found: Result, run: str, wanted: Result) -> float:
     return float(np.square(a - b).sum() / np.square(b - b.mean()).sum())
 
 
-CASE = Case("demo", str(demo.TARGET), script="batches")
+CASE = Case("demo", str(demo.TARGET), Settings(flash_attn=True), script="batches")
 
 
 @pytest.fixture(scope="module")
-def split(device: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+def split(device: str, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Result:
     """The bundled target on spac's library."""
     job = Job((replace(CASE, runs=RUNS),), device=device)
     return run_worker(
-        "spac", job, tmp_path_factory.mktemp("split"), environment=ENVIRONMENT, timeout=LONGEST_S
+        "spac", job, tmp_path_factory.mktemp("split"), environment=environment, timeout=LONGEST_S
     )
 
 
 @pytest.fixture(scope="module")
-def plain(device: str, reference_lib: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def plain(
+    device: str,
+    environment: dict[str, str],
+    reference_lib: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Result]:
     """The bundled target on the unpatched library: on the CPU, and wholly on the Vulkan device."""
     jobs = {"CPU": Job((CASE,)), device: Job((CASE,), device=device)}
     return {
         name: run_worker("reference", job, tmp_path_factory.mktemp("plain"), lib_path=reference_lib,
-                         environment=ENVIRONMENT, timeout=LONGEST_S)
+                         environment=environment, timeout=LONGEST_S)
         for name, job in jobs.items()
     }  # fmt: skip
 
@@ -127,21 +116,26 @@ def test_the_bounds_notice_exchanged_experts(
     assert error(found, "reference", plain[device]) > BOUND
 
 
-def test_the_text_is_the_cpus_and_the_validation_layer_is_silent(device: str) -> None:
+def test_the_text_is_the_cpus_and_the_validation_layer_is_silent(
+    device: str, environment: dict[str, str]
+) -> None:
     words = [
         sys.executable, "-m", "spac.run", "--prompt", "def add(a, b):", "--max-tokens", "16", "--temp", "0",
-        "--draft-length", "2", "--slots", "40", "--deterministic", "--flash-attn", "off", "--device",
+        "--draft-length", "2", "--slots", "40", "--deterministic", "--device",
     ]  # fmt: skip
     layer = "VK_LAYER_KHRONOS_validation"
-    ours = run(*words, device, VK_INSTANCE_LAYERS=layer, VK_LOADER_DEBUG="layer")
-    assert ours.stdout == run(*words, "cpu").stdout
+    validated = {**environment, "VK_INSTANCE_LAYERS": layer, "VK_LOADER_DEBUG": "layer"}
+    ours = run(validated, *words, device)
+    assert ours.stdout == run(environment, *words, "cpu").stdout
     assert "VUID-" not in ours.stdout + ours.stderr
     if f'Inserted device layer "{layer}"' not in ours.stderr:
         pytest.skip("the validation layer is not installed (Debian: vulkan-validationlayers)")
 
 
-def test_the_doctor_says_what_the_device_lacks(device: str) -> None:
-    report = json.loads(run(sys.executable, "-m", "spac.doctor", "--json", "--no-self-test").stdout)
+def test_the_doctor_says_what_the_device_lacks(device: str, environment: dict[str, str]) -> None:
+    report = json.loads(
+        run(environment, sys.executable, "-m", "spac.doctor", "--json", "--no-self-test").stdout
+    )
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert findings["vulkan-build"]["state"] == "ok"
     assert findings["gpu"]["found"].startswith(f"{device}, ")
