@@ -2,15 +2,18 @@
 
 Imports take most of the time of a short run. Everything else is as a user starts it: a process of its own,
 with its arguments, environment, folder, streams and exit code. ``python -m tests.forked FD`` is the process
-that forks. It takes jobs from the socket FD and answers with exit codes.
+that forks. It takes jobs from the socket FD, and answers with their processes' numbers and exit codes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -21,13 +24,51 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
-IMPORTED = ("spac.run", "spac.chat.app", "spac.engine", "llama_cpp", "gguf")
+IMPORTED = (
+    "spac.run", "spac.chat.app", "spac.engine", "llama_cpp", "gguf", "spac.serve.app", "spac.serve.server",
+    "spac.serve.routes", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "uvicorn.loops.auto",
+)  # fmt: skip
 TIMEOUT_S = 120
 SIZE = 1 << 20  # of a job: its environment is the largest part
 
 
+class Process:
+    """A program that runs beside the tests, with the methods of subprocess.Popen that they need."""
+
+    def __init__(self, programs: Programs, pid: int, stdout: IO[str]) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._programs = programs
+        self._end = os.pidfd_open(pid)  # readable once the process has ended
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raise subprocess.TimeoutExpired if the process still runs after `timeout`."""
+        if self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            os.close(self._end)
+            self.returncode = self._programs._exit_code(self.pid)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._end, number)
+
+    def kill(self) -> None:
+        """End the process in any state."""
+        self.send_signal(signal.SIGKILL)
+
+
 class Programs:
-    """Starter of programs, which run one after the other."""
+    """Starter of programs in processes that share their imports."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,14 +84,38 @@ class Programs:
         self, module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stdin: bytes | None
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``python -m module`` to its end. Without `stdin`, the stream is empty."""
-        job = json.dumps({"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": {**env}})
         with _given(stdin) as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            streams = [file.fileno() for file in (given, out, err)]
-            socket.send_fds(self._socket, [job.encode("ascii")], streams)
-            code = int(self._socket.recv(16))
+            pid = self._fork(module, arguments, cwd, env, (given, out, err))
+            code = self._exit_code(pid)
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess([module, *arguments], code, out.read(), err.read())
+
+    def start(
+        self, module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stderr: IO[bytes]
+    ) -> Process:
+        """Start ``python -m module``. Its stdin is empty, and its stdout is a pipe."""
+        reader, writer = os.pipe()
+        with _given(None) as given, open(writer, "wb") as out:
+            pid = self._fork(module, arguments, cwd, env, (given, out, stderr))
+        return Process(self, pid, open(reader))
+
+    def _fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        streams: Sequence[IO[bytes]],
+    ) -> int:
+        job = json.dumps({"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": {**env}})
+        socket.send_fds(self._socket, [job.encode("ascii")], [stream.fileno() for stream in streams])
+        return int(self._socket.recv(16))
+
+    def _exit_code(self, pid: int) -> int:
+        """Wait for the end of a process, and return its exit code."""
+        self._socket.send(json.dumps({"pid": pid}).encode("ascii"))
+        return int(self._socket.recv(16))
 
     def __enter__(self) -> Self:
         return self
@@ -74,20 +139,24 @@ def _given(stdin: bytes | None) -> IO[bytes]:
 
 
 def serve(jobs: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for every job. Return the job in the new process, and None at the end of all jobs."""
+    """Fork a process for every job, and wait for the processes that are named. Return the job in the new
+    process, and None at the end of all jobs."""
     while True:
         data, streams, _, _ = socket.recv_fds(jobs, SIZE, 3)
         if not data:
             return None
+        job: dict[str, Any] = json.loads(data)
+        if "pid" in job:
+            jobs.send(str(os.waitstatus_to_exitcode(os.waitpid(job["pid"], 0)[1])).encode())
+            continue
         if (process := os.fork()) == 0:
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
                 os.close(stream)
-            job: dict[str, Any] = json.loads(data)
             return job
         for stream in streams:
             os.close(stream)
-        jobs.send(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])).encode())
+        jobs.send(str(process).encode())
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chat.templates import THINKING
 from tests.cli.conftest import ONE_THREAD, environment
+from tests.forked import Process, Programs
 
 KEY = "a key"
 QUEUE = 6
@@ -31,15 +32,23 @@ FIXED = (*ONE_THREAD, "--draft-length", "8", "--parallel", "1")
 class Server:
     """The running process, as its clients see it."""
 
+    programs: Programs | None = None
+    """The starter of processes. Without one, Python starts anew."""
+
     def __init__(self, folder: Path, *arguments: str, fixed: Sequence[str] = FIXED) -> None:
         self._err = folder / "stderr"
         self._clients: list[openai.OpenAI | anthropic.Anthropic] = []
+        words = ["serve", "--port", "0", *fixed, *arguments]
+        variables = environment(SPAC_API_KEY=KEY)
+        self.process: Process | subprocess.Popen[str]
         with open(self._err, "wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "spac", "serve", "--port", "0", *fixed, *arguments],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True, cwd=folder,
-                env=environment(SPAC_API_KEY=KEY),
-            )  # fmt: skip
+            if self.programs is not None:
+                self.process = self.programs.start("spac", words, folder, variables, err)
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "spac", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=err, text=True, cwd=folder, env=variables,
+                )  # fmt: skip
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         self.process.stdout.close()
@@ -119,6 +128,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starter(programs: Programs) -> None:
+    Server.programs = programs
 
 
 @pytest.fixture(scope="session")

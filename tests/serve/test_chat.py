@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from tests.chat.templates import ADD, THINKING
+from tests.cli.conftest import environment
+from tests.forked import Programs
 from tests.serve.conftest import Server
 
 SAMPLING = ("--temp", "0", "--repeat-penalty", "1.3")
@@ -252,16 +254,9 @@ def test_a_template_that_refuses(client):
         (("--reasoning-budget", "-2"), "-1 to"),
     ],
 )
-def test_options_that_cannot_be(tmp_path: Path, options, named):
-    import subprocess
-    import sys
-
-    from tests.cli.conftest import environment
-
-    done = subprocess.run(
-        [sys.executable, "-m", "spac", "serve", "--port", "0", *options],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment(),
-    )  # fmt: skip
+def test_options_that_cannot_be(programs: Programs, tmp_path: Path, options, named):
+    done = programs.run("spac", ["serve", "--port", "0", *options], tmp_path, environment(), None)
     assert done.returncode == 2
-    assert named in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    said = done.stderr.decode()
+    assert named in said.splitlines()[-1]
+    assert "Traceback" not in said
