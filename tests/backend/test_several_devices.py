@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TinyModel
-from tools.compare import Case, Job, Run, Settings, compare, run_worker
+from tools.compare import HALF, Case, Job, Run, Settings, compare, run_worker
 from tools.compare.driver import Result
 from tools.models import Shape
 
@@ -51,7 +51,7 @@ SPLITS = {
 @pytest.fixture(scope="module")
 def cases(tiny_model: TinyModel) -> dict[str, Case]:
     made = {
-        name: Case(name, str(tiny_model(family, shape)), runs=BRIEF, tensor_split=(1, 1))
+        name: Case(name, str(tiny_model(family, shape)), HALF, BRIEF, script="half", tensor_split=(1, 1))
         for name, (family, shape) in MODELS.items()
     }
     first = made["qwen3moe mixed"] = replace(made["qwen3moe mixed"], runs=RUNS)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.backend.test_several_devices import BRIEF, FAST, MODELS, RUNS, SLOW
 from tests.conftest import TinyModel
-from tools.compare import Case, Job, Run, Settings, compare, run_worker
+from tools.compare import HALF, Case, Job, Run, Settings, compare, run_worker
 from tools.compare.driver import Result
 
 CHOSEN = tuple(
@@ -30,7 +30,15 @@ LAYERS = ((), (2, 3, 4))
 @pytest.fixture(scope="module")
 def cases(tiny_model: TinyModel) -> dict[str, Case]:
     made = {
-        name: Case(name, str(tiny_model(*MODELS[name])), runs=runs, tensor_split=(1, 0), slot_layers=LAYERS)
+        name: Case(
+            name,
+            str(tiny_model(*MODELS[name])),
+            HALF,
+            runs,
+            script="half",
+            tensor_split=(1, 0),
+            slot_layers=LAYERS,
+        )
         for name, runs in {"qwen3moe mixed": CHOSEN, "deepseek2": BRIEF[2:], "gpt-oss": BRIEF[1:]}.items()
     }
     small = Settings(n_batch=128, n_ubatch=24, flash_attn=True)

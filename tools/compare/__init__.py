@@ -2,6 +2,8 @@
 the reasons."""
 
 from tools.compare.driver import compare, reference_library, run_worker
-from tools.compare.job import Case, Difference, Job, Run, Settings
+from tools.compare.job import HALF, Case, Difference, Job, Run, Settings
 
-__all__ = ["Case", "Difference", "Job", "Run", "Settings", "compare", "reference_library", "run_worker"]
+__all__ = [
+    "HALF", "Case", "Difference", "Job", "Run", "Settings", "compare", "reference_library", "run_worker",
+]  # fmt: skip

@@ -24,6 +24,10 @@ class Settings:
     params: dict[str, float] = field(default_factory=dict)  # further fields of llama_context_params
 
 
+HALF = Settings(n_batch=256, n_ubatch=128)
+"""Settings for the script "half", which cut its long prompt as the defaults cut that of "full"."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One pass of the script over a case. A reference ignores every field except `name`.

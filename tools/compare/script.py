@@ -7,6 +7,7 @@ A script works through the `Decoder` protocol only, so that it does not know whi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -45,7 +46,12 @@ class Decoder(Protocol):
         their place."""
 
 
-def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+def run_script(
+    decoder: Decoder,
+    before_step: Callable[[], None],
+    n_greedy: int = N_GREEDY,
+    n_long: int = N_LONG,
+) -> dict[str, Logits]:
     """Run the script on an empty context, and return logits by step's name, in order. The script's tokens
     depend on the model's logits only where it is greedy. So everything after a wrong logit shows the
     error."""
@@ -63,7 +69,7 @@ def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, L
     decoder.rewind(0)
     position = N_PROMPT
     token = int(step("prompt", draw(N_PROMPT), 0, [N_PROMPT - 1])[0].argmax())
-    for i in range(N_GREEDY):
+    for i in range(n_greedy):
         token = int(step(f"greedy {i}", np.array([token], np.int32), position, [0])[0].argmax())
         position += 1
     for i, kept in enumerate(KEPT):
@@ -74,8 +80,8 @@ def run_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, L
         token = int(logits[kept - 1].argmax())
         decoder.rewind(position)
     decoder.rewind(0)
-    step("long prompt", draw(N_LONG), 0, [0, 1, N_LONG // 2, N_LONG - 2, N_LONG - 1])
-    step("after it", np.array([token], np.int32), N_LONG, [0])
+    step("long prompt", draw(n_long), 0, [0, 1, n_long // 2, n_long - 2, n_long - 1])
+    step("after it", np.array([token], np.int32), n_long, [0])
     return out
 
 
@@ -197,6 +203,7 @@ def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
 
 SCRIPTS = {
     "full": run_script,
+    "half": partial(run_script, n_greedy=N_GREEDY // 2, n_long=N_LONG // 2),
     "first": run_first_script,
     "short": run_short_script,
     "state": run_state_script,
