@@ -6,7 +6,7 @@ import sys
 from haystack.dataclasses import ChatMessage
 from haystack_integrations.components.generators.llama_cpp import LlamaCppChatGenerator
 
-SMALL = {"n_threads": 1, "seed": 3, "verbose": False}
+SMALL = {"n_threads": 1, "n_threads_batch": 1, "seed": 3, "verbose": False}
 
 pieces: list[str] = []
 generator = LlamaCppChatGenerator(

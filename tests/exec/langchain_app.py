@@ -9,8 +9,10 @@ from langchain_community.llms import LlamaCpp
 
 SMALL = {"model_path": sys.argv[1], "n_ctx": 256, "n_threads": 1, "seed": 3, "verbose": False}
 
-text = LlamaCpp(**SMALL, temperature=0, max_tokens=16)
-chat = ChatLlamaCpp(**SMALL, max_tokens=12)
+ONE_THREAD = {"model_kwargs": {"n_threads_batch": 1}}  # llama-cpp-python reads prompts with a thread per core
+
+text = LlamaCpp(**SMALL, **ONE_THREAD, temperature=0, max_tokens=16)
+chat = ChatLlamaCpp(**SMALL, **ONE_THREAD, max_tokens=12)
 embeddings = LlamaCppEmbeddings(**SMALL)
 answers = {
     "kinds": [type(each.client).__module__ for each in (text, chat, embeddings)],

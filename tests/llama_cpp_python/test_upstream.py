@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from subprocess import SubprocessError
+from subprocess import CompletedProcess, SubprocessError
 
 import pytest
 
@@ -18,6 +19,7 @@ from tools.models import FAMILIES, write_model
 # These tests compare with the text that one certain model writes, or with numbers of its vocabulary.
 NEED_THE_DOWNLOAD = ("test_real_model", "test_real_llama", "test_real_llama_repeated_prompt_cache")
 N_TESTS = 23
+MODES = "plain", "enable"
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,18 @@ def models(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> s
     return json.dumps({name: str(path) for name, path in ours.items()})
 
 
-@pytest.mark.parametrize("mode", ["plain", "enable"])
-def test_own_tests(sources: Path, models: str, mode: str) -> None:
-    done = upstream.run_tests(sources, mode, models, NEED_THE_DOWNLOAD)
+@pytest.fixture(scope="module")
+def runs(sources: Path, models: str) -> dict[str, CompletedProcess[str]]:
+    """Return the outcome of the tests in each mode. The modes run at the same time, with one thread each."""
+    with ThreadPoolExecutor() as pool:
+        running = {
+            mode: pool.submit(upstream.run_tests, sources, mode, models, NEED_THE_DOWNLOAD) for mode in MODES
+        }
+    return {mode: run.result() for mode, run in running.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_own_tests(runs: dict[str, CompletedProcess[str]], mode: str) -> None:
+    done = runs[mode]
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{N_TESTS} passed, {len(NEED_THE_DOWNLOAD)} deselected" in done.stdout

@@ -81,9 +81,9 @@ def test_no_thread_is_made_while_decoding(target: Path, draft: Path) -> None:
 
 def test_one_pool_for_both_and_none_left(target: Path, draft: Path) -> None:
     before = n_threads()
-    with Engine(config(target, draft=draft, threads=3)) as engine:
+    with Engine(config(target, draft=draft, threads=2)) as engine:
         "".join(engine.generate("x", 4))
-        assert n_threads() == before + 2  # the thread that decodes is not counted
+        assert n_threads() == before + 1  # the thread that decodes is not counted
     assert n_threads() <= before
 
 
@@ -108,11 +108,11 @@ def test_everything_on_a_device_needs_none(target: Path) -> None:
 def test_llama_has_one(target: Path, draft: Path, options: dict[str, Any]) -> None:
     own = {**options, "draft": draft} if "draft" in options else options
     before = n_threads()
-    llm = Llama(str(target), n_ctx=128, n_threads=2, n_threads_batch=3, verbose=False, **own)
+    llm = Llama(str(target), n_ctx=128, n_threads=1, n_threads_batch=2, verbose=False, **own)
     with closing(llm):
         llm("x", max_tokens=4)
         there = threads_by_number()
-        assert len(there) >= before + 2  # a device without layers may have threads too
+        assert len(there) >= before + 1  # a device without layers may have threads too
         for _ in range(10):
             llm("y", max_tokens=8)
             assert threads_by_number() == there
