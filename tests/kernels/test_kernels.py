@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,28 +145,38 @@ def compiler() -> str:
 
 @pytest.fixture(scope="session")
 def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the kernels for each instruction set of this CPU. They are compiled in parallel."""
+    """Return the kernels for each instruction set of this CPU. All sources are compiled in parallel."""
     folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
     beside = {
         "dense.cpp",
         "masked_cells.cpp",
+        "measuring.cpp",
         "operators.cpp",
         "repack_times.cpp",
         "scale_rows.cpp",
         "thread_times.cpp",
         "trial_graphs.cpp",
-    }  # these sources need more of ggml
+        "way_times.cpp",
+    }  # these sources need more of ggml, or measure times
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
     made = {name: folder / f"{i}.so" for i, (name, (_, needed)) in enumerate(SETS.items()) if has(needed)}
-    running = [
-        subprocess.Popen(
-            [compiler(), "-std=c++17", "-O1", "-ffp-contract=off", "-w", *SETS[name][0], "-shared", "-fPIC",
-             "-Wl,-Bsymbolic", f"-I{ROOT / 'csrc'}", "-isystem", headers, *sources, mine, "-o", library,
-             _library.library_path()],
-        )
+    objects = {
+        name: [library.with_name(f"{library.stem}-{file.stem}.o") for file in (*sources, mine)]
+        for name, library in made.items()
+    }
+    compiling = [
+        [compiler(), "-std=c++17", "-O1", "-ffp-contract=off", "-w", *SETS[name][0], "-fPIC",
+         f"-I{ROOT / 'csrc'}", "-isystem", headers, "-c", file, "-o", out]
+        for name in made for file, out in zip((*sources, mine), objects[name], strict=True)
+    ]  # fmt: skip
+    linking = [
+        [compiler(), "-shared", "-Wl,-Bsymbolic,-z,defs", *objects[name], "-o", library,
+         _library.library_path()]
         for name, library in made.items()
     ]  # fmt: skip
-    assert [process.wait(400) for process in running] == [0] * len(made)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for commands in (compiling, linking):
+            list(pool.map(lambda words: subprocess.run(words, check=True, timeout=400), commands))
     return made
 
 
