@@ -8,6 +8,7 @@ that forks. It takes jobs from the socket FD, and answers with their processes' 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -162,6 +163,8 @@ def serve(jobs: socket.socket) -> dict[str, Any] | None:
 def main() -> None:
     for module in IMPORTED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # otherwise each process goes through all objects of the imports when it ends
     del sys.modules["spac.run"]  # run_module executes it
     with socket.socket(fileno=int(sys.argv[1])) as jobs:
         job = serve(jobs)
