@@ -108,7 +108,7 @@ def test_a_sweep_tries_all_numbers(
     side: str, twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path
 ) -> None:
     job = Job(
-        kind="threads", target=str(twin[0]), prompts=[list(range(20))], n_predict=8, ctx=64, threads=2,
+        kind="threads", target=str(twin[0]), prompts=[list(range(20))], n_predict=3, ctx=64, threads=2,
         device="simulated", slots="25%", thread_counts=[2, 1],
     )  # fmt: skip
     if side != "spac":

@@ -260,7 +260,7 @@ def test_two_writers_never_write_the_same_twin(tmp_path: Path) -> None:
         waiting = twins.Twins("tiny", tmp_path, tmp_path / "log.txt", environment)
         while waiting.wait(0.1) is None and "at work" not in waiting.said:
             pass
-        assert waiting.wait(4) is None  # long enough to write the twin
+        assert waiting.wait(1.5) is None  # long enough to write the twin
         assert not list(tmp_path.glob("*.part"))
         waiting.end()
         assert waiting.wait(10) == -9
