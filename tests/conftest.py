@@ -78,6 +78,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture(scope="session")
+def compiled_store(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of tests/compiled.py."""
+    cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
+    return tmp_path_factory.mktemp("compiled") if cache is None else cache.mkdir("compiled")
+
+
+@pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
     """Yield a starter of spac's programs."""
     with Programs() as made:

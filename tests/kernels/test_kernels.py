@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from spac import _core, _library
 from spac.machine.arrays import Float32Array
+from tests.compiled import compiler_and_cpu, kept
 from tools.patches.ggml import Ggml
 from tools.patches.operators import Shape, operator, weights_on
 from tools.patches.source import published, sdist
@@ -144,9 +145,9 @@ def compiler() -> str:
 
 
 @pytest.fixture(scope="session")
-def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def libraries(headers: Path, compiled_store: Path) -> dict[str, Path]:
     """Return the kernels for each instruction set of this CPU. All sources are compiled in parallel."""
-    folder, mine = tmp_path_factory.mktemp("kernels"), Path(__file__).with_name("dot.cpp")
+    mine = Path(__file__).with_name("dot.cpp")
     beside = {
         "dense.cpp",
         "masked_cells.cpp",
@@ -159,25 +160,34 @@ def libraries(headers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "way_times.cpp",
     }  # these sources need more of ggml, or measure times
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
-    made = {name: folder / f"{i}.so" for i, (name, (_, needed)) in enumerate(SETS.items()) if has(needed)}
-    objects = {
-        name: [library.with_name(f"{library.stem}-{file.stem}.o") for file in (*sources, mine)]
-        for name, library in made.items()
-    }
-    compiling = [
-        [compiler(), "-std=c++17", "-O1", "-ffp-contract=off", "-w", *SETS[name][0], "-fPIC",
-         f"-I{ROOT / 'csrc'}", "-isystem", headers, "-c", file, "-o", out]
-        for name in made for file, out in zip((*sources, mine), objects[name], strict=True)
-    ]  # fmt: skip
-    linking = [
-        [compiler(), "-shared", "-Wl,-Bsymbolic,-z,defs", *objects[name], "-o", library,
-         _library.library_path()]
-        for name, library in made.items()
-    ]  # fmt: skip
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for commands in (compiling, linking):
-            list(pool.map(lambda words: subprocess.run(words, check=True, timeout=400), commands))
-    return made
+    sources.append(mine)
+    sets = {name: flags for name, (flags, needed) in SETS.items() if has(needed)}
+    common = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC"]
+
+    def make(folder: Path) -> None:
+        objects = {
+            (name, file): folder / f"{i}-{file.stem}.o" for i, name in enumerate(sets) for file in sources
+        }
+        compiling = [
+            [compiler(), *common, *sets[name], f"-I{ROOT / 'csrc'}", "-isystem", headers, "-c", file,
+             "-o", out]
+            for (name, file), out in objects.items()
+        ]  # fmt: skip
+        linking = [
+            [compiler(), "-shared", "-Wl,-Bsymbolic,-z,defs", *(objects[name, file] for file in sources),
+             "-o", folder / f"{name}.so", _library.library_path()]
+            for name in sets
+        ]  # fmt: skip
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for commands in (compiling, linking):
+                list(pool.map(lambda words: subprocess.run(words, check=True, timeout=400), commands))
+        for out in objects.values():
+            out.unlink()
+
+    files = [*sorted((ROOT / "csrc").rglob("*.h")), *sorted(headers.iterdir()), *sources]
+    options = repr((common, sets, str(_library.library_path())))
+    folder = kept(compiled_store, "kernels", [*files, options, compiler_and_cpu(compiler())], make)
+    return {name: folder / f"{name}.so" for name in sets}
 
 
 @pytest.fixture(scope="session", params=SETS)

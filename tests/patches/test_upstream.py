@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spac import _library
+from tests.compiled import compiler_and_cpu, kept
 from tools.patches import source
 
 PROGRAM = "tests/test-backend-ops.cpp"
@@ -33,25 +34,29 @@ OPTIMIZED = """
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(compiled_store: Path) -> Path:
     if source.sdist() is None:
         pytest.skip("llama.cpp's sdist is not in the cache: no build has fetched it here")
     if shutil.which("g++") is None:
         pytest.skip("no g++ here")
-    folder = tmp_path_factory.mktemp("upstream")
-    for name, text in source.published(PROGRAM, *HEADERS).items():
-        (folder / Path(name).name).write_text(text)
-    (folder / "optimized.h").write_text(OPTIMIZED)
-    # The program looks for the library by its SONAME.
-    (folder / "libspac-llama.so").symlink_to(_library.library_path())
-    done = subprocess.run(
-        ["g++", "-std=c++17", "-O0", "-w", "-I", folder, "-include", "optimized.h",
-         folder / Path(PROGRAM).name, "-o", folder / "program", folder / "libspac-llama.so",
-         f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return folder / "program"
+    texts = source.published(PROGRAM, *HEADERS)
+    options = ["-std=c++17", "-O0", "-w", "-include", "optimized.h", "-Wl,--allow-shlib-undefined"]
+
+    def make(folder: Path) -> None:
+        for name, text in texts.items():
+            (folder / Path(name).name).write_text(text)
+        (folder / "optimized.h").write_text(OPTIMIZED)
+        # The program looks for the library by its SONAME.
+        (folder / "libspac-llama.so").symlink_to(_library.library_path())
+        done = subprocess.run(
+            ["g++", *options, "-I", folder, folder / Path(PROGRAM).name, "-o", folder / "program",
+             folder / "libspac-llama.so", "-Wl,-rpath,$ORIGIN"],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    parts = [*map(str, texts.values()), OPTIMIZED, repr(options), str(_library.library_path())]
+    return kept(compiled_store, "upstream", [*parts, compiler_and_cpu("g++")], make) / "program"
 
 
 def test_mul_mat_id_and_add_id(program: Path) -> None:
