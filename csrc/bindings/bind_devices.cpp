@@ -66,10 +66,11 @@ void bind_devices(py::module_ & m) {
         [](const std::string & name) { return reinterpret_cast<std::uintptr_t>(spac::device_handle(name)); },
         py::arg("name"), "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
     py::class_<spac::SlotLayers>(m, "SlotLayers",
-                                 "llama_model_params.tensor_buft_overrides that give experts of some layers slots on "
-                                 "other devices.")
+                                 "llama_model_params.tensor_buft_overrides that put experts of some layers elsewhere.")
         .def(py::init<>())
         .def("add", &spac::SlotLayers::add, py::arg("device"), py::arg("layers"))
+        .def("add_remote", &spac::SlotLayers::add_remote, py::arg("store"), py::arg("layers"))
+        .def("keep_output", &spac::SlotLayers::keep_output)
         .def_property_readonly("address", &spac::SlotLayers::address);
     m.def("set_memory_limit", py::overload_cast<const std::string &, size_t>(&spac::set_memory_limit), py::arg("name"),
           py::arg("bytes"));

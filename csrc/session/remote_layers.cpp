@@ -2,7 +2,6 @@
 
 #include "../src/llama-model.h" // for a model's devices, which no public function returns
 #include "backend/remote/remote_servers.h"
-#include "ggml-cpu.h"
 
 namespace spac {
 
@@ -13,12 +12,6 @@ std::string remote_loss_of(const llama_context * ctx) {
         }
     }
     return "";
-}
-
-std::uintptr_t host_output() {
-    static const llama_model_tensor_buft_override entries[] = {{"^(output|token_embd)", ggml_backend_cpu_buffer_type()},
-                                                               {nullptr, nullptr}};
-    return reinterpret_cast<std::uintptr_t>(entries);
 }
 
 } // namespace spac

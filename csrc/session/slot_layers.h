@@ -1,4 +1,4 @@
-// Layers whose experts have slots on another device than their dense weights.
+// Layers whose experts lie elsewhere than their dense weights: in another device's store, or on an RPC server.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,15 @@ class SlotLayers {
 
     // Gives the experts of these layers to a device. Throws InputError for an unknown device.
     void add(const std::string & device, const std::vector<int> & layers);
+    // Puts the experts of these layers into the store of a remote device (RemoteDevice::store).
+    void add_remote(std::uintptr_t store, const std::vector<int> & layers);
+    // Keeps the output matrix in host memory.
+    void keep_output();
     // Returns the address of the entries, which add() changes.
     std::uintptr_t address() const;
 
   private:
-    void put(const std::string & ending, const std::string & experts, ggml_backend_buffer_type * memory);
+    void put(const std::string & pattern, ggml_backend_buffer_type * memory);
 
     std::list<std::string>                        patterns_; // whose addresses the entries have
     std::vector<llama_model_tensor_buft_override> entries_;  // with an empty one at the end

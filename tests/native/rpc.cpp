@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,7 +32,9 @@ void check(bool good, const char * what) {
 // A server on the loopback that serves one client after the other.
 class Loopback {
   public:
-    Loopback() : server_({"cpu"}, 2, ""), listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+    Loopback()
+        : server_(std::make_shared<spac::RpcServer>(std::vector<std::string>{"cpu"}, 2, "")),
+          listener_(socket(AF_INET, SOCK_STREAM, 0)) {
         sockaddr_in address{};
         address.sin_family      = AF_INET;
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -43,7 +46,7 @@ class Loopback {
         thread_ = std::thread([this] {
             for (int fd = accept(listener_, nullptr, nullptr); fd >= 0; fd = accept(listener_, nullptr, nullptr)) {
                 client_ = dup(fd);
-                server_.serve(fd);
+                spac::ServedClient(server_).serve(fd);
                 close(client_.exchange(-1));
             }
         });
@@ -58,10 +61,10 @@ class Loopback {
     int port = 0;
 
   private:
-    spac::RpcServer  server_;
-    int              listener_;
-    std::atomic<int> client_{-1};
-    std::thread      thread_;
+    std::shared_ptr<spac::RpcServer> server_;
+    int                              listener_;
+    std::atomic<int>                 client_{-1};
+    std::thread                      thread_;
 };
 
 // A product of two matrices on a backend.

@@ -17,7 +17,7 @@ FOLDERS = ("core", "kernels", "backend", "session", "bindings")
 """The folders of csrc, low to high. A folder includes itself and lower ones."""
 BACKEND = (
     "device", "simulated_device", "experts", "graph", "stream", "prefill", "hidden_states", "draft_head",
-    "split", "remote", "wrapper",
+    "split", "wrapper", "remote",
 )  # fmt: skip
 """The folders of csrc/backend, low to high."""
 OF_THE_WHOLE = (

@@ -3,6 +3,7 @@
 
 #include "ggml-backend.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@ namespace spac {
 struct RpcConnection {
     std::shared_ptr<void>           keeper;
     std::vector<ggml_backend_dev_t> devices;
+    // The stores of the first devices, which split their layers. Their buffer types are for experts. They compute
+    // nothing, and take no part in llama_model_params.devices.
+    std::vector<ggml_backend_dev_t> stores;
 };
 
 // Connects to a server. `endpoint` is "host:port", with any text behind it: ggml keeps what it knows of an endpoint for
@@ -22,8 +26,14 @@ RpcConnection connect_rpc(const std::string & endpoint);
 // Returns a remote device's endpoint; empty for another device.
 std::string endpoint_of(ggml_backend_dev_t device);
 
+// What a server lends: devices, the stores of the first ones, and a callback for a client that uses them.
+struct Lending {
+    std::vector<ggml_backend_t> devices, stores;
+    std::function<void()>       split;
+};
+
 // Serves the client at the other end of a connected socket until it leaves, and closes the socket. `cache` is a folder,
 // or null.
-void serve_rpc_client(const std::vector<ggml_backend_t> & backends, const char * cache, int fd);
+void serve_rpc_client(const Lending & lent, const char * cache, int fd);
 
 } // namespace spac

@@ -1,4 +1,4 @@
-// Servers of ggml's RPC protocol on other machines, whose devices hold whole layers of a model.
+// Servers of ggml's RPC protocol on other machines, whose devices hold layers of a model.
 //
 // ggml's client ends the process where a connection fails. So spac has its own sockets below it (rpc_socket.cpp): a
 // connection that is lost stays lost, what is sent to it vanishes, and its answers are empty. The client goes on, the
@@ -17,6 +17,10 @@ struct RemoteDevice {
     std::uintptr_t handle; // a ggml_backend_dev_t for llama_model_params.devices
     size_t         free;   // bytes, when the server was opened
     size_t         total;  // bytes
+    // The store for experts of a device that splits its layers: a ggml_backend_dev_t, and the bytes of host memory that
+    // were free there. 0: it computes whole layers.
+    std::uintptr_t store      = 0;
+    size_t         store_free = 0;
 };
 
 // A connection to one server. Models that use its devices have to be freed before it.

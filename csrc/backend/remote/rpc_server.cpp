@@ -5,30 +5,17 @@
 #include "backend/device/inner_devices.h"
 #include "backend/remote/ggml_rpc.h"
 #include "backend/remote/rpc_socket.h"
+#include "backend/remote/split_client.h"
 #include "backend/split/thread_pool.h"
 #include "core/error.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
+#include <utility>
 
 namespace spac {
 namespace {
-
-// Returns the memory that programs can still take, in bytes; 0 if the system does not tell.
-size_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    std::string   name;
-    size_t        kilobytes = 0;
-    std::string   unit;
-    while (file >> name >> kilobytes && std::getline(file, unit)) {
-        if (name == "MemAvailable:") {
-            return kilobytes * 1024;
-        }
-    }
-    return 0;
-}
 
 // Returns the memory of the CPU's device. ggml calls all memory of the machine free.
 void cpu_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
@@ -41,6 +28,9 @@ void cpu_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
 
 struct RpcServer::Impl {
     std::vector<ggml_backend_t> backends;
+    std::vector<std::string>    names; // of inner devices, in the order of `backends`; the CPU's backend comes last
+    int                         n_threads = 1;
+    bool                        splits    = false;
     ggml_backend_device         cpu{}; // the CPU's device, with `cpu_memory`
     std::unique_ptr<ThreadPool> pool;
     std::string                 cache;
@@ -66,14 +56,17 @@ struct RpcServer::Impl {
     }
 };
 
-RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache)
+RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache, bool splits)
     : impl_(std::make_unique<Impl>()) {
-    impl_->cache = cache;
+    impl_->cache     = cache;
+    impl_->n_threads = n_threads;
+    impl_->splits    = splits;
+    bool with_cpu    = false;
     for (const std::string & name : devices) {
         std::string lower = name;
         std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
         if (lower == "cpu") {
-            impl_->lend_cpu(n_threads);
+            with_cpu = true;
             continue;
         }
         ggml_backend_t backend = ggml_backend_dev_init(inner_device(name), nullptr);
@@ -81,6 +74,14 @@ RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, co
             throw DeviceError("the device " + name + " cannot be used");
         }
         impl_->backends.push_back(backend);
+        impl_->names.push_back(name);
+    }
+    if (splits && impl_->names.size() > most_stores) {
+        throw InputError(std::to_string(impl_->names.size()) + " devices are too many: at most " +
+                         std::to_string(most_stores) + " can be lent");
+    }
+    if (with_cpu) { // the devices that split are the first ones
+        impl_->lend_cpu(n_threads);
     }
 }
 
@@ -97,16 +98,51 @@ std::vector<LentDevice> RpcServer::devices() const {
     return lent;
 }
 
-void RpcServer::serve(int fd) {
+// ---- a client
+
+struct ServedClient::Impl {
+    std::shared_ptr<RpcServer> server;
+    SplitClient                split;
+};
+
+ServedClient::ServedClient(std::shared_ptr<RpcServer> server) {
+    const RpcServer::Impl & lent = *server->impl_;
+    impl_.reset(new Impl{std::move(server), SplitClient(lent.n_threads)});
+    for (size_t i = 0; lent.splits && i < lent.names.size(); ++i) {
+        impl_->split.add(lent.names[i], lent.backends[i]);
+    }
+}
+
+ServedClient::~ServedClient() = default;
+
+void ServedClient::serve(int fd) {
+    const RpcServer::Impl & lent = *impl_->server->impl_;
+    Lending                 all;
+    all.devices          = lent.backends;
+    all.stores           = impl_->split.stores();
+    all.split            = [this] { impl_->split.begin(); };
+    const auto splitting = impl_->split.devices();
+    std::copy(splitting.begin(), splitting.end(), all.devices.begin());
+
+    struct End {
+        SplitClient & split;
+        ~End() { split.end(); }
+    } const end{impl_->split};
     const AbortGuard guard;
     try {
-        serve_rpc_client(impl_->backends, impl_->cache.empty() ? nullptr : impl_->cache.c_str(), fd);
+        serve_rpc_client(all, lent.cache.empty() ? nullptr : lent.cache.c_str(), fd);
     } catch (const Error &) {
         throw;
     } catch (const std::exception & error) { // a length that no memory has, for instance
         throw InputError(std::string("a message cannot be used (") + error.what() + ")");
     }
 }
+
+int64_t ServedClient::await_graph(int64_t known) { return impl_->split.await_graph(known); }
+
+std::vector<std::shared_ptr<Experts>> ServedClient::models() const { return impl_->split.models(); }
+
+std::unique_lock<std::mutex> ServedClient::pause() { return impl_->split.pause(); }
 
 std::string rpc_version_text() { return rpc_version().text(); }
 

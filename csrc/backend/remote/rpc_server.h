@@ -4,11 +4,15 @@
 // reach it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 namespace spac {
+
+class Experts;
 
 struct LentDevice {
     std::string name;
@@ -20,18 +24,44 @@ struct LentDevice {
 class RpcServer {
   public:
     // Lends the devices of these names ("cpu" and those of devices()). `n_threads` compute on the CPU. Weights are kept
-    // in the folder `cache`, so that a client need not send them again; empty: they are not. Throws InputError.
-    RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache);
+    // in the folder `cache`, so that a client need not send them again; empty: they are not. With `splits`, a client
+    // that can do it may put experts into this machine's host memory, and devices but the CPU split the layers of
+    // these. Throws InputError.
+    RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache, bool splits = false);
     ~RpcServer();
     RpcServer(const RpcServer &)             = delete;
     RpcServer & operator=(const RpcServer &) = delete;
 
     std::vector<LentDevice> devices() const;
 
+  private:
+    friend class ServedClient;
+
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+// One client of a server, which serves no other one meanwhile.
+class ServedClient {
+  public:
+    explicit ServedClient(std::shared_ptr<RpcServer> server);
+    ~ServedClient();
+    ServedClient(const ServedClient &)             = delete;
+    ServedClient & operator=(const ServedClient &) = delete;
+
     // Serves the client at the other end of a connected socket until it leaves or the socket is shut down, and closes
     // the socket. The client's memory is free then. Throws InputError for a message that cannot be used, after which
     // the server goes on, and DeviceError where ggml would have ended the process.
     void serve(int fd);
+
+    // ---- the client's models whose experts are split here, for any thread
+    // Waits until more than `known` graphs with such experts have been computed, and returns their number, or until the
+    // client has left: then it returns -1.
+    int64_t await_graph(int64_t known);
+    // Returns the experts of the models whose layers are known.
+    std::vector<std::shared_ptr<Experts>> models() const;
+    // Holds up the next graph while the returned lock lives.
+    std::unique_lock<std::mutex> pause();
 
   private:
     struct Impl;

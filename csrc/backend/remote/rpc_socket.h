@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace spac {
@@ -22,6 +23,7 @@ struct RpcVersion {
 
 RpcVersion rpc_version();
 bool       is_greeting(uint8_t command);
+size_t     greeting_size(); // of the answer to it
 // Returns the size of the answer to a request; 0 for a request without an answer.
 size_t answer_size(uint8_t command, const void * request, size_t size);
 // Writes the answer of a server that is lost: no memory, no data.
@@ -29,11 +31,32 @@ void write_empty_answer(uint8_t command, void * answer, size_t size);
 // Returns the version in a server's answer to the greeting.
 RpcVersion version_in(const void * answer);
 
+// ---- splitting, which ggml's protocol does not know
+//
+// A server of spac's that splits says so in a byte of its answer to the greeting that ggml leaves zero. The byte has
+// the number of stores. A client that takes the offer sends a command of spac's at once, and then sees the stores
+// behind the devices. The first store belongs to the first device, and so on.
+
+constexpr uint8_t split_command = 0xB5; // far above ggml's commands
+constexpr int     most_stores   = 15;
+
+void write_stores(void * answer, int n_stores); // into the answer to the greeting
+int  stores_in(const void * answer);
+
+struct SplitOffer {
+    int                   n_stores = 0;
+    std::function<void()> greeted, taken; // called on the thread that serves
+};
+// Sets the offer of the next socket that this thread makes for a connected client. It has to outlive the socket.
+void set_offer(const SplitOffer * offer);
+
 // ---- what is known of connections (rpc_socket.cpp)
 
 double rpc_timeout();
 // Returns why the connection to an address ("host:port") is lost; empty if it is not.
 std::string loss_of(const std::string & address);
 void        forget_loss(const std::string & address);
+// Returns the number of stores that the server at an address has offered on its last connection.
+int stores_of(const std::string & address);
 
 } // namespace spac

@@ -60,6 +60,10 @@ def make_parser() -> Parser:
         help="CPU threads; 0: one per physical core (default: %(default)s)",
     )  # fmt: skip
     server.add_argument(
+        "--whole-layers", action="store_true",
+        help="lend devices for whole layers alone, as llama.cpp's rpc-server does",
+    )  # fmt: skip
+    server.add_argument(
         "--cache", "-c", action="store_true",
         help="keep large weights in the cache folder, so that a client sends them once",
     )  # fmt: skip
@@ -148,7 +152,8 @@ class Program:
             except OSError as error:
                 raise InputError(f"--cache: {folder}: {error.strerror}") from None
             cache = str(folder)
-        return _core.RpcServer(names, self._options.threads or default_threads(physical_cores()), cache)
+        threads = self._options.threads or default_threads(physical_cores())
+        return _core.RpcServer(names, threads, cache, not self._options.whole_layers)
 
     def _say_hello(self, server: _core.RpcServer, bound: socket.socket) -> None:
         from spac import _core
@@ -196,7 +201,9 @@ class Program:
 
     def _serve(self, server: _core.RpcServer, fd: int) -> None:
         try:
-            server.serve(fd)
+            from spac import _core
+
+            _core.ServedClient(server).serve(fd)
             self._note(f"{self._peer} left")
         except InputError as error:
             self._note(f"{self._peer} was sent away: {one_line(str(error))}")

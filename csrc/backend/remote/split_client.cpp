@@ -1,0 +1,227 @@
+#include "backend/remote/split_client.h"
+
+#include "backend/device/ggml_internals.h"
+#include "backend/experts/model_experts.h"
+#include "backend/wrapper/device.h"
+#include "backend/wrapper/stream_backend.h"
+#include "core/error.h"
+
+#include <algorithm>
+#include <fstream>
+
+namespace spac {
+
+size_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    std::string   name;
+    size_t        kilobytes = 0;
+    std::string   unit;
+    while (file >> name >> kilobytes && std::getline(file, unit)) {
+        if (name == "MemAvailable:") {
+            return kilobytes * 1024;
+        }
+    }
+    return 0;
+}
+
+struct SplitClient::Device {
+    SplitClient *      client;
+    std::string        store_name;
+    ggml_backend_dev_t device; // the SPAC device
+    ggml_backend_t     plain;
+    ggml_backend_t     stream = nullptr; // of a client that splits
+
+    // what ggml's server sees
+    ggml_backend             backend{};
+    ggml_backend             store{};
+    ggml_backend_device      store_device{};
+    ggml_backend_buffer_type store_type{};
+    // the wrapped device's store
+    ggml_backend_buffer_type_t memory;
+};
+
+namespace {
+
+// Graphs with experts after which a model's layers count as known, although some of its weights were read by none.
+constexpr int most_unknown = 16;
+
+const char * backend_name(ggml_backend_t) { return "SPAC"; }
+ggml_status  compute_nothing(ggml_backend_t, ggml_cgraph *) { return GGML_STATUS_FAILED; }
+
+// ---- the device that has a store alone. Its context is the buffer type.
+
+ggml_backend_buffer_type_t type_of(ggml_backend_dev_t device) {
+    return static_cast<ggml_backend_buffer_type_t>(device->context);
+}
+const char * store_name(ggml_backend_dev_t device) { return ggml_backend_buft_name(type_of(device)); }
+const char * store_description(ggml_backend_dev_t) { return "experts in host memory"; }
+void         store_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
+            ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), free, total);
+            const size_t available = available_memory();
+            *free                  = available > 0 ? std::min(*free, available) : *free;
+}
+enum ggml_backend_dev_type store_kind(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+
+ggml_backend_device_i store_iface() {
+    ggml_backend_device_i iface{};
+    iface.get_name        = store_name;
+    iface.get_description = store_description;
+    iface.get_memory      = store_memory;
+    iface.get_type        = store_kind;
+    iface.get_buffer_type = type_of;
+    return iface;
+}
+
+} // namespace
+
+SplitClient::SplitClient(int n_threads) : n_threads_(n_threads) {}
+
+SplitClient::~SplitClient() { end(); }
+
+void SplitClient::add(const std::string & name, ggml_backend_t plain) {
+    devices_.emplace_back();
+    Device & each = devices_.back();
+    each.client   = this;
+    each.device   = static_cast<ggml_backend_dev_t>(device_handle(name));
+    each.plain    = plain;
+    each.memory   = expert_memory(name);
+
+    each.backend.iface.get_name      = backend_name;
+    each.backend.iface.graph_compute = compute;
+    each.backend.device              = each.device;
+    each.backend.context             = &each;
+
+    each.store_type                = *each.memory; // with the store's alignment
+    each.store_name                = ggml_backend_buft_name(each.memory);
+    each.store_type.iface.get_name = [](ggml_backend_buffer_type_t type) {
+        return static_cast<Device *>(type->context)->store_name.c_str();
+    };
+    each.store_type.iface.alloc_buffer = allocate;
+    each.store_type.device             = &each.store_device;
+    each.store_type.context            = &each;
+    each.store_device                  = {store_iface(), nullptr, &each.store_type};
+    each.store.iface.get_name          = backend_name;
+    each.store.iface.graph_compute     = compute_nothing;
+    each.store.device                  = &each.store_device;
+    each.store.context                 = &each;
+}
+
+std::vector<ggml_backend_t> SplitClient::devices() {
+    std::vector<ggml_backend_t> found;
+    for (Device & each : devices_) {
+        found.push_back(&each.backend);
+    }
+    return found;
+}
+
+std::vector<ggml_backend_t> SplitClient::stores() {
+    std::vector<ggml_backend_t> found;
+    for (Device & each : devices_) {
+        found.push_back(&each.store);
+    }
+    return found;
+}
+
+void SplitClient::begin() {
+    for (Device & each : devices_) {
+        each.stream = each.stream != nullptr ? each.stream : ggml_backend_dev_init(each.device, nullptr);
+        if (each.stream == nullptr) {
+            throw DeviceError(std::string("the device ") + ggml_backend_dev_description(each.device) +
+                              " gives no stream");
+        }
+        stream_backend_set_n_threads(each.stream, n_threads_);
+    }
+}
+
+void SplitClient::end() {
+    for (Device & each : devices_) {
+        ggml_backend_free(std::exchange(each.stream, nullptr));
+    }
+    scope_.reset();
+    const std::lock_guard lock(mutex_);
+    has_left_ = true;
+    changed_.notify_all();
+}
+
+// ---- buffers and graphs, on the thread that serves
+
+// A client that loads two models at once, while one of them computes, has more handles than models. Each handle has
+// slots of its own then.
+void SplitClient::begin_model(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (scope_ == nullptr || !is_loading_) {
+        scope_.reset();
+        scope_ = std::make_unique<LoadScope>();
+        models_.push_back({std::static_pointer_cast<ModelExperts>(scope_->experts())});
+        is_loading_ = true;
+    }
+    models_.back().bytes += bytes;
+}
+
+ggml_backend_buffer_t SplitClient::allocate(ggml_backend_buffer_type_t type, size_t size) {
+    Device &     device    = *static_cast<Device *>(type->context);
+    const size_t available = available_memory();
+    if (available > 0 && size > available) { // the system would end a process later
+        GGML_LOG_ERROR("spac: %zu MiB for experts are more than the %zu MiB that the machine has free\n", size >> 20,
+                       available >> 20);
+        return nullptr;
+    }
+    device.client->begin_model(size);
+    return ggml_backend_buft_alloc_buffer(device.memory, size);
+}
+
+ggml_status SplitClient::compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    Device & device = *static_cast<Device *>(backend->context);
+    return device.stream == nullptr ? ggml_backend_graph_compute(device.plain, graph)
+                                    : device.client->compute_split(device, graph);
+}
+
+ggml_status SplitClient::compute_split(Device & device, ggml_cgraph * graph) {
+    if (graph->uid == 0) { // a graph that comes again keeps its number, and with it what is prepared
+        graph->uid = ggml_graph_next_uid();
+    }
+    const auto  experts = weights_.replace(graph);
+    ggml_status status  = GGML_STATUS_FAILED;
+    {
+        const std::lock_guard lock(computing_);
+        status = ggml_backend_graph_compute(device.stream, graph);
+    }
+    if (status == GGML_STATUS_ALLOC_FAILED) { // ggml's server would end the process
+        throw InputError(std::string("the device ") + ggml_backend_dev_description(device.device) +
+                         " has no memory for a graph: give it fewer slots or smaller batches");
+    }
+    if (experts != nullptr) {
+        const std::lock_guard lock(mutex_);
+        is_loading_ = false;
+        const auto model =
+            std::find_if(models_.begin(), models_.end(), [&](const Model & each) { return each.experts == experts; });
+        if (model != models_.end()) {
+            model->is_known = model->is_known || ++model->n_graphs >= most_unknown ||
+                              weights_.bytes_met(experts.get()) >= model->bytes;
+        }
+        ++n_graphs_;
+        changed_.notify_all();
+    }
+    return status;
+}
+
+// ---- the policy's thread
+
+int64_t SplitClient::await_graph(int64_t known) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return has_left_ || n_graphs_ > known; });
+    return has_left_ ? -1 : n_graphs_;
+}
+
+std::vector<std::shared_ptr<Experts>> SplitClient::models() const {
+    const std::lock_guard                 lock(mutex_);
+    std::vector<std::shared_ptr<Experts>> known;
+    for (const Model & each : models_) {
+        if (each.is_known) {
+            known.push_back(each.experts);
+        }
+    }
+    return known;
+}
+
+} // namespace spac

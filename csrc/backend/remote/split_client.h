@@ -1,0 +1,81 @@
+// A server's devices as one client uses them: each with slots, and with a store for the experts in host memory.
+//
+// A client that knows spac sees a second device behind each one, whose only memory is the device's store. It puts the
+// experts of its layers there, and sends whole layers' graphs to the first device, whose stream splits them. A client
+// that does not know it sees the first devices alone, as plain ones.
+#pragma once
+
+#include "backend/experts/experts.h"
+#include "backend/remote/store_weights.h"
+#include "ggml-backend.h"
+
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace spac {
+
+// Returns the memory that programs can still take, in bytes; 0 if the system does not tell.
+size_t available_memory();
+
+class SplitClient {
+  public:
+    explicit SplitClient(int n_threads);
+    ~SplitClient();
+    SplitClient(const SplitClient &)             = delete;
+    SplitClient & operator=(const SplitClient &) = delete;
+
+    // Adds the inner device `name`. `plain` computes its graphs unless begin() is called.
+    void add(const std::string & name, ggml_backend_t plain);
+    // Return what ggml's server computes on: the devices, and their stores in the same order.
+    std::vector<ggml_backend_t> devices();
+    std::vector<ggml_backend_t> stores();
+
+    // ---- for the thread that serves
+    // Notes that the client uses the stores. Throws DeviceError if a device gives no stream.
+    void begin();
+    // Frees what the devices hold. The client's buffers are free already.
+    void end();
+
+    // ---- for the thread of the policy
+    // Waits until more than `known` graphs with experts have been computed, and returns their number, or until the
+    // client has left: then it returns -1.
+    int64_t await_graph(int64_t known);
+    // Returns the experts of the client's models whose layers are known.
+    std::vector<std::shared_ptr<Experts>> models() const;
+    // Holds up the next graph while the returned lock lives.
+    std::unique_lock<std::mutex> pause() { return std::unique_lock(computing_); }
+
+  private:
+    struct Device;
+    struct Model {
+        std::shared_ptr<ModelExperts> experts;
+        size_t                        bytes    = 0; // of its store's buffers
+        int                           n_graphs = 0;
+        bool                          is_known = false; // all its layers are
+    };
+
+    static ggml_status           compute(ggml_backend_t backend, ggml_cgraph * graph);
+    static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size);
+
+    ggml_status compute_split(Device & device, ggml_cgraph * graph);
+    void        begin_model(size_t bytes);
+
+    const int                  n_threads_;
+    std::list<Device>          devices_;
+    StoreWeights               weights_;
+    std::unique_ptr<LoadScope> scope_;             // of the model that comes, on the thread that serves
+    bool                       is_loading_ = true; // no graph with experts has come since the last buffer
+    std::mutex                 computing_;
+
+    mutable std::mutex      mutex_; // guards what follows
+    std::condition_variable changed_;
+    std::vector<Model>      models_;
+    int64_t                 n_graphs_ = 0;
+    bool                    has_left_ = false;
+};
+
+} // namespace spac
