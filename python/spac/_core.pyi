@@ -418,7 +418,7 @@ class ServedClient:
         """
     @property
     def models(self) -> list[Experts]:
-        """The experts of the client's models whose layers are known."""
+        """The experts of the client's models that are loaded and whose layers are known."""
     def pause(self) -> Pause:
         """Return a block in which the next graph waits."""
 

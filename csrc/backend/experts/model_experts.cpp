@@ -81,12 +81,20 @@ void ModelExperts::note_unpinned(Unpinned why) {
 }
 
 void ModelExperts::store_gone() {
+    {
+        const std::lock_guard lock(mutex_);
+        gone_ = true; // from here on, no thread attaches slots
+    }
     detach();
     const std::lock_guard lock(mutex_);
-    gone_ = true;
     unpin_.clear();
     copies_.reset();
     layers_.freeze();
+}
+
+bool ModelExperts::is_gone() const {
+    const std::lock_guard lock(mutex_);
+    return gone_;
 }
 
 // ---- layers

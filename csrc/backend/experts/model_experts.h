@@ -90,6 +90,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     enum class HostMemory { pinned, pinned_mapping, pageable };
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
+    bool is_gone() const; // true after store_gone()
     // Keeps a function that ends the pinning of parts of a file, for return_to_file(). It is valid until store_gone().
     void on_return(std::function<void(const std::vector<Extent> &)> unpin);
     // Notes why a part of one of its files is not pinned. unpinned() returns the worst reason that was noted.

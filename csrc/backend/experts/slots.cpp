@@ -119,6 +119,9 @@ void ModelExperts::attach_slots(int n_slots, const std::vector<size_t> & margins
                           std::to_string(slots_that_fit({})) + " would fit");
     }
     lock.lock();
+    if (gone_) {
+        throw InputError("the model was freed while it got slots");
+    }
     ++storage_generation_;
     for (size_t d = 0; d < parts_.size(); ++d) {
         parts_[d]->storage   = storage[d];

@@ -35,7 +35,7 @@ struct RpcServer::Impl {
     std::unique_ptr<ThreadPool> pool;
     std::string                 cache;
 
-    void lend_cpu(int n_threads) {
+    void lend_cpu() {
         ggml_backend_t backend = ggml_backend_cpu_init();
         if (backend == nullptr) {
             throw MemoryError("ggml's CPU backend cannot be made");
@@ -81,7 +81,7 @@ RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, co
                          std::to_string(most_stores) + " can be lent");
     }
     if (with_cpu) { // the devices that split are the first ones
-        impl_->lend_cpu(n_threads);
+        impl_->lend_cpu();
     }
 }
 

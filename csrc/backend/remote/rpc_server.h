@@ -58,7 +58,7 @@ class ServedClient {
     // Waits until more than `known` graphs with such experts have been computed, and returns their number, or until the
     // client has left: then it returns -1.
     int64_t await_graph(int64_t known);
-    // Returns the experts of the models whose layers are known.
+    // Returns the experts of the models that are loaded and whose layers are known.
     std::vector<std::shared_ptr<Experts>> models() const;
     // Holds up the next graph while the returned lock lives.
     std::unique_lock<std::mutex> pause();

@@ -33,11 +33,13 @@ struct SplitClient::Device {
 
     // what ggml's server sees
     ggml_backend             backend{};
+    ggml_backend_device      lent_device{};
+    ggml_backend_buffer_type lent_type{}; // the inner device's, with an allocation that takes memory from slots
     ggml_backend             store{};
     ggml_backend_device      store_device{};
     ggml_backend_buffer_type store_type{};
-    // the wrapped device's store
-    ggml_backend_buffer_type_t memory;
+    // the wrapped device's memory and its store
+    ggml_backend_buffer_type_t memory, experts;
 };
 
 namespace {
@@ -48,11 +50,33 @@ constexpr int most_unknown = 16;
 const char * backend_name(ggml_backend_t) { return "SPAC"; }
 ggml_status  compute_nothing(ggml_backend_t, ggml_cgraph *) { return GGML_STATUS_FAILED; }
 
-// ---- the device that has a store alone. Its context is the buffer type.
+// The client that splits and is served on this thread.
+thread_local SplitClient * here = nullptr;
+
+// ---- the devices that ggml's server sees. Their context is the buffer type, whose device is the real one.
 
 ggml_backend_buffer_type_t type_of(ggml_backend_dev_t device) {
     return static_cast<ggml_backend_buffer_type_t>(device->context);
 }
+const char * lent_name(ggml_backend_dev_t device) { return ggml_backend_dev_name(type_of(device)->device); }
+const char * lent_description(ggml_backend_dev_t device) {
+    return ggml_backend_dev_description(type_of(device)->device);
+}
+void lent_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
+    ggml_backend_dev_memory(type_of(device)->device, free, total);
+}
+enum ggml_backend_dev_type lent_kind(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+
+ggml_backend_device_i lent_iface() {
+    ggml_backend_device_i iface{};
+    iface.get_name        = lent_name;
+    iface.get_description = lent_description;
+    iface.get_memory      = lent_memory;
+    iface.get_type        = lent_kind;
+    iface.get_buffer_type = type_of;
+    return iface;
+}
+
 const char * store_name(ggml_backend_dev_t device) { return ggml_backend_buft_name(type_of(device)); }
 const char * store_description(ggml_backend_dev_t) { return "experts in host memory"; }
 void         store_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
@@ -84,19 +108,24 @@ void SplitClient::add(const std::string & name, ggml_backend_t plain) {
     each.client   = this;
     each.device   = static_cast<ggml_backend_dev_t>(device_handle(name));
     each.plain    = plain;
-    each.memory   = expert_memory(name);
+    each.memory   = ggml_backend_dev_buffer_type(each.device);
+    each.experts  = expert_memory(name);
 
-    each.backend.iface.get_name      = backend_name;
-    each.backend.iface.graph_compute = compute;
-    each.backend.device              = each.device;
-    each.backend.context             = &each;
+    each.lent_type                    = *each.memory;
+    each.lent_type.iface.alloc_buffer = allocate;
+    each.lent_type.device             = each.device;
+    each.lent_device                  = {lent_iface(), nullptr, &each.lent_type};
+    each.backend.iface.get_name       = backend_name;
+    each.backend.iface.graph_compute  = compute;
+    each.backend.device               = &each.lent_device;
+    each.backend.context              = &each;
 
-    each.store_type                = *each.memory; // with the store's alignment
-    each.store_name                = ggml_backend_buft_name(each.memory);
+    each.store_name                = ggml_backend_buft_name(each.experts);
+    each.store_type                = *each.experts; // with the store's alignment
     each.store_type.iface.get_name = [](ggml_backend_buffer_type_t type) {
         return static_cast<Device *>(type->context)->store_name.c_str();
     };
-    each.store_type.iface.alloc_buffer = allocate;
+    each.store_type.iface.alloc_buffer = allocate_store;
     each.store_type.device             = &each.store_device;
     each.store_type.context            = &each;
     each.store_device                  = {store_iface(), nullptr, &each.store_type};
@@ -131,9 +160,11 @@ void SplitClient::begin() {
         }
         stream_backend_set_n_threads(each.stream, n_threads_);
     }
+    here = this;
 }
 
 void SplitClient::end() {
+    here = here == this ? nullptr : here;
     for (Device & each : devices_) {
         ggml_backend_free(std::exchange(each.stream, nullptr));
     }
@@ -158,7 +189,7 @@ void SplitClient::begin_model(size_t bytes) {
     models_.back().bytes += bytes;
 }
 
-ggml_backend_buffer_t SplitClient::allocate(ggml_backend_buffer_type_t type, size_t size) {
+ggml_backend_buffer_t SplitClient::allocate_store(ggml_backend_buffer_type_t type, size_t size) {
     Device &     device    = *static_cast<Device *>(type->context);
     const size_t available = available_memory();
     if (available > 0 && size > available) { // the system would end a process later
@@ -167,7 +198,34 @@ ggml_backend_buffer_t SplitClient::allocate(ggml_backend_buffer_type_t type, siz
         return nullptr;
     }
     device.client->begin_model(size);
-    return ggml_backend_buft_alloc_buffer(device.memory, size);
+    return ggml_backend_buft_alloc_buffer(device.experts, size);
+}
+
+// Slots take the memory that is left, so what comes later may need some of it.
+ggml_backend_buffer_t SplitClient::allocate(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(type->device);
+    ggml_backend_buffer_t      buffer = ggml_backend_buft_alloc_buffer(memory, size);
+    if (buffer == nullptr && here != nullptr) {
+        const std::lock_guard lock(here->computing_);
+        buffer = here->drop_slots() ? ggml_backend_buft_alloc_buffer(memory, size) : nullptr;
+    }
+    return buffer;
+}
+
+// Gives up the slots of all models, between graphs. The policy attaches as many as fit then. Returns true if there were
+// any.
+bool SplitClient::drop_slots() {
+    bool had_some = false;
+    for (const auto & experts : models()) {
+        try {
+            if (experts->slots().n_slots > 0) {
+                experts->attach_slots(0, {});
+                had_some = true;
+            }
+        } catch (const Error &) { // its model is gone
+        }
+    }
+    return had_some;
 }
 
 ggml_status SplitClient::compute(ggml_backend_t backend, ggml_cgraph * graph) {
@@ -185,6 +243,9 @@ ggml_status SplitClient::compute_split(Device & device, ggml_cgraph * graph) {
     {
         const std::lock_guard lock(computing_);
         status = ggml_backend_graph_compute(device.stream, graph);
+        if (status == GGML_STATUS_ALLOC_FAILED && drop_slots()) {
+            status = ggml_backend_graph_compute(device.stream, graph);
+        }
     }
     if (status == GGML_STATUS_ALLOC_FAILED) { // ggml's server would end the process
         throw InputError(std::string("the device ") + ggml_backend_dev_description(device.device) +
@@ -217,7 +278,7 @@ std::vector<std::shared_ptr<Experts>> SplitClient::models() const {
     const std::lock_guard                 lock(mutex_);
     std::vector<std::shared_ptr<Experts>> known;
     for (const Model & each : models_) {
-        if (each.is_known) {
+        if (each.is_known && !each.experts->is_gone()) {
             known.push_back(each.experts);
         }
     }

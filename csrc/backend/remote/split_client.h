@@ -44,7 +44,7 @@ class SplitClient {
     // Waits until more than `known` graphs with experts have been computed, and returns their number, or until the
     // client has left: then it returns -1.
     int64_t await_graph(int64_t known);
-    // Returns the experts of the client's models whose layers are known.
+    // Returns the experts of the client's models that are loaded and whose layers are known.
     std::vector<std::shared_ptr<Experts>> models() const;
     // Holds up the next graph while the returned lock lives.
     std::unique_lock<std::mutex> pause() { return std::unique_lock(computing_); }
@@ -60,7 +60,9 @@ class SplitClient {
 
     static ggml_status           compute(ggml_backend_t backend, ggml_cgraph * graph);
     static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size);
+    static ggml_backend_buffer_t allocate_store(ggml_backend_buffer_type_t type, size_t size);
 
+    bool        drop_slots();
     ggml_status compute_split(Device & device, ggml_cgraph * graph);
     void        begin_model(size_t bytes);
 

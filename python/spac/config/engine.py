@@ -173,8 +173,9 @@ class EngineConfig(ContextConfig):
         "-dev",
     )
     rpc: Parsed[tuple[str, ...] | None, Sequence[str] | str | None] = option(
-        None, "RPC servers (`spac rpc-server` on other machines) that hold whole layers, with all their "
-        "experts; spac splits the layers that stay here. RPC is neither encrypted nor authenticated",
+        None, "RPC servers (`spac rpc-server` on other machines) that hold layers. A GPU there has slots for "
+        "their experts, and its CPU computes the others; other servers hold whole layers. RPC is neither "
+        "encrypted nor authenticated",
         "--rpc", metavar="HOST:PORT[,…]", parse=addresses,
     )  # fmt: skip
     rpc_layers: Parsed[tuple[int, ...] | None, Sequence[int] | str | int | None] = option(

@@ -8,6 +8,14 @@ from spac.errors import InputError
 from spac.machine.device_memory import simulated_index
 
 
+def set_switches() -> None:
+    """Set what the environment says about the mechanism, for contexts that are made later."""
+    _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
+    _core.set_hand_over_in_place(env.IN_PLACE.get())
+    _core.set_gate_timeout(env.GATE_TIMEOUT.get())
+    _core.set_trust_device_masks(env.DEVICE_MASKS.get())
+
+
 def choose_device(name: str) -> _core.DeviceInfo | None:
     """Return the first device of a name or of a list of names; None for the CPU alone.
 

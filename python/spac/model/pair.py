@@ -20,7 +20,7 @@ from spac.machine.cpu import default_threads, missing_features, physical_cores, 
 from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
 from spac.model.c_api import MTP, Context, Model
-from spac.model.devices import choose_devices, current, devices_of
+from spac.model.devices import choose_devices, current, devices_of, set_switches
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
@@ -412,10 +412,7 @@ class ModelPair:
 
     def _note_device(self) -> None:
         device = self.device
-        _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
-        _core.set_hand_over_in_place(env.IN_PLACE.get())
-        _core.set_gate_timeout(env.GATE_TIMEOUT.get())
-        _core.set_trust_device_masks(env.DEVICE_MASKS.get())
+        set_switches()
         set_pinning()
         threads = env.UPLOAD_THREADS.get()
         _core.set_upload_threads(None if threads is None else int(threads))

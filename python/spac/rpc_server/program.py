@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 
 from spac import env
 from spac.cli import interrupt
-from spac.cli.options import Parser, number
+from spac.cli.options import Parser, add_config, number
 from spac.cli.program import INTERRUPTED, add_talk, guarded, say
-from spac.config import Range
+from spac.config import EngineConfig, Range
 from spac.errors import InputError, SpacError, one_line
+from spac.machine import host_memory
 from spac.machine.cpu import default_threads, physical_cores
 from spac.machine.device_memory import size
+from spac.rpc_server.policy import OPTIONS, ClientPolicy, new_scheduler
 from spac.serve.address import address, is_loopback, listen
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def make_parser() -> Parser:
     )  # fmt: skip
     server.add_argument(
         "--threads", "-t", metavar="N", type=number(int, Range(0, 512)), default=0,
-        help="CPU threads; 0: one per physical core (default: %(default)s)",
+        help="CPU threads; 0: one per physical core, fewer beside a GPU (default: %(default)s)",
     )  # fmt: skip
     server.add_argument(
         "--whole-layers", action="store_true",
@@ -67,6 +69,10 @@ def make_parser() -> Parser:
         "--cache", "-c", action="store_true",
         help="keep large weights in the cache folder, so that a client sends them once",
     )  # fmt: skip
+    add_config(
+        parser.add_argument_group("experts of clients' layers, which a GPU and the CPU here share"),
+        EngineConfig, OPTIONS,
+    )  # fmt: skip
     add_talk(parser.add_argument_group("output"))
     return parser
 
@@ -75,7 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    return guarded(parser, options, Program(options).run)
+    return guarded(parser, options, lambda: Program(options).run())
+
+
+class _Lines(logging.Formatter):
+    """Messages of the library, of which spac's own have their beginning already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "spac: " + super().format(record).removeprefix("spac: ")
 
 
 class Program:
@@ -83,6 +96,8 @@ class Program:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
+        chosen = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
+        self._config = EngineConfig(target="any", **chosen)
         self._idle = threading.Event()
         self._idle.set()
         self._client: socket.socket | None = None
@@ -97,6 +112,7 @@ class Program:
             return self._wait_for_clients()
 
     def _wait_for_clients(self) -> int:
+        new_scheduler(self._config)  # Raise errors now, not with a client.
         bound = listen(self._options.host, self._options.port)
         self._wake, woken = socket.socketpair()
         with bound, self._wake, woken:
@@ -124,7 +140,7 @@ class Program:
             yield
             return
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("spac: %(message)s"))
+        handler.setFormatter(_Lines())
         handler.setLevel(logging.ERROR)
         before, c_api.log.propagate = c_api.log.propagate, False
         c_api.log.addHandler(handler)
@@ -136,31 +152,48 @@ class Program:
 
     def _server(self) -> _core.RpcServer:
         from spac import _core
-        from spac.model.devices import set_up_simulated
+        from spac.model.devices import set_switches, set_up_simulated
+        from spac.model.pinning import set_pinning
 
         set_up_simulated()
+        set_switches()
+        set_pinning()
         names = [name.strip() for name in (self._options.device or "").split(",") if name.strip()]
         if not names:
             names = [each.name for each in _core.devices() if not each.shares_host_cores] or ["cpu"]
-        if len({name.lower() for name in names}) < len(names):
+        wanted = {name.lower() for name in names}
+        if len(wanted) < len(names):
             raise InputError(f"--device {self._options.device}: a device stands twice: name each once")
-        cache = ""
-        if self._options.cache:
-            folder = env.cache_folder() / "rpc"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InputError(f"--cache: {folder}: {error.strerror}") from None
-            cache = str(folder)
-        threads = self._options.threads or default_threads(physical_cores())
-        return _core.RpcServer(names, threads, cache, not self._options.whole_layers)
+        lent = [each for each in _core.devices() if each.name.lower() in wanted]
+        for each in lent:
+            if (limit := self._config.vram_limit) is not None:
+                _core.set_memory_limit(each.name, limit.of(each.memory_total))
+        threads = self._options.threads or default_threads(
+            physical_cores(),
+            gpu=any(not each.shares_host_cores for each in lent),
+            shares_cores=any(each.shares_host_cores for each in lent),
+        )
+        return _core.RpcServer(names, threads, self._cache(), not self._options.whole_layers)
+
+    def _cache(self) -> str:
+        """Return the folder for weights, which exists then; "" without one."""
+        if not self._options.cache:
+            return ""
+        folder = env.cache_folder() / "rpc"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--cache: {folder}: {error.strerror}") from None
+        return str(folder)
 
     def _say_hello(self, server: _core.RpcServer, bound: socket.socket) -> None:
         from spac import _core
 
         for each in server.devices:
             free = f"{size(each.memory_free)} of {size(each.memory_total)} free"
-            self._note(f"lends {each.name} ({each.description}), {free}")
+            splits = not self._options.whole_layers and each.name.lower() != "cpu"
+            experts = f", and {size(host_memory.available())} of host memory for experts" if splits else ""
+            self._note(f"lends {each.name} ({each.description}), {free}{experts}")
         if is_loopback(bound):
             self._note(f"{DANGER}: only this machine reaches it")
         else:
@@ -201,9 +234,7 @@ class Program:
 
     def _serve(self, server: _core.RpcServer, fd: int) -> None:
         try:
-            from spac import _core
-
-            _core.ServedClient(server).serve(fd)
+            self._serve_with_policy(server, fd)
             self._note(f"{self._peer} left")
         except InputError as error:
             self._note(f"{self._peer} was sent away: {one_line(str(error))}")
@@ -216,6 +247,18 @@ class Program:
             self._idle.set()
             if self._fault is not None:
                 self._wake.send(b"f")
+
+    def _serve_with_policy(self, server: _core.RpcServer, fd: int) -> None:
+        from spac import _core
+
+        client = _core.ServedClient(server)
+        policy = ClientPolicy(client, self._config, self._note)
+        beside = threading.Thread(target=policy.run, name="rpc policy", daemon=True)
+        beside.start()
+        try:
+            client.serve(fd)
+        finally:
+            beside.join()
 
 
 def _shut(client: socket.socket) -> None:
