@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,6 +209,20 @@ def with_remote(
     return min(ways, default=(float("inf"), 0))
 
 
+def with_split(local: Box, remote: Box, model: Model, link: tuple[float, float]) -> tuple[float, int]:
+    """Return the seconds of a token, and the layers on a remote machine that splits them, at the best number.
+
+    The remote machine has slots for its layers, and its CPU computes the other experts, as here.
+    """
+    ways = []
+    for layers in range(model.layers):
+        own = local.token_s(model, model.layers - layers)
+        there = remote.token_s(model, layers) if layers else 0.0
+        if own is not None and there is not None:
+            ways.append((own + there + (trip_s(model, link) if layers else 0.0), layers))
+    return min(ways, default=(float("inf"), 0))
+
+
 def host_gb(model: Model) -> str:
     return next((f"{size}" for size in HOSTS if size - HOST_FREE >= model.all_experts / GB), "over 1024")
 
@@ -247,7 +261,10 @@ def _cell(boxes: dict[tuple[str, str], Box], model: Model, name: str, n: int) ->
     )
 
 
-def remotes(boxes: dict[tuple[str, str], Box]) -> Iterator[str]:
+def remotes(
+    boxes: dict[tuple[str, str], Box],
+    best: Callable[[Box, Box, Model, tuple[float, float]], tuple[float, int]],
+) -> Iterator[str]:
     yield "| model | card | alone | " + " | ".join(f"one more over {link}" for link in LINKS) + " |"
     yield "| --- | --- | --- |" + " --- |" * len(LINKS)
     for m in MODELS:
@@ -256,7 +273,7 @@ def remotes(boxes: dict[tuple[str, str], Box]) -> Iterator[str]:
             alone = box.token_s(m)
             cells = []
             for link in LINKS.values():
-                seconds, layers = with_remote(box, box, m, link)
+                seconds, layers = best(box, box, m, link)
                 cells.append(
                     f"{1 / seconds:.1f} ({layers} layers)" if seconds < float("inf") else "does not fit"
                 )
@@ -299,10 +316,12 @@ def page(results: Path) -> str:
         (name, routes): Box(MACHINES[name], vram, Replays(rows, name, routes))
         for name, vram in VRAM.items() for routes in ROUTES
     }  # fmt: skip
+    more = "Tokens/s with one more machine of the same kind"
     parts = {
         "Sizes": sizes(),
         "Tokens/s in one box (share of experts in slots)": cards(boxes),
-        "Tokens/s with one more machine of the same kind, plain layers over ggml's RPC": remotes(boxes),
+        f"{more}, plain layers over ggml's RPC": remotes(boxes, with_remote),
+        f"{more}, which splits its layers": remotes(boxes, with_split),
         "Break-even of a remote machine": evens(boxes),
     }
     text = [f"python -m bench.scale, at commit {commit()}: predictions of a model, no measurement"]

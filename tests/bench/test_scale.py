@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.scale import MODELS, RESULTS, VRAM, Box, Replays, main, page, with_remote
+from bench.scale import MODELS, RESULTS, VRAM, Box, Replays, main, page, with_remote, with_split
 from bench.step_time.machine import GB, MACHINES
 
 ROWS = json.loads(RESULTS.read_text())["rows"]
@@ -47,6 +47,15 @@ def test_a_far_machine_gets_no_layers():
     far, layers = with_remote(box("rtx4090"), box("rtx4090"), LARGE, (1 * GB, 10.0))
     assert layers == 0
     assert far == box("rtx4090").token_s(LARGE)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_machine_that_splits_is_as_fast_as_one_with_whole_layers(model):
+    here, link = box("rtx4090"), (1 * GB, 1e-5)
+    seconds, layers = with_split(here, here, model, link)
+    assert seconds <= with_remote(here, here, model, link)[0] * (1 + 1e-9)
+    assert (layers == 0) == (here.slots(model, model.layers) == 1)
+    assert with_split(here, here, model, (1 * GB, 10.0)) == (here.token_s(model), 0)
 
 
 def test_sizes_are_those_of_published_files():
