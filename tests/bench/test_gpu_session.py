@@ -366,10 +366,12 @@ def test_smoke_sees_a_wrong_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", [form.name for form in smoke.FORMS if form.uses or form.resized])
-def test_every_form_of_smoke_is_tried(name: str) -> None:
+def test_every_form_of_smoke_is_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A form that does not use what it is about fails. All give the CPU's logits on the simulated device."""
     forms = {form.name: form for form in smoke.FORMS}
     wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
+    for variable, value in forms[name].settings:  # the next model that is loaded reads them
+        monkeypatch.setenv(variable, value)
     assert smoke.error(smoke.compute(forms[name], "simulated", 1), wanted) == 0
     if forms[name].uses:
         with pytest.raises(RuntimeError, match=f"its {forms[name].uses} is 0"):
