@@ -160,7 +160,7 @@ RpcConnection connect_rpc(const std::string & endpoint) {
         connection.devices.push_back(device);
     }
     const auto n_stores = static_cast<size_t>(stores_of(endpoint.substr(0, endpoint.find('#'))));
-    if (n_stores > 0 && n > 2 * n_stores - 1) {
+    if (n_stores > 0 && n >= 2 * n_stores) {
         connection.devices.resize(n - n_stores);
         for (size_t i = 0; i < n_stores; ++i) {
             ggml_backend_dev_t store = ggml_backend_reg_dev_get(reg, n - n_stores + i);

@@ -26,7 +26,7 @@ RpcConnection connect_rpc(const std::string & endpoint);
 // Returns a remote device's endpoint; empty for another device.
 std::string endpoint_of(ggml_backend_dev_t device);
 
-// What a server lends: devices, the stores of the first ones, and a callback for a client that uses them.
+// A server lends devices and the stores of the first ones. It calls `split` for a client that uses them.
 struct Lending {
     std::vector<ggml_backend_t> devices, stores;
     std::function<void()>       split;

@@ -28,7 +28,7 @@ namespace {
 
 std::atomic<double> timeout_s{60};
 
-// What is known of servers, by address.
+// The servers that are known, by address.
 struct Losses {
     std::mutex                         mutex;
     std::map<std::string, std::string> reasons;

@@ -1,4 +1,4 @@
-"""What the statistics of a generation say about its engine."""
+"""The setting of an engine, as the statistics of its generations show it."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ def set_switches() -> None:
     _core.set_hand_over_in_place(env.IN_PLACE.get())
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     _core.set_trust_device_masks(env.DEVICE_MASKS.get())
+    threads = env.UPLOAD_THREADS.get()
+    _core.set_upload_threads(None if threads is None else int(threads))
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:

@@ -414,8 +414,6 @@ class ModelPair:
         device = self.device
         set_switches()
         set_pinning()
-        threads = env.UPLOAD_THREADS.get()
-        _core.set_upload_threads(None if threads is None else int(threads))
         by_default = self._config.device.lower() == "auto"
         if device is None and by_default and self._has_experts and not env.DEVICE.get():
             self.notes.append("no GPU found (see `spac doctor`): everything runs on the CPU")

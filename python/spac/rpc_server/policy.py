@@ -10,6 +10,7 @@ from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.config.values import StreamBatch
 from spac.costs import Costs
 from spac.engine.prefill_streaming import PromptStreams
+from spac.engine.setting import n_experts
 from spac.engine.slots import attach_at_most, attach_slots, holders, spares, wanted_slots
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 from spac.scheduler import Event, Scheduler, make
@@ -50,7 +51,7 @@ class LentExperts:
     ) -> None:
         """Attach the slots, and start the scheduler."""
         self.experts, self._config, self._client, self._note = experts, config, client, note
-        self._n_experts = sum(layer.n_expert for layer in experts.layers)
+        self._n_experts = n_experts(experts)
         self._driver: Driver | None = None
         scheduler = new_scheduler(config)
         if scheduler.name == "none" or not self._n_experts:
