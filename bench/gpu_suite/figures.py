@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 
 from bench.gpu_suite import facts
 from bench.gpu_suite.triage import Triage
 
 THREADS = (14, 16, 12, 8)  # numbers tried on each side; the first one is used where a sweep fails
-FORMS = ("ahead, looking ahead", "by copies", "in place", "all, masks", "streamed")  # forms of the smoke test
+# forms of the smoke test
+FORMS = ("ahead, looking ahead", "by copies", "in place", "own kernels", "all, masks", "streamed")
+HAND_OVERS = {
+    "in place": ("1", "0"),
+    "by own kernels": ("1", "1"),
+    "by copies": ("0", "0"),
+    "in place again": ("1", "0"),
+}
+"""Names of profiles, with the values of SPAC_IN_PLACE and SPAC_EXCHANGE_KERNELS."""
+COMING_BACK = ("in place", "by own kernels")
+"""The profiles that are brought back: a session brings back eight files at most."""
 DECIDING = (
     "spac logistic, draft", "spac logistic, governor", "spac logistic, no draft", "llama.cpp, experts on CPU",
     "llama.cpp --n-cpu-moe",
@@ -117,13 +128,17 @@ class Figures(Triage):
         return self.counts[0]
 
     def profiled(self) -> None:
-        """Profile the card in some steps of spac, with hand-overs in place and by copies."""
-        for form, on in (("in place", "1"), ("by copies", "0")):
-            name, result = f"profile {form}", self.out / f"profile-{form.replace(' ', '-')}.json.gz"
+        """Profile the card in some steps of spac, with each kind of hand-over, and print each one's phases.
+
+        The first kind comes again at the end, since the machine may change meanwhile. Two profiles come back.
+        """
+        found = []
+        for form, (in_place, own_kernels) in HAND_OVERS.items():
+            name, result = f"profile {form}", self.work / f"profile-{form.replace(' ', '-')}.json.gz"
             words = ["bench.gpu_suite.step_profile", result, "spac", "--target", self.twins.target]
             words += ["--device", self.args.device, "--threads", self.threads("spac")]
             before = dict(self.environment)
-            self.environment["SPAC_IN_PLACE"] = on
+            self.environment |= {"SPAC_IN_PLACE": in_place, "SPAC_EXCHANGE_KERNELS": own_kernels}
             try:
                 self.command(name, 45, *words, keep=True)
             finally:
@@ -131,6 +146,14 @@ class Figures(Triage):
             log = self.logs / f"{name.replace(' ', '-')}.txt"
             if log.is_file():
                 self.say(f"{name}:\n" + log.read_text(errors="replace")[-1800:])
+            if result.is_file():
+                found.append(result)
+                if form in COMING_BACK:
+                    shutil.copy(result, self.out / result.name)
+        if found:
+            self.command("layer phases", 20, "bench.gpu_suite.layer_phases", *found, keep=True)
+            log = self.logs / "layer-phases.txt"
+            self.say(log.read_text(errors="replace")[-2500:] if log.is_file() else "no time for the phases")
 
     def grid(self, budget: str, schedulers: Sequence[str], lengths: Sequence[str], seconds: float) -> None:
         """Compare schedulers and draft lengths on one loaded model (spac bench)."""

@@ -19,7 +19,8 @@ from statistics import mean, median
 from bench.gpu_suite.step_profile import Event
 
 LOOKUP = "k_get_rows_float<int, int>"  # looks slots up by ids; it also runs in place of copies to the host
-JOIN = "k_bin_bcast"
+JOINS = ("k_bin_bcast", "take_from_host")
+SENDS = ("k_get_rows", "send_to_host")  # ggml's kernels in place of copies to the host, and spac's own
 
 
 def _is_copy(event: Event, way: str = "") -> bool:
@@ -44,9 +45,10 @@ def phases(events: list[Event]) -> dict[str, list[float]]:
         while arrived > 0 and _is_copy(stream[arrived], "HtoD"):
             arrived -= 1  # skips the mask's row
         dense = arrived
-        while dense > 0 and (_is_copy(stream[dense]) or "k_get_rows" in stream[dense][0]):
+        while dense > 0 and (_is_copy(stream[dense]) or any(name in stream[dense][0] for name in SENDS)):
             dense -= 1
-        join = next((j for j in range(i + 1, len(stream)) if JOIN in stream[j][0]), None)
+        joins = (j for j in range(i + 1, len(stream)) if any(name in stream[j][0] for name in JOINS))
+        join = next(joins, None)
         if join is None:
             break
         rows = join - 1 if _is_copy(stream[join - 1], "HtoD") else join

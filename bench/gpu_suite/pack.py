@@ -40,8 +40,11 @@ TOO_LARGE = ("numpy",)  # the machine has to have it
 # Backends of ggml that are not built. They are most of its source.
 UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "rpc", "sycl", "virtgpu",
           "vulkan", "webgpu", "zdnn", "zendnn")  # fmt: skip
+# Its examples for images and sound.
+MEDIA = (".jpeg", ".jpg", ".png", ".mp3", ".mp4", ".wav")
 OBJECTS = "llama/ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir"
 PUBLISHED = "CMakeFiles/spac-reference-ggml-cuda.dir/llama.cpp/pristine/ggml/src/ggml-cuda"
+OWN = "csrc/CMakeFiles/spac-cuda.dir"
 
 
 class PackError(Exception):
@@ -60,14 +63,14 @@ def pack_source(to: Path) -> None:
     skipped = tuple(f"ggml/src/ggml-{name}/" for name in UNUSED)
     with tarfile.open(to, "w:xz", preset=9 | lzma.PRESET_EXTREME) as archive:
         for name, content in source.llama_source.files_of_sdist(sdist()):
-            if not name.startswith(skipped):
+            if not name.startswith(skipped) and not name.endswith(MEDIA):
                 _add(archive, name, content)
 
 
 def pack_objects(build: Path, to: Path) -> None:
     """Pack compiled ggml-cuda, and compile it now if need be: the files that patches do not touch, and the
-    rest as patched and as published."""
-    words = ["ninja", "-C", str(build), "ggml-cuda", "spac-reference-ggml-cuda"]
+    rest as patched and as published. spac's own kernels go beside the patched ones."""
+    words = ["ninja", "-C", str(build), "ggml-cuda", "spac-reference-ggml-cuda", "spac-cuda"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PackError(f"{build} does not build: {done.stdout.strip()[-300:]}{done.stderr.strip()[-300:]}")
@@ -87,7 +90,8 @@ def pack_objects(build: Path, to: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
         folder = Path(scratch)
         jobs = []
-        for top, kind in ((build / OBJECTS, "common"), (build / PUBLISHED, "published")):
+        tops = {build / OBJECTS: "common", build / PUBLISHED: "published", build / OWN: "patched"}
+        for top, kind in tops.items():
             for path in sorted(top.rglob("*.o")):
                 name = path.relative_to(top)
                 place = folder / ("patched" if kind == "common" and name in published else kind)
@@ -99,7 +103,7 @@ def pack_objects(build: Path, to: Path) -> None:
         (folder / "source_id").write_text(source_id(*trees) + "\n")
         (folder / "capability").write_text(_architectures(build) + "\n")
         unfinished = to.with_suffix(".tmp")
-        with tarfile.open(unfinished, "w:xz", preset=6) as archive:
+        with tarfile.open(unfinished, "w:xz", preset=9) as archive:
             for path in sorted(folder.rglob("*")):
                 if path.is_file():
                     archive.add(path, path.relative_to(folder).as_posix())

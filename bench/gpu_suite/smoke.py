@@ -69,6 +69,7 @@ class Form:
 
 
 NO_GRAPHS = (("GGML_CUDA_DISABLE_GRAPHS", "1"),)
+OWN_KERNELS = (("SPAC_IN_PLACE", "1"), ("SPAC_EXCHANGE_KERNELS", "1"))
 FORMS = (
     Form("plain, on the CPU", on_cpu=True),
     Form("llama.cpp, on the device", unpatched=True),
@@ -95,6 +96,9 @@ FORMS = (
     Form("split, 25 %, masks, ahead, in place", "25%", masks=True, ahead=True, lookahead=1,
          settings=(("SPAC_IN_PLACE", "1"),)),
     Form("split, 25 %, in place", "25%", settings=(("SPAC_IN_PLACE", "1"),)),
+    Form("split, 25 %, masks, ahead, own kernels", "25%", masks=True, ahead=True, lookahead=1,
+         settings=OWN_KERNELS, uses="blocks_exchanged"),
+    Form("split, 25 %, masks, own kernels", "25%", masks=True, settings=OWN_KERNELS, uses="blocks_exchanged"),
     Form("split, 25 %, masks, ahead, not pinned", "25%", masks=True, ahead=True,
          settings=(("SPAC_PIN", "0"),)),
     Form("split, 25 %, masks, prompt streamed by threads", "25%", masks=True, stream_batch=32,

@@ -45,6 +45,7 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(stream_bytes);
     SPAC_STAT(stream_slot_bytes);
     SPAC_STAT(stream_ring_bytes);
+    SPAC_STAT(blocks_exchanged);
     SPAC_STAT(tail_experts);
     SPAC_STAT(foreseen);
     SPAC_STAT(foreseen_right);

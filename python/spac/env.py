@@ -204,6 +204,12 @@ IN_PLACE = Switch(
     "write themselves. 0 copies them, which takes longer. If it is not set, CUDA does this, and the "
     "simulated device does not. 0 is for comparisons, and for GPUs on which it fails.",
 )
+EXCHANGE_KERNELS = Switch(
+    "SPAC_EXCHANGE_KERNELS",
+    "1 makes the hand-over in place use two kernels of spac's own. One sends all that the CPU needs and "
+    "signals, and one reads those rows alone that the CPU has computed. If it is not set or 0, ggml's "
+    "kernels do this. No GPU has measured it yet.",
+)
 GATE_TIMEOUT = Number(
     "SPAC_GATE_TIMEOUT",
     "The number of seconds that the CPU waits for a layer that was queued ahead of it. After that, one line "

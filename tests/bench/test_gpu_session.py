@@ -374,6 +374,7 @@ def test_every_form_of_smoke_is_tried(name: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(variable, value)
     assert smoke.error(smoke.compute(forms[name], "simulated", 1), wanted) == 0
     if forms[name].uses:
+        monkeypatch.setenv("SPAC_EXCHANGE_KERNELS", "0")
         with pytest.raises(RuntimeError, match=f"its {forms[name].uses} is 0"):
             smoke.compute(replace(forms[name], slots="0", stream_batch=0), "simulated", 1)
 

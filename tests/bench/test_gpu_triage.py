@@ -79,16 +79,19 @@ def test_a_profile_says_where_the_time_goes() -> None:
 
 
 def test_a_layer_is_taken_apart_by_its_kernels() -> None:
-    """One layer runs by copies and one in place, both on one stream. Another stream copies experts."""
+    """Three layers run on one stream: by copies, in place, and by spac's own kernels. Another stream copies
+    experts."""
     names_and_times = (
         ("dense", 0, 10), ("Memcpy DtoH", 12, 2), ("Memcpy DtoH", 16, 2), ("Memcpy HtoD", 20, 1),
         ("k_get_rows_float<int, int>", 22, 1), ("quantize", 23, 1), ("mul", 24, 6), ("Memcpy HtoD", 130, 5),
         ("k_bin_bcast", 136, 2), ("dense", 140, 10), ("k_get_rows_float<int, int>", 151, 1),
         ("k_get_rows_float<float, float>", 152, 4), ("Memcpy HtoD", 160, 1),
         ("k_get_rows_float<int, int>", 162, 1), ("quantize", 163, 1), ("mul", 164, 6),
-        ("k_bin_bcast", 270, 5), ("dense", 280, 1),
+        ("k_bin_bcast", 270, 5), ("dense", 280, 10), ("spac::send_to_host", 292, 2), ("Memcpy HtoD", 300, 1),
+        ("k_get_rows_float<int, int>", 302, 1), ("quantize", 303, 1), ("mul", 304, 6),
+        ("spac::take_from_host", 410, 3), ("dense", 414, 1),
     )  # fmt: skip
     events = [(name, 1, start * 1000, length * 1000) for name, start, length in names_and_times]
     events.append(("Memcpy HtoD", 2, 5000, 300_000))
     found = layer_phases.phases(events)
-    assert list(found.values()) == [[8.0, 6.0], [8.0, 5.0], [100.0, 100.0]]
+    assert list(found.values()) == [[8.0, 6.0, 4.0], [8.0, 5.0, 3.0], [100.0, 100.0, 100.0]]

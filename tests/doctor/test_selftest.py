@@ -14,7 +14,7 @@ import pytest
 from spac import _core, demo, env
 from spac.doctor import program as doctor
 from spac.doctor import selftest
-from spac.doctor.mechanisms import AHEAD, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
+from spac.doctor.mechanisms import AHEAD, EXCHANGE, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
 from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
 from spac.doctor.trial import Finding, Trial
 from tools.models import exchange_experts
@@ -180,9 +180,23 @@ def test_every_failure_says_what_to_do() -> None:
     assert found[STREAMED.name].why == "give --stream-batch 0"
     assert found[TOGETHER].why.startswith("set SPAC_LAUNCH_AHEAD=0, then")
     assert found[IN_PLACE.name].state == "off"
-    assert test.asked == frozenset(NAMES[1:]) - {STREAMED.name, IN_PLACE.name}
+    assert test.asked == frozenset(NAMES[1:]) - {STREAMED.name, IN_PLACE.name, EXCHANGE.name}
     assert all(bool(finding.why) == (finding.state != "ok") for finding in found.values())
     assert without_orphans([AHEAD.name]) == frozenset()
+
+
+def test_what_needs_a_choice_is_tried_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """spac's own kernels for the hand-over are off until the user switches them on."""
+    found, test = pretend()
+    assert (found[EXCHANGE.name].state, found[EXCHANGE.name].found) == ("off", "works")
+    assert found[EXCHANGE.name].why == "not used without SPAC_EXCHANGE_KERNELS=1"
+    assert EXCHANGE.name not in test.asked
+    monkeypatch.setenv("SPAC_EXCHANGE_KERNELS", "1")
+    found, test = pretend()
+    assert found[EXCHANGE.name].state == "ok"
+    assert {EXCHANGE.name, IN_PLACE.name} <= test.asked
+    monkeypatch.setenv("SPAC_IN_PLACE", "0")
+    assert pretend()[0][EXCHANGE.name].why == "not used: SPAC_IN_PLACE=0"
 
 
 def test_by_default_the_simulated_device_is_not_tried() -> None:

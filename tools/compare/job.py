@@ -38,9 +38,9 @@ class Run:
     read the ids masks itself. Batches of `stream_tokens` tokens and more have their experts copied through
     the device; with `divides`, only some of them. Without `ahead`, work behind the host's part of a layer is
     queued only after that part is done. With `in_place`, kernels exchange data between the sides in the
-    host's memory, without copies. `lookahead` is the distance in layers to the later layer whose router gets
-    each layer's input. `miss` is the side that computes what is not resident; with `recent`, loaded experts
-    take the places of wanted ones.
+    host's memory, without copies. With `exchanged`, they are spac's own kernels. `lookahead` is the distance
+    in layers to the later layer whose router gets each layer's input. `miss` is the side that computes what
+    is not resident; with `recent`, loaded experts take the places of wanted ones.
     """
 
     name: str = "reference"
@@ -54,6 +54,7 @@ class Run:
     divides: bool = False
     ahead: bool = True
     in_place: bool = False
+    exchanged: bool = False
     lookahead: int = 0
     miss: str = "cpu"
     recent: bool = False

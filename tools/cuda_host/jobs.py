@@ -33,12 +33,14 @@ class Job:
     tokens: int = 40
     masked: bool = True  # the device reads ids masks, as after bench/gpu_suite
     ahead: bool = True  # launches ahead of the host, where the device can
+    exchanged: bool = False  # spac's own kernels hand over, instead of ggml's
     threads: int = 1
     options: Mapping[str, Any] = field(default_factory=lambda: {"slots": "25%"})
     card: Mapping[str, Any] = field(default_factory=dict)  # PRETEND_CUDA_…, without the prefix
 
     def environment(self) -> dict[str, str]:
-        switches = {"SPAC_DEVICE_MASKS": int(self.masked), "SPAC_LAUNCH_AHEAD": int(self.ahead)}
+        switches = {"SPAC_DEVICE_MASKS": int(self.masked), "SPAC_LAUNCH_AHEAD": int(self.ahead),
+                    "SPAC_EXCHANGE_KERNELS": int(self.exchanged)}  # fmt: skip
         card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
         card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)
         card.setdefault("PRETEND_CUDA_EXECUTE", "")  # overrides the environment of test_executed.py

@@ -1,4 +1,4 @@
-"""Compile the CUDA files that the patches touch, and those that include a touched header.
+"""Compile the CUDA files that the patches touch, those that include a touched header, and spac's own.
 
 This takes minutes, where all of ggml-cuda takes half an hour. It needs nvcc and cuBLAS (PyPI's nvidia-cublas
 will do), and no GPU.
@@ -56,6 +56,11 @@ def touched(build: Path) -> list[str]:
     return found
 
 
+def own() -> list[str]:
+    """Return spac's own .cu files."""
+    return [str(path) for path in sorted((source.ROOT / "csrc").rglob("*.cu"))]
+
+
 def compile_file(entry: dict[str, str]) -> tuple[str, float, str]:
     """Return (name, seconds, the compiler's complaints) of one entry of compile_commands.json."""
     start = time.monotonic()
@@ -76,7 +81,7 @@ def main() -> int:
     args = parser.parse_args()
     build = args.build.resolve()
     configure(build, args.architectures, args.cublas)
-    files = touched(build)
+    files = touched(build) + own()
     entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"] in files]
     assert files
     assert len(entries) == len(files)

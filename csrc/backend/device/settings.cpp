@@ -9,6 +9,7 @@ namespace {
 std::atomic<int> launch_ahead_now{-1}; // -1: no choice
 std::atomic<int> trust_masks_now{-1};
 std::atomic<int> in_place_now{-1};
+std::atomic<int> exchange_now{-1};
 std::mutex       pinning_mutex;
 Pinning          pinning_now;
 std::mutex       upload_mutex;
@@ -31,8 +32,10 @@ void   set_gate_timeout(std::optional<double> seconds) { timeout_now = seconds.v
 double gate_timeout() { return timeout_now; }
 
 void set_hand_over_in_place(std::optional<bool> on) { in_place_now = number(on); }
+void set_exchange_kernels(std::optional<bool> on) { exchange_now = number(on); }
 
 std::optional<bool> hand_over_in_place() { return choice(in_place_now); }
+std::optional<bool> exchange_kernels() { return choice(exchange_now); }
 std::optional<bool> launch_ahead() { return choice(launch_ahead_now); }
 std::optional<bool> trust_device_masks() { return choice(trust_masks_now); }
 

@@ -6,6 +6,7 @@
 // use.
 #pragma once
 
+#include "backend/device/exchange.h"
 #include "core/error.h"
 #include "ggml-backend.h"
 
@@ -37,6 +38,10 @@ class Gate {
     // open(n + for_good), with the last n in use, opens the gate for everything that is queued at it, now and later.
     // CUDA compares 32 bits cyclically, so a larger number would count as lower.
     static constexpr uint64_t for_good = uint64_t{1} << 30;
+
+    // Returns the device's own kernels for the hand-off, or null if it has none. They work on the gate's stream, and
+    // live as long as the gate.
+    virtual Exchange * exchange() { return nullptr; }
 
     // Return the low 32 bits of the last signal that the stream has passed, and of the number that is open. They are
     // for messages. Any thread may call them.

@@ -21,6 +21,7 @@ void Counters::add_to(ExpertStats & stats) const {
     stats.stream_bytes      = stream_bytes;
     stats.stream_slot_bytes = stream_slot_bytes;
     stats.stream_ring_bytes = stream_ring_bytes;
+    stats.blocks_exchanged  = blocks_exchanged;
     stats.tail_experts      = tail_experts;
     stats.graphs_prepared   = graphs_prepared;
     stats.graph_ns          = graph_ns;

@@ -58,7 +58,8 @@ struct ExpertStats {
     uint64_t stream_slot_bytes;  // bytes of these experts that were copied from slots
     uint64_t stream_ring_bytes;  // of stream_bytes, those that threads brought to pinned memory (set_upload_threads)
     uint64_t tail_experts;       // experts that stayed in slots as they streamed past
-    uint64_t join_bytes;         // rows of blocks in which the host took part, host to device: all rows of them
+    uint64_t blocks_exchanged;   // blocks that the device's own kernels handed to the host (set_exchange_kernels)
+    uint64_t join_bytes;         // rows of blocks in which the host took part, whether or not the host computed them
     uint64_t graphs_prepared;    // graphs with MoE blocks that were met for the first time (graph_cache.h)
     uint64_t graph_ns;           // time that graphs with MoE blocks took on the calling thread, from begin to end
     uint64_t queue_ns;           // of this, time inside the wrapped device's calls that queue copies and launches

@@ -243,7 +243,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    fetch_ids_and_input(b, s);
+    hand_to_host(b, s, false);
     stream_.mark();
     const bool masked  = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
     const bool loads   = side == Side::both && loads_ && counts;         // ... a mask that the ids decide
@@ -306,18 +306,29 @@ ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, 
     return stream_.launch(b, std::exchange(join_pending_, false) ? joined : dense, graph);
 }
 
-void SplitStream::fetch_ids_and_input(const SplitBlock & b, const Staging & s) {
+// Queues what the host needs of a block: ids, input and scores. With `signals`, it also queues a signal behind them,
+// and returns the signal's mark.
+uint64_t SplitStream::hand_to_host(const SplitBlock & b, const Staging & s, bool signals) {
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
     fetch_shares(b, b.experts->demand);
-    if (b.in_place) {
-        return; // the last of the dense nodes have written them
+    if (b.exchanged) {
+        ++b.experts->counters.blocks_exchanged;
+        Exchange::Pieces pieces = {
+            {{b.block.ids->data, s.ids, b.ids_span}, {b.block.input->data, s.input, ggml_nbytes(b.block.input)}}};
+        if (b.foresight) {
+            pieces[2] = {b.foresight->scores->data, s.host_scores, ggml_nbytes(b.foresight->scores)};
+        }
+        return stream_.send_to_host(b, pieces, signals);
     }
-    stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
-    stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
-    if (b.foresight) {
-        stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
+    if (!b.in_place) { // otherwise the last of the dense nodes have written them
+        stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
+        stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
+        if (b.foresight) {
+            stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
+        }
     }
+    return signals ? stream_.signal() : 0;
 }
 
 // Fetches the router's weights of one token's experts, if they are wanted. Returns their place, or null.
@@ -342,10 +353,16 @@ int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
 // the memory where they are computed. The next block computes there only after its mark, which lies behind this copy.
 void SplitStream::send_rows(SplitBlock & b, bool join) {
     const size_t bytes = ggml_nbytes(b.block.out);
+    b.experts->counters.join_bytes += bytes;
+    if (b.exchanged) { // the kernel reads them from host memory, and those of the host alone
+        const auto n_rows = static_cast<int>(b.block.n_pairs());
+        stream_.take_from_host(b, {b.block.out->data, b.host_out->data, join ? b.slot_ids : nullptr, n_rows,
+                                   bytes / static_cast<size_t>(n_rows)});
+        return;
+    }
     if (!join || !b.in_place) { // in place, the join reads them from host memory
         stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
     }
-    b.experts->counters.join_bytes += bytes;
     join_pending_ = join;
 }
 

@@ -133,7 +133,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
         look_ahead(*job.b, *job.s);
     }
     const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.mask.get(), job.counts, wait_ns);
-    if (served.n_rows == 0) {
+    if (served.n_rows == 0 && !job.b->exchanged) {
         HostPart::clear(*job.b); // the join adds all rows, also stale ones
     }
     return served.status;
@@ -154,8 +154,7 @@ ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side,
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    fetch_ids_and_input(b, s);
-    const uint64_t mark = stream_.signal();
+    const uint64_t mark = hand_to_host(b, s, true);
     HostJob        job  = {&b, &s, nullptr, mark, counts};
     if (side == Side::both) {
         LateMask late = {&b, nullptr, now.generation};

@@ -31,7 +31,8 @@ void choose_staging(std::vector<Block> & blocks) {
 } // namespace
 
 bool GraphCache::is_current(const SplitGraph & g) const {
-    return g.distance == distance_of(g) && g.in_place == (in_place().numbers != nullptr);
+    const InPlace how = in_place();
+    return g.distance == distance_of(g) && g.in_place == (how.numbers != nullptr) && g.exchanged == how.exchanged;
 }
 
 void GraphCache::reserve(std::vector<Block> & blocks) {
@@ -136,8 +137,10 @@ void GraphCache::make_numbers() {
 }
 
 InPlace GraphCache::in_place() const {
-    const bool on = hand_over_in_place().value_or(!stream_.capabilities().shares_host_cores) && host_pinned();
-    return {host_buffer_.get(), on ? numbers_ : nullptr};
+    const bool on        = hand_over_in_place().value_or(!stream_.capabilities().shares_host_cores) && host_pinned();
+    const bool exchanged = on && numbers_ != nullptr && exchange_kernels().value_or(false) &&
+                           stream_.gate() != nullptr && stream_.gate()->exchange() != nullptr;
+    return {host_buffer_.get(), on ? numbers_ : nullptr, exchanged};
 }
 
 } // namespace spac

@@ -27,6 +27,8 @@ class Mechanism:
     """A counter of `Experts.stats` that rises only while the mechanism is used; "" if there is none."""
     usual_everywhere: bool = False
     """True if also a device that computes on the CPU's cores uses it by default. Others use all of them."""
+    by_choice: bool = False
+    """True if no device uses it unless the user switches it on."""
 
     @property
     def remedy(self) -> str:
@@ -47,10 +49,12 @@ class Mechanism:
 MASKS = Mechanism("device masks", env.DEVICE_MASKS, usual_everywhere=True)
 AHEAD = Mechanism("launching ahead", env.LAUNCH_AHEAD, needs=(MASKS.name,), counter="ahead_ns")
 IN_PLACE = Mechanism("hand-over in place", env.IN_PLACE)
+EXCHANGE = Mechanism("hand-over by own kernels", env.EXCHANGE_KERNELS, needs=(IN_PLACE.name,),
+                     counter="blocks_exchanged", by_choice=True)  # fmt: skip
 PINNED = Mechanism("pinned experts", env.PIN, usual_everywhere=True)
 STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
 LOOKAHEAD = Mechanism("looking ahead", env.LOOKAHEAD, counter="foreseen")
-MECHANISMS = (MASKS, AHEAD, IN_PLACE, PINNED, STREAMED, LOOKAHEAD)
+MECHANISMS = (MASKS, AHEAD, IN_PLACE, EXCHANGE, PINNED, STREAMED, LOOKAHEAD)
 """All mechanisms. Each stands after those that it needs."""
 BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
 
@@ -81,6 +85,8 @@ def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
     """Return True if a run with the present settings uses a mechanism that works on a device."""
     if mechanism.refused or any(other.refused for other in MECHANISMS if other.name in mechanism.needs):
         return False
+    if mechanism.by_choice:
+        return mechanism.chosen
     return mechanism.usual_everywhere or mechanism.chosen or not device.shares_host_cores
 
 
@@ -90,4 +96,6 @@ def why_unused(mechanism: Mechanism) -> str:
         if other.name in with_needs(mechanism) and other.refused and other.switch is not None:
             return f"not used: {other.switch.name}=0"
     choice = f"{mechanism.switch.name}=1" if mechanism.switch is not None else "--stream-batch"
+    if mechanism.by_choice:
+        return f"not used without {choice}"
     return f"not used on the simulated device without {choice}"

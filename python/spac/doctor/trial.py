@@ -57,7 +57,9 @@ class Trial:
                 yield self._plain(result, device)
                 continue
             yield self._one(result, device)
-            if result.verdict == "works" and not BY_NAME[result.name].refused:
+            mechanism = BY_NAME[result.name]
+            left_out = mechanism.refused or (mechanism.by_choice and not mechanism.chosen)
+            if result.verdict == "works" and not left_out:
                 working.add(result.name)
         if together := without_orphans(working):
             yield self._together(test.together(together))

@@ -12,6 +12,7 @@ def set_switches() -> None:
     """Set what the environment says about the mechanism, for contexts that are made later."""
     _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
     _core.set_hand_over_in_place(env.IN_PLACE.get())
+    _core.set_exchange_kernels(env.EXCHANGE_KERNELS.get())
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     _core.set_trust_device_masks(env.DEVICE_MASKS.get())
     threads = env.UPLOAD_THREADS.get()

@@ -41,9 +41,12 @@ def call(at: Place, parts: list[str], operands: list[str]) -> str:
     return at.call(operands)
 
 
+@instruction("membar", "fence")
+def fence(at: Place, parts: list[str], operands: list[str]) -> str:
+    return "std::atomic_thread_fence(std::memory_order_seq_cst);"
+
+
 @instruction(
-    "membar",
-    "fence",
     "nanosleep",
     "griddepcontrol",
     "prefetch",
