@@ -17,13 +17,14 @@ from bench.gpu_suite.triage import Triage
 THREADS = (14, 16, 12, 8)  # numbers tried on each side; the first one is used where a sweep fails
 # forms of the smoke test
 FORMS = ("ahead, looking ahead", "by copies", "in place", "own kernels", "all, masks", "streamed")
-HAND_OVERS = {
-    "in place": ("1", "0"),
-    "by own kernels": ("1", "1"),
-    "by copies": ("0", "0"),
-    "in place again": ("1", "0"),
+PROFILES: dict[str, dict[str, str]] = {
+    "in place": {},
+    "by own kernels": {"SPAC_EXCHANGE_KERNELS": "1"},
+    "by copies": {"SPAC_IN_PLACE": "0"},
+    "scheduler between steps": {"SPAC_SCHEDULE_BESIDE": "0"},
+    "in place again": {},
 }
-"""Names of profiles, with the values of SPAC_IN_PLACE and SPAC_EXCHANGE_KERNELS."""
+"""Names of profiles, with the variables of each."""
 COMING_BACK = ("in place", "by own kernels")
 """The profiles that are brought back: a session brings back eight files at most."""
 DECIDING = (
@@ -128,17 +129,17 @@ class Figures(Triage):
         return self.counts[0]
 
     def profiled(self) -> None:
-        """Profile the card in some steps of spac, with each kind of hand-over, and print each one's phases.
+        """Profile the card in some steps of spac in each way, and print each one's phases.
 
-        The first kind comes again at the end, since the machine may change meanwhile. Two profiles come back.
+        The first way comes again at the end, since the machine may change meanwhile. Two profiles come back.
         """
         found = []
-        for form, (in_place, own_kernels) in HAND_OVERS.items():
+        for form, variables in PROFILES.items():
             name, result = f"profile {form}", self.work / f"profile-{form.replace(' ', '-')}.json.gz"
             words = ["bench.gpu_suite.step_profile", result, "spac", "--target", self.twins.target]
             words += ["--device", self.args.device, "--threads", self.threads("spac")]
             before = dict(self.environment)
-            self.environment |= {"SPAC_IN_PLACE": in_place, "SPAC_EXCHANGE_KERNELS": own_kernels}
+            self.environment |= variables
             try:
                 self.command(name, 45, *words, keep=True)
             finally:

@@ -222,6 +222,11 @@ RPC_TIMEOUT = Number(
     "answer, or room for more data. After that the connection is lost. The longest such time is that of a "
     "prompt's graph on the server's layers. If it is not set, it is 60. 0 waits for ever.",
 )
+SCHEDULE_BESIDE = Switch(
+    "SPAC_SCHEDULE_BESIDE",
+    "1 lets the scheduler work on a thread of its own while the next step computes, so no step waits for it. "
+    "If it is not set, this is done beside GPUs, if two cores are left by the threads that compute.",
+)
 LOOKAHEAD = Switch(
     "SPAC_LOOKAHEAD",
     "1 makes layers look ahead where --lookahead is not given. If it is not set, GPUs do this, and the "

@@ -21,14 +21,16 @@ class DraftFollower(Generic[T]):
     decodes.
     """
 
+    thread_name = "spac-draft-follower"
+
     def __init__(self, follow: Callable[[T], None]) -> None:
         """Start the thread. follow: the function that gets the values."""
         self._follow = follow
         self._changed = Condition()
         self._next: T | None = None
         self._failure: Exception | None = None
-        self._stopped = False
-        self._thread = Thread(target=self._run, name="spac-draft-follower", daemon=True)
+        self._stopped = self._busy = False
+        self._thread = Thread(target=self._run, name=self.thread_name, daemon=True)
         self._thread.start()
 
     def show(self, value: T) -> None:
@@ -58,9 +60,13 @@ class DraftFollower(Generic[T]):
                 if self._stopped:
                     return
                 value, self._next = self._next, None
+                self._busy = True
             assert value is not None  # what wait_for waited for
+            failure = None
             try:
                 self._follow(value)
             except Exception as error:
-                with self._changed:
-                    self._failure = error
+                failure = error
+            with self._changed:
+                self._busy, self._failure = False, failure or self._failure
+                self._changed.notify_all()

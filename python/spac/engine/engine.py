@@ -18,7 +18,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from spac import _core
+from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch import Batch, open_batch
@@ -40,6 +40,7 @@ from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
 from spac.engine.single_session import SingleSession, parameters_of, seeded
 from spac.errors import InputError
 from spac.governor import DraftLengthController, Governor, RooflineGovernor
+from spac.machine.cpu import physical_cores
 from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
@@ -47,7 +48,6 @@ from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
 from spac.stats import RunStats, Setting, device_counts
 from spac.stats.advice import missed_budget, unused_draft
-from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
 
 
@@ -102,6 +102,7 @@ class Engine:
             if config.unused_options:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
+            self.events.beside = self._schedules_beside
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             self._moves = DraftMoves(config, self._pair, expert_cache.costs)
             if self._moves.may_move:
@@ -139,6 +140,7 @@ class Engine:
 
         `close` does this too. Raise InputError if a file cannot be written.
         """
+        self.events.drain()
         self.events.timeline = None
         about = {"target": Path(self.config.target).name}
         options: Mapping[str, Any] = {}
@@ -280,6 +282,7 @@ class Engine:
         if self.experts is None:
             raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
         chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
+        self.events.drain()
         self._use(self._at_home.attach(chosen))
 
     def set_vram_limit(self, limit: VramLimit | str | int | float | None) -> None:
@@ -327,6 +330,17 @@ class Engine:
             self._moves.observe(step, self.batch.governor)
         elif self.session is not None and not self.session.has_images:  # Nothing is drafted with images.
             self._moves.observe(step, self.governor)
+
+    @property
+    def _schedules_beside(self) -> bool:
+        """True if the scheduler works while the next step computes.
+
+        It needs a core, and so does the thread that queues work ahead.
+        """
+        if (chosen := env.SCHEDULE_BESIDE.get()) is not None:
+            return chosen
+        has_core = self._pair.threads + 2 <= physical_cores()
+        return has_core and all(not device.shares_host_cores for device in self.devices)
 
     def _choose_head(self, step: _core.Step) -> None:
         if self._head is not None:
@@ -453,7 +467,7 @@ class Engine:
         images = prompt if isinstance(prompt, _core.ImagePrompt) and prompt.n_images else None
         if images is not None:
             self.note_images()
-        self.events.prediction_stats = prediction_stats = PredictionStats()
+        prediction_stats = self.events.begin_stats()
         self.events.n_text += 1
         generation = Generation(
             self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,

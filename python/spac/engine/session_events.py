@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spac.engine.draft_follower import DraftFollower
+from spac.engine.step_follower import StepFollower
 from spac.machine.arrays import Float32Array, Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
@@ -32,10 +33,25 @@ class _Draft(NamedTuple):
     step: int
 
 
+class _Verified(NamedTuple):
+    """Holds what is counted and scheduled of a verification."""
+
+    driver: Driver
+    demand: Int32Array
+    routes: Int32Array | None
+    n_drafted: int
+    n_verified: int
+    n_accepted: int
+    before: Plan | None
+    text: int
+    stats: PredictionStats
+
+
 class Events:
     """Passes a session's events to the statistics, then to the scheduler, then to the listeners.
 
-    It subscribes only to events that one of them uses. Other events cost nothing.
+    It subscribes only to events that one of them uses. Other events cost nothing. With `beside`, statistics
+    and scheduler get a verification on a thread of their own, while the next step computes.
     """
 
     def __init__(self, driver: Driver | None, timeline: Timeline | None = None) -> None:
@@ -45,15 +61,20 @@ class Events:
         Call `subscribe` after setting another one.
         """
         self.timeline = timeline
-        self.prediction_stats = PredictionStats()
+        self.prediction_stats = PredictionStats(complete=self.wait)
         """The prediction statistics that count the steps of the current generation."""
         self.settled: _core.Experts | None = None
         """The experts whose plan is carried out before a verification begins; None for none.
 
         The residency then does not depend on how long copies take.
         """
+        self.beside = False
+        """True if a scheduler that needs only verifications works while the next step computes.
+
+        Call `subscribe` after setting it.
+        """
         self.after_step: list[Callable[[_core.Step], None]] = []
-        """The callbacks at the end of every step, after the scheduler.
+        """The callbacks at the end of every step. Without `beside`, they come after the scheduler.
 
         Add them before the first generation.
         """
@@ -62,6 +83,22 @@ class Events:
         """The number of texts that were begun."""
         self._before: Plan | None = None  # the verification's first plan, if the plan changed since
         self._follower: DraftFollower[_Draft] | None = None
+        self._step_follower: StepFollower[_Verified] | None = None
+
+    def begin_stats(self) -> PredictionStats:
+        """Count the steps from now on in new prediction statistics, and return these."""
+        self.prediction_stats = PredictionStats(complete=self.wait)
+        return self.prediction_stats
+
+    def wait(self) -> None:
+        """Wait until the scheduler has seen the last step, on any thread. Raise what it raised, once."""
+        if (follower := self._step_follower) is not None:
+            follower.wait()
+
+    def drain(self) -> None:
+        """Wait until the scheduler has seen the last step, on any thread."""
+        if (follower := self._step_follower) is not None:
+            follower.drain()
 
     def subscribe(self, session: _core.Session | _core.ParallelSession) -> None:
         """Subscribe to exactly the events that are used now."""
@@ -74,6 +111,8 @@ class Events:
         followed = scheduler is not None and scheduler.wants_draft_routes and not scheduler.misses_no_draft
         if followed and self.settled is None:
             self._follower = DraftFollower(self._follow)
+        if self.beside and self.settled is None and wanted == {Event.START, Event.VERIFY_END}:
+            self._step_follower = StepFollower(self._consider)
         session.on("draft_token", self._draft_token if Event.DRAFT_TOKEN in wanted else None)
         waits = Event.DRAFT_END in wanted or self.settled is not None
         session.on("draft_end", self._draft_end if waits else None)
@@ -85,10 +124,14 @@ class Events:
         session.on("prompt_tail", self._prompt_tail if sees_prompts else None)
 
     def end(self) -> None:
-        """Follow no drafts until the next call of `subscribe`."""
+        """Follow no drafts and no steps until the next call of `subscribe`."""
         if self._follower is not None:
             self._follower.close()
         self._follower = None
+        if (follower := self._step_follower) is not None:
+            self._step_follower = None
+            follower.drain()
+            follower.close()
 
     def settle(self) -> None:
         """Wait for the copies to the slots if `settled` is set."""
@@ -97,7 +140,8 @@ class Events:
 
     def _prompt_tail(self) -> None:
         assert self.driver is not None
-        with self._timed("prompt"):
+        self.wait()
+        with self._timed("prompt", self.prediction_stats):
             self.driver.saw_prompt(self.n_text)
         self.settle()
 
@@ -120,7 +164,7 @@ class Events:
         if self._follower is not None:
             self._follower.show(draft)
         else:
-            with self._timed(draft.event.value):
+            with self._timed(draft.event.value, self.prediction_stats):
                 self._ask_about(draft)
 
     def _follow(self, draft: _Draft) -> None:
@@ -139,42 +183,45 @@ class Events:
             self._before = self.driver.plan
         demand = np.zeros_like(self.driver.plan.priority)
         demand[event.layer, : len(event.demand)] = event.demand
-        self._schedule(Event.VERIFY_LAYER, demand, layer=event.layer)
+        with self._timed(Event.VERIFY_LAYER.value, self.prediction_stats):
+            self.driver.raised(Event.VERIFY_LAYER, demand, layer=event.layer, text=self.n_text)
 
     def _verify_end(self, step: _core.Step) -> None:
         driver = self.driver
         if driver is not None:
             if self._follower is not None:
                 self._follower.drop()
-            before, self._before = self._before or driver.plan, None
-            demand = step.demand  # The property makes a new view at each access.
-            self.prediction_stats.observe(demand, step.n_verified, before, driver.exists, driver.scheduler)
-            self._schedule(
-                Event.VERIFY_END,
-                demand,
-                n_drafted=step.n_drafted,
-                n_verified=step.n_verified,
-                n_accepted=step.n_accepted,
-            )
+            before, self._before = self._before, None
+            demand = step.demand  # The property makes a new view of the session's one buffer at each access.
+            counts = step.n_drafted, step.n_verified, step.n_accepted
+            about = before, self.n_text, self.prediction_stats
+            if self._step_follower is not None:
+                routes = driver.routes_of_step()
+                self._step_follower.show(_Verified(driver, demand.copy(), routes, *counts, *about))
+            else:
+                self._consider(_Verified(driver, demand, None, *counts, *about))
         for listener in self.after_step:
             listener(step)
 
-    def _schedule(
-        self,
-        event: Event,
-        demand: Int32Array | None = None,
-        **counts: int,
-    ) -> None:
-        assert self.driver is not None
-        with self._timed(event.value):
-            self.driver.raised(event, demand, text=self.n_text, **counts)
+    def _consider(self, step: _Verified) -> None:
+        """Count a verification, and show it to the scheduler, unless another one has taken its place."""
+        driver = step.driver
+        if driver is not self.driver:
+            return
+        before = step.before or driver.plan
+        step.stats.observe(step.demand, step.n_verified, before, driver.exists, driver.scheduler)
+        with self._timed(Event.VERIFY_END.value, step.stats):
+            driver.raised(
+                Event.VERIFY_END, step.demand, n_drafted=step.n_drafted, n_verified=step.n_verified,
+                n_accepted=step.n_accepted, text=step.text, routes=step.routes,
+            )  # fmt: skip
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, what: str, stats: PredictionStats) -> Iterator[None]:
         """Count the scheduler's time, and show it in the timeline under the name `what`."""
         start = monotonic_ns()
         yield
         end = monotonic_ns()
-        self.prediction_stats.scheduler_ns += end - start
-        if self.timeline is not None:
-            self.timeline.add("scheduler", what, start, end)
+        stats.scheduler_ns += end - start
+        if (timeline := self.timeline) is not None:
+            timeline.add("scheduler", what, start, end)

@@ -13,7 +13,6 @@ from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
 from spac.model.c_api import TokenArray
 from spac.stats import Meter, RunStats, Setting, device_counts
-from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -45,7 +44,7 @@ class TokenRun(Generation):
             prediction_stats = engine.events.prediction_stats
         else:
             engine.events.settle()
-            engine.events.prediction_stats = prediction_stats = PredictionStats()
+            prediction_stats = engine.events.begin_stats()
             controller = engine.controller(session) if images is None else None
             between, reading = engine.between, engine.reading
         if images is not None:

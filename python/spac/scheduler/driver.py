@@ -6,7 +6,7 @@ It turns the session's events into views, and the scheduler's plans into orders 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 from typing import Protocol
 
 import numpy as np
@@ -77,8 +77,7 @@ class TargetRoutes(Protocol):
 class Driver:
     """A driver runs one scheduler on one model's experts.
 
-    `raised`, `drafted` and `layer_drafted` may come from several threads. Everything else is for one caller
-    at a time.
+    Calls may come from several threads. One of them is served at a time.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Driver:
         self._pool_slots = np.array(experts.pool_slots, np.int32)
         self._costs = costs
         self._routes = routes
-        self._lock = Lock()
+        self._lock = RLock()
         self._no_demand = np.zeros_like(self._plan.priority)
         self._step = 0
         self._latest: list[Int32Array] = []  # routes of the latest steps, [L, T, U] each
@@ -129,7 +128,8 @@ class Driver:
 
     def resume(self, plan: Plan) -> None:
         """Put a plan of an earlier process in force. It holds until the scheduler returns another one."""
-        self._submit(plan)
+        with self._lock:
+            self._submit(plan)
 
     def start(self) -> None:
         """Ask the scheduler for the first plan. Call it once the slots are attached."""
@@ -140,14 +140,16 @@ class Driver:
 
         The scheduler goes on with what it has learned, and with its last plan until it returns another one.
         """
-        self._pool_slots = np.array(self._experts.pool_slots, np.int32)
-        learned = {name: array.copy() for name, array in self.scheduler.state().items()}
-        plan = self._plan
-        self.start()
-        if learned:
-            self.scheduler.restore(learned)
-        if Event.VERIFY_END in self.scheduler.events:  # Other schedulers give their whole plan at the start.
-            self._submit(plan)
+        with self._lock:
+            self._pool_slots = np.array(self._experts.pool_slots, np.int32)
+            learned = {name: array.copy() for name, array in self.scheduler.state().items()}
+            plan = self._plan
+            self.start()
+            if learned:
+                self.scheduler.restore(learned)
+            # Other schedulers give their whole plan at the start.
+            if Event.VERIFY_END in self.scheduler.events:
+                self._submit(plan)
 
     def raised(
         self,
@@ -159,20 +161,27 @@ class Driver:
         n_accepted: int = 0,
         layer: int = -1,
         text: int = 0,
+        routes: Int32Array | None = None,
     ) -> None:
         """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
 
-        `drafted` is for the events of a draft. Raise InputError if the plan's shape is not the model's.
+        `routes` are those of the step that was verified, from `routes_of_step`; None means that the mechanism
+        still has them. `drafted` is for the events of a draft. Raise InputError if the plan's shape is not
+        the model's.
         """
         with self._lock:
             self._ask(
                 event, demand, n_drafted=n_drafted, n_verified=n_verified, n_accepted=n_accepted, layer=layer,
-                text=text,
+                text=text, routes=routes,
             )  # fmt: skip
             if self._routes is not None and event in (Event.START, Event.VERIFY_END):
                 self._routes.ask(self.scheduler.critical)
             if event == Event.VERIFY_END:
                 self._step += 1
+
+    def routes_of_step(self) -> Int32Array | None:
+        """Return the routes of the last verification, int32 [L, T, U], if the scheduler wants to see them."""
+        return self._experts.routes() if self.scheduler.wants_routes else None
 
     def drafted(
         self,
@@ -216,6 +225,10 @@ class Driver:
         it is shown the routes of the tokens that were verified last. Costs are not shown, because a prompt's
         copies are not a step's.
         """
+        with self._lock:
+            self._show_prompt(text)
+
+    def _show_prompt(self, text: int) -> None:
         routes = self._whole_routes()
         slot_of, plan = self._experts.residency(), None
         for token in range(routes.shape[1]):
@@ -243,9 +256,8 @@ class Driver:
             routes[layer] = [latest[token % len(latest)][layer] for token in range(n_token)]
         return routes
 
-    def _read_routes(self) -> Int32Array:
+    def _kept(self, routes: Int32Array) -> Int32Array:
         """Return the routes of the step that was verified, and keep those of the latest steps."""
-        routes = self._experts.routes()
         if self.scheduler.sees_prompts and routes.shape[1] > 0:  # experts with an adapter have none
             self._latest = [*self._latest[-_KEPT:], routes]
         return routes
@@ -267,6 +279,7 @@ class Driver:
         n_accepted: int = 0,
         layer: int = -1,
         text: int = 0,
+        routes: Int32Array | None = None,
         draft_routes: Int32Array | None = None,
         draft_shares: Float32Array | None = None,
     ) -> None:
@@ -287,7 +300,7 @@ class Driver:
             layer=layer,
             text=text,
             costs=self._costs,
-            routes=self._read_routes() if asks else None,
+            routes=self._kept(self._experts.routes() if routes is None else routes) if asks else None,
             draft_routes=draft_routes if scheduler.wants_draft_routes or self._routes is not None else None,
             draft_shares=draft_shares,
         )

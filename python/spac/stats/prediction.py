@@ -5,7 +5,7 @@ They add to the mechanism's counters. They count verifications only, and leave o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,6 +42,12 @@ class PredictionStats:
     reuse: dict[int, list[int]] = field(default_factory=dict)
     """The sums [activations, distinct experts] of all steps with each number of verified tokens."""
     scheduler_ns: int = 0
+    """The scheduler's time, also where it works while the next step computes."""
+    complete: Callable[[], object] = lambda: None
+    """The function that waits until all steps are counted, where another thread counts them.
+
+    It raises what the scheduler has raised there.
+    """
 
     def observe(
         self, demand: Int32Array, n_verified: int, plan: Plan, exists: BoolArray, scheduler: Any

@@ -102,6 +102,9 @@ class Events(Protocol):
     def prediction_stats(self) -> PredictionStats:
         """The prediction statistics of the generation."""
 
+    def wait(self) -> None:
+        """Wait until the scheduler has seen the last step."""
+
 
 class Recorder:
     """Records one generation for `Engine.generate(…, recorder=…)`, or a batch for `Engine.record`.
@@ -181,6 +184,8 @@ class Recorder:
 
         `length` is the draft length asked for, and `n_sequences` the number of generations in the step.
         """
+        if self._events is not None:
+            self._events.wait()
         scheduled = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
         n_token = len(step.tokens)

@@ -219,6 +219,7 @@ class RunStats:
     @classmethod
     def of(cls, setting: Setting, meter: Meter) -> RunStats:
         """Return the statistics that follow from the counts of `meter`."""
+        meter.prediction_stats.complete()
         counts = meter.experts.get
         activations, prediction_stats = counts("activations", 0), meter.prediction_stats
         shares = prediction_stats.shares_by_threshold or {}

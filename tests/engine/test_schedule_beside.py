@@ -1,0 +1,208 @@
+"""A scheduler that works while the next step computes sees the same steps, in the same order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from queue import Queue
+from threading import Event as Flag
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spac import env
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.engine.step_follower import StepFollower
+from spac.scheduler import Event, Plan, Scheduler, View
+
+GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
+
+
+class Seen(Scheduler):
+    """Keeps every view. It wants the experts of the last step resident, and may fail at a step."""
+
+    name = "seen"
+    wants_routes = True
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.views: list[tuple[Any, ...]] = []
+        self.threads: set[int] = set()
+        self._fails_at = fails_at
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        if event == Event.START:
+            return Plan.nothing(view.n_layer, view.n_expert)
+        assert view.routes is not None
+        self.threads.add(get_ident())
+        counts = view.step, view.n_verified, view.n_drafted, view.n_accepted, view.text
+        self.views.append((*counts, view.demand.copy(), view.routes.copy()))
+        if len(self.views) == self._fails_at:
+            raise ValueError("a fault of the scheduler")
+        return Plan((view.demand > 0).astype(np.int32), np.ones(view.n_layer, np.int32))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Texts, the scheduler's views and the numbers of steps of some generations."""
+
+    texts: list[str]
+    seen: Seen
+    steps: int
+    counted: int
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: Any) -> Any:
+    return tiny_model("qwen3moe")
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.SCHEDULE_BESIDE.name, "1")
+
+
+def config(target: Any, **options: Any) -> EngineConfig:
+    defaults = {"device": "simulated", "threads": 1, "ctx": 512, "sampling": GREEDY, "slots": 6}
+    return EngineConfig(target=target, **{**defaults, **options})
+
+
+def run(target: Any, **options: Any) -> Outcome:
+    seen, texts, steps, counted = Seen(), [], 0, 0
+    with Engine(config(target, scheduler=seen, **options)) as engine:
+        for prompt in ("def f(", "x = 1"):
+            generation = engine.generate(prompt, 24)
+            texts.append("".join(generation))
+            stats = generation.stats
+            steps += stats.steps
+            prediction = engine.events.prediction_stats
+            layers = engine.experts.n_layer * engine.experts.n_expert if engine.experts else 0
+            of_all = prediction.true_hot + prediction.false_hot + prediction.true_cold + prediction.false_cold
+            counted += of_all // layers
+    return Outcome(texts, seen, steps, counted)
+
+
+def test_values_are_followed_in_their_order() -> None:
+    seen: Queue[tuple[int, int]] = Queue()
+    may_go = Flag()
+
+    def follow(value: int) -> None:
+        may_go.wait(30)
+        seen.put((value, get_ident()))
+
+    follower = StepFollower(follow)
+    follower.show(1)  # returns, though the function waits
+    assert seen.empty()
+    may_go.set()
+    for value in (2, 3):
+        follower.show(value)
+    follower.wait()
+    found = [seen.get_nowait() for _ in range(3)]
+    assert [value for value, _ in found] == [1, 2, 3]
+    assert {thread for _, thread in found}.isdisjoint({get_ident()})
+    follower.close()
+
+
+def test_what_fails_is_raised_once() -> None:
+    def follow(value: int) -> None:
+        if value == 1:
+            raise ValueError("a fault of the scheduler")
+
+    follower = StepFollower(follow)
+    follower.show(1)
+    with pytest.raises(ValueError, match="a fault of the scheduler"):
+        follower.show(2)
+    follower.show(3)
+    follower.wait()
+    follower.show(1)
+    follower.drain()  # raises nothing
+    with pytest.raises(ValueError, match="a fault of the scheduler"):
+        follower.wait()
+    follower.close()
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["no draft", "n-grams"])
+def test_the_scheduler_sees_the_same(target: Any, monkeypatch: pytest.MonkeyPatch, drafts: bool) -> None:
+    options = {"draft_type": "ngram-simple", "draft_length": 3} if drafts else {}
+    monkeypatch.setenv(env.SCHEDULE_BESIDE.name, "0")
+    usual = run(target, **options)
+    monkeypatch.setenv(env.SCHEDULE_BESIDE.name, "1")
+    found = run(target, **options)
+    assert found.texts == usual.texts
+    assert found.seen.threads.isdisjoint({get_ident()})
+    assert usual.seen.threads == {get_ident()}
+    assert found.steps == found.counted == usual.counted == len(found.seen.views) == len(usual.seen.views)
+    for now, before in zip(found.seen.views, usual.seen.views, strict=True):
+        assert now[:5] == before[:5]
+        assert all(np.array_equal(a, b) for a, b in zip(now[5:], before[5:], strict=True))
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("fails_at", [1, 4, 8], ids=["first", "within", "last"])
+def test_a_scheduler_that_fails_ends_the_text(target: Any, fails_at: int) -> None:
+    """The error comes at the next step at the latest, or at the text's end."""
+    with Engine(config(target, scheduler=Seen(fails_at))) as engine:
+        with pytest.raises(ValueError, match="a fault of the scheduler"):
+            "".join(engine.generate("def f(", 8))
+        assert len("".join(engine.generate("def f(", 4))) > 0
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_changes_between_steps(target: Any) -> None:
+    """Slots and schedulers change while steps are followed. A scheduler that has left decides nothing."""
+    first, second = Seen(), Seen()
+    with Engine(config(target, scheduler=first)) as engine:
+        generation = engine.generate("def f(", 40)
+        pieces = [next(generation) for _ in range(8)]
+        engine.set_slots(9)
+        pieces += [next(generation) for _ in range(8)]
+        engine.set_scheduler(second)
+        n_first = len(first.views)
+        pieces += [next(generation) for _ in range(8)]
+        engine.set_scheduler("static")
+        n_second = len(second.views)
+        assert engine.events.driver is not None
+        plan = engine.events.driver.plan
+        text = "".join([*pieces, *generation])
+        assert (len(first.views), len(second.views)) == (n_first, n_second)
+        assert engine.events.driver.plan is plan
+    assert n_first > 0
+    assert n_second > 0
+    with Engine(config(target, scheduler="none")) as engine:
+        assert "".join(engine.generate("def f(", 40)) == text
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_deterministic_engine_waits_for_its_scheduler(target: Any) -> None:
+    seen = Seen()
+    with Engine(config(target, scheduler=seen, deterministic=True)) as engine:
+        "".join(engine.generate("def f(", 6))
+    assert seen.threads == {get_ident()}
+
+
+@pytest.mark.usefixtures("beside")
+def test_several_sequences(target: Any) -> None:
+    seen = Seen()
+    with Engine(config(target, scheduler=seen, parallel=2)) as engine:
+        generations = [engine.generate(prompt, 12) for prompt in ("def f(", "x = 1")]
+        texts = [list(generation) for generation in generations]
+        stats = engine.batch_stats
+        assert stats is not None
+        assert len(seen.views) == stats.steps
+    assert all(texts)
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_is_kept_has_every_step(target: Any, tmp_path: Any) -> None:
+    """The state that is written at the end has learned from the last step too."""
+    state = tmp_path / "state.npz"
+    with Engine(config(target, scheduler="ewma", state=str(state))) as engine:
+        "".join(engine.generate("def f(", 12))
+        driver = engine.events.driver
+        assert driver is not None
+        learned = {name: array.copy() for name, array in driver.scheduler.state().items()}
+    with np.load(state) as kept:
+        names = {name: key for name in learned for key in kept if key.endswith(name)}
+        assert names.keys() == learned.keys()
+        assert all(np.array_equal(kept[names[name]], array) for name, array in learned.items())
