@@ -37,9 +37,9 @@ PART = 15 << 20  # bytes of a file that is brought back
 PYTHONS = ("3.11", "3.12", "3.13")
 BINARY = ("cffi", "pyyaml", "markupsafe")  # one wheel for each of `PYTHONS`
 TOO_LARGE = ("numpy",)  # the machine has to have it
-# Backends of ggml that are not built. They are most of its source.
-UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "rpc", "sycl", "virtgpu",
-          "vulkan", "webgpu", "zdnn", "zendnn")  # fmt: skip
+# Backends of ggml that are not built and not included by csrc. They are most of its source.
+UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "sycl", "virtgpu", "vulkan",
+          "webgpu", "zdnn", "zendnn")  # fmt: skip
 # Its examples for images and sound.
 MEDIA = (".jpeg", ".jpg", ".png", ".mp3", ".mp4", ".wav")
 OBJECTS = "llama/ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir"

@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -399,6 +400,14 @@ def test_a_form_that_crashes_runs_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert row["again"] == ["========= Invalid read"]
     assert [words[0] == "/bin/compute-sanitizer" for words in calls] == [False, True]
     assert smoke.line(row).splitlines()[1].strip() == "========= Invalid read"
+
+
+def test_the_packed_source_has_what_csrc_includes() -> None:
+    """A backend of ggml that is left out of the pack must not be a part of spac's own code."""
+    texts = [path.read_text() for path in (ROOT / "csrc").rglob("*.[ch]*")]
+    included = {name for text in texts for name in re.findall(r'#include "ggml-(\w+)/', text)}
+    assert "rpc" in included
+    assert included.isdisjoint(pack.UNUSED)
 
 
 def test_archives_travel_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
