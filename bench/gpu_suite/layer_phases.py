@@ -32,11 +32,14 @@ def _end(event: Event) -> int:
 
 
 def phases(events: list[Event]) -> dict[str, list[float]]:
-    """Return each phase's times in microseconds, one a layer; `events` are sorted by their start."""
+    """Return each phase's times in microseconds, one a layer; `events` are sorted by their start.
+
+    Without events, there are no phases.
+    """
     streams: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         streams[event[1]].append(event)
-    stream = max(streams.values(), key=len)
+    stream = max(streams.values(), key=len, default=[])
     found: dict[str, list[float]] = defaultdict(list)
     for i, event in enumerate(stream[:-1]):
         if LOOKUP not in event[0] or "quantize" not in stream[i + 1][0]:

@@ -95,3 +95,4 @@ def test_a_layer_is_taken_apart_by_its_kernels() -> None:
     events.append(("Memcpy HtoD", 2, 5000, 300_000))
     found = layer_phases.phases(events)
     assert list(found.values()) == [[8.0, 6.0, 4.0], [8.0, 5.0, 3.0], [100.0, 100.0, 100.0]]
+    assert layer_phases.phases([]) == {}
