@@ -148,7 +148,7 @@ class Generation(Iterator[str]):
                 return ""
             if not self._meter.reason:
                 return self._step()
-            self._meter.prediction_stats.complete()
+            self._meter.prediction_stats.check()
         except Cancelled:
             self._meter.reason = "cancelled"
         except BaseException:

@@ -61,7 +61,7 @@ class Events:
         Call `subscribe` after setting another one.
         """
         self.timeline = timeline
-        self.prediction_stats = PredictionStats(complete=self.wait)
+        self.prediction_stats = PredictionStats(complete=self.drain, check=self.wait)
         """The prediction statistics that count the steps of the current generation."""
         self.settled: _core.Experts | None = None
         """The experts whose plan is carried out before a verification begins; None for none.
@@ -87,7 +87,7 @@ class Events:
 
     def begin_stats(self) -> PredictionStats:
         """Count the steps from now on in new prediction statistics, and return these."""
-        self.prediction_stats = PredictionStats(complete=self.wait)
+        self.prediction_stats = PredictionStats(complete=self.drain, check=self.wait)
         return self.prediction_stats
 
     def wait(self) -> None:

@@ -44,10 +44,9 @@ class PredictionStats:
     scheduler_ns: int = 0
     """The scheduler's time, also where it works while the next step computes."""
     complete: Callable[[], object] = lambda: None
-    """The function that waits until all steps are counted, where another thread counts them.
-
-    It raises what the scheduler has raised there.
-    """
+    """The function that waits until all steps are counted, where another thread counts them."""
+    check: Callable[[], object] = lambda: None
+    """The function that also raises what the scheduler has raised there, once."""
 
     def observe(
         self, demand: Int32Array, n_verified: int, plan: Plan, exists: BoolArray, scheduler: Any
